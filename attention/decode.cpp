@@ -18,8 +18,8 @@ void check_decode(const Tensor& o, const DecodeInputs& in, const DecodeCache& ca
           "decode: o ", o, ", q ", in.q, ", k ", in.k, ", v ", in.v, ", caches ", cache.k, " and ", cache.v,
           "; shapes do not fit");
     for (const Tensor* x : {&o, &in.k, &in.v, &cache.k, &cache.v})
-        check(x->dtype() == in.q.dtype() && (x->stride(-1) == 1 || dim == 1), "decode: ", *x, " for q ",
-              in.q, "; expected its dtype, and heads whose elements lie side by side");
+        check(x->dtype() == in.q.dtype() && (x->stride(-1) == 1 || dim == 1), "decode: ", *x, " for q ", in.q,
+              "; expected its dtype, and heads whose elements lie side by side");
     check(in.q.stride(-1) == 1 || dim == 1, "decode: q has strides ", in.q.strides(), "; the last must be 1");
     for (const Tensor* x : {&in.places, &in.positions})
         check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows}, "decode: ", *x,
@@ -73,7 +73,9 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
               cache.k);
         const Tensor keys = cache.k.slice(0, place, 1).slice(1, 0, position + 1),
                      values = cache.v.slice(0, place, 1).slice(1, 0, position + 1);
-        const auto of_row = [&](const Tensor& x) { return x.slice(0, row, 1).expand({1, 1, x.size(1), x.size(2)}); };
+        const auto of_row = [&](const Tensor& x) {
+            return x.slice(0, row, 1).expand({1, 1, x.size(1), x.size(2)});
+        };
         copy(ctx, keys.slice(1, position, 1), of_row(in.k));
         copy(ctx, values.slice(1, position, 1), of_row(in.v));
         Saved unused;

@@ -38,8 +38,8 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 /// Appends k and v of each row to its cache, and computes o [R, Hq, D] = softmax(scores) V over the keys of
 /// the cache that the row sees: with window.left all up to `left` positions before its own. Uses scale,
 /// window.left, softcap, alibi_slopes and sink of `options`, which must be causal; dropout is not applied.
-/// Positions and places outside the cache are an Error on the CPU; a GPU writes NaN to their rows of o. Throws
-/// Error on other shapes, dtypes or options.
+/// Positions and places outside the cache are an Error on the CPU; a GPU writes NaN to their rows of o.
+/// Throws Error on other shapes, dtypes or options.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch);
 

@@ -23,8 +23,8 @@ void check_fused_linear(const Tensor& y, const Tensor& x, const FusedLinear& op)
     check(!op.activation || y.dtype() == x.dtype(), "fused_linear: y ", y, " for x ", x,
           "; with an activation, dtypes must be equal");
     const auto check_vector = [&](const char* name, const Tensor& v, std::int64_t length) {
-        check(!v.defined() || (v.rank() == 1 && v.size(0) == length && v.is_contiguous() &&
-                               v.dtype() == x.dtype()),
+        check(!v.defined() ||
+                  (v.rank() == 1 && v.size(0) == length && v.is_contiguous() && v.dtype() == x.dtype()),
               "fused_linear: ", name, ' ', v, "; expected contiguous [", length, "] ", x.dtype());
     };
     check_vector("bias", op.bias, op.weight.size(0));

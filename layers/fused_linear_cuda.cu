@@ -6,13 +6,13 @@
 #include <string_view>
 
 #include <gradtile/core/shape.h>
+#include <gradtile/layers/internal/activation_formulas.h>
+#include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/core/cuda/device/async_copy.cuh>
 #include <gradtile/core/cuda/device/early_start.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
 #include <gradtile/layers/device/vectors.cuh>
-#include <gradtile/layers/internal/activation_formulas.h>
-#include <gradtile/layers/internal/fused_linear_backend.h>
 
 namespace gradtile::cuda {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 using namespace device;
 
 constexpr int max_fused_rows = 8;
+constexpr int own_shared_bytes = 2048;  // at least the kernel's arrays and CUDA's 1 KB of a thread block
 
 template <class T>
 struct FusedLinearParameters {
@@ -141,7 +142,8 @@ struct Addends {
 };
 
 template <class T, int rows, int warps, int stages>
-__global__ void __launch_bounds__(warps * 32, 32 / warps)  // room for the next kernel's blocks
+__global__ void __launch_bounds__(warps * 32,
+                                  rows * sizeof(T) <= 16 ? 32 / warps : 1)  // room for the next kernel
     fused_linear_kernel(const __grid_constant__ FusedLinearParameters<T> p) {
     constexpr int n = vector_length<T>, threads = warps * 32;
     extern __shared__ uint4 shared[];
@@ -151,7 +153,8 @@ __global__ void __launch_bounds__(warps * 32, 32 / warps)  // room for the next 
     const int weight_rows = p.gated ? 2 * columns : columns;
     const int thread = static_cast<int>(threadIdx.x), warp = warp_index(), lane = thread % 32;
     uint4* const x = shared;  // [rows, padded]
-    uint4* const ring = shared + rows * padded + warp * stages * 32 + lane;  // of this lane: [stages], step 32
+    uint4* const ring =
+        shared + rows * padded + warp * stages * 32 + lane;  // of this lane: [stages], step 32
     float* const sums = reinterpret_cast<float*>(shared + rows * padded + warps * stages * 32);
 
     allow_successor();
@@ -321,8 +324,8 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
         if (!in_vectors(*read)) return false;
     use_device(ctx.device());
     const bool gated = op.activation && traits_of(*op.activation).gated;
-    const auto blocks = static_cast<int>(std::min<std::int64_t>(
-        out, std::int64_t{processors_of(ctx)} * tiles.blocks_of_multiprocessor));
+    const auto blocks = static_cast<int>(
+        std::min<std::int64_t>(out, std::int64_t{processors_of(ctx)} * tiles.blocks_of_multiprocessor));
     const int vectors = static_cast<int>(in * static_cast<std::int64_t>(size_of(x.dtype())) / 16);
     const int weight_rows = static_cast<int>(ceil_div(out, blocks)) * (gated ? 2 : 1);
     // Few rows of the weights are divided, so that all warps have work. A part has at least four steps.
@@ -356,7 +359,7 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
             visit_tiles(tiles, [&]<int warps, int stages>() {
                 const int bytes =
                     fused_linear_shared(kernel_rows, vectors, warps, stages, weight_rows << parts_log2).all();
-                if (bytes > shared_memory_of_a_block()) return;
+                if (bytes + own_shared_bytes > shared_memory_of_a_block()) return;
                 launch(ctx, fused_linear_kernel<T, kernel_rows, warps, stages>,
                        dim3(static_cast<unsigned>(blocks)),
                        {.threads = warps * 32,

@@ -1,8 +1,8 @@
 // most_likely.h on the GPU: one thread block per row.
 #include <gradtile/core/shape.h>
+#include <gradtile/layers/internal/most_likely_backend.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
-#include <gradtile/layers/internal/most_likely_backend.h>
 
 namespace gradtile::cuda {
 namespace {
@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(argmax_threads)
     }
     finite = __syncthreads_and(finite) != 0;
     best = device::reduce_team<argmax_threads>(best, Largest{});
-    if (threadIdx.x == 0) tokens[blockIdx.x] = finite ? static_cast<std::int32_t>(~static_cast<unsigned>(best)) : -1;
+    if (threadIdx.x == 0)
+        tokens[blockIdx.x] = finite ? static_cast<std::int32_t>(~static_cast<unsigned>(best)) : -1;
 }
 
 }  // namespace

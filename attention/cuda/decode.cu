@@ -4,9 +4,9 @@
 #include <limits>
 #include <numbers>
 
-#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/score_rule.h>
+#include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/early_start.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
@@ -52,7 +52,7 @@ struct DecodeParameters {
     float scale, softcap;
     const float *alibi_slopes, *sink;
     std::int64_t alibi_stride, sink_stride;
-    int* counters;           // of finished splits [R, Hkv, head_sets]
+    int* counters;              // of finished splits [R, Hkv, head_sets]
     float *part_o, *part_sums;  // [R, Hq, splits, D], [R, Hq, splits, 2]: maximum and sum of exponentials
 };
 
@@ -65,7 +65,7 @@ struct KeysOfSplit {
 __device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
     constexpr int multiple = 16;  // keys that the warps of a block read at a time, for heads of 128 bytes
     const int keys = end_key - first_key;
-    const int length = (keys + splits * multiple - 1) / (splits * multiple) * multiple;
+    const int length = max(1, (keys + splits * multiple - 1) / (splits * multiple)) * multiple;
     const int begin = first_key + split * length;
     return {begin, min(begin + length, end_key), (keys + length - 1) / length};
 }
@@ -228,7 +228,9 @@ __global__ void __launch_bounds__(decode_threads) decode_kernel(const DecodePara
     }
     __syncthreads();
     const int block_columns = (end_head - first_head) * p.head_dim;
-    const auto sink_of = [&](int head) { return p.sink == nullptr ? -INFINITY : p.sink[head * p.sink_stride]; };
+    const auto sink_of = [&](int head) {
+        return p.sink == nullptr ? -INFINITY : p.sink[head * p.sink_stride];
+    };
     for (int i = thread; i < block_columns; i += decode_threads) {
         const int h = i / p.head_dim, column = i % p.head_dim, head = first_head + h;
         float all = -std::numeric_limits<float>::max(), total = 0, value = 0;
@@ -358,8 +360,7 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
                         : static_cast<int>(std::min(options.window.left, cache.k.size(1))),
             .scale = static_cast<float>(options.scale.value_or(1.0 / std::sqrt(static_cast<double>(dim)))),
             .softcap = static_cast<float>(options.softcap),
-            .alibi_slopes =
-                options.alibi_slopes.defined() ? options.alibi_slopes.data<float>() : nullptr,
+            .alibi_slopes = options.alibi_slopes.defined() ? options.alibi_slopes.data<float>() : nullptr,
             .sink = options.sink.defined() ? options.sink.data<float>() : nullptr,
             .alibi_stride = options.alibi_slopes.defined() ? options.alibi_slopes.stride(0) : 0,
             .sink_stride = options.sink.defined() ? options.sink.stride(0) : 0,

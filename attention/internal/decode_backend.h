@@ -30,8 +30,7 @@ struct DecodePlan {
         const std::int64_t blocks = rows * kv_heads * plan.head_sets,
                            of_context = (cache.k.size(1) + min_keys_of_split - 1) / min_keys_of_split,
                            wanted = (enough_blocks + blocks - 1) / blocks;
-        plan.splits =
-            static_cast<int>(std::clamp<std::int64_t>(std::min(of_context, wanted), 1, max_splits));
+        plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(of_context, wanted), 1, max_splits));
         return plan;
     }
 };

@@ -48,10 +48,9 @@ Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const
                         const StepPlaces& places, const KeyValueCache::Layer& cache,
                         const attention::DecodeScratch& scratch) {
     const MultiHeadAttention& attn = block.attn;
-    const Tensor packed = applied(ctx, x, attn.qkv.out_features(),
-                                  {.norm = parts_of(block.norm_1),
-                                   .weight = attn.qkv.weight.value(),
-                                   .bias = bias_of(attn.qkv)});
+    const Tensor packed = applied(
+        ctx, x, attn.qkv.out_features(),
+        {.norm = parts_of(block.norm_1), .weight = attn.qkv.weight.value(), .bias = bias_of(attn.qkv)});
     const attention::DecodeInputs in{
         .q = heads_of(ctx, attn, packed, 0, attn.heads, attn.q_norm, places.angles),
         .k = heads_of(ctx, attn, packed, attn.heads, attn.kv_heads, attn.k_norm, places.angles),

@@ -91,9 +91,7 @@ void penalise_repetition(std::span<double> logits, std::span<const std::int32_t>
 }
 
 TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
-    : options_(options),
-      vocabulary_(model.transformer.config.vocabulary),
-      drawable_(vocabulary_) {
+    : options_(options), vocabulary_(model.transformer.config.vocabulary), drawable_(vocabulary_) {
     validate(options);
     if (!model.tokenizer) return;
     // The vocabulary may be larger than the tokenizer's, and have holes.
