@@ -26,7 +26,7 @@ def generate_seconds(model, prompt, tokens, **options):
         torch.cuda.synchronize()
         start = time.perf_counter()
         result = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,
-                                min_new_tokens=count, pad_token_id=0, **options)
+                                pad_token_id=0, **options)
         torch.cuda.synchronize()
         assert result.shape[1] == prompt.shape[1] + count, result.shape
         return time.perf_counter() - start

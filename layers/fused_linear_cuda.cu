@@ -2,6 +2,7 @@
 // enough of them are on their way at any moment. So each lane copies its own 16-byte vectors of the weights
 // to shared memory, many ahead, and the first ones before the preceding kernel has ended. No other thread
 // reads a lane's vectors, so the ring needs no barrier.
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -294,9 +295,20 @@ void visit_tiles(const FusedLinearTiles& tiles, F&& f) {
     throw Error(concat("fused_linear: no kernel of ", tiles.warps, " warps and ", tiles.stages, " stages"));
 }
 
+/// The value of GRADTILE_FUSED_LINEAR: "off", or a shape such as 16,6,2 (warps, stages, blocks of a
+/// multiprocessor), for comparisons.
+const char* setting() {
+    return std::getenv("GRADTILE_FUSED_LINEAR");
+}
+FusedLinearTiles tiles_of_setting(const FusedLinearTiles& otherwise) {
+    FusedLinearTiles tiles;
+    if (setting() == nullptr ||
+        std::sscanf(setting(), "%d,%d,%d", &tiles.warps, &tiles.stages, &tiles.blocks_of_multiprocessor) != 3)
+        return otherwise;
+    return tiles;
+}
 bool is_turned_off() {
-    const char* const value = std::getenv("GRADTILE_FUSED_LINEAR");
-    return value != nullptr && value == std::string_view("off");
+    return setting() != nullptr && setting() == std::string_view("off");
 }
 
 bool in_vectors(const Tensor& x) {
@@ -313,7 +325,8 @@ const T* data_or_null(const Tensor& x) {
 }  // namespace
 
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
-                  const FusedLinearTiles& tiles) {
+                  const FusedLinearTiles& wanted) {
+    const FusedLinearTiles tiles = tiles_of_setting(wanted);
     const std::int64_t rows = x.size(0), in = x.size(1), out = y.size(1);
     constexpr std::int64_t max_size = 1 << 24;
     if (rows > max_fused_rows || x.dtype() == DType::f64 || in > max_size || out > max_size ||
