@@ -76,7 +76,7 @@ __device__ __forceinline__ float exponential(float x) {
 
 /// The grid is (splits, Hkv * head_sets, R). A key has `lanes` lanes with `vectors` vectors of 16 bytes each.
 template <class T, int lanes, int vectors, int heads_together>
-__global__ void __launch_bounds__(decode_threads) decode_kernel(const DecodeParameters<T> p) {
+__global__ void __launch_bounds__(decode_threads, 2) decode_kernel(const DecodeParameters<T> p) {
     using namespace gradtile::cuda::device;
     constexpr int n = 16 / sizeof(T), columns = n * vectors, warp_keys = 32 / lanes,
                   unroll = vectors > 1 || heads_together > 4 ? 1 : 2, max_dim = lanes * columns,
