@@ -5,7 +5,9 @@
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/internal/embedding_backend.h>
+#include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
+#include <gradtile/layers/internal/most_likely_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/internal/rope_backend.h>
 
@@ -24,6 +26,12 @@ void sum_columns(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void add_parts(const Context&, const GradientTarget&, const Tensor&) {
+    operator_absent();
+}
+bool fused_linear(const Context&, const Tensor&, const Tensor&, const FusedLinear&, const FusedLinearTiles&) {
+    operator_absent();
+}
+void most_likely_tokens(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void linear_activation_forward(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,

@@ -1,6 +1,7 @@
 // Replaces the CUDA functions of attention in a build without the CUDA toolkit. Each function throws an
 // Error.
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 
@@ -53,6 +54,11 @@ void flash1_forward(const Context&, const ResolvedOptions&, const Saved&) {
 }
 void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
                      const Gradients&) {
+    absent();
+}
+
+void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const Options&,
+            const DecodeScratch&) {
     absent();
 }
 

@@ -1,5 +1,7 @@
-// gradtile bench generate: times generation with a cache of keys and values: the prompt in one pass, then
-// token by token. A token reads every weight once, so its time is compared with a read of the weights.
+// gradtile bench generate: times greedy generation with a cache of keys and values: the prompt in one pass,
+// then token by token. A token reads every weight once, and on average the keys and values of the texts at
+// half of the tokens, so its time is compared with a read of these bytes: of the weights on a CPU, and on a
+// GPU of both at the rate of a large copy.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -8,6 +10,7 @@
 #include <gradtile/cli/bench/step_flags.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/cli/usage_error.h>
+#include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/generation/next_token_batch.h>
 #include <gradtile/train/language_model.h>
@@ -64,10 +67,6 @@ struct Times {
     double prefill, per_token;
 };
 
-std::int32_t most_likely(const std::vector<double>& logits) {
-    return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
-}
-
 Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& lengths) {
     const auto vocabulary = static_cast<std::uint64_t>(model.transformer.config.vocabulary);
     std::vector<std::vector<std::int32_t>> tokens(static_cast<std::size_t>(texts));
@@ -79,17 +78,21 @@ Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& le
     }
     NextTokenBatch next(model, texts);
     const auto draw = [&] {
-        const std::vector<std::vector<double>> logits = next.logits(views);
+        const std::vector<std::int32_t> drawn = next.most_likely(views);
         for (std::size_t text = 0; text < tokens.size(); ++text) {
-            tokens[text].push_back(most_likely(logits[text]));
+            tokens[text].push_back(drawn[text]);
             views[text].tokens = tokens[text];
         }
     };
     const double prefill = milliseconds(model.ctx, Clock::wall, draw);
+    // On a GPU the first token initialises libraries, and the second one is captured as a graph.
+    const std::int64_t untimed =
+        model.ctx.device().is_cpu() ? 0 : std::min<std::int64_t>(2, lengths.tokens - 1);
+    for (std::int64_t i = 0; i < untimed; ++i) draw();
     const double decode = milliseconds(model.ctx, Clock::wall, [&] {
-        for (std::int64_t i = 0; i < lengths.tokens; ++i) draw();
+        for (std::int64_t i = untimed; i < lengths.tokens; ++i) draw();
     });
-    return {prefill, decode / static_cast<double>(lengths.tokens)};
+    return {prefill, decode / static_cast<double>(lengths.tokens - untimed)};
 }
 
 double median(std::vector<double> values) {
@@ -116,6 +119,36 @@ void read(const Context& ctx, const Tensor& values) {
     });
 }
 
+/// Bytes per millisecond that a GPU moves in a large copy within its memory, reads and writes counted.
+double copied_bytes_per_ms(const Context& ctx) {
+    const Shape shape{std::int64_t{1} << 28};  // 512 MiB of 16-bit numbers: larger than any cache
+    const Tensor from = zeros(ctx, shape, DType::bf16), to = empty_like(ctx, from);
+    const double ms = median_milliseconds(ctx, {}, [&] {
+        cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx.device(), ctx.stream());
+    });
+    return 2 * static_cast<double>(from.bytes()) / ms;
+}
+
+/// The bytes that a token reads: the weights, without the learned positions and, if the head has a weight of
+/// its own, without the token embedding; and the keys and values that the layers see, averaged over the
+/// tokens of a generation.
+double bytes_of_token(const LanguageModel& model, std::int64_t texts, const Lengths& lengths) {
+    const ModelConfig& config = model.transformer.config;
+    std::int64_t elements = model.parameters.count();
+    if (model.transformer.wpe) elements -= config.context * config.width;
+    if (!config.tied_head) elements -= config.vocabulary * config.width;
+    double keys = 0;
+    for (std::int64_t layer = 0; layer < config.layers; ++layer)
+        for (std::int64_t i = 0; i < lengths.tokens; ++i) {
+            const std::int64_t length = lengths.prompt + i + 1, window = config.window_of(layer);
+            keys += static_cast<double>(window > 0 ? std::min(window, length) : length) /
+                    static_cast<double>(lengths.tokens);
+        }
+    const double cached =
+        keys * static_cast<double>(2 * texts * config.key_value_heads() * config.head_dim());
+    return (static_cast<double>(elements) + cached) * static_cast<double>(size_of(model.parameters.dtype()));
+}
+
 void measure(const Context& ctx, const Step& step, const Flags& flags, std::int64_t texts, Table& table) {
     const ModelConfig& config = step.config.model;
     const Lengths lengths = lengths_of(flags, config.context);
@@ -132,8 +165,10 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, std::int6
             reading.push_back(milliseconds(ctx, Clock::wall, [&] { read(ctx, model.parameters.values()); }));
     }
     const double token_ms = median(per_token), prefill_ms = median(prefill);
-    const double read_ms = reading.empty() ? no_value : median(reading);
-    const auto bytes = static_cast<double>(model.parameters.values().bytes());
+    const bool cpu = ctx.device().is_cpu();
+    const double bytes =
+        cpu ? static_cast<double>(model.parameters.values().bytes()) : bytes_of_token(model, texts, lengths);
+    const double read_ms = cpu ? median(reading) : bytes / copied_bytes_per_ms(ctx);
     table.add({step.preset, std::string(name_of(step.config.dtype)), static_cast<double>(texts),
                static_cast<double>(lengths.prompt),
                1e3 * static_cast<double>(texts * lengths.prompt) / prefill_ms,

@@ -54,19 +54,30 @@ class BatchSampler {
         std::vector<NextTokenBatch::Text> texts;
         for (std::size_t place = 0; place < places_.size(); ++place)
             if (places_[place]) texts.push_back({static_cast<std::int64_t>(place), places_[place]->tokens});
-        std::vector<std::vector<double>> logits = next_.logits(texts);
+        const std::vector<std::int32_t> tokens = next_tokens(texts);
         for (std::size_t i = 0; i < texts.size(); ++i) {
             const auto place = static_cast<std::size_t>(texts[i].place);
-            if (add_token(*places_[place], std::move(logits[i]))) continue;
+            if (add_token(*places_[place], tokens[i])) continue;
             end(places_[place]->request);
             begin_next(place);
         }
     }
 
+    std::vector<std::int32_t> next_tokens(const std::vector<NextTokenBatch::Text>& texts) {
+        if (chooser_.takes_most_likely()) return next_.most_likely(texts);
+        std::vector<std::vector<double>> logits = next_.logits(texts);
+        std::vector<std::int32_t> tokens;
+        for (std::size_t i = 0; i < texts.size(); ++i) {
+            const GrowingText& text = *places_[static_cast<std::size_t>(texts[i].place)];
+            tokens.push_back(chooser_.choose(std::move(logits[i]), text.tokens,
+                                             requests_[text.request].number, text.drawn));
+        }
+        return tokens;
+    }
+
     /// Returns false when the text has ended.
-    bool add_token(GrowingText& text, std::vector<double> logits) {
-        const std::uint64_t number = requests_[text.request].number;
-        const std::int32_t token = chooser_.choose(std::move(logits), text.tokens, number, text.drawn++);
+    bool add_token(GrowingText& text, std::int32_t token) {
+        ++text.drawn;
         text.tokens.push_back(token);
         const bool goes_on = !handler_.on_token || handler_.on_token(text.request, token);
         return goes_on && text.drawn < tokens_;

@@ -1,6 +1,8 @@
 #include <gradtile/train/generation/next_token.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/generation/recycling_allocator.h>
@@ -20,6 +22,7 @@ Context context_of_one_text(const LanguageModel& model) {
     return generation_context(model, [&](const Context& dry) {
         KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
         transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
+        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, 1);
     });
 }
 
@@ -31,13 +34,21 @@ std::int64_t TextWindow::begin_of(std::int64_t length) {
     return begin_;
 }
 
-NextToken::NextToken(const LanguageModel& model, bool use_cache)
-    : model_(model), ctx_(context_of_one_text(model)), window_(model.transformer.config.context) {
-    if (use_cache)
-        cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
+std::int32_t most_likely_token(std::span<const double> logits) {
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        check(std::isfinite(logits[i]), "next token: the logit of token ", i, " is ", logits[i]);
+    return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
 }
 
-std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
+NextToken::NextToken(const LanguageModel& model, bool use_cache)
+    : model_(model), ctx_(context_of_one_text(model)), window_(model.transformer.config.context) {
+    if (!use_cache) return;
+    cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
+    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, *cache_, 1);
+}
+
+/// The tokens of the text's window that the cache lacks; all of them without a cache.
+std::span<const std::int32_t> NextToken::unread_part(std::span<const std::int32_t> text) {
     check(!text.empty(), "next token: the text has no token");
     const auto continues = [&] {
         const auto from = std::min(static_cast<std::size_t>(begin_), text.size());
@@ -50,10 +61,28 @@ std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
     const auto known = std::ranges::mismatch(window, read_).in1 - window.begin();
     read_.assign(window.begin(), window.end());
     if (cache_) cache_->length = std::min(known, std::ssize(window) - 1);
-    const auto unread = window.subspan(static_cast<std::size_t>(cache_ ? cache_->length : 0));
+    return window.subspan(static_cast<std::size_t>(cache_ ? cache_->length : 0));
+}
+
+TokenStep::Input NextToken::step_input(std::span<const std::int32_t> unread) {
+    return {.place = 0, .position = cache_->length++, .token = unread.front()};
+}
+
+std::vector<double> NextToken::logits_after(std::span<const std::int32_t> unread) {
+    if (is_step(unread)) return std::move(step_->logits(std::array{step_input(unread)}).front());
     const Tensor tokens = from_host(ctx_, unread, {1, std::ssize(unread)});
     return to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, tokens, *cache_)
                                 : model_.transformer.logits(ctx_, tokens));
+}
+
+std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
+    return logits_after(unread_part(text));
+}
+
+std::int32_t NextToken::most_likely(std::span<const std::int32_t> text) {
+    const std::span<const std::int32_t> unread = unread_part(text);
+    if (is_step(unread)) return step_->most_likely(std::array{step_input(unread)}).front();
+    return most_likely_token(logits_after(unread));
 }
 
 }  // namespace gradtile

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <gradtile/layers/transformer/key_value_cache.h>
+#include <gradtile/train/generation/token_step.h>
 #include <gradtile/train/language_model.h>
 
 namespace gradtile {
@@ -43,14 +44,27 @@ class NextToken {
     /// Returns the logits [V] after `text`, which has at least one token. Tokens that the window of the
     /// previous call began with are not read again.
     std::vector<double> logits(std::span<const std::int32_t> text);
+    /// Returns the most likely token after `text`, the smallest id among equal ones. On a GPU, with a cache,
+    /// only the token is copied to the host. Throws Error when a logit is not finite.
+    std::int32_t most_likely(std::span<const std::int32_t> text);
 
   private:
+    std::span<const std::int32_t> unread_part(std::span<const std::int32_t> text);
+    std::vector<double> logits_after(std::span<const std::int32_t> unread);
+    bool is_step(std::span<const std::int32_t> unread) const { return step_ && unread.size() == 1; }
+    TokenStep::Input step_input(std::span<const std::int32_t> unread);
+
     const LanguageModel& model_;
     Context ctx_;
     TextWindow window_;
     std::int64_t begin_ = 0;                // of the previous call's window
     std::vector<std::int32_t> read_;        // the tokens of that window
     std::unique_ptr<KeyValueCache> cache_;  // null: no cache
+    std::unique_ptr<TokenStep> step_;       // null: on a CPU, and without a cache
 };
+
+/// Returns the index of the largest logit, the smallest among equal ones. Throws Error when a logit is not
+/// finite.
+std::int32_t most_likely_token(std::span<const double> logits);
 
 }  // namespace gradtile

@@ -30,6 +30,7 @@ Context context_for(const LanguageModel& model, std::int64_t places) {
         }
         pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
         transformer.logits(dry, pass, cache);
+        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, places);
     });
 }
 
@@ -40,7 +41,9 @@ NextTokenBatch::NextTokenBatch(const LanguageModel& model, std::int64_t places)
       context_(model.transformer.config.context),
       ctx_(context_for(model, places)),
       cache_(model.ctx, model.transformer.config, model.parameters.dtype(), places),
-      places_(static_cast<std::size_t>(places), Place(context_)) {}
+      places_(static_cast<std::size_t>(places), Place(context_)) {
+    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, cache_, places);
+}
 
 std::size_t NextTokenBatch::bytes_of_place(const LanguageModel& model) {
     const ModelConfig& config = model.transformer.config;
@@ -63,28 +66,59 @@ TextToRead NextTokenBatch::unread_part(const Text& text) {
     return unread;
 }
 
-std::vector<std::vector<double>> NextTokenBatch::logits(std::span<const Text> texts) {
-    std::vector<std::vector<double>> all;
-    std::vector<TextToRead> pass;
-    std::int64_t tokens = 0;
-    const auto compute = [&] {
-        if (pass.empty()) return;
-        const std::vector<double> logits =
-            to_host(ctx_, model_.transformer.logits(ctx_, packed_texts(ctx_, pass), cache_));
-        const auto vocabulary = static_cast<std::size_t>(model_.transformer.config.vocabulary);
-        for (std::size_t i = 0; i < pass.size(); ++i)
-            all.emplace_back(logits.begin() + static_cast<std::ptrdiff_t>(i * vocabulary),
-                             logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * vocabulary));
-        pass.clear();
-        tokens = 0;
-    };
-    for (const Text& text : texts) {
-        const TextToRead unread = unread_part(text);
-        if (tokens + std::ssize(unread.tokens) > tokens_of_pass(context_, std::ssize(places_))) compute();
-        pass.push_back(unread);
-        tokens += std::ssize(unread.tokens);
+NextTokenBatch::Parts NextTokenBatch::parts_of(std::span<const Text> texts) {
+    Parts parts;
+    const std::int64_t limit = tokens_of_pass(context_, std::ssize(places_));
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        const TextToRead unread = unread_part(texts[i]);
+        const auto length = std::ssize(unread.tokens);
+        if (step_ && length == 1) {
+            parts.step.push_back(
+                {.place = unread.place, .position = unread.start, .token = unread.tokens.front()});
+            parts.of_step.push_back(i);
+            continue;
+        }
+        if (parts.passes.empty() || parts.passes.back().tokens + length > limit) parts.passes.emplace_back();
+        Parts::Pass& pass = parts.passes.back();
+        pass.texts.push_back(unread);
+        pass.of_texts.push_back(i);
+        pass.tokens += length;
     }
-    compute();
+    return parts;
+}
+
+std::vector<std::vector<double>> NextTokenBatch::logits_of(const Parts::Pass& pass) {
+    const std::vector<double> logits =
+        to_host(ctx_, model_.transformer.logits(ctx_, packed_texts(ctx_, pass.texts), cache_));
+    const auto vocabulary = model_.transformer.config.vocabulary;
+    std::vector<std::vector<double>> all;
+    for (auto begin = logits.begin(); begin != logits.end(); begin += vocabulary)
+        all.emplace_back(begin, begin + vocabulary);
+    return all;
+}
+
+std::vector<std::vector<double>> NextTokenBatch::logits(std::span<const Text> texts) {
+    const Parts parts = parts_of(texts);
+    std::vector<std::vector<double>> all(texts.size());
+    const auto put = [&](std::vector<std::vector<double>> some, const std::vector<std::size_t>& of_texts) {
+        for (std::size_t i = 0; i < some.size(); ++i) all[of_texts[i]] = std::move(some[i]);
+    };
+    for (const Parts::Pass& pass : parts.passes) put(logits_of(pass), pass.of_texts);
+    if (!parts.step.empty()) put(step_->logits(parts.step), parts.of_step);
+    return all;
+}
+
+std::vector<std::int32_t> NextTokenBatch::most_likely(std::span<const Text> texts) {
+    const Parts parts = parts_of(texts);
+    std::vector<std::int32_t> all(texts.size());
+    for (const Parts::Pass& pass : parts.passes) {
+        const std::vector<std::vector<double>> logits = logits_of(pass);
+        for (std::size_t i = 0; i < logits.size(); ++i) all[pass.of_texts[i]] = most_likely_token(logits[i]);
+    }
+    if (!parts.step.empty()) {
+        const std::vector<std::int32_t> tokens = step_->most_likely(parts.step);
+        for (std::size_t i = 0; i < tokens.size(); ++i) all[parts.of_step[i]] = tokens[i];
+    }
     return all;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// The logits of the next tokens of several growing texts, computed together.
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,6 +28,8 @@ class NextTokenBatch {
     /// Returns the logits [V] after each text. The texts are in the order of their places; since the last
     /// call or begin_text(), each may only have grown.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
+    /// Returns the most likely token after each text, like NextToken::most_likely().
+    std::vector<std::int32_t> most_likely(std::span<const Text> texts);
 
     /// Bytes of the keys and values of one text.
     static std::size_t bytes_of_place(const LanguageModel& model);
@@ -38,13 +41,28 @@ class NextTokenBatch {
         std::int64_t begin = 0;   // first token of the window
         std::int64_t cached = 0;  // tokens of the window that the cache holds
     };
+    /// The parts of a call: texts that read one token, which are a step on a GPU, and the other texts in
+    /// passes. `of_...` are indices of the call's texts.
+    struct Parts {
+        std::vector<TokenStep::Input> step;
+        std::vector<std::size_t> of_step;
+        struct Pass {
+            std::vector<TextToRead> texts;
+            std::vector<std::size_t> of_texts;
+            std::int64_t tokens = 0;
+        };
+        std::vector<Pass> passes;
+    };
     TextToRead unread_part(const Text& text);
+    Parts parts_of(std::span<const Text> texts);
+    std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);
 
     const LanguageModel& model_;
     std::int64_t context_;
     Context ctx_;
     KeyValueCache cache_;
     std::vector<Place> places_;
+    std::unique_ptr<TokenStep> step_;  // null on a CPU
 };
 
 }  // namespace gradtile

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include <gradtile/core/philox.h>
 
@@ -41,42 +40,92 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
 
 }  // namespace
 
+namespace {
+
+/// A token that may be drawn, and its probability times a constant.
+struct Candidate {
+    double logit, weight = 0.0;
+    std::int32_t token;
+
+    /// From the most likely token to the least likely; tokens of equal probability by id, so that the order
+    /// is unique.
+    bool operator<(const Candidate& other) const {
+        return logit != other.logit ? logit > other.logit : token < other.token;
+    }
+};
+
+/// Candidates in their order, which are sorted only as far as they are asked for: a draw seldom needs more
+/// than some hundred of a vocabulary of 50,000, whose sort takes longer than a GPU's pass.
+class LikeliestFirst {
+  public:
+    explicit LikeliestFirst(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
+    std::size_t size() const { return candidates_.size(); }
+    const Candidate& operator[](std::size_t i) {
+        if (i >= sorted_) sort_more(i);
+        return candidates_[i];
+    }
+
+  private:
+    void sort_more(std::size_t i) {
+        constexpr std::size_t first = 64, growth = 4;
+        const std::size_t end = std::min(size(), std::max({first, i + 1, growth * sorted_}));
+        const auto at = [&](std::size_t n) { return candidates_.begin() + static_cast<std::ptrdiff_t>(n); };
+        if (end < size()) std::nth_element(at(sorted_), at(end), candidates_.end());
+        std::sort(at(sorted_), at(end));
+        sorted_ = end;
+    }
+
+    std::vector<Candidate> candidates_;
+    std::size_t sorted_ = 0;  // candidates in their place
+};
+
+/// The tokens that top_k and min_p leave, with their weights.
+std::vector<Candidate> candidates_of(std::span<const double> logits, const SampleOptions& options,
+                                     double largest) {
+    std::vector<Candidate> candidates(logits.size());
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        candidates[i] = {.logit = logits[i], .token = static_cast<std::int32_t>(i)};
+    if (options.top_k > 0 && options.top_k < std::ssize(candidates)) {
+        std::nth_element(candidates.begin(), candidates.begin() + options.top_k, candidates.end());
+        candidates.resize(static_cast<std::size_t>(options.top_k));
+    }
+    if (options.min_p > 0.0) {
+        const double least = largest + options.temperature * std::log(options.min_p);
+        std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.logit < least; });
+    }
+    for (Candidate& candidate : candidates)
+        candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
+    return candidates;
+}
+
+}  // namespace
+
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
     for (std::size_t i = 0; i < logits.size(); ++i)
         check(std::isfinite(logits[i]), "sample: the logit of token ", i, " is ", logits[i]);
     const auto most_likely = std::ranges::max_element(logits);
     if (options.temperature == 0.0) return static_cast<std::int32_t>(most_likely - logits.begin());
 
-    // Sorts from the most likely token to the least likely, and tokens of equal probability by id, so that
-    // the order is unique.
-    std::vector<std::int32_t> tokens(logits.size());
-    std::iota(tokens.begin(), tokens.end(), 0);
-    const auto logit = [&](std::int32_t token) { return logits[static_cast<std::size_t>(token)]; };
-    const auto likelier = [&](std::int32_t a, std::int32_t b) {
-        return logit(a) != logit(b) ? logit(a) > logit(b) : a < b;
-    };
-    if (options.top_k > 0 && options.top_k < std::ssize(tokens)) {
-        std::ranges::nth_element(tokens, tokens.begin() + options.top_k, likelier);
-        tokens.resize(static_cast<std::size_t>(options.top_k));
-    }
-    if (options.min_p > 0.0) {
-        const double least = *most_likely + options.temperature * std::log(options.min_p);
-        std::erase_if(tokens, [&](std::int32_t token) { return logit(token) < least; });
-    }
-    std::ranges::sort(tokens, likelier);
-
-    std::vector<double> cumulative;
+    std::vector<Candidate> candidates = candidates_of(logits, options, *most_likely);
     double sum = 0.0;
-    for (const std::int32_t token : tokens)
-        cumulative.push_back(sum += std::exp((logit(token) - *most_likely) / options.temperature));
-    const auto nucleus = std::ranges::lower_bound(cumulative, options.top_p * sum);
-    const std::size_t kept =
-        std::min(tokens.size(), static_cast<std::size_t>(nucleus - cumulative.begin()) + 1);
-    const double threshold = u * cumulative[kept - 1];
-    const auto chosen = std::upper_bound(cumulative.begin(),
-                                         cumulative.begin() + static_cast<std::ptrdiff_t>(kept), threshold);
-    const auto index = std::min(static_cast<std::size_t>(chosen - cumulative.begin()), kept - 1);
-    return tokens[index];
+    for (const Candidate& candidate : candidates) sum += candidate.weight;
+    LikeliestFirst sorted(std::move(candidates));
+    // With top_p, the draw is among the fewest tokens that have this part of the sum.
+    double drawable = sum;
+    if (options.top_p < 1.0) {
+        drawable = 0.0;
+        for (std::size_t i = 0; i < sorted.size() && drawable < options.top_p * sum; ++i)
+            drawable += sorted[i].weight;
+    }
+    double cumulative = 0.0;
+    std::int32_t chosen = sorted[0].token;
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+        chosen = sorted[i].token;
+        cumulative += sorted[i].weight;
+        // The sums may be rounded so that no cumulative sum is larger than u times them.
+        if (cumulative > u * drawable || (options.top_p < 1.0 && cumulative >= drawable)) break;
+    }
+    return chosen;
 }
 
 void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty) {
@@ -91,7 +140,7 @@ void penalise_repetition(std::span<double> logits, std::span<const std::int32_t>
 }
 
 TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
-    : options_(options), drawable_(model.transformer.config.vocabulary) {
+    : options_(options), vocabulary_(model.transformer.config.vocabulary), drawable_(vocabulary_) {
     validate(options);
     if (!model.tokenizer) return;
     // The vocabulary may be larger than the tokenizer's, and have holes.
@@ -113,6 +162,11 @@ std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const st
     return choose_token(logits, options_, uniform(options_.seed, number, index));
 }
 
+bool TokenChooser::takes_most_likely() const {
+    return options_.temperature == 0.0 && options_.repetition_penalty == 1.0 && drawable_ == vocabulary_ &&
+           without_text_.empty();
+}
+
 TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
     : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
 
@@ -122,6 +176,7 @@ void TokenSampler::begin_text(std::uint64_t number) {
 }
 
 std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    if (chooser_.takes_most_likely()) return next_.most_likely(text);
     return chooser_.choose(next_.logits(text), text, number_, index_++);
 }
 

@@ -54,11 +54,15 @@ class TokenChooser {
     /// `number` uses the Philox counter {index, number} under the seed.
     std::int32_t choose(std::vector<double> logits, std::span<const std::int32_t> text, std::uint64_t number,
                         std::int64_t index) const;
+    /// Whether choose() always returns the most likely token of the model's vocabulary, so that the logits
+    /// themselves are not needed.
+    bool takes_most_likely() const;
 
   private:
     void remove_undrawable(std::vector<double>& logits) const;
 
     SampleOptions options_;
+    std::int64_t vocabulary_;
     std::int64_t drawable_;                  // ids from drawable_ on have no text and are never drawn
     std::vector<std::size_t> without_text_;  // ids below drawable_ whose tokens have no text
 };

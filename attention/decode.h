@@ -1,0 +1,46 @@
+#pragma once
+/// Attention of a step of generation: one new token for each of several texts, with a cache of keys and
+/// values. The lengths of the texts are in device memory, so that a captured graph of the step can be
+/// replayed for every length.
+#include <cstdint>
+
+#include <gradtile/attention/attention.h>
+
+namespace gradtile::attention {
+
+/// The new token of each text, and where its cache is. All tensors are on the context's device; elements of a
+/// head lie side by side.
+struct DecodeInputs {
+    Tensor q;          ///< [R, Hq, D]
+    Tensor k, v;       ///< [R, Hkv, D]
+    Tensor places;     ///< int32 [R]: the text's index in the batch of the cache; all different
+    Tensor positions;  ///< int32 [R]: the number of the text's keys in the cache, below its context
+};
+
+/// Keys and values [places, context, Hkv, D] in the dtype of q.
+struct DecodeCache {
+    Tensor k, v;
+};
+
+/// Memory for the results of thread blocks that share a text's keys. The counters are zero between calls.
+struct DecodeScratch {
+    Tensor counters;  ///< int32
+    Tensor o, sums;   ///< float32
+
+    /// For up to `rows` texts with a cache like `cache` and `heads` query heads. Empty on the CPU.
+    DecodeScratch(const Context& ctx, std::int64_t rows, std::int64_t heads, const DecodeCache& cache);
+};
+
+/// Whether decode() takes caches of this dtype and head dim on a device: on a GPU, heads of whole 16-byte
+/// vectors up to 256 elements, but not float64.
+bool can_decode(Device device, DType dtype, std::int64_t head_dim);
+
+/// Appends k and v of each row to its cache, and computes o [R, Hq, D] = softmax(scores) V over the keys of
+/// the cache that the row sees: with window.left all up to `left` positions before its own. Uses scale,
+/// window.left, softcap, alibi_slopes and sink of `options`, which must be causal; dropout is not applied.
+/// Positions and places outside the cache are an Error on the CPU; a GPU writes NaN to their rows of o.
+/// Throws Error on other shapes, dtypes or options.
+void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
+            const Options& options, const DecodeScratch& scratch);
+
+}  // namespace gradtile::attention

@@ -1,0 +1,74 @@
+#include <gradtile/layers/fused_linear.h>
+
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/internal/fused_linear_backend.h>
+#include <gradtile/layers/internal/norm_backend.h>
+
+namespace gradtile {
+namespace {
+
+void check_fused_linear(const Tensor& y, const Tensor& x, const FusedLinear& op) {
+    const bool gated = op.activation && traits_of(*op.activation).gated;
+    check(x.rank() == 2 && y.rank() == 2 && op.weight.rank() == 2 && y.size(0) == x.size(0) &&
+              op.weight.size(1) == x.size(1) && op.weight.size(0) == y.size(1) * (gated ? 2 : 1),
+          "fused_linear: y ", y, ", x ", x, " and weight ", op.weight, "; shapes do not fit");
+    check(is_floating(x.dtype()) && op.weight.dtype() == x.dtype() &&
+              (y.dtype() == x.dtype() || y.dtype() == accumulator_of(x.dtype())),
+          "fused_linear: y ", y, ", x ", x, " and weight ", op.weight, "; dtypes do not fit");
+    for (const Tensor* rows : {&y, &x, &op.weight})
+        check(rows->stride(1) == 1 || rows->size(1) <= 1, "fused_linear: ", *rows, " with strides ",
+              rows->strides(), "; rows must be contiguous");
+    check(!op.activation || y.dtype() == x.dtype(), "fused_linear: y ", y, " for x ", x,
+          "; with an activation, dtypes must be equal");
+    const auto check_vector = [&](const char* name, const Tensor& v, std::int64_t length) {
+        check(!v.defined() ||
+                  (v.rank() == 1 && v.size(0) == length && v.is_contiguous() && v.dtype() == x.dtype()),
+              "fused_linear: ", name, ' ', v, "; expected contiguous [", length, "] ", x.dtype());
+    };
+    check_vector("bias", op.bias, op.weight.size(0));
+    if (op.norm) {
+        check(op.norm->weight.defined(), "fused_linear: the norm has no weight");
+        check_vector("weight of the norm", op.norm->weight, x.size(1));
+        check_vector("bias of the norm", op.norm->bias, x.size(1));
+    }
+    check(!op.residual.defined() || (op.residual.shape() == y.shape() && op.residual.dtype() == x.dtype() &&
+                                     y.dtype() == x.dtype() && op.residual.stride(1) == 1),
+          "fused_linear: residual ", op.residual, " for y ", y);
+}
+
+/// The operator in steps, for a CPU and for many rows.
+void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
+    Tensor in = x;
+    if (op.norm) {
+        const DType statistic = accumulator_of(x.dtype());
+        const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
+                              .mean = op.norm->centred ? empty(ctx, {x.size(0)}, statistic) : Tensor(),
+                              .rstd = empty(ctx, {x.size(0)}, statistic)};
+        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, op.norm->weight,
+                  op.norm->bias, op.norm->eps);
+        in = out.y;
+    }
+    const GemmOptions options{.trans_b = true, .bias = op.bias};
+    if (op.activation) {
+        const Tensor hidden = empty(ctx, {x.size(0), op.weight.size(0)}, x.dtype());
+        gemm(ctx, hidden, in, op.weight, options);
+        ActivationLayer{*op.activation}.forward_into(ctx, y, hidden);
+    } else {
+        gemm(ctx, y, in, op.weight, options);
+    }
+    if (op.residual.defined()) axpy(ctx, y, 1.0, op.residual);
+}
+
+}  // namespace
+
+void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
+    check_fused_linear(y, x, op);
+    if (y.elements() == 0) return;
+    // A dry run counts the memory of the steps, which is more.
+    if (ctx.device().is_cuda() && !ctx.is_planning() && cuda::fused_linear(ctx, y, x, op)) return;
+    fused_linear_in_steps(ctx, y, x, op);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,33 @@
+#pragma once
+/// A norm, a linear layer, an activation and an addition as one operator, for a step of generation. With few
+/// rows each of them takes a kernel's start and end on a GPU, which is longer than its work; and the product
+/// takes the time of reading the weights, which a GPU can begin before the rows are computed.
+#include <optional>
+
+#include <gradtile/core/tensor.h>
+#include <gradtile/layers/activation.h>
+
+namespace gradtile {
+
+/// y = f(norm(x) W^T + b) + residual. Every part but the weight may be absent.
+struct FusedLinear {
+    struct Norm {
+        Tensor weight;     ///< [in]
+        Tensor bias = {};  ///< [in] or undefined
+        double eps = 1e-5;
+        bool centred = true;  ///< LayerNorm; false: RMSNorm
+    };
+    std::optional<Norm> norm = {};
+    Tensor weight;     ///< [out, in], or [2 out, in] with a gated activation: gate, then up
+    Tensor bias = {};  ///< [out] or [2 out]
+    std::optional<Activation> activation = {};
+    Tensor residual = {};  ///< [rows, out]
+};
+
+/// Writes y [rows, out] from x [rows, in]. All tensors have one floating dtype; y may also have its
+/// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU up to 8 rows are
+/// one kernel, which rounds to 16 bits only norm(x) and y; it may read parameters while the preceding kernel
+/// of the stream still runs, so that kernel must not write them. Throws Error on other shapes or dtypes.
+void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
+
+}  // namespace gradtile

@@ -1,0 +1,112 @@
+#include <gradtile/layers/transformer/next_tokens.h>
+
+#include <gradtile/layers/fused_linear.h>
+
+namespace gradtile {
+namespace {
+
+FusedLinear::Norm parts_of(const ConfiguredNorm& norm) {
+    if (const auto* layer = std::get_if<LayerNorm>(&norm.norm))
+        return {.weight = layer->weight.value(),
+                .bias = layer->bias.defined() ? layer->bias.value() : Tensor(),
+                .eps = layer->eps};
+    const RMSNorm& rms = std::get<RMSNorm>(norm.norm);
+    return {.weight = rms.weight.value(), .eps = rms.eps, .centred = false};
+}
+
+Tensor bias_of(const Linear& linear) {
+    return linear.bias.defined() ? linear.bias.value() : Tensor();
+}
+
+/// fused_linear() into a new tensor [R, out] of x's dtype.
+Tensor applied(const Context& ctx, const Tensor& x, std::int64_t out, const FusedLinear& op) {
+    const Tensor y = empty(ctx, {x.size(0), out}, x.dtype());
+    fused_linear(ctx, y, x, op);
+    return y;
+}
+
+/// The positions of a step, for the layers that need them.
+struct StepPlaces {
+    const NextTokens& next;
+    Rope::Angles angles;  // with rotary positions
+};
+
+/// Heads [first, first + count) of the packed projection [R, (Hq + 2 Hkv) D], normalised and rotated if the
+/// config says so: [R, count, D].
+Tensor heads_of(const Context& ctx, const MultiHeadAttention& attn, const Tensor& packed, std::int64_t first,
+                std::int64_t count, const std::optional<RMSNorm>& norm, const Rope::Angles& angles) {
+    const std::int64_t rows = packed.size(0), dim = attn.head_dim;
+    Tensor x = packed.slice(1, first * dim, count * dim).reshape({1, rows, count, dim});
+    RMSNorm::Saved unused;
+    if (norm) x = norm->forward(ctx, x, unused);
+    if (angles.cosines.defined()) attn.rope->forward(ctx, x, angles);
+    return x.reshape({rows, count, dim});
+}
+
+/// x + attention(norm(x)).
+Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const Tensor& x,
+                        const StepPlaces& places, const KeyValueCache::Layer& cache,
+                        const attention::DecodeScratch& scratch) {
+    const MultiHeadAttention& attn = block.attn;
+    const Tensor packed = applied(
+        ctx, x, attn.qkv.out_features(),
+        {.norm = parts_of(block.norm_1), .weight = attn.qkv.weight.value(), .bias = bias_of(attn.qkv)});
+    const attention::DecodeInputs in{
+        .q = heads_of(ctx, attn, packed, 0, attn.heads, attn.q_norm, places.angles),
+        .k = heads_of(ctx, attn, packed, attn.heads, attn.kv_heads, attn.k_norm, places.angles),
+        .v = heads_of(ctx, attn, packed, attn.heads + attn.kv_heads, attn.kv_heads, std::nullopt, {}),
+        .places = places.next.places,
+        .positions = places.next.positions};
+    const Tensor o = empty(ctx, in.q.shape(), x.dtype());
+    attention::decode(ctx, o, in, {cache.k, cache.v}, attn.options_of_pass(ctx, {}), scratch);
+    return applied(ctx, o.reshape({x.size(0), attn.heads * attn.head_dim}), x.size(1),
+                   {.weight = attn.proj.weight.value(), .bias = bias_of(attn.proj), .residual = x});
+}
+
+/// x + mlp(norm(x)).
+Tensor mlp_branch(const Context& ctx, const TransformerBlock& block, const Tensor& x) {
+    const Mlp& mlp = block.mlp;
+    const Tensor hidden = applied(ctx, x, mlp.down.in_features(),
+                                  {.norm = parts_of(block.norm_2),
+                                   .weight = mlp.up.weight.value(),
+                                   .bias = bias_of(mlp.up),
+                                   .activation = mlp.activation});
+    return applied(ctx, hidden, x.size(1),
+                   {.weight = mlp.down.weight.value(), .bias = bias_of(mlp.down), .residual = x});
+}
+
+}  // namespace
+
+bool can_step(Device device, const ModelConfig& config, DType dtype) {
+    return config.lora_rank == 0 && attention::can_decode(device, dtype, config.head_dim());
+}
+
+attention::DecodeScratch step_scratch(const Context& ctx, const Transformer& model,
+                                      const KeyValueCache& cache, std::int64_t rows) {
+    return {ctx, rows, model.config.heads, {cache.layers.front().k, cache.layers.front().v}};
+}
+
+void next_logits(const Context& ctx, const Tensor& logits, const Transformer& model, const NextTokens& next,
+                 const KeyValueCache& cache, const attention::DecodeScratch& scratch) {
+    const std::int64_t rows = next.tokens.elements(), width = model.config.width;
+    for (const Tensor* x : {&next.tokens, &next.positions, &next.places})
+        check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows},
+              "next_logits: tokens ", next.tokens, ", positions ", next.positions, ", places ", next.places,
+              "; expected contiguous int32 of one shape [R]");
+    check(model.config.lora_rank == 0, "next_logits: the model has adapters; expected merged matrices");
+    Embedding::Saved unused;
+    Tensor x = model.wte.forward(ctx, next.tokens.reshape({1, rows}), unused);
+    PositionEmbedding::Saved unused_positions;
+    if (model.wpe) x = model.wpe->forward_at(ctx, x, next.positions.reshape({1, rows}), unused_positions);
+    x = x.reshape({rows, width});
+    StepPlaces places{next, {}};
+    if (const auto& rope = model.blocks.front().attn.rope; rope)
+        places.angles = rope->angles_at(ctx, next.positions, x.dtype());
+    for (std::size_t i = 0; i < model.blocks.size(); ++i) {
+        x = attention_branch(ctx, model.blocks[i], x, places, cache.layers[i], scratch);
+        x = mlp_branch(ctx, model.blocks[i], x);
+    }
+    fused_linear(ctx, logits, x, {.norm = parts_of(model.norm_f), .weight = model.head.weight.value()});
+}
+
+}  // namespace gradtile

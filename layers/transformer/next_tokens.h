@@ -1,0 +1,31 @@
+#pragma once
+/// A step of generation whose inputs are all in device memory: one token of each of several texts. Shapes and
+/// addresses do not depend on the lengths of the texts, so a CUDA graph of the step can be replayed for
+/// every token.
+#include <gradtile/attention/decode.h>
+#include <gradtile/layers/transformer/key_value_cache.h>
+#include <gradtile/layers/transformer/transformer.h>
+
+namespace gradtile {
+
+/// int32 [R] each, contiguous, on the context's device: the token of each text, its position, which is the
+/// number of the text's tokens in the cache, and the text's place in the batch of the cache. Places are
+/// different.
+struct NextTokens {
+    Tensor tokens, positions, places;
+};
+
+/// Whether next_logits() computes models of this config and dtype on this device. On a GPU heads are whole
+/// 16-byte vectors and the dtype is not float64; no model may have adapters.
+bool can_step(Device device, const ModelConfig& config, DType dtype);
+
+/// Reads the tokens into the cache and writes logits [R,V] in accumulator_of(dtype), equal to
+/// Transformer::logits() up to rounding. Ignores cache.length. `scratch` is for at least R rows. A token or
+/// position out of range is an Error on the CPU; on a GPU the row's logits are NaN.
+void next_logits(const Context& ctx, const Tensor& logits, const Transformer& model, const NextTokens& next,
+                 const KeyValueCache& cache, const attention::DecodeScratch& scratch);
+/// The scratch memory for `rows` texts.
+attention::DecodeScratch step_scratch(const Context& ctx, const Transformer& model,
+                                      const KeyValueCache& cache, std::int64_t rows);
+
+}  // namespace gradtile

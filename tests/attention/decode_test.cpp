@@ -1,0 +1,180 @@
+// Attention of a step of generation, with lengths in device memory, against float64.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/attention/decode.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+
+#include <support/cuda_test.h>
+#include <support/error_message.h>
+#include <support/floating_dtypes.h>
+
+namespace gradtile {
+namespace {
+
+using test::epsilon_of;
+using test::message_of;
+using testing::HasSubstr;
+
+struct DecodeCase {
+    std::int64_t heads, kv_heads, dim, context;
+    std::vector<std::int32_t> positions;
+    std::int64_t left = -1;
+    double softcap = 0;
+    bool alibi = false, sink = false;
+};
+const DecodeCase decode_cases[] = {
+    {.heads = 4, .kv_heads = 4, .dim = 8, .context = 12, .positions = {0, 3, 11}},
+    {.heads = 12, .kv_heads = 12, .dim = 64, .context = 1024, .positions = {700}},
+    {.heads = 12, .kv_heads = 12, .dim = 64, .context = 1024, .positions = {1023, 0, 15, 16, 64, 65}},
+    {.heads = 8, .kv_heads = 2, .dim = 128, .context = 300, .positions = {299, 1, 130}},
+    {.heads = 22, .kv_heads = 2, .dim = 32, .context = 200, .positions = {199, 60}},
+    {.heads = 2, .kv_heads = 1, .dim = 256, .context = 150, .positions = {149, 7}},
+    {.heads = 3, .kv_heads = 3, .dim = 80, .context = 150, .positions = {100, 149}},
+    {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 250, 3}, .left = 100},
+    {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 20}, .left = 0, .sink = true},
+    {.heads = 6,
+     .kv_heads = 2,
+     .dim = 64,
+     .context = 400,
+     .positions = {399, 90},
+     .softcap = 3,
+     .alibi = true,
+     .sink = true},
+};
+
+Tensor decode_float64(const Context& ctx, const Context& cpu, const Tensor& x) {
+    return from_host(cpu, to_host(ctx, x), x.shape(), DType::f64);
+}
+
+struct DecodeOperands {
+    attention::DecodeInputs in;
+    attention::DecodeCache cache;
+    attention::Options options;
+};
+
+DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dtype) {
+    const auto rows = std::ssize(c.positions), places = rows + 2;
+    // Inputs are slices of one packed tensor, as in the layer.
+    const Tensor packed = randn(ctx, {rows, (c.heads + 2 * c.kv_heads) * c.dim}, dtype, Seed{11});
+    const auto heads = [&](std::int64_t first, std::int64_t count) {
+        return packed.slice(1, first * c.dim, count * c.dim).reshape({rows, count, c.dim});
+    };
+    std::vector<std::int32_t> of_rows;
+    for (std::int32_t row = 0; row < rows; ++row)
+        of_rows.push_back(row == 0 ? static_cast<std::int32_t>(places) - 1 : row);
+    DecodeOperands made{.in = {.q = heads(0, c.heads),
+                               .k = heads(c.heads, c.kv_heads),
+                               .v = heads(c.heads + c.kv_heads, c.kv_heads),
+                               .places = from_host(ctx, of_rows, {rows}),
+                               .positions = from_host(ctx, c.positions, {rows})},
+                        .cache = {randn(ctx, {places, c.context, c.kv_heads, c.dim}, dtype, Seed{12}),
+                                  randn(ctx, {places, c.context, c.kv_heads, c.dim}, dtype, Seed{13})},
+                        .options = {.causal = true, .window = {.left = c.left}, .softcap = c.softcap}};
+    // Keys after a text's own position must not be read.
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t position = c.positions[static_cast<std::size_t>(row)];
+        for (const Tensor* kv : {&made.cache.k, &made.cache.v})
+            fill(ctx,
+                 kv->slice(0, of_rows[static_cast<std::size_t>(row)], 1)
+                     .slice(1, position, c.context - position),
+                 std::numeric_limits<double>::quiet_NaN());
+    }
+    if (c.alibi) made.options.alibi_slopes = randn(ctx, {c.heads}, DType::f32, Seed{14});
+    if (c.sink) made.options.sink = randn(ctx, {c.heads}, DType::f32, Seed{15});
+    return made;
+}
+
+/// Errors are relative to the largest |v|, since o is a mean of values: with scores up to about 6, an error
+/// of 2^-24 (dim + 50) of a score changes its weight by as much; and o is rounded to its dtype.
+void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, DType dtype) {
+    const DecodeOperands x = decode_operands(ctx, c, dtype);
+    // In float64 on the CPU, from the same rounded numbers.
+    DecodeOperands exact = x;
+    for (Tensor* t : {&exact.in.q, &exact.in.k, &exact.in.v, &exact.cache.k, &exact.cache.v})
+        *t = decode_float64(ctx, cpu, *t);
+    const auto as_i32 = [&](const Tensor& t) {
+        std::vector<std::int32_t> values;
+        for (const double value : to_host(ctx, t)) values.push_back(static_cast<std::int32_t>(value));
+        return from_host(cpu, values, t.shape());
+    };
+    exact.in.places = as_i32(x.in.places);
+    exact.in.positions = as_i32(x.in.positions);
+    for (Tensor* t : {&exact.options.alibi_slopes, &exact.options.sink})
+        if (t->defined()) *t = from_host(cpu, to_host(ctx, *t), t->shape(), DType::f32);
+    const Shape shape = x.in.q.shape();
+    const Tensor y64 = empty(cpu, shape, DType::f64), y = empty(ctx, shape, dtype);
+    const attention::DecodeScratch none(cpu, shape[0], c.heads, exact.cache),
+        scratch(ctx, shape[0] + 1, c.heads, x.cache);
+    attention::decode(cpu, y64, exact.in, exact.cache, exact.options, none);
+    const std::vector<double> expected = to_host(cpu, y64);
+    const double bound = (2 * 0x1p-24 * static_cast<double>(c.dim + 50) * 6 + epsilon_of(dtype)) * 5;
+    // Twice, because the counters of the first call must be zero for the second.
+    for (int call = 0; call < 2; ++call) {
+        fill(ctx, y, std::numeric_limits<double>::quiet_NaN());
+        attention::decode(ctx, y, x.in, x.cache, x.options, scratch);
+        const std::vector<double> values = to_host(ctx, y);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            ASSERT_LE(std::abs(values[i] - expected[i]), bound)
+                << dtype << ", heads " << c.heads << " of " << c.dim << ", context " << c.context
+                << ", element " << i << ", call " << call << ": " << values[i] << " for " << expected[i];
+    }
+    // The new keys and values are in the cache.
+    for (std::int64_t row = 0; row < shape[0]; ++row) {
+        const auto place = exact.in.places.data<std::int32_t>()[row];
+        const std::int64_t position = exact.in.positions.data<std::int32_t>()[row];
+        const auto cached = [&](const Tensor& kv) {
+            return to_host(ctx, kv.slice(0, place, 1).slice(1, position, 1));
+        };
+        EXPECT_EQ(cached(x.cache.k), to_host(ctx, x.in.k.slice(0, row, 1)));
+        EXPECT_EQ(cached(x.cache.v), to_host(ctx, x.in.v.slice(0, row, 1)));
+    }
+}
+
+TEST(Decode, EqualsFloat64OnACpu) {
+    const Context cpu(Device::cpu(), 2);
+    for (const DecodeCase& c : decode_cases)
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) expect_decode(cpu, cpu, c, dtype);
+}
+
+TEST(Decode, RefusesPlacesOutsideTheCacheOnACpu) {
+    const Context cpu(Device::cpu(), 1);
+    DecodeOperands x = decode_operands(cpu, decode_cases[0], DType::f32);
+    const Tensor y = empty(cpu, x.in.q.shape(), DType::f32);
+    const attention::DecodeScratch scratch(cpu, 3, 4, x.cache);
+    x.in.positions.data<std::int32_t>()[1] = 12;
+    EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
+                HasSubstr("row 1 has place 1 and position 12"));
+    x.options.causal = false;
+    EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
+                HasSubstr("expected causal attention"));
+}
+
+class DecodeOnCuda : public test::CudaTest {};
+
+TEST_F(DecodeOnCuda, EqualsFloat64) {
+    for (const DecodeCase& c : decode_cases)
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+            expect_decode(gpu(), cpu, c, dtype);
+            if (HasFailure()) return;
+        }
+}
+
+TEST_F(DecodeOnCuda, APositionOutsideTheCacheGivesNaN) {
+    DecodeOperands x = decode_operands(gpu(), decode_cases[0], DType::f32);
+    x.in.positions = from_host(gpu(), std::vector<std::int32_t>{2, 12, -1}, {3});
+    const Tensor y = zeros(gpu(), x.in.q.shape(), DType::f32);
+    const attention::DecodeScratch scratch(gpu(), 3, 4, x.cache);
+    fill(gpu(), x.cache.k, 1.0);
+    fill(gpu(), x.cache.v, 1.0);
+    attention::decode(gpu(), y, x.in, x.cache, x.options, scratch);
+    const std::vector<double> values = to_host(gpu(), y);
+    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(values[i]), i >= 32) << i;
+}
+
+}  // namespace
+}  // namespace gradtile
