@@ -247,10 +247,8 @@ class BackwardConsumer {
         }
         commit_products();
         await_products<0>(d_k[0], d_q[0], p[0]);
-        if (lane_index() == 0) {
-            Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive();
-            Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive();
-        }
+        Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
+        Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
         round_ ^= stage_;
         stage_ ^= 1;
         add_d_q(d_q, task, at);
@@ -284,8 +282,7 @@ class BackwardConsumer {
                              "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
                              : "memory");
             publish_shared_writes();
-            __syncwarp();
-            if (lane_index() == 0) d_q_.full().arrive();
+            d_q_.full().arrive_as_warp();
             d_q_.advance();
         } else {
             const int batch_head = task.batch_head(p_, at.head);

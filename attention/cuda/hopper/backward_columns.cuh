@@ -119,7 +119,7 @@ class ColumnsConsumer {
         Barrier(base_ + Shared::d_o_ring + 8 * stage_).wait(round_);
     }
     __device__ __forceinline__ void release_stage(int ring, int stage) const {
-        if (lane_index() == 0) Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive();
+        Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive_as_warp();
     }
     __device__ __forceinline__ void advance() {
         round_ ^= stage_;
