@@ -6,8 +6,8 @@
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
 /// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
-/// memory. If the order of the additions is fixed, a thread of the producer's warpgroup waits for the turns
-/// and adds from shared memory, so that consumers do not wait.
+/// memory. If the order of the additions is fixed or the head dim is 128, a thread of the producer's
+/// warpgroup adds from shared memory, so that consumers wait neither for turns nor for the memory system.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
@@ -43,31 +43,76 @@ struct HopperBackwardShared {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
         typename TaskOf<Policy>::Announced task[tiles.stages];
-        Ring<2> d_q;  ///< only if in_turns
+        Ring<2> d_q;  ///< only if adds_in_bulk
     };
-    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in turns. The
+    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in bulk. The
     /// memory is that of dK and dV, which are staged at other times, if it is large enough.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
     static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
     static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
                          bytes = tiles.shared_bytes(Policy::head_dim) +
-                                 (Policy::in_turns && d_q_has_memory ? 2 * d_q_bytes : 0);
+                                 (Policy::adds_in_bulk && d_q_has_memory ? 2 * d_q_bytes : 0);
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
 
-/// Adds the dQ of all tasks to its sums in turns. One thread runs this. The additions to two blocks of rows
-/// are on their way at the same time.
+/// The turns of the thread that adds in bulk. It passes a turn when those additions are complete, and in the
+/// meantime starts the next ones. Without `in_turns`, the functions do nothing.
+template <bool in_turns>
+class BulkTurn {
+  public:
+    /// Waits until all blocks of keys after `block` have added.
+    __device__ __forceinline__ void wait(const std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (load_acquire(turn) != block) {
+                pass_last(block);  // others may wait for it
+                while (load_acquire(turn) != block) {
+                }
+            }
+            order_with_copies();
+        }
+    }
+    /// Follows the start of the additions that `turn` allows. Passes the turn before it.
+    __device__ __forceinline__ void pass_previous(std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ != nullptr) {
+                await_stores<1>();
+                pass(block);
+            }
+            to_pass_ = turn;
+        }
+    }
+    __device__ __forceinline__ void pass_last(int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ == nullptr) return;
+            await_stores<0>();
+            pass(block);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void pass(int block) {
+        order_with_copies();
+        asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass_), "r"(block - 1) : "memory");
+        to_pass_ = nullptr;
+    }
+
+    std::int32_t* to_pass_ = nullptr;  ///< the turn whose additions may not be complete
+};
+
+/// Adds the dQ of all tasks to its sums, in turns if Policy::in_turns. One thread runs this. The additions to
+/// two blocks of rows are on their way at the same time.
 template <class Policy>
-__device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, std::uint32_t base,
-                                             typename HopperBackwardShared<Policy>::Rings& rings) {
+__device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, std::uint32_t base,
+                                            typename HopperBackwardShared<Policy>::Rings& rings) {
     using Shared = HopperBackwardShared<Policy>;
     constexpr HopperBackwardTiles tiles = Policy::tiles;
     using Task = TaskOf<Policy>;
     RingPosition tasks(rings.tasks);
     RingPosition d_q(rings.d_q);
-    std::int32_t* to_pass = nullptr;  // the turn whose additions may not be complete
+    BulkTurn<Policy::in_turns> turn;
+    order_with_copies();  // the previous kernel cleared the sums
     for (;;) {
         tasks.wait_full();
         const auto announced = rings.task[tasks.stage()];
@@ -78,45 +123,24 @@ __device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, 
         const int end_head = (task.head + 1) * p.rows.sizes.group;
         const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
         RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
-        const auto pass = [&] {
-            order_with_copies();
-            asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass), "r"(task.block - 1)
-                         : "memory");
-            to_pass = nullptr;
-        };
         for (; at.head < end_head; at = row_blocks.after(at)) {
             const std::int64_t row =
                 static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
                 task.first_padded_row() + at.row;
-            std::int32_t* const turn = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
+            std::int32_t* const of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
             d_q.wait_full();
-            if (load_acquire(turn) != task.block) {
-                // Others may wait for the turn that this thread has not passed yet.
-                if (to_pass != nullptr) {
-                    await_stores<0>();
-                    pass();
-                }
-                while (load_acquire(turn) != task.block) {
-                }
-            }
-            order_with_copies();
+            turn.wait(of_rows, task.block);
             add_floats(p.rows.d_q_sums + row * Policy::head_dim,
                        base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
             commit_stores();
-            if (to_pass != nullptr) {
-                await_stores<1>();
-                pass();
-            }
-            to_pass = turn;
+            turn.pass_previous(of_rows, task.block);
             wait_until_stores_have_read();
             d_q.empty().arrive();
             d_q.advance();
         }
-        if (to_pass != nullptr) {
-            await_stores<0>();
-            pass();
-        }
+        turn.pass_last(task.block);
     }
+    await_stores<0>();
 }
 
 /// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
@@ -227,7 +251,7 @@ class BackwardConsumer {
         publish_shared_writes();
         await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
         if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
-        if constexpr (Policy::in_turns) {
+        if constexpr (Policy::adds_in_bulk) {
             if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
         }
         wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
@@ -267,11 +291,11 @@ class BackwardConsumer {
         }
     }
     /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
-    /// that adds in turns.
+    /// that adds in bulk.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
-        if constexpr (Policy::in_turns) {
+        if constexpr (Policy::adds_in_bulk) {
             d_q_.wait_empty();
             const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
                                      (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
@@ -302,7 +326,7 @@ class BackwardConsumer {
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
-        if constexpr (Policy::in_turns && !Shared::d_q_has_memory) {
+        if constexpr (Policy::adds_in_bulk && !Shared::d_q_has_memory) {
             RingPosition<2> d_q = d_q_;
             for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
         }
@@ -349,8 +373,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, consumer_warps);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps + (Policy::in_turns ? 1 : 0));
-        if constexpr (Policy::in_turns) initialize(rings.d_q, 1, consumer_warps);
+        initialize(rings.tasks, consumer_warps + (Policy::adds_in_bulk ? 1 : 0));
+        if constexpr (Policy::adds_in_bulk) initialize(rings.d_q, 1, consumer_warps);
         publish_barriers();
     }
     __syncthreads();
@@ -360,8 +384,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<24>();
         if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
-        if constexpr (Policy::in_turns) {
-            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_turns<Policy>(p, base, rings);
+        if constexpr (Policy::adds_in_bulk) {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_bulk<Policy>(p, base, rings);
         }
     } else {
         take_registers_up_to<240>();
@@ -378,6 +402,7 @@ struct HopperBackwardPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
+    static constexpr bool adds_in_bulk = in_turns || tiles.adds_in_bulk;  ///< whether one thread adds dQ
 };
 
 template <class T, class Policy>
