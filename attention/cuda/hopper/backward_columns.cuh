@@ -394,6 +394,7 @@ struct HopperColumnsPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool has_distance_terms = false;
     static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
+    static constexpr bool sums_in_ring = false;
     static constexpr HopperColumnsTiles tiles;
 };
 
