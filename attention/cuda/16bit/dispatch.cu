@@ -207,13 +207,25 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t batches =
         batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
                         saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
-    const Tensor d_q_sums = empty(
-        ctx, {batches, saved.q.size(2), padded_rows, std::max(head_dim, padded_hopper_head_dim(head_dim))},
-        DType::f32);
+    // A dry run does not know the GPU. It counts the sums of all heads, which other kernels need.
+    if (!ctx.is_planning()) gradtile::cuda::use_device(ctx.device());
+    const bool uses_hopper =
+        !ctx.is_planning() && !why_not_hopper_backward(options, sizes, batch_heads,
+                                                       {q.tensor(), k.tensor(), v.tensor(), o.tensor(),
+                                                        d_o.tensor(), d_k.tensor(), d_v.tensor()});
+    const DqRing ring = uses_hopper ? d_q_ring(options, sizes, batch_heads, padded_rows) : DqRing{};
+    const Tensor d_q_sums =
+        empty(ctx,
+              {ring.slots > 0 ? std::int64_t{ring.slots} * sizes.group : batches * saved.q.size(2),
+               padded_rows, std::max(head_dim, padded_hopper_head_dim(head_dim))},
+              DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
+    // At most this many, also in a dry run: a block of rows has at least 64 rows.
+    const std::int64_t ring_counters =
+        options.deterministic || options.packed ? 0 : batch_heads * (padded_rows / 64 + 1);
     const Readable d_lse = contiguous(ctx, d_out.lse);
-    const Tensor turns = empty(ctx, {turn_count + 1}, DType::i32);
+    const Tensor turns = empty(ctx, {turn_count + 1 + ring_counters}, DType::i32);
     const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
     std::int64_t parts = 1;
     if (kernel.pair_bias >= 0) {
@@ -229,7 +241,6 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1)),
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning()) return;
-    gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     Bits16BackwardParameters parameters{
         .q = view(q),
@@ -265,9 +276,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
             launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
                                  double{p_factor} * options.scores.dropout.scale, into.sink, packed);
     };
-    if (!why_not_hopper_backward(
-            options, sizes, batch_heads,
-            {q.tensor(), k.tensor(), v.tensor(), o.tensor(), d_o.tensor(), d_k.tensor(), d_v.tensor()})) {
+    if (uses_hopper) {
         parameters.next_task = turns.data<std::int32_t>() + turn_count;
         hopper_backward(ctx,
                         {.q = q.tensor(),
@@ -275,7 +284,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                          .v = v.tensor(),
                          .d_o = d_o.tensor(),
                          .d_k = d_k.tensor(),
-                         .d_v = d_v.tensor()},
+                         .d_v = d_v.tensor(),
+                         .ring = ring},
                         parameters);
         for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
         return make_sink_gradient();

@@ -6,8 +6,10 @@
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
 /// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
-/// memory. If the order of the additions is fixed, a thread of the producer's warpgroup waits for the turns
-/// and adds from shared memory, so that consumers do not wait.
+/// memory. If the order of the additions is fixed or the head dim is 128, a thread of the producer's
+/// warpgroup adds from shared memory, so that consumers wait neither for turns nor for the memory system.
+/// Otherwise consumers add, and unless sequences are packed, the sums exist for the heads in flight only:
+/// d_q_ring.cuh.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
@@ -43,31 +45,79 @@ struct HopperBackwardShared {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
         typename TaskOf<Policy>::Announced task[tiles.stages];
-        Ring<2> d_q;  ///< only if in_turns
+        Ring<2> d_q;                                          ///< only if adds_in_bulk
+        Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, as what follows
+        FinisherTask finisher_tasks[d_q_finishers];
     };
-    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in turns. The
+    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in bulk. The
     /// memory is that of dK and dV, which are staged at other times, if it is large enough.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
     static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
     static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
                          bytes = tiles.shared_bytes(Policy::head_dim) +
-                                 (Policy::in_turns && d_q_has_memory ? 2 * d_q_bytes : 0);
-    static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
+                                 (Policy::adds_in_bulk && d_q_has_memory ? 2 * d_q_bytes : 0);
+    static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o),
+                         added = rings + offsetof(Rings, added), end_added = added + 8 * added_stages;
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
 
-/// Adds the dQ of all tasks to its sums in turns. One thread runs this. The additions to two blocks of rows
-/// are on their way at the same time.
+/// The turns of the thread that adds in bulk. It passes a turn when those additions are complete, and in the
+/// meantime starts the next ones. Without `in_turns`, the functions do nothing.
+template <bool in_turns>
+class BulkTurn {
+  public:
+    /// Waits until all blocks of keys after `block` have added.
+    __device__ __forceinline__ void wait(const std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (load_acquire(turn) != block) {
+                pass_last(block);  // others may wait for it
+                while (load_acquire(turn) != block) {
+                }
+            }
+            order_with_copies();
+        }
+    }
+    /// Follows the start of the additions that `turn` allows. Passes the turn before it.
+    __device__ __forceinline__ void pass_previous(std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ != nullptr) {
+                await_stores<1>();
+                pass(block);
+            }
+            to_pass_ = turn;
+        }
+    }
+    __device__ __forceinline__ void pass_last(int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ == nullptr) return;
+            await_stores<0>();
+            pass(block);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void pass(int block) {
+        order_with_copies();
+        asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass_), "r"(block - 1) : "memory");
+        to_pass_ = nullptr;
+    }
+
+    std::int32_t* to_pass_ = nullptr;  ///< the turn whose additions may not be complete
+};
+
+/// Adds the dQ of all tasks to its sums, in turns if Policy::in_turns. One thread runs this. The additions to
+/// two blocks of rows are on their way at the same time.
 template <class Policy>
-__device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, std::uint32_t base,
-                                             typename HopperBackwardShared<Policy>::Rings& rings) {
+__device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, std::uint32_t base,
+                                            typename HopperBackwardShared<Policy>::Rings& rings) {
     using Shared = HopperBackwardShared<Policy>;
     constexpr HopperBackwardTiles tiles = Policy::tiles;
     using Task = TaskOf<Policy>;
     RingPosition tasks(rings.tasks);
     RingPosition d_q(rings.d_q);
-    std::int32_t* to_pass = nullptr;  // the turn whose additions may not be complete
+    BulkTurn<Policy::in_turns> turn;
+    order_with_copies();  // the previous kernel cleared the sums
     for (;;) {
         tasks.wait_full();
         const auto announced = rings.task[tasks.stage()];
@@ -78,45 +128,24 @@ __device__ __forceinline__ void add_in_turns(const HopperBackwardParameters& p, 
         const int end_head = (task.head + 1) * p.rows.sizes.group;
         const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
         RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
-        const auto pass = [&] {
-            order_with_copies();
-            asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass), "r"(task.block - 1)
-                         : "memory");
-            to_pass = nullptr;
-        };
         for (; at.head < end_head; at = row_blocks.after(at)) {
             const std::int64_t row =
                 static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
                 task.first_padded_row() + at.row;
-            std::int32_t* const turn = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
+            std::int32_t* const of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
             d_q.wait_full();
-            if (load_acquire(turn) != task.block) {
-                // Others may wait for the turn that this thread has not passed yet.
-                if (to_pass != nullptr) {
-                    await_stores<0>();
-                    pass();
-                }
-                while (load_acquire(turn) != task.block) {
-                }
-            }
-            order_with_copies();
+            turn.wait(of_rows, task.block);
             add_floats(p.rows.d_q_sums + row * Policy::head_dim,
                        base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
             commit_stores();
-            if (to_pass != nullptr) {
-                await_stores<1>();
-                pass();
-            }
-            to_pass = turn;
+            turn.pass_previous(of_rows, task.block);
             wait_until_stores_have_read();
             d_q.empty().arrive();
             d_q.advance();
         }
-        if (to_pass != nullptr) {
-            await_stores<0>();
-            pass();
-        }
+        turn.pass_last(task.block);
     }
+    await_stores<0>();
 }
 
 /// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
@@ -147,7 +176,8 @@ class BackwardConsumer {
           tasks_(rings.tasks),
           d_q_(rings.d_q),
           warpgroup_(warpgroup),
-          warp_(warp_index() % 4) {}
+          warp_(warp_index() % 4),
+          added_(base + Shared::added) {}
 
     __device__ __forceinline__ void consume() {
         for (;;) {
@@ -173,6 +203,7 @@ class BackwardConsumer {
             const int end_head = (task.head + 1) * p_.rows.sizes.group;
             const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
             RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+            if constexpr (Policy::sums_in_ring) sums_offset_ = task.slot(p_) * p_.rows.sizes.group - at.head;
             for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
                 add_rows</*has_next=*/true>(d_k, d_v, s, task, at);
                 at = next;
@@ -227,7 +258,7 @@ class BackwardConsumer {
         publish_shared_writes();
         await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
         if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
-        if constexpr (Policy::in_turns) {
+        if constexpr (Policy::adds_in_bulk) {
             if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
         }
         wait_at(1, 2 * warpgroup_threads);  // dS of both warpgroups is in shared memory
@@ -247,10 +278,8 @@ class BackwardConsumer {
         }
         commit_products();
         await_products<0>(d_k[0], d_q[0], p[0]);
-        if (lane_index() == 0) {
-            Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive();
-            Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive();
-        }
+        Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
+        Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
         round_ ^= stage_;
         stage_ ^= 1;
         add_d_q(d_q, task, at);
@@ -269,11 +298,11 @@ class BackwardConsumer {
         }
     }
     /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
-    /// that adds in turns.
+    /// that adds in bulk.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
-        if constexpr (Policy::in_turns) {
+        if constexpr (Policy::adds_in_bulk) {
             d_q_.wait_empty();
             const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
                                      (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
@@ -284,19 +313,28 @@ class BackwardConsumer {
                              "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
                              : "memory");
             publish_shared_writes();
-            __syncwarp();
-            if (lane_index() == 0) d_q_.full().arrive();
+            d_q_.full().arrive_as_warp();
             d_q_.advance();
         } else {
-            const int batch_head = task.batch_head(p_, at.head);
+            const int sums_head = head_of_sums(task, at.head);
             const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
 #pragma unroll
             for (int n = 0; n < d_q_columns / 8; ++n)
-                add_float4(
-                    sums.fragment<Policy::head_dim>(batch_head, task.first_padded_row() + at.row + first_row,
-                                                    first_column + n * 8),
-                    d_q[0][n]);
+                add_float4(sums.fragment<Policy::head_dim>(
+                               sums_head, task.first_padded_row() + at.row + first_row, first_column + n * 8),
+                           d_q[0][n]);
+            if constexpr (Policy::sums_in_ring) {
+                Barrier(added_).arrive_as_warp();
+                added_ += 8;
+                if (added_ == base_ + Shared::end_added) added_ = base_ + Shared::added;
+            }
         }
+    }
+
+    /// The number of a query head among those that have sums.
+    __device__ __forceinline__ int head_of_sums(const Task& task, int head) const {
+        if constexpr (Policy::sums_in_ring) return sums_offset_ + head;
+        return task.batch_head(p_, head);
     }
 
     /// Stores dK and dV through shared memory.
@@ -305,7 +343,7 @@ class BackwardConsumer {
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
-        if constexpr (Policy::in_turns && !Shared::d_q_has_memory) {
+        if constexpr (Policy::adds_in_bulk && !Shared::d_q_has_memory) {
             RingPosition<2> d_q = d_q_;
             for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
         }
@@ -338,6 +376,8 @@ class BackwardConsumer {
     RingPosition<2> d_q_;
     int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
+    int sums_offset_ = 0;        ///< a query head's sums in the ring, minus its number in the batch
+    std::uint32_t added_;        ///< the barrier of the next additions, if sums_in_ring
 };
 
 template <class T, class Policy>
@@ -352,8 +392,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, consumer_warps);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps + (Policy::in_turns ? 1 : 0));
-        if constexpr (Policy::in_turns) initialize(rings.d_q, 1, consumer_warps);
+        initialize(rings.tasks, consumer_warps + (Policy::adds_in_bulk ? 1 : 0) +
+                                    (Policy::sums_in_ring ? d_q_finishers : 0));
+        if constexpr (Policy::sums_in_ring) initialize(rings.added, 1, consumer_warps);
+        if constexpr (Policy::adds_in_bulk) initialize(rings.d_q, 1, consumer_warps);
         publish_barriers();
     }
     __syncthreads();
@@ -361,13 +403,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const std::uint32_t base = shared_address(shared);
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
-        release_registers_down_to<24>();
+        release_registers_down_to<Policy::producer_registers>();
         if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
-        if constexpr (Policy::in_turns) {
-            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_turns<Policy>(p, base, rings);
+        if constexpr (Policy::adds_in_bulk) {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_bulk<Policy>(p, base, rings);
+        }
+        if constexpr (Policy::sums_in_ring) {
+            const int finisher = warp_index() - 4 * tiles.consumers - 1;
+            if (finisher >= 0) finish_d_q_sums<T, Policy, KeyTask<Policy>>(p, rings, finisher);
         }
     } else {
-        take_registers_up_to<240>();
+        take_registers_up_to<Policy::consumer_registers>();
         BackwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
     }
 }
@@ -381,7 +427,30 @@ struct HopperBackwardPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
+    static constexpr bool adds_in_bulk = in_turns || tiles.adds_in_bulk;  ///< whether one thread adds dQ
+    /// Whether the sums of dQ exist for the heads in flight only.
+    static constexpr bool sums_in_ring = !adds_in_bulk && !is_packed;
+    // Finishers need more registers than a producer.
+    static constexpr int producer_registers = !sums_in_ring    ? 24
+                                              : head_dim == 64 ? 56
+                                                               : 40,
+                         consumer_registers = 240 - (producer_registers - 24) / 2;
 };
+
+/// Completes the ring's parameters.
+inline DqRing ring_of(DqRing ring, const Bits16BackwardParameters& p, const HopperBackwardTiles& tiles) {
+    ring.row_blocks = p.padded_rows / tiles.rows;
+    for (int row = 0; row < p.mask.queries; row += tiles.rows) {
+        if (device::additions_to(p.mask, row, tiles.rows, tiles.keys) > 0) {
+            ring.finished_per_use += p.sizes.group;
+        } else {
+            ring.has_unseen_rows = true;
+        }
+    }
+    ring.additions = p.next_task + 1;
+    ring.finished = ring.additions + std::int64_t{ring.slots} * p.sizes.group * ring.row_blocks;
+    return ring;
+}
 
 template <class T, class Policy>
 void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
@@ -417,10 +486,9 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
         rows = batch_heads * p.rows.padded_tasks.count * backward_row_padding;
         key_blocks = p.rows.key_tasks.count;
     }
-    // Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
-    constexpr std::int64_t row_bytes = 2 * 2 * head_dim + 4 * head_dim;
-    p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
-                                     parameters.sizes.group * parameters.padded_rows * row_bytes);
+    p.rows.order = device::TaskOrder(
+        key_heads, static_cast<int>(key_blocks),
+        parameters.sizes.group * parameters.padded_rows * hopper_backward_row_bytes(head_dim));
     if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
     p.tasks = static_cast<int>(key_heads * key_blocks);
     // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
@@ -432,13 +500,23 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
                                         .unrolled = 1,
                                         .d_q_unrolled = 1};
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
+    if constexpr (Policy::sums_in_ring) {
+        p.ring = ring_of(x.ring, parameters, tiles);
+        p.rows.order.cached_heads = p.ring.set_heads;
+        launch(ctx, device::clear_d_q_ring_kernel<head_dim>,
+               dim3(static_cast<unsigned>(4 * processors_of(ctx))), {.threads = 256, .starts_early = true},
+               p);
+        p.rows.d_q_sums = nullptr;  // the next kernel does not clear them
+    }
     launch(ctx, device::prepare_backward_kernel<T>, blocks_for(rows, device::prepared_rows),
            {.threads = 256, .starts_early = true}, p.rows, turns, head_dim);
+    p.rows.d_q_sums = parameters.d_q_sums;
     const int blocks = std::min(p.tasks, processors_of(ctx));
     launch(ctx, device::hopper_backward_kernel<T, Policy>, static_cast<unsigned>(blocks),
            {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
-    launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
-           {.threads = 128, .starts_early = true}, p.rows);
+    if constexpr (!Policy::sums_in_ring)
+        launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
+               {.threads = 128, .starts_early = true}, p.rows);
 }
 
 template <class T>

@@ -119,7 +119,7 @@ class ColumnsConsumer {
         Barrier(base_ + Shared::d_o_ring + 8 * stage_).wait(round_);
     }
     __device__ __forceinline__ void release_stage(int ring, int stage) const {
-        if (lane_index() == 0) Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive();
+        Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive_as_warp();
     }
     __device__ __forceinline__ void advance() {
         round_ ^= stage_;
@@ -394,6 +394,7 @@ struct HopperColumnsPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool has_distance_terms = false;
     static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
+    static constexpr bool sums_in_ring = false;
     static constexpr HopperColumnsTiles tiles;
 };
 

@@ -7,6 +7,7 @@
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/d_q_ring.cuh>
 #include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
@@ -16,6 +17,7 @@ namespace gradtile::attention::cuda::device {
 template <class Policy>
 struct KeyTask {
     int batch, head, key, block;
+    int key_batch_head;      ///< batch * K/V heads + head
     int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
 
     using Announced = int;  ///< what the producer tells the consumers: the number of the task
@@ -31,6 +33,7 @@ struct KeyTask {
         const Bits16BackwardParameters& p = parameters.rows;
         const TaskOrder::Task task = p.order(announced);
         const int key_heads = p.sizes.heads / p.sizes.group;
+        key_batch_head = task.batch_head;
         batch = task.batch_head / key_heads;
         head = task.batch_head - batch * key_heads;
         // The first keys come first: under a causal mask most rows see them. In turns the last keys come
@@ -52,6 +55,11 @@ struct KeyTask {
         return batch * p.rows.sizes.heads + of_head;
     }
     __device__ int first_padded_row() const { return 0; }
+    /// The slot of the sums of dQ, and how many heads have used it before.
+    __device__ int slot(const HopperBackwardParameters& p) const { return key_batch_head % p.ring.slots; }
+    __device__ int earlier_uses(const HopperBackwardParameters& p) const {
+        return key_batch_head / p.ring.slots;
+    }
 };
 
 /// The same for a packed sequence. Rows and keys count from its start.
@@ -125,6 +133,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     constexpr auto tiles = Policy::tiles;
     RingPosition kv(rings.kv);
     RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
+    SumsProducer<Policy::sums_in_ring> sums(rings);
     using Task = TaskOf<Policy>;
     for (;;) {
         const auto announced = Task::take(p);
@@ -136,6 +145,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
         const Task task(p, announced);
         // Consumers that stage dK and dV in the memory of K and V wait for K and V in any case.
         if (!Shared::stages_in_kv && !task.has_rows()) continue;
+        sums.wait_for_slot(p, task);
         kv.wait_empty();
         kv.full().arrive_and_expect(KTile::bytes + VTile::bytes);
         const BoxPosition keys = task.key_box(p, 0, task.key);
@@ -149,6 +159,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
                 task.first_padded_row();
             for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
                 const BoxPosition rows = task.row_box(p, row, head);
+                sums.wait_for_additions();
                 q.wait_empty();
                 q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
                 QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());

@@ -75,6 +75,26 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
     return why_not_hopper(options, tensors);
 }
 
+DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std::int64_t batch_heads,
+                std::int64_t padded_rows) {
+    const int head_dim = padded_hopper_head_dim(std::max(sizes.qk_dim, sizes.v_dim));
+    const HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
+    if (options.deterministic || options.packed || tiles.adds_in_bulk) return {};
+    const std::int64_t key_heads = batch_heads / sizes.group,
+                       key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
+    const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim);
+    std::int64_t set_heads =
+        device::TaskOrder(key_heads, static_cast<int>(key_blocks), head_bytes).cached_heads;
+    // A task waits for all tasks of the head that used the slot before. The last one of them was taken so
+    // many tasks earlier that it is complete, as a rule: two for each multiprocessor of an H100.
+    constexpr std::int64_t tasks_between = 2 * 132;
+    std::int64_t heads_between = std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
+    if (const char* const heads = std::getenv("GRADTILE_D_Q_RING_HEADS"))
+        set_heads = heads_between = std::clamp<std::int64_t>(std::atoi(heads), 1, set_heads);
+    return {.slots = static_cast<int>(std::min(key_heads, set_heads + heads_between)),
+            .set_heads = static_cast<int>(set_heads)};
+}
+
 #ifdef GRADTILE_HAVE_HOPPER
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks) {

@@ -21,8 +21,14 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors);
 
+/// The slots of the ring of the sums of dQ that hopper_backward uses; none if it needs the sums of all heads.
+/// The environment variable GRADTILE_D_Q_RING_HEADS makes the ring smaller, for tests: twice as many slots as
+/// it says.
+DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std::int64_t batch_heads,
+                std::int64_t padded_rows);
+
 /// Enqueues the backward pass of a call that may use them. Uses next_task also if the call is not
-/// deterministic.
+/// deterministic, and the counters of the ring after it.
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters);
 

@@ -31,10 +31,24 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters parameters, const Context& ctx);
 
+/// The float32 sums of dQ exist only for the heads in flight. The query heads of a K/V head use one slot; K/V
+/// head i (of batch * heads) uses slot i % slots after K/V head i - slots.
+struct DqRing {
+    int slots = 0;      ///< at least set_heads; 0: the sums of all heads exist
+    int set_heads = 0;  ///< K/V heads of a set of TaskOrder
+    // Set before the launch.
+    int row_blocks = 0;                 ///< of a query head, padded
+    int finished_per_use = 0;           ///< blocks of rows that keys see, of all query heads of a slot
+    bool has_unseen_rows = false;       ///< whether some block of rows sees no key
+    std::int32_t* additions = nullptr;  ///< [slots, group, row blocks]: blocks of keys that have added
+    std::int32_t* finished = nullptr;   ///< [slots]: blocks of rows whose dQ is stored. Both count all uses.
+};
+
 /// The tensors of a backward pass, in layouts that TMA can copy.
 struct HopperBackwardTensors {
     Tensor q, k, v, d_o;
     Tensor d_k, d_v;
+    DqRing ring;  ///< of the sums of dQ
 };
 
 struct HopperBackwardParameters {
@@ -43,6 +57,7 @@ struct HopperBackwardParameters {
     gradtile::cuda::TensorMap d_k, d_v;  ///< boxes of 64 keys
     Bits16BackwardParameters rows;       ///< what the kernels before and after this one share with it
     int tasks;
+    DqRing ring;
 };
 
 /// Enqueues the backward pass. rows.next_task must not be null.

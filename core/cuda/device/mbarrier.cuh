@@ -24,6 +24,12 @@ class Barrier {
     __device__ __forceinline__ void arrive() const {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(memory_) : "memory");
     }
+    /// Makes one arrival for the calling warp, after all that its lanes have read and written. All lanes call
+    /// this.
+    __device__ __forceinline__ void arrive_as_warp() const {
+        __syncwarp();
+        if (lane_index() == 0) arrive();
+    }
     /// Arrives, and announces copies of `bytes` bytes that report to this barrier.
     __device__ __forceinline__ void arrive_and_expect(int bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(memory_), "r"(bytes)
@@ -113,7 +119,7 @@ class RingPosition {
 /// Every warp of the consumers calls this once for each stage: releases the stage and goes to the next one.
 template <int stages>
 __device__ __forceinline__ void release(RingPosition<stages>& ring) {
-    if (lane_index() == 0) ring.empty().arrive();
+    ring.empty().arrive_as_warp();
     ring.advance();
 }
 
