@@ -157,12 +157,13 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
         receiver.begin();
     }
     const int position = __ldcg(p.positions + row), place = __ldcg(p.places + row);
+    if (p.cluster_log2 > 0) receiver.await_all_begun();
     const bool exists = position >= 0 && position < p.context && place >= 0 && place < p.cache_places;
     const int first_key = p.left < 0 ? 0 : max(0, position - p.left);
     const KeysOfSplit keys =
         exists ? keys_of_split<Block>(first_key, position + 1, split, splits) : KeysOfSplit{0, 0, 0};
-    const T *const cached_k = p.cached_k.at(exists ? place : 0, kv_head), *const cached_v = p.cached_v.at(
-                                                                              exists ? place : 0, kv_head);
+    const T* const cached_k = p.cached_k.at(exists ? place : 0, kv_head);
+    const T* const cached_v = p.cached_v.at(exists ? place : 0, kv_head);
 
     // Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(u).
     const auto column_of = [&](int j) { return (j * lanes + lane % lanes) * n; };
@@ -208,7 +209,6 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     if (!exists && split == 0)
         for (int i = thread; i < block_columns; i += threads)
             p.o.at(row, first_head + i / p.head_dim)[i % p.head_dim] = kernels::convert<T>(NAN);
-    if (p.cluster_log2 > 0) receiver.await_all_begun();
     if (!has_keys) return;
 
     uint4 raw_q[heads_together][vectors];
