@@ -39,7 +39,9 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 /// the cache that the row sees: with window.left all up to `left` positions before its own. Uses scale,
 /// window.left, softcap, alibi_slopes and sink of `options`, which must be causal; dropout is not applied.
 /// Positions and places outside the cache are an Error on the CPU; a GPU writes NaN to their rows of o.
-/// Throws Error on other shapes, dtypes or options.
+/// A GPU may read places, positions and earlier keys and values while the preceding kernel of the stream
+/// still runs, so that kernel must not write them; it may write q, k and v. Throws Error on other shapes,
+/// dtypes or options.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch);
 

@@ -31,11 +31,7 @@ struct Variant {
     const char* name;
     cuda::FusedLinearTiles tiles;
 };
-constexpr Variant variants[] = {{"16 warps, 12 stages", {16, 12, 1}},
-                                {"16 warps, 8 stages", {16, 8, 1}},
-                                {"16 warps, 6 stages", {16, 6, 1}},
-                                {"2 x 16 warps, 6 stages", {16, 6, 2}},
-                                {"2 x 8 warps, 12 stages", {8, 12, 2}}};
+constexpr Variant variants[] = {{"16 warps", {16, 1}}, {"2 x 8 warps", {8, 2}}};
 
 /// Median microseconds of a graph of all calls, divided by their number.
 double microseconds(const Context& ctx, std::int64_t calls, const std::function<void(std::int64_t)>& call) {

@@ -28,7 +28,7 @@ void sum_columns(const Context&, const Tensor&, const Tensor&) {
 void add_parts(const Context&, const GradientTarget&, const Tensor&) {
     operator_absent();
 }
-bool fused_linear(const Context&, const Tensor&, const Tensor&, const FusedLinear&, const FusedLinearTiles&) {
+bool fused_linear(const Context&, const Tensor&, const Tensor&, const FusedLinear&) {
     operator_absent();
 }
 void most_likely_tokens(const Context&, const Tensor&, const Tensor&) {

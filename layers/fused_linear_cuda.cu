@@ -2,7 +2,6 @@
 // enough of them are on their way at any moment. So each lane copies its own 16-byte vectors of the weights
 // to shared memory, many ahead, and the first ones before the preceding kernel has ended. No other thread
 // reads a lane's vectors, so the ring needs no barrier.
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -285,30 +284,10 @@ void visit_rows(std::int64_t rows, F&& f) {
     f.template operator()<8>();
 }
 
-/// Calls f<warps, stages>() for one of the compiled shapes.
-template <class F>
-void visit_tiles(const FusedLinearTiles& tiles, F&& f) {
-    if (tiles.warps == 16 && tiles.stages == 12) return f.template operator()<16, 12>();
-    if (tiles.warps == 16 && tiles.stages == 8) return f.template operator()<16, 8>();
-    if (tiles.warps == 16 && tiles.stages == 6) return f.template operator()<16, 6>();
-    if (tiles.warps == 8 && tiles.stages == 12) return f.template operator()<8, 12>();
-    throw Error(concat("fused_linear: no kernel of ", tiles.warps, " warps and ", tiles.stages, " stages"));
-}
-
-/// The value of GRADTILE_FUSED_LINEAR: "off", or a shape such as 16,6,2 (warps, stages, blocks of a
-/// multiprocessor), for comparisons.
-const char* setting() {
-    return std::getenv("GRADTILE_FUSED_LINEAR");
-}
-FusedLinearTiles tiles_of_setting(const FusedLinearTiles& otherwise) {
-    FusedLinearTiles tiles;
-    if (setting() == nullptr ||
-        std::sscanf(setting(), "%d,%d,%d", &tiles.warps, &tiles.stages, &tiles.blocks_of_multiprocessor) != 3)
-        return otherwise;
-    return tiles;
-}
+/// For comparisons.
 bool is_turned_off() {
-    return setting() != nullptr && setting() == std::string_view("off");
+    const char* const setting = std::getenv("GRADTILE_FUSED_LINEAR");
+    return setting != nullptr && setting == std::string_view("off");
 }
 
 bool in_vectors(const Tensor& x) {
@@ -325,8 +304,7 @@ const T* data_or_null(const Tensor& x) {
 }  // namespace
 
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
-                  const FusedLinearTiles& wanted) {
-    const FusedLinearTiles tiles = tiles_of_setting(wanted);
+                  const FusedLinearTiles& tiles) {
     const std::int64_t rows = x.size(0), in = x.size(1), out = y.size(1);
     constexpr std::int64_t max_size = 1 << 24;
     if (rows > max_fused_rows || x.dtype() == DType::f64 || in > max_size || out > max_size ||
@@ -369,7 +347,8 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
                                          .activation = op.activation ? static_cast<int>(*op.activation) : -1,
                                          .parts_log2 = parts_log2};
         visit_rows(rows, [&]<int kernel_rows>() {
-            visit_tiles(tiles, [&]<int warps, int stages>() {
+            const auto launch_with = [&]<int warps>() {
+                constexpr int stages = FusedLinearTiles::stages;
                 const int bytes =
                     fused_linear_shared(kernel_rows, vectors, warps, stages, weight_rows << parts_log2).all();
                 if (bytes + own_shared_bytes > shared_memory_of_a_block()) return;
@@ -380,7 +359,10 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
                         .starts_early = true},
                        p);
                 launched = true;
-            });
+            };
+            check(tiles.warps == 8 || tiles.warps == 16, "fused_linear: no kernel of ", tiles.warps,
+                  " warps");
+            tiles.warps == 8 ? launch_with.template operator()<8>() : launch_with.template operator()<16>();
         });
     };
     switch (x.dtype()) {
@@ -397,6 +379,10 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
             return false;
     }
     return launched;
+}
+
+bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
+    return fused_linear(ctx, y, x, op, FusedLinearTiles::of(op.weight.size(0), processors_of(ctx)));
 }
 
 }  // namespace gradtile::cuda

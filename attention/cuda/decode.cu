@@ -1,5 +1,12 @@
 // decode.h on the GPU. Lanes of a warp hold columns of K and V, 16 bytes each, so that a warp reads whole
 // cache lines and no tensor cores are needed: with one query, the call takes the time of reading K and V.
+//
+// With few keys, a call takes the time of the accesses to memory that wait for each other. So the first keys
+// and values are read before the preceding kernel has ended: all but the new key, which is the only one that
+// the kernel may have written. The splits of a text are thread blocks of one cluster, and merge in shared
+// memory.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -7,6 +14,7 @@
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/early_start.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
@@ -17,7 +25,19 @@ namespace {
 
 namespace kernels = gradtile::cuda::device;
 
-constexpr int decode_threads = 128, decode_warps = decode_threads / 32;
+/// The thread block of a kernel. A key has `lanes` lanes, and each of them `vectors` vectors of 16 bytes.
+template <int lanes, int vectors, int heads_together>
+struct DecodeBlock {
+    // More heads have larger results in shared memory.
+    static constexpr int threads = heads_together > 4 ? 128 : 256, warps = threads / 32;
+    /// Keys that each thread reads at once. Keys and values of 16 bytes take 8 registers of a key.
+    static constexpr int unroll = std::max(1, (heads_together > 4   ? 1
+                                               : heads_together > 2 ? 2
+                                                                    : 4) /
+                                                  vectors);
+    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // that a block reads at once
+    static constexpr int pass_keys = keys * unroll;
+};
 
 /// Rows of heads: element (row, head, column) is at data + row * row_stride + head * head_stride + column.
 template <class T>
@@ -52,8 +72,9 @@ struct DecodeParameters {
     float scale, softcap;
     const float *alibi_slopes, *sink;
     std::int64_t alibi_stride, sink_stride;
+    int cluster_log2;           // 2^cluster_log2 splits are the thread blocks of a cluster
     int* counters;              // of finished splits [R, Hkv, head_sets]
-    float *part_o, *part_sums;  // [R, Hq, splits, D], [R, Hq, splits, 2]: maximum and sum of exponentials
+    float *part_o, *part_sums;  // [R, Hq, clusters, D], [R, Hq, clusters, 2]: maximum, sum of exponentials
 };
 
 /// The keys of a split.
@@ -62,93 +83,165 @@ struct KeysOfSplit {
     int splits;  // splits that have keys
 };
 
+/// Few keys have few splits: a split for each pass of a block, until a cluster is full.
+template <class Block>
 __device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
-    constexpr int multiple = 16;  // keys that the warps of a block read at a time, for heads of 128 bytes
+    const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
     const int keys = end_key - first_key;
-    const int length = max(1, (keys + splits * multiple - 1) / (splits * multiple)) * multiple;
+    const int wanted = max(min(DecodePlan::max_cluster, ceil_div(keys, Block::pass_keys)),
+                           ceil_div(keys, DecodePlan::min_keys_beyond_a_cluster));
+    const int length = ceil_div(keys, min(splits, wanted) * Block::keys) * Block::keys;
     const int begin = first_key + split * length;
-    return {begin, min(begin + length, end_key), (keys + length - 1) / length};
+    return {begin, min(begin + length, end_key), ceil_div(keys, length)};
 }
 
 __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
 }
 
-/// The grid is (splits, Hkv * head_sets, R). A key has `lanes` lanes with `vectors` vectors of 16 bytes each.
+/// Results of a block in shared memory.
+template <class Block, int heads_together, int max_dim>
+struct DecodeShared {
+    float warp_o[Block::warps][heads_together][max_dim];
+    float2 warp_sums[Block::warps][heads_together];
+    // From each block of the cluster the columns that this block merges. Their number is rounded up.
+    float cluster_o[heads_together * max_dim + DecodePlan::max_cluster];
+    float2 cluster_sums[DecodePlan::max_cluster][heads_together];  // like warp_sums: maximum and sum
+    std::uint64_t barrier;
+    bool is_last;
+};
+
+/// A column of o as parts of the keys: the largest score, and with it the sums of exponentials and of o.
+struct PartOfKeys {
+    float maximum, sum, o;
+};
+
+/// The sum of `count` parts, in their order.
+template <class PartAt>
+__device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
+    PartOfKeys all{-std::numeric_limits<float>::max(), 0, 0};
+    for (int i = 0; i < count; ++i) all.maximum = fmaxf(all.maximum, part_at(i).maximum);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+        const PartOfKeys part = part_at(i);
+        const float weight = exponential(part.maximum - all.maximum);
+        all.sum = fmaf(weight, part.sum, all.sum);
+        all.o = fmaf(weight, part.o, all.o);
+    }
+    return all;
+}
+
+/// The grid is (splits, Hkv * head_sets, R), with clusters of splits.
 template <class T, int lanes, int vectors, int heads_together>
-__global__ void __launch_bounds__(decode_threads, 2) decode_kernel(const DecodeParameters<T> p) {
+__global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::threads)
+    decode_kernel(const DecodeParameters<T> p) {
     using namespace gradtile::cuda::device;
-    constexpr int n = 16 / sizeof(T), columns = n * vectors, warp_keys = 32 / lanes,
-                  unroll = vectors > 1 || heads_together > 4 ? 1 : 2, max_dim = lanes * columns,
-                  max_splits = DecodePlan::max_splits;
+    using Block = DecodeBlock<lanes, vectors, heads_together>;
+    constexpr int n = 16 / sizeof(T), columns = n * vectors, max_dim = lanes * columns,
+                  unroll = Block::unroll, threads = Block::threads;
     using Vector = Packed<T, n>;
-    __shared__ float warp_o[decode_warps][heads_together][max_dim];
-    __shared__ float2 warp_sums[decode_warps][heads_together];
-    __shared__ float2 split_sums[heads_together][max_splits];
-    __shared__ bool is_last;
+    __shared__ DecodeShared<Block, heads_together, max_dim> shared;
 
     const int row = static_cast<int>(blockIdx.z), set = static_cast<int>(blockIdx.y) % p.head_sets,
               kv_head = static_cast<int>(blockIdx.y) / p.head_sets, split = static_cast<int>(blockIdx.x),
               splits = static_cast<int>(gridDim.x);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    const auto first_key_of = [&](int position) { return p.left < 0 ? 0 : max(0, position - p.left); };
+    const int first_head = kv_head * p.group + set * heads_together,
+              end_head = min(first_head + heads_together, (kv_head + 1) * p.group),
+              block_columns = (end_head - first_head) * p.head_dim;
 
     allow_successor();
-    // Another kernel of the pass may not have written the numbers yet: then other lines are fetched, which
-    // changes no result.
-    if (const int position = p.positions[row], place = p.places[row];
-        position > 0 && position < p.context && place >= 0 && place < p.cache_places && set == 0) {
-        constexpr int line = 128 / sizeof(T);
-        const KeysOfSplit keys = keys_of_split(first_key_of(position), position, split, splits);
-        const int lines = (p.head_dim + line - 1) / line;
-        for (int i = thread; i < (keys.end - keys.begin) * lines; i += decode_threads) {
-            const std::int64_t key = keys.begin + i / lines;
-            const int column = i % lines * line;
-            prefetch_to_l2(p.cached_k.at(place, kv_head) + key * p.cached_k.key_stride + column);
-            prefetch_to_l2(p.cached_v.at(place, kv_head) + key * p.cached_v.key_stride + column);
-        }
+    const ClusterReceiver receiver(&shared.barrier);
+    if (p.cluster_log2 > 0) {
+        if (thread == 0) receiver.initialize();
+        receiver.begin();
     }
-    await_results();
+    const int position = __ldcg(p.positions + row), place = __ldcg(p.places + row);
+    if (p.cluster_log2 > 0) receiver.await_all_begun();
+    const bool exists = position >= 0 && position < p.context && place >= 0 && place < p.cache_places;
+    const int first_key = p.left < 0 ? 0 : max(0, position - p.left);
+    const KeysOfSplit keys =
+        exists ? keys_of_split<Block>(first_key, position + 1, split, splits) : KeysOfSplit{0, 0, 0};
+    const T* const cached_k = p.cached_k.at(exists ? place : 0, kv_head);
+    const T* const cached_v = p.cached_v.at(exists ? place : 0, kv_head);
 
-    const int position = p.positions[row], place = p.places[row];
-    const int first_head = kv_head * p.group + set * heads_together,
-              end_head = min(first_head + heads_together, (kv_head + 1) * p.group);
-    if (position < 0 || position >= p.context || place < 0 || place >= p.cache_places) {
-        if (split == 0)
-            for (int i = thread; i < (end_head - first_head) * p.head_dim; i += decode_threads)
-                p.o.at(row, first_head + i / p.head_dim)[i % p.head_dim] = kernels::convert<T>(NAN);
-        return;
-    }
-    const KeysOfSplit keys = keys_of_split(first_key_of(position), position + 1, split, splits);
-    if (keys.begin >= keys.end) return;
-
-    const T *const cached_k = p.cached_k.at(place, kv_head), *const cached_v = p.cached_v.at(place, kv_head);
-    const T *const new_k = p.k.at(row, kv_head), *const new_v = p.v.at(row, kv_head);
-    if (set == 0 && position < keys.end) {  // the last split appends the new key
-        for (int i = thread * n; i < p.head_dim; i += decode_threads * n) {
-            const std::int64_t to = position * p.cached_k.key_stride, to_v = position * p.cached_v.key_stride;
-            *reinterpret_cast<Vector*>(p.cached_k.at(place, kv_head) + to + i) =
-                *reinterpret_cast<const Vector*>(new_k + i);
-            *reinterpret_cast<Vector*>(p.cached_v.at(place, kv_head) + to_v + i) =
-                *reinterpret_cast<const Vector*>(new_v + i);
-        }
-    }
-
-    // Vector j of a lane holds the columns from column_of(j) on.
+    // Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(u).
     const auto column_of = [&](int j) { return (j * lanes + lane % lanes) * n; };
-    float q[heads_together][columns], o[heads_together][columns], slope[heads_together];
+    const auto key_of = [&](int pass, int u) {
+        return pass + u * Block::keys + warp * Block::warp_keys + lane / lanes;
+    };
+    // All but the new key, from the L2 cache: another multiprocessor may have written them.
+    const auto load_cached = [&](uint4(&to)[unroll][vectors], const T* from, std::int64_t stride, int pass) {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int key = key_of(pass, u);
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                to[u][j] = uint4{};
+                if (key < keys.end && key != position && column_of(j) < p.head_dim)
+                    to[u][j] = __ldcg(reinterpret_cast<const uint4*>(from + key * stride + column_of(j)));
+            }
+        }
+    };
+    uint4 k[unroll][vectors], v[unroll][vectors];
+    load_cached(k, cached_k, p.cached_k.key_stride, keys.begin);
+    load_cached(v, cached_v, p.cached_v.key_stride, keys.begin);
+    float slope[heads_together];
+#pragma unroll
+    for (int h = 0; h < heads_together; ++h)
+        slope[h] = p.alibi_slopes == nullptr
+                       ? 0.0f
+                       : p.alibi_slopes[min(first_head + h, end_head - 1) * p.alibi_stride];
+
+    const int clusters_of_grid = splits >> p.cluster_log2, cluster_size = 1 << p.cluster_log2,
+              cluster = split >> p.cluster_log2, rank = split & (cluster_size - 1),
+              clusters = (keys.splits + cluster_size - 1) >> p.cluster_log2,
+              blocks = min(cluster_size, keys.splits - cluster * cluster_size);  // of this cluster, with keys
+    // Block r of the cluster merges the columns from r * share on.
+    const int share = (block_columns + max(blocks, 1) - 1) / max(blocks, 1),
+              own_columns = max(0, min(share, block_columns - rank * share));
+    const bool has_keys = keys.begin < keys.end;
+    if (has_keys && blocks > 1 && thread == 0)
+        receiver.expect(blocks * (own_columns * static_cast<int>(sizeof(float)) +
+                                  (end_head - first_head) * static_cast<int>(sizeof(float2))));
+
+    await_results();
+    if (!exists && split == 0)
+        for (int i = thread; i < block_columns; i += threads)
+            p.o.at(row, first_head + i / p.head_dim)[i % p.head_dim] = kernels::convert<T>(NAN);
+    if (!has_keys) return;
+
+    uint4 raw_q[heads_together][vectors];
+#pragma unroll
+    for (int h = 0; h < heads_together; ++h)
+#pragma unroll
+        for (int j = 0; j < vectors; ++j) {
+            raw_q[h][j] = uint4{};
+            if (column_of(j) < p.head_dim)
+                raw_q[h][j] = *reinterpret_cast<const uint4*>(p.q.at(row, min(first_head + h, end_head - 1)) +
+                                                              column_of(j));
+        }
+    const auto load_new = [&](uint4(&to)[unroll][vectors], const HeadsOfRows<const T>& from, int pass) {
+        if (position >= min(pass + Block::pass_keys, keys.end)) return;
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+#pragma unroll
+            for (int j = 0; j < vectors; ++j)
+                if (key_of(pass, u) == position && column_of(j) < p.head_dim)
+                    to[u][j] = *reinterpret_cast<const uint4*>(from.at(row, kv_head) + column_of(j));
+    };
+    load_new(k, p.k, keys.begin);
+    load_new(v, p.v, keys.begin);
+
+    float q[heads_together][columns], o[heads_together][columns];
     float maximum[heads_together], sum[heads_together];
 #pragma unroll
     for (int h = 0; h < heads_together; ++h) {
-        const int head = min(first_head + h, end_head - 1);
-        slope[h] = p.alibi_slopes == nullptr ? 0.0f : p.alibi_slopes[head * p.alibi_stride];
         maximum[h] = -std::numeric_limits<float>::max();
         sum[h] = 0;
 #pragma unroll
         for (int j = 0; j < vectors; ++j) {
-            Vector x{};
-            if (column_of(j) < p.head_dim)
-                x = *reinterpret_cast<const Vector*>(p.q.at(row, head) + column_of(j));
+            const Vector x = __builtin_bit_cast(Vector, raw_q[h][j]);
 #pragma unroll
             for (int i = 0; i < n; ++i) {
                 q[h][j * n + i] = kernels::convert<float>(x[i]) * p.scale;
@@ -156,133 +249,176 @@ __global__ void __launch_bounds__(decode_threads, 2) decode_kernel(const DecodeP
             }
         }
     }
-    for (int key = keys.begin + warp * warp_keys * unroll; key < keys.end;
-         key += decode_warps * warp_keys * unroll) {
-        Vector k[unroll][vectors], v[unroll][vectors];
+    int pass = keys.begin;
+    while (true) {
+        const int next_pass = pass + Block::pass_keys;
+        float score[heads_together][unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int own = key + u * warp_keys + lane / lanes;
-            const T* const from_k = own == position ? new_k : cached_k + own * p.cached_k.key_stride;
-            const T* const from_v = own == position ? new_v : cached_v + own * p.cached_v.key_stride;
+        for (int u = 0; u < unroll; ++u)
 #pragma unroll
-            for (int j = 0; j < vectors; ++j) {
-                k[u][j] = v[u][j] = Vector{};
-                if (own < keys.end && column_of(j) < p.head_dim) {
-                    k[u][j] = *reinterpret_cast<const Vector*>(from_k + column_of(j));
-                    v[u][j] = *reinterpret_cast<const Vector*>(from_v + column_of(j));
+            for (int h = 0; h < heads_together; ++h) {
+                score[h][u] = 0;
+#pragma unroll
+                for (int j = 0; j < vectors; ++j) {
+                    const Vector x = __builtin_bit_cast(Vector, k[u][j]);
+#pragma unroll
+                    for (int i = 0; i < n; ++i)
+                        score[h][u] = fmaf(q[h][j * n + i], kernels::convert<float>(x[i]), score[h][u]);
+                }
+                score[h][u] = reduce_lanes<lanes>(score[h][u], Sum{});
+            }
+#pragma unroll
+        for (int h = 0; h < heads_together; ++h) {
+            const ScoreFormula<float> formula{.softcap = p.softcap, .alibi_slope = slope[h]};
+            if (formula.changes_products())
+#pragma unroll
+                for (int u = 0; u < unroll; ++u)
+                    score[h][u] = formula.template of_product<device::PreciseMath>(score[h][u]).value;
+            if (formula.has_distance_terms())
+#pragma unroll
+                for (int u = 0; u < unroll; ++u)
+                    score[h][u] = formula.template add_distance_terms<device::PreciseMath>(
+                        score[h][u], position - key_of(pass, u));
+#pragma unroll
+            for (int u = 0; u < unroll; ++u)
+                if (key_of(pass, u) >= keys.end) score[h][u] = -INFINITY;
+        }
+        if (next_pass < keys.end) {
+            load_cached(k, cached_k, p.cached_k.key_stride, next_pass);
+            load_new(k, p.k, next_pass);
+        }
+#pragma unroll
+        for (int h = 0; h < heads_together; ++h) {
+            float next = maximum[h];
+#pragma unroll
+            for (int u = 0; u < unroll; ++u) next = fmaxf(next, score[h][u]);
+            const float keep = exponential(maximum[h] - next);
+            maximum[h] = next;
+            sum[h] *= keep;
+#pragma unroll
+            for (int i = 0; i < columns; ++i) o[h][i] *= keep;
+#pragma unroll
+            for (int u = 0; u < unroll; ++u) {
+                const float probability = exponential(score[h][u] - next);
+                sum[h] += probability;
+#pragma unroll
+                for (int j = 0; j < vectors; ++j) {
+                    const Vector x = __builtin_bit_cast(Vector, v[u][j]);
+#pragma unroll
+                    for (int i = 0; i < n; ++i)
+                        o[h][j * n + i] = fmaf(probability, kernels::convert<float>(x[i]), o[h][j * n + i]);
                 }
             }
         }
-#pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int own = key + u * warp_keys + lane / lanes;
-#pragma unroll
-            for (int h = 0; h < heads_together; ++h) {
-                float score = 0;
-#pragma unroll
-                for (int j = 0; j < vectors; ++j)
-#pragma unroll
-                    for (int i = 0; i < n; ++i)
-                        score = fmaf(q[h][j * n + i], kernels::convert<float>(k[u][j][i]), score);
-                score = reduce_lanes<lanes>(score, Sum{});
-                const ScoreFormula<float> formula{.softcap = p.softcap, .alibi_slope = slope[h]};
-                if (formula.changes_products())
-                    score = formula.template of_product<device::PreciseMath>(score).value;
-                if (formula.has_distance_terms())
-                    score = formula.template add_distance_terms<device::PreciseMath>(score, position - own);
-                if (own >= keys.end) score = -INFINITY;
-                const float next = fmaxf(maximum[h], score);
-                const float keep = exponential(maximum[h] - next), probability = exponential(score - next);
-                maximum[h] = next;
-                sum[h] = fmaf(sum[h], keep, probability);
-#pragma unroll
-                for (int j = 0; j < vectors; ++j)
-#pragma unroll
-                    for (int i = 0; i < n; ++i)
-                        o[h][j * n + i] =
-                            fmaf(o[h][j * n + i], keep, probability * kernels::convert<float>(v[u][j][i]));
-            }
+        if (next_pass < keys.end) {
+            load_cached(v, cached_v, p.cached_v.key_stride, next_pass);
+            load_new(v, p.v, next_pass);
         }
+        if (next_pass >= keys.end) break;
+        pass = next_pass;
+    }
+    // The threads that hold the new key append it.
+    if (set == 0 && position < keys.end) {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+#pragma unroll
+            for (int j = 0; j < vectors; ++j)
+                if (key_of(pass, u) == position && column_of(j) < p.head_dim) {
+                    const auto store = [&](const CachedHeads<T>& to, const uint4& x) {
+                        *reinterpret_cast<uint4*>(to.at(place, kv_head) + position * to.key_stride +
+                                                  column_of(j)) = x;
+                    };
+                    store(p.cached_k, k[u][j]);
+                    store(p.cached_v, v[u][j]);
+                }
     }
 
-    // The parts of a warp's lanes, then those of the warps.
+    // The sum over the keys of a warp.
 #pragma unroll
     for (int h = 0; h < heads_together; ++h) {
+        float all = maximum[h];
+#pragma unroll
+        for (int distance = lanes; distance < 32; distance *= 2)
+            all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
+        const float weight = exponential(maximum[h] - all);
+        sum[h] *= weight;
+#pragma unroll
+        for (int i = 0; i < columns; ++i) o[h][i] *= weight;
 #pragma unroll
         for (int distance = lanes; distance < 32; distance *= 2) {
-            const float other = __shfl_xor_sync(~0u, maximum[h], distance), next = fmaxf(maximum[h], other);
-            const float keep = exponential(maximum[h] - next), keep_other = exponential(other - next);
-            maximum[h] = next;
-            sum[h] = sum[h] * keep + __shfl_xor_sync(~0u, sum[h], distance) * keep_other;
+            sum[h] += __shfl_xor_sync(~0u, sum[h], distance);
 #pragma unroll
-            for (int i = 0; i < columns; ++i)
-                o[h][i] = o[h][i] * keep + __shfl_xor_sync(~0u, o[h][i], distance) * keep_other;
+            for (int i = 0; i < columns; ++i) o[h][i] += __shfl_xor_sync(~0u, o[h][i], distance);
         }
         if (lane < lanes) {
 #pragma unroll
             for (int j = 0; j < vectors; ++j)
 #pragma unroll
-                for (int i = 0; i < n; ++i) warp_o[warp][h][column_of(j) + i] = o[h][j * n + i];
+                for (int i = 0; i < n; ++i) shared.warp_o[warp][h][column_of(j) + i] = o[h][j * n + i];
         }
-        if (lane == 0) warp_sums[warp][h] = {maximum[h], sum[h]};
+        if (lane == 0) shared.warp_sums[warp][h] = {all, sum[h]};
     }
     __syncthreads();
-    const int block_columns = (end_head - first_head) * p.head_dim;
-    const auto sink_of = [&](int head) {
-        return p.sink == nullptr ? -INFINITY : p.sink[head * p.sink_stride];
-    };
-    for (int i = thread; i < block_columns; i += decode_threads) {
-        const int h = i / p.head_dim, column = i % p.head_dim, head = first_head + h;
-        float all = -std::numeric_limits<float>::max(), total = 0, value = 0;
-        for (int w = 0; w < decode_warps; ++w) all = fmaxf(all, warp_sums[w][h].x);
-        if (keys.splits == 1) all = fmaxf(all, sink_of(head));
-        for (int w = 0; w < decode_warps; ++w) {
-            const float weight = exponential(warp_sums[w][h].x - all);
-            total = fmaf(weight, warp_sums[w][h].y, total);
-            value = fmaf(weight, warp_o[w][h][column], value);
-        }
-        if (keys.splits == 1) {
-            total += exponential(sink_of(head) - all);
-            p.o.at(row, head)[column] = kernels::convert<T>(value / total);
-        } else {
-            const std::int64_t part = (std::int64_t{row} * p.heads + head) * splits + split;
-            p.part_o[part * p.head_dim + column] = value;
-            if (column == 0) *reinterpret_cast<float2*>(p.part_sums + 2 * part) = {all, total};
-        }
-    }
-    if (keys.splits == 1) return;
 
-    // The block that finishes last merges the splits, in their order.
-    __threadfence();
-    __syncthreads();
-    int* const counter = p.counters + std::int64_t{row} * gridDim.y + blockIdx.y;
-    if (thread == 0) {
-        is_last = atomicAdd(counter, 1) == keys.splits - 1;
-        if (is_last) *counter = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    for (int i = thread; i < (end_head - first_head) * keys.splits; i += decode_threads) {
-        const int h = i / keys.splits, of_split = i % keys.splits;
-        const std::int64_t part = (std::int64_t{row} * p.heads + first_head + h) * splits + of_split;
-        split_sums[h][of_split] = __ldcg(reinterpret_cast<const float2*>(p.part_sums + 2 * part));
-    }
-    __syncthreads();
-    for (int i = thread; i < block_columns; i += decode_threads) {
-        const int h = i / p.head_dim, column = i % p.head_dim, head = first_head + h;
-        const float* const parts =
-            p.part_o + ((std::int64_t{row} * p.heads + head) * splits) * p.head_dim + column;
-        float all = sink_of(head), value = 0;
-        for (int s = 0; s < keys.splits; ++s) all = fmaxf(all, split_sums[h][s].x);
-        float total = exponential(sink_of(head) - all);
-#pragma unroll 8
-        for (int s = 0; s < keys.splits; ++s) {
-            const float weight = exponential(split_sums[h][s].x - all);
-            total = fmaf(weight, split_sums[h][s].y, total);
-            value = fmaf(weight, __ldcg(parts + std::int64_t{s} * p.head_dim), value);
+    const auto head_of = [&](int i) { return heads_together == 1 ? 0 : i / p.head_dim; };
+    const auto write = [&](int h, int column, PartOfKeys part) {
+        const int head = first_head + h;
+        if (p.sink != nullptr) {
+            const float sink = p.sink[head * p.sink_stride], all = fmaxf(part.maximum, sink),
+                        weight = exponential(part.maximum - all);
+            part = {all, fmaf(weight, part.sum, exponential(sink - all)), weight * part.o};
         }
-        p.o.at(row, head)[column] = kernels::convert<T>(value / total);
+        p.o.at(row, head)[column] = kernels::convert<T>(part.o / part.sum);
+    };
+    const auto finish = [&](int h, int column, const PartOfKeys& part) {
+        if (clusters == 1) return write(h, column, part);
+        const std::int64_t to = (std::int64_t{row} * p.heads + first_head + h) * clusters_of_grid + cluster;
+        p.part_o[to * p.head_dim + column] = part.o;
+        if (column == 0) *reinterpret_cast<float2*>(p.part_sums + 2 * to) = {part.maximum, part.sum};
+    };
+    for (int i = thread; i < block_columns; i += threads) {
+        const int h = head_of(i), column = i - h * p.head_dim;
+        const PartOfKeys part = merged(Block::warps, [&](int w) -> PartOfKeys {
+            return {shared.warp_sums[w][h].x, shared.warp_sums[w][h].y, shared.warp_o[w][h][column]};
+        });
+        if (blocks == 1) {
+            finish(h, column, part);
+            continue;
+        }
+        receiver.send(&shared.cluster_o[rank * share + i % share], i / share, part.o);
+        for (int r = column; r < blocks; r += p.head_dim)
+            receiver.send(&shared.cluster_sums[rank][h], r, {part.maximum, part.sum});
+    }
+    if (blocks > 1) {
+        receiver.wait();
+        for (int i = thread; i < own_columns; i += threads) {
+            const int h = head_of(rank * share + i), column = rank * share + i - h * p.head_dim;
+            finish(h, column, merged(blocks, [&](int r) -> PartOfKeys {
+                       return {shared.cluster_sums[r][h].x, shared.cluster_sums[r][h].y,
+                               shared.cluster_o[r * share + i]};
+                   }));
+        }
+    }
+    if (clusters == 1) return;
+
+    // The block that finishes last merges the clusters, in their order.
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        int* const counter = p.counters + std::int64_t{row} * gridDim.y + blockIdx.y;
+        shared.is_last = atomicAdd(counter, 1) == keys.splits - 1;
+        if (shared.is_last) *counter = 0;
+    }
+    __syncthreads();
+    if (!shared.is_last) return;
+    __threadfence();
+    for (int i = thread; i < block_columns; i += threads) {
+        const int h = head_of(i), column = i - h * p.head_dim;
+        const std::int64_t first = (std::int64_t{row} * p.heads + first_head + h) * clusters_of_grid;
+        write(h, column, merged(clusters, [&](int c) -> PartOfKeys {
+                  const float2 sums = __ldcg(reinterpret_cast<const float2*>(p.part_sums + 2 * (first + c)));
+                  return {sums.x, sums.y, __ldcg(p.part_o + (first + c) * p.head_dim + column)};
+              }));
     }
 }
 
@@ -340,7 +476,7 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
           " heads; expected at most 65535 of each");
     for (const Tensor* x : {&o, &in.q, &in.k, &in.v, &cache.k, &cache.v}) check_vectors(*x);
     const auto launch_kernel = [&]<class T>(TypeTag<T>) {
-        const DecodeParameters<T> p{
+        DecodeParameters<T> p{
             .q = heads_of_rows<const T>(in.q),
             .k = heads_of_rows<const T>(in.k),
             .v = heads_of_rows<const T>(in.v),
@@ -364,6 +500,7 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
             .sink = options.sink.defined() ? options.sink.data<float>() : nullptr,
             .alibi_stride = options.alibi_slopes.defined() ? options.alibi_slopes.stride(0) : 0,
             .sink_stride = options.sink.defined() ? options.sink.stride(0) : 0,
+            .cluster_log2 = 0,
             .counters = scratch.counters.data<std::int32_t>(),
             .part_o = scratch.o.data<float>(),
             .part_sums = scratch.sums.data<float>()};
@@ -371,8 +508,13 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
                         static_cast<unsigned>(rows));
         visit_lanes<T>(dim, [&]<int lanes, int vectors>() {
             visit_heads_together(plan.heads_together, [&]<int together>() {
-                gradtile::cuda::launch(ctx, decode_kernel<T, lanes, vectors, together>, grid,
-                                       {.threads = decode_threads, .starts_early = true}, p);
+                const auto kernel = decode_kernel<T, lanes, vectors, together>;
+                if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
+                    p.cluster_log2 = std::countr_zero(
+                        static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
+                gradtile::cuda::launch_clusters(
+                    ctx, kernel, grid, 1u << p.cluster_log2,
+                    {.threads = DecodeBlock<lanes, vectors, together>::threads, .starts_early = true}, p);
             });
         });
     };

@@ -12,14 +12,17 @@ namespace gradtile::attention {
 /// lengths, which are known only while the kernel runs: splits without keys end at once.
 struct DecodePlan {
     static constexpr int max_heads_together = 8, max_splits = 64;
+    static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
     /// With fewer keys in a split, its start takes longer than its keys.
-    static constexpr std::int64_t min_keys_of_split = 64;
+    static constexpr std::int64_t min_keys_of_split = 128;
+    /// The merge of clusters takes as long as the reading of this number of keys.
+    static constexpr int min_keys_beyond_a_cluster = 512;
     /// Enough thread blocks to use the bandwidth of a GPU with 132 multiprocessors.
-    static constexpr std::int64_t enough_blocks = 528;
+    static constexpr std::int64_t enough_blocks = 264;
 
     int heads_together = 1;  ///< 1, 2, 4 or 8
     int head_sets = 1;       ///< thread blocks that share a K/V head
-    int splits = 1;
+    int splits = 1;          ///< 1, 2, 4 or a multiple of 8
 
     static DecodePlan of(std::int64_t rows, std::int64_t heads, const DecodeCache& cache) {
         const std::int64_t kv_heads = cache.k.size(2), group = heads / kv_heads;
@@ -27,10 +30,14 @@ struct DecodePlan {
         while (plan.heads_together < std::min<std::int64_t>(group, max_heads_together))
             plan.heads_together *= 2;
         plan.head_sets = static_cast<int>((group + plan.heads_together - 1) / plan.heads_together);
-        const std::int64_t blocks = rows * kv_heads * plan.head_sets,
-                           of_context = (cache.k.size(1) + min_keys_of_split - 1) / min_keys_of_split,
+        const std::int64_t blocks = rows * kv_heads * plan.head_sets, context = cache.k.size(1),
                            wanted = (enough_blocks + blocks - 1) / blocks;
-        plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(of_context, wanted), 1, max_splits));
+        const auto covers = [&](std::int64_t keys_of_split) {
+            return plan.splits >= wanted || plan.splits * keys_of_split >= context;
+        };
+        while (plan.splits < max_cluster && !covers(min_keys_of_split)) plan.splits *= 2;
+        while (plan.splits >= max_cluster && plan.splits < max_splits && !covers(min_keys_beyond_a_cluster))
+            plan.splits += max_cluster;
         return plan;
     }
 };

@@ -41,9 +41,10 @@ const FusedCase fused_cases[] = {
     {7, 32, 24, true, true, true, false, Activation::gelu},
     {8, 1288, 1000, true, true, true, true, Activation::swiglu},
     {8, 64, 3, false, false, false, false, std::nullopt, true},
-    {1, 128, 5003, true, true, false, false, std::nullopt, true},
-    {9, 64, 32, true, true, true, true, Activation::gelu},  // more rows than the kernel's
-    {2, 30, 16, true, true, true, true, Activation::gelu},  // no whole vectors
+    {1, 128, 5003, true, true, false, false, std::nullopt, true},  // two thread blocks a multiprocessor
+    {7, 264, 1703, true, true, true, true, Activation::swiglu},    // the same
+    {9, 64, 32, true, true, true, true, Activation::gelu},         // more rows than the kernel's
+    {2, 30, 16, true, true, true, true, Activation::gelu},         // no whole vectors
 };
 
 /// The operands of a case in one dtype, from the same random numbers.

@@ -1,0 +1,120 @@
+#pragma once
+/// Thread block clusters: neighbouring blocks of a grid that run at the same time and store into each other's
+/// shared memory. Code for an older architecture than Hopper has clusters of one block only.
+#include <array>
+
+#include <gradtile/core/cuda/device/async_copy.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/mbarrier.cuh>
+
+namespace gradtile::cuda {
+namespace device {
+
+#if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
+#define GRADTILE_HAS_CLUSTERS
+#endif
+
+/// Values that the blocks of a cluster send to a block: asynchronous stores into its shared memory, whose
+/// bytes a barrier there counts. So neither sender nor receiver waits for other memory accesses, as they do
+/// at a barrier of the cluster. A block may end when its own values have come.
+///
+/// Thread 0 calls initialize() and then every thread begin(). After every thread has called
+/// await_all_begun(), any thread may send. Thread 0 calls expect() once.
+class ClusterReceiver {
+  public:
+    /// `barrier` is at the same place in the shared memory of all blocks.
+    __device__ __forceinline__ explicit ClusterReceiver(std::uint64_t* barrier)
+        : barrier_(shared_address(barrier)) {}
+
+    __device__ __forceinline__ void initialize() const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        barrier_.initialize(1);
+        publish_barriers();
+#endif
+    }
+    __device__ __forceinline__ void begin() const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+    }
+    __device__ __forceinline__ void await_all_begun() const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+    }
+    /// `bytes` is the size of all values that this block receives.
+    __device__ __forceinline__ void expect(int bytes) const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        barrier_.arrive_and_expect(bytes);
+#endif
+    }
+    /// Stores the value in block `rank`, in its copy of the variable at `own` in shared memory.
+    __device__ __forceinline__ void send(float* own, int rank, float value) const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                         in_block(shared_address(own), rank)),
+                     "f"(value), "r"(in_block(barrier_.memory(), rank))
+                     : "memory");
+#endif
+    }
+    __device__ __forceinline__ void send(float2* own, int rank, float2 value) const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                in_block(shared_address(own), rank)),
+            "f"(value.x), "f"(value.y), "r"(in_block(barrier_.memory(), rank))
+            : "memory");
+#endif
+    }
+    /// Waits for the expected bytes.
+    __device__ __forceinline__ void wait() const {
+#ifdef GRADTILE_HAS_CLUSTERS
+        barrier_.wait(0);
+#endif
+    }
+
+  private:
+    __device__ __forceinline__ static std::uint32_t in_block(std::uint32_t address, int rank) {
+        std::uint32_t mapped = 0;
+#ifdef GRADTILE_HAS_CLUSTERS
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+#endif
+        return mapped;
+    }
+    Barrier barrier_;
+};
+
+}  // namespace device
+
+/// Launches kernel(arguments...) with clusters of `cluster` blocks, at most 8, along the grid's first axis,
+/// which is a multiple of it. A kernel for an older architecture has clusters of one block.
+template <class... Parameters, class... Arguments>
+void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, unsigned cluster,
+                     Block block, Arguments&&... arguments) {
+    use_device(ctx.device());
+    std::array<cudaLaunchAttribute, 2> attributes{};
+    unsigned count = 0;
+    if (block.starts_early && starts_early(reinterpret_cast<const void*>(kernel))) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {.x = cluster, .y = 1, .z = 1};
+    }
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(block.threads);
+    config.dynamicSmemBytes = block.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(ctx.stream());
+    config.attrs = attributes.data();
+    config.numAttrs = count;
+    cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+/// Whether a kernel may be launched with clusters on the current device.
+inline bool has_clusters(const void* kernel) {
+    return starts_early(kernel);  // both came with Hopper
+}
+
+}  // namespace gradtile::cuda
