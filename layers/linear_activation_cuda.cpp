@@ -1,6 +1,8 @@
-// linear_activation.h on the GPU: cuBLASLt fuses the activation or its derivative with the product if it can.
+// linear_activation.h on the GPU: cuBLASLt, or a kernel of gradtile's own, fuses the activation or its
+// derivative with the product if this is faster.
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
+#include <gradtile/layers/hopper/internal/activation_products.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/column_sums_backend.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
@@ -8,8 +10,8 @@
 namespace gradtile::cuda {
 namespace {
 
-/// Whether cuBLASLt can fuse the activation. The only activation that it fuses and whose input it also stores
-/// is GELU's tanh form, for 16-bit results.
+/// Whether the activation may be fused: GELU's tanh form, for 16-bit results. This is the only activation
+/// that cuBLASLt fuses and whose input it also stores.
 bool may_fuse(const Tensor& x, Activation activation) {
     return activation == Activation::gelu_tanh && is_16_bit(x.dtype()) && x.size(1) > 0;
 }
@@ -27,7 +29,12 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
     // A deterministic context computes y from the rounded values in hidden, so that recomputing y from hidden
     // gives the same bits.
     const bool fuse = may_fuse(x, activation) && !ctx.deterministic();
-    if (!fuse || !gemm_lt(ctx, y, x, weight, options, fusion, in_steps)) in_steps();
+    const ProductOperands operands{.a = x, .b = weight, .trans_b = true, .to = {hidden, y}, .bias = bias};
+    const GemmAlternatives alternatives{
+        .in_steps = in_steps,
+        .kernels = fuse ? gelu_product_kernels(operands) : std::span<const std::uint64_t>{},
+        .run_kernel = [&](std::uint64_t kernel) { run_gelu_product(ctx, operands, kernel); }};
+    if (!fuse || !gemm_lt(ctx, y, x, weight, options, fusion, alternatives)) in_steps();
 }
 
 void linear_activation_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
@@ -42,9 +49,18 @@ void linear_activation_backward(const Context& ctx, const SummedGradient& into, 
             cuda::activation_backward(ctx, d_hidden, d_hidden, hidden, activation);
         }
     };
-    if (!may_fuse(dy, activation) || !gemm_lt(ctx, d_hidden, dy, weight, {}, fusion, in_steps))
-        return in_steps();
-    if (column_sums.defined()) cuda::sum_columns(ctx, column_sums, d_hidden);
+    const ProductOperands operands{
+        .a = dy, .b = weight, .to = {d_hidden}, .with = hidden, .column_sums = column_sums};
+    const bool fuse = may_fuse(dy, activation);
+    const GemmAlternatives alternatives{
+        .in_steps = in_steps,
+        .after_library =
+            [&] {
+                if (column_sums.defined()) cuda::sum_columns(ctx, column_sums, d_hidden);
+            },
+        .kernels = fuse ? gelu_gradient_product_kernels(operands) : std::span<const std::uint64_t>{},
+        .run_kernel = [&](std::uint64_t kernel) { run_gelu_gradient_product(ctx, operands, kernel); }};
+    if (!fuse || !gemm_lt(ctx, d_hidden, dy, weight, {}, fusion, alternatives)) in_steps();
 }
 
 }  // namespace gradtile::cuda

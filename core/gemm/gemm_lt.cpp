@@ -38,7 +38,7 @@ cublasLtEpilogue_t epilogue_of(const GemmOptions& options, const GemmFusion& fus
 }  // namespace
 
 bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
-             const GemmOptions& options, const GemmFusion& fusion, const std::function<void()>& in_steps) {
+             const GemmOptions& options, const GemmFusion& fusion, const GemmAlternatives& alternatives) {
     const Tensor &bias = options.bias, &hidden = fusion.hidden;
     const bool to_tf32 = a.dtype() == DType::f32 && ctx.tf32();
     const GemmProblem problem{
@@ -76,7 +76,7 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
                           .bias = bias.defined() ? bias.raw_data() : nullptr,
                           .c = c.raw_data(),
                           .hidden = hidden.defined() ? hidden.raw_data() : nullptr};
-    return ctx.gemm_state()->run(ctx, problem, at, static_cast<float>(options.alpha), in_steps);
+    return ctx.gemm_state()->run(ctx, problem, at, static_cast<float>(options.alpha), alternatives);
 }
 
 }  // namespace gradtile::cuda
