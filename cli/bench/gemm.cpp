@@ -11,6 +11,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/linear_activation.h>
 
@@ -37,8 +38,8 @@ std::vector<Layer> layers_of(const ModelConfig& model) {
     const auto [qkv, proj, up, down] = block_matrices(model);
     std::vector<Layer> layers{{"qkv", qkv}, {"proj", proj}};
     if (traits_of(model.activation).gated) {
-        layers.push_back({"gate_up", up});
-        layers.push_back({"down", down});
+        layers.push_back({"gate_up", up, Layer::Fused::after});
+        layers.push_back({"down", down, Layer::Fused::before});
     } else {
         layers.push_back({"fc", up, Layer::Fused::after});
         layers.push_back({"fcproj", down, Layer::Fused::before});
@@ -149,19 +150,27 @@ void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const 
     forward.trained = [&] { gemm(ctx, y, x, w, {.trans_b = true, .bias = bias}); };
     forward.plain = [&] { gemm(ctx, y, x, w, {.trans_b = true}); };
     if (fused == Layer::Fused::after) {
-        const Tensor hidden = bench.random_like(y);
+        const Tensor activated =
+            traits_of(activation).gated ? bench.random({tokens, out / 2}) : bench.random_like(y);
         forward.pass = concat("forward + ", name_of(activation));
-        forward.trained = [&, hidden] { linear_activation_forward(ctx, y, hidden, x, w, bias, activation); };
+        forward.trained = [&, activated] {
+            linear_activation_forward(ctx, activated, y, x, w, bias, activation);
+        };
     }
     bench.measure(forward);
 
     Product data{name, "data gradient", tokens, in, out, count};
     data.trained = [&] { gemm(ctx, dx, dy, w); };
     if (fused == Layer::Fused::before) {
-        const Tensor hidden = bench.random_like(x);
+        const Tensor hidden =
+            traits_of(activation).gated ? bench.random({tokens, 2 * in}) : bench.random_like(x);
+        SummedGradient d_hidden = empty_like(ctx, hidden);
+        if (model.bias && !traits_of(activation).gated) d_hidden.column_sums = empty_column_sums(ctx, hidden);
         data.pass = concat("data grad + ", name_of(activation));
         data.plain = data.trained;
-        data.trained = [&, hidden] { linear_activation_backward(ctx, dx, dy, w, hidden, activation); };
+        data.trained = [&, hidden, d_hidden] {
+            linear_activation_backward(ctx, d_hidden, dy, w, hidden, activation);
+        };
     }
     bench.measure(data);
 

@@ -28,7 +28,7 @@ std::int64_t batch_step(const Tensor& x) {
 bool gemm_fused(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
                 const GemmOptions& options) {
     const ProductOperands operands{.a = a,
-                                   .b = b,
+                                   .b = {b},
                                    .trans_a = options.trans_a,
                                    .trans_b = options.trans_b,
                                    .to = {c},

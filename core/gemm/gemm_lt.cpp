@@ -23,7 +23,9 @@ std::int64_t alignment_of(const void* address) {
     return std::int64_t{1} << std::min(8, std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
 }
 
-cublasLtEpilogue_t epilogue_of(const GemmOptions& options, const GemmFusion& fusion) {
+std::int64_t epilogue_of(const GemmOptions& options, const GemmFusion& fusion) {
+    if (fusion.gated != GemmFusion::Gated::none)
+        return first_own_epilogue + (fusion.gated == GemmFusion::Gated::backward ? 1 : 0);
     switch (fusion.gelu) {
         case GemmFusion::Gelu::forward:
             return options.bias.defined() ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;

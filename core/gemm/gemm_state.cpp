@@ -182,7 +182,7 @@ void GemmState::place(GemmProblem& problem) const {
 
 /// Launches a product in the chosen way. Returns false when it is not possible, or when the choice is to
 /// compute in steps.
-bool GemmState::launch(const Operation& operation, const GemmChoice& choice,
+bool GemmState::launch(const Operation* operation, const GemmChoice& choice,
                        const GemmAlternatives& alternatives, cudaStream_t stream, void* result) {
     if (choice.by == GemmChoice::By::kernel) {
         if (std::ranges::find(alternatives.kernels, choice.kernel) == alternatives.kernels.end())
@@ -190,9 +190,9 @@ bool GemmState::launch(const Operation& operation, const GemmChoice& choice,
         alternatives.run_kernel(choice.kernel);
         return true;
     }
-    if (choice.by == GemmChoice::By::steps) return false;
+    if (choice.by == GemmChoice::By::steps || operation == nullptr) return false;
     const cublasStatus_t status =
-        operation.launch(handle_, choice.algorithm, workspace_.data(), stream, result);
+        operation->launch(handle_, choice.algorithm, workspace_.data(), stream, result);
     if (refused(status)) return false;
     cublas_check(status, "gemm");
     if (alternatives.after_library) alternatives.after_library();
@@ -201,14 +201,14 @@ bool GemmState::launch(const Operation& operation, const GemmChoice& choice,
 
 /// Sorts the candidates by their time. The clock of a GPU falls while it warms up, so the candidates are
 /// timed in turns.
-void GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
+void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
                              const GemmAlternatives& alternatives, std::vector<GemmChoice>& candidates) {
     // A product that accumulates must change c only once, so its timed launches read c and write to a buffer.
-    void* result = operation.at.c;
+    void* result = operation == nullptr ? nullptr : operation->at.c;
     std::optional<Buffer> elsewhere;
-    if (operation.problem.accumulates != 0) {
+    if (operation != nullptr && operation->problem.accumulates != 0) {
         try {
-            elsewhere.emplace(system_allocator(device_), operation.bytes_of_c());
+            elsewhere.emplace(system_allocator(device_), operation->bytes_of_c());
         } catch (const OutOfMemory&) {
             return;  // keeps the heuristic's order
         }
@@ -272,7 +272,9 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     prepare();
     place(problem);
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
-    const Operation operation(problem, at, alpha);
+    std::optional<Operation> of_library;  // nullopt: cuBLASLt cannot compute the product
+    if (problem.epilogue < first_own_epilogue) of_library.emplace(problem, at, alpha);
+    const Operation* const operation = of_library ? &*of_library : nullptr;
     const auto launched = [&](const GemmChoice& choice) {
         return launch(operation, choice, alternatives, stream, at.c);
     };
@@ -281,16 +283,18 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     if (known != chosen_.end()) {
         const GemmChoice choice = known->second;
         if (choice.by == GemmChoice::By::steps) return false;
-        const bool must_check = restored_.erase(problem) > 0 && choice.by == GemmChoice::By::library;
-        if ((!must_check || operation.accepts(handle_, choice.algorithm)) && launched(choice)) return true;
+        const bool must_check =
+            restored_.erase(problem) > 0 && choice.by == GemmChoice::By::library && operation != nullptr;
+        if ((!must_check || operation->accepts(handle_, choice.algorithm)) && launched(choice)) return true;
         chosen_.erase(problem);
     }
     std::vector<GemmChoice> candidates;
-    for (const cublasLtMatmulAlgo_t& algorithm : operation.proposed(handle_))
-        candidates.push_back({.by = GemmChoice::By::library, .algorithm = algorithm});
+    if (operation != nullptr)
+        for (const cublasLtMatmulAlgo_t& algorithm : operation->proposed(handle_))
+            candidates.push_back({.by = GemmChoice::By::library, .algorithm = algorithm});
     const bool may_time = timed_ < max_timed && !ctx.deterministic() && !is_capturing(stream);
     if (may_time) {
-        if (alternatives.in_steps && !candidates.empty()) candidates.push_back({.by = GemmChoice::By::steps});
+        if (alternatives.in_steps) candidates.push_back({.by = GemmChoice::By::steps});
         if (!only_kernel_ && is_large(problem))
             for (const std::uint64_t kernel : alternatives.kernels)
                 candidates.push_back({.by = GemmChoice::By::kernel, .kernel = kernel});

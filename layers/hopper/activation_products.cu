@@ -1,4 +1,4 @@
-// Products with GELU by gradtile's kernels for Hopper.
+// Products with GELU or SwiGLU by gradtile's kernels for Hopper.
 #include <gradtile/layers/hopper/internal/activation_products.h>
 #include <gradtile/core/gemm/hopper/launch.cuh>
 #include <gradtile/layers/device/product_epilogues.cuh>
@@ -31,6 +31,19 @@ auto visit_backward(const ProductOperands& operands, F&& f) {
     });
 }
 
+template <class F>
+auto visit_gated_forward(const ProductOperands& operands, F&& f) {
+    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
+        return f(ProductKernels<device::StoreSwiGlu<T>, Order::reduction, Order::reduction>{});
+    });
+}
+template <class F>
+auto visit_gated_backward(const ProductOperands& operands, F&& f) {
+    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
+        return f(ProductKernels<device::StoreSwiGluGradient<T>, Order::reduction, Order::output>{});
+    });
+}
+
 constexpr auto numbers_of = []<class Kernels>(Kernels) {
     return std::span<const std::uint64_t>(Kernels::numbers);
 };
@@ -51,6 +64,22 @@ std::span<const std::uint64_t> gelu_gradient_product_kernels(const ProductOperan
 }
 void run_gelu_gradient_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
     visit_backward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
+}
+
+std::span<const std::uint64_t> swiglu_product_kernels(const ProductOperands& operands) {
+    if (operands.trans_a || !operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
+    return visit_gated_forward(operands, numbers_of);
+}
+void run_swiglu_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
+    visit_gated_forward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
+}
+
+std::span<const std::uint64_t> swiglu_gradient_product_kernels(const ProductOperands& operands) {
+    if (operands.trans_a || operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
+    return visit_gated_backward(operands, numbers_of);
+}
+void run_swiglu_gradient_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
+    visit_gated_backward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
 }
 
 }  // namespace gradtile::cuda

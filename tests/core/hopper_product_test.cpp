@@ -36,7 +36,7 @@ class HopperProduct : public test::CudaTest {
     /// op(a) op(b) in float64.
     std::vector<double> product(const ProductOperands& operands, bool magnitudes) const {
         const Tensor c = empty(cpu, operands.to[0].shape(), DType::f64);
-        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b, magnitudes),
+        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b[0], magnitudes),
              {.trans_a = operands.trans_a, .trans_b = operands.trans_b});
         return to_host(cpu, c);
     }
@@ -48,7 +48,7 @@ class HopperProduct : public test::CudaTest {
     void check_all_kernels(std::int64_t m, std::int64_t n, std::int64_t k, DType type, bool trans_a,
                            bool trans_b, bool has_bias) {
         ProductOperands operands{.a = trans_a ? matrix(k, m, type, 1) : matrix(m, k, type, 1),
-                                 .b = trans_b ? matrix(n, k, type, 2) : matrix(k, n, type, 2),
+                                 .b = {trans_b ? matrix(n, k, type, 2) : matrix(k, n, type, 2)},
                                  .trans_a = trans_a,
                                  .trans_b = trans_b};
         const Tensor memory = empty(gpu(), {m, rounded_up(n, 8) + 8}, type);
@@ -118,7 +118,7 @@ TEST_F(HopperProduct, ManyTiles) {
 }
 
 TEST_F(HopperProduct, RefusesWhatTmaCannotAddress) {
-    ProductOperands operands{.a = matrix(64, 64, DType::bf16, 1), .b = matrix(64, 64, DType::bf16, 2)};
+    ProductOperands operands{.a = matrix(64, 64, DType::bf16, 1), .b = {matrix(64, 64, DType::bf16, 2)}};
     operands.to[0] = matrix(64, 64, DType::bf16, 3);
     if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
     operands.a = randn(gpu(), {64, 65}, DType::bf16, Seed{1}).slice(1, 0, 64);
@@ -135,7 +135,7 @@ TEST_F(HopperProduct, ChosenKernelsCanBeCarriedToAnotherContext) {
         return to_host(on, c);
     };
     const ProductOperands operands{
-        .a = a, .b = b, .trans_b = true, .to = {empty(gpu(), {512, 384}, DType::bf16)}};
+        .a = a, .b = {b}, .trans_b = true, .to = {empty(gpu(), {512, 384}, DType::bf16)}};
     if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
     const std::uint64_t kernel = cuda::hopper_product_kernels(operands).front();
     const Context forced(Device::cuda(0), 1);

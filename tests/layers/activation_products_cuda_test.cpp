@@ -41,7 +41,7 @@ class ActivationProducts : public test::CudaTest {
     }
     std::vector<double> product(const ProductOperands& operands, bool magnitudes) const {
         const Tensor c = empty(cpu, operands.to[0].shape(), DType::f64);
-        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b, magnitudes),
+        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b[0], magnitudes),
              {.trans_b = operands.trans_b});
         return to_host(cpu, c);
     }
@@ -54,7 +54,7 @@ TEST_F(ActivationProducts, GeluEqualsASeparatePassOverHidden) {
             for (const bool has_bias : {true, false}) {
                 if (is_slow_repetition(rows, type, has_bias)) continue;
                 ProductOperands operands{.a = randn(gpu(), {rows, in}, type, Seed{1}),
-                                         .b = randn(gpu(), {out, in}, type, Seed{2}),
+                                         .b = {randn(gpu(), {out, in}, type, Seed{2})},
                                          .trans_b = true};
                 const Tensor hidden = poisoned({rows, out}, type), y = poisoned({rows, out}, type);
                 operands.to[0] = hidden;
@@ -104,16 +104,16 @@ TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {
             for (const bool with_sums : {true, false}) {
                 if (is_slow_repetition(rows, type, with_sums)) continue;
                 ProductOperands operands{.a = randn(gpu(), {rows, in}, type, Seed{1}),
-                                         .b = randn(gpu(), {in, out}, type, Seed{2})};
+                                         .b = {randn(gpu(), {in, out}, type, Seed{2})}};
                 const Tensor d_hidden = poisoned({rows, out}, type);
                 operands.to[0] = d_hidden;
-                operands.with = randn(gpu(), {rows, out}, type, Seed{3});
+                operands.with[0] = randn(gpu(), {rows, out}, type, Seed{3});
                 if (with_sums) operands.column_sums = empty_column_sums(gpu(), d_hidden);
                 if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
                 const auto kernels = cuda::gelu_gradient_product_kernels(operands);
                 ASSERT_FALSE(kernels.empty());
                 const auto expected = product(operands, false), sizes = product(operands, true);
-                const auto hidden = to_host(gpu(), operands.with);
+                const auto hidden = to_host(gpu(), operands.with[0]);
                 for (const std::uint64_t kernel : kernels) {
                     fill(gpu(), d_hidden, std::nan(""));
                     if (with_sums) fill(gpu(), operands.column_sums, std::nan(""));
@@ -143,6 +143,90 @@ TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {
                         }
                 }
             }
+}
+
+/// gate and up: the bound of a product with one rounding. y: the bits that a separate pass over them
+/// computes.
+TEST_F(ActivationProducts, SwiGluEqualsASeparatePassOverGateAndUp) {
+    for (const DType type : {DType::bf16, DType::f16})
+        for (const auto& [rows, out, in] : product_sizes) {
+            if (is_slow_repetition(rows, type, true)) continue;
+            const Tensor weight = randn(gpu(), {2 * out, in}, type, Seed{2});
+            const Tensor hidden = poisoned({rows, 2 * out}, type), y = poisoned({rows, out}, type);
+            ProductOperands operands{.a = randn(gpu(), {rows, in}, type, Seed{1}),
+                                     .b = {weight.slice(0, 0, out), weight.slice(0, out, out)},
+                                     .trans_b = true,
+                                     .to = {hidden.slice(1, 0, out), hidden.slice(1, out, out), y}};
+            if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
+            const auto kernels = cuda::swiglu_product_kernels(operands);
+            ASSERT_FALSE(kernels.empty());
+            const ProductOperands both{.a = operands.a, .b = {weight}, .trans_b = true, .to = {hidden}};
+            const auto expected = product(both, false), sizes = product(both, true);
+            for (const std::uint64_t kernel : kernels) {
+                fill(gpu(), hidden, std::nan(""));
+                fill(gpu(), y, std::nan(""));
+                cuda::run_swiglu_product(gpu(), operands, kernel);
+                const auto got = to_host(gpu(), hidden);
+                for (std::size_t i = 0; i < got.size(); ++i) {
+                    const double bound = static_cast<double>(in + 3) * 0x1p-23 * sizes[i] +
+                                         epsilon_of(type) / 2 * std::abs(expected[i]) + 0x1p-24;
+                    ASSERT_LE(std::abs(got[i] - expected[i]), bound)
+                        << type << " element " << i << " of " << rows << " x 2 * " << out << " x " << in
+                        << ", kernel " << std::hex << kernel;
+                }
+                const Tensor separate = poisoned({rows, out}, type);
+                ActivationLayer{Activation::swiglu}.forward_into(gpu(), separate, hidden);
+                ASSERT_EQ(to_host(gpu(), y), to_host(gpu(), separate))
+                    << type << " kernel " << std::hex << kernel;
+            }
+        }
+}
+
+/// With s = sigmoid(gate), d_gate = dy up s (1 + gate (1 - s)) and d_up = dy gate s. The error of s is at
+/// most 1.8 units of 2^-23: a relative error of e^-gate of |gate| + 4 units, times s (1 - s), and a rounding.
+/// The factor of dy up then has an error of 1.8 |1 + gate (1 - 2 s)| units and four roundings of at most 1.1
+/// units.
+TEST_F(ActivationProducts, SwiGluGradient) {
+    for (const DType type : {DType::bf16, DType::f16})
+        for (const auto& [rows, out, in] : product_sizes) {
+            if (is_slow_repetition(rows, type, true)) continue;
+            const Tensor hidden = randn(gpu(), {rows, 2 * out}, type, Seed{3});
+            const Tensor d_hidden = poisoned({rows, 2 * out}, type);
+            ProductOperands operands{.a = randn(gpu(), {rows, in}, type, Seed{1}),
+                                     .b = {randn(gpu(), {in, out}, type, Seed{2})},
+                                     .to = {d_hidden.slice(1, 0, out), d_hidden.slice(1, out, out)},
+                                     .with = {hidden.slice(1, 0, out), hidden.slice(1, out, out)}};
+            if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
+            const auto kernels = cuda::swiglu_gradient_product_kernels(operands);
+            ASSERT_FALSE(kernels.empty());
+            const auto expected = product(operands, false), sizes = product(operands, true);
+            const auto hiddens = to_host(gpu(), hidden);
+            for (const std::uint64_t kernel : kernels) {
+                fill(gpu(), d_hidden, std::nan(""));
+                cuda::run_swiglu_gradient_product(gpu(), operands, kernel);
+                const auto got = to_host(gpu(), d_hidden);
+                for (std::int64_t r = 0; r < rows; ++r)
+                    for (std::int64_t o = 0; o < out; ++o) {
+                        const std::int64_t at_gate = r * 2 * out + o, at_up = at_gate + out;
+                        const double dy = expected[r * out + o], size = sizes[r * out + o];
+                        const double gate = hiddens[at_gate], up = hiddens[at_up];
+                        const double s = 1 / (1 + std::exp(-gate));
+                        const auto check = [&](double x, double factor, double slope, double units) {
+                            const double want = dy * factor * slope;
+                            const double bound =
+                                static_cast<double>(in + 3) * 0x1p-23 * size * std::abs(factor * slope) +
+                                units * 0x1p-23 * std::abs(dy * factor) +
+                                epsilon_of(type) / 2 * std::abs(want) + 0x1p-24;
+                            ASSERT_LE(std::abs(x - want), bound)
+                                << type << " at [" << r << ", " << o << "] of " << rows << " x " << out
+                                << " x " << in << ", kernel " << std::hex << kernel;
+                        };
+                        check(got[at_gate], up, s * (1 + gate * (1 - s)), 7 + 2 * std::abs(gate));
+                        check(got[at_up], gate, s, 2);
+                        if (HasFatalFailure()) return;
+                    }
+            }
+        }
 }
 
 }  // namespace

@@ -10,11 +10,12 @@ namespace gradtile::cuda::device {
 template <class T, bool has_bias_>
 struct StoreProduct {
     using Element = T;
-    static constexpr int outputs = 1;
-    static constexpr bool has_bias = has_bias_, reads = false, sums_columns = false;
+    static constexpr int products = 1, outputs = 1, inputs = 0;
+    static constexpr bool has_bias = has_bias_, sums_columns = false;
 
-    __device__ __forceinline__ static void apply(std::uint32_t (&out)[1], float x, float y, std::uint32_t) {
-        out[0] = pack<T>(x, y);
+    __device__ __forceinline__ static void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
+                                                 const std::uint32_t (&)[1]) {
+        out[0] = pack<T>(x[0][0], x[0][1]);
     }
 };
 

@@ -8,13 +8,14 @@
 /// for another one in the epilogue.
 ///
 /// An epilogue has these members:
-///   Element             bfloat16 or float16: the type of all matrices and of the bias
-///   outputs             1 or 2: the number of matrices that it stores
-///   has_bias            whether a bias is added to each row before apply(); zeros when there is none
-///   reads               whether apply() gets elements of another matrix, with the shape of the result
-///   sums_columns        whether the columns of the first output are summed, after rounding
-///   apply(out, x, y, in)  out[i] = output i of two neighbouring sums x and y, packed; `in` are the two
-///                         elements of the other matrix
+//////   Element       bfloat16 or float16: the type of all matrices and of the bias
+///   products      1, or 2: a tile has columns of a b[0] and the same columns of a b[1], half each
+///   outputs       the number of matrices that it stores; all have the shape of one product
+///   inputs        the number of matrices of this shape that it reads
+///   has_bias      whether a bias is added to each row before apply(); zeros when there is none
+///   sums_columns  whether the columns of the first output are summed, after rounding
+///   apply(out, x, in)  out[i] = output i at two neighbouring columns, packed; x[i] = the sums of product i;
+///                      in[i] = elements of input i, packed
 #include <cstdint>
 
 #include <gradtile/core/gemm/hopper/internal/tiles.h>
@@ -46,9 +47,9 @@ struct TileOrder {
 
 template <class Epilogue>
 struct ProductParameters {
-    TensorMap a, b;
-    TensorMap to[Epilogue::outputs];  ///< boxes of 16 rows and 64 columns
-    TensorMap with;                   ///< the matrix that the epilogue reads; the same boxes
+    TensorMap a, b[Epilogue::products];
+    TensorMap to[Epilogue::outputs];                               ///< boxes of 16 rows
+    TensorMap with[Epilogue::inputs == 0 ? 1 : Epilogue::inputs];  ///< the epilogue's inputs; the same boxes
     const typename Epilogue::Element* bias;
     float* column_sums;  ///< [ceil(rows / 128), columns]: sums over 128 rows each
     int rows, columns, depth_blocks;
@@ -58,27 +59,28 @@ struct ProductParameters {
 
 /// A block of A or B in shared memory. `length` is its number of rows of the result, or of columns. An
 /// operand with Order::reduction is [length][64]; one with Order::output is [length / 64][64][64], with the
-/// reduction as its middle axis. `parts` thread blocks load a part each.
-template <Order order, int length, int parts>
+/// reduction/// as its middle axis. It is loaded in parts: with Order::reduction, a part has some of the
+/// rows; with Order::output, it has some of the reduction. A load by `multicast` goes to both thread blocks
+/// of a cluster.
+template <Order order, int length, int parts, bool multicast>
 struct OperandTile {
     static constexpr int row_bytes = 128, panel_bytes = 64 * row_bytes, bytes = length * row_bytes;
     static constexpr int box_rows = (order == Order::reduction ? length : 64) / parts;
     static constexpr int panels = order == Order::reduction ? 1 : length / 64;
     static_assert(length % 64 == 0 && box_rows % 8 == 0 && box_rows <= 256);
 
-    /// Loads a part to all thread blocks that load the others.
+    /// Loads a part. `first` and `depth` are the first element of the part in the matrix.
     __device__ __forceinline__ static void load(std::uint32_t tile, const TensorMap& map, int first,
                                                 int depth, int part, Barrier barrier) {
 #pragma unroll
         for (int i = 0; i < panels; ++i) {
             const std::uint32_t to = tile + i * panel_bytes + part * box_rows * row_bytes;
-            const BoxPosition at = order == Order::reduction
-                                       ? BoxPosition{depth, first + part * box_rows, 0, 0}
-                                       : BoxPosition{first + i * 64, depth + part * box_rows, 0, 0};
-            if constexpr (parts == 1) {
-                load_box(to, map, at, barrier);
+            const BoxPosition at = order == Order::reduction ? BoxPosition{depth, first, 0, 0}
+                                                             : BoxPosition{first + i * 64, depth, 0, 0};
+            if constexpr (multicast) {
+                load_box_to(0b11, to, map, at, barrier);
             } else {
-                load_box_to((1 << parts) - 1, to, map, at, barrier);
+                load_box(to, map, at, barrier);
             }
         }
     }
@@ -96,15 +98,20 @@ struct ProductPolicy {
     using Epilogue = Epilogue_;
     static constexpr ProductTiles tiles = tiles_;
     static constexpr Order order_a = order_a_, order_b = order_b_;
-    using ATile = OperandTile<order_a, tiles.rows(), 1>;
-    using BTile = OperandTile<order_b, tiles.columns, tiles.cluster>;
+    static_assert(Epilogue::products == 1 || order_b == Order::reduction);
+    using ATile = OperandTile<order_a, tiles.rows(), 1, false>;
+    static constexpr int b_parts = tiles.cluster == 2 ? 2 : Epilogue::products;
+    using BTile = OperandTile<order_b, tiles.columns, b_parts, tiles.cluster == 2>;
+    static constexpr int columns = tiles.columns / Epilogue::products;  ///< of a tile in each matrix
 
-    // A warp stores its results in units of 16 rows and 64 columns.
-    static constexpr int unit_bytes = 16 * 128;
-    static constexpr int units = tiles.row_blocks * tiles.columns / 64;  ///< of a warp in a tile
-    /// Of each output. An epilogue that reads loads units ahead of time.
-    static constexpr int unit_buffers = !Epilogue::reads ? 2 : units % 3 == 0 ? 3 : 4;
-    static_assert(units % unit_buffers == 0);
+    // A warp stores its results in units of 16 rows and 64 or 32 columns. Units of 32 columns take less
+    // memory.
+    static constexpr int unit_columns = Epilogue::outputs > 2 || Epilogue::inputs > 1 ? 32 : 64;
+    static constexpr int unit_row_bytes = 2 * unit_columns, unit_bytes = 16 * unit_row_bytes;
+    static constexpr int units = tiles.row_blocks * columns / unit_columns;  ///< of a warp in a tile
+    /// Of each output. An input is loaded ahead of time, to the buffer of the output that overwrites it.
+    static constexpr int unit_buffers = Epilogue::inputs == 0 ? 2 : units % 3 == 0 ? 3 : 4;
+    static_assert(units % unit_buffers == 0 && Epilogue::inputs <= Epilogue::outputs);
 
     static constexpr int warps = 4 * tiles.consumers;
     static constexpr int warp_bytes = unit_buffers * Epilogue::outputs * unit_bytes;
@@ -129,7 +136,8 @@ struct ProductPolicy {
 
     /// Whether there is such a kernel.
     static constexpr bool exists =
-        stages >= 3 && (!Epilogue::sums_columns || (tiles.in_turns && tiles.rows() == 128));
+        stages >= 3 &&
+        (!Epilogue::sums_columns || (tiles.in_turns && tiles.rows() == 128 && unit_columns == 64));
 };
 
 /// The place of a thread in the ring.
@@ -165,8 +173,7 @@ template <class Policy>
 __device__ __forceinline__ TileOrder::Tile tile_at(const ProductParameters<typename Policy::Epilogue>& p,
                                                    int index, int rank) {
     const TileOrder::Tile tile = p.order(index);
-    return {(tile.row * Policy::tiles.cluster + rank) * Policy::tiles.rows(),
-            tile.column * Policy::tiles.columns};
+    return {(tile.row * Policy::tiles.cluster + rank) * Policy::tiles.rows(), tile.column * Policy::columns};
 }
 
 /// Starts the copies of A and B. One thread runs this.
@@ -183,8 +190,24 @@ __device__ __forceinline__ void produce(const ProductParameters<typename Policy:
             const Barrier full = full_barrier<Policy>(base, at.stage);
             empty_barrier<Policy>(base, at.stage).wait(at.round ^ 1);
             full.arrive_and_expect(tiles.stage_bytes());
-            Policy::ATile::load(a, p.a, tile.row, block * tiles.depth, 0, full);
-            Policy::BTile::load(b, p.b, tile.column, block * tiles.depth, rank, full);
+            const int depth = block * tiles.depth;
+            Policy::ATile::load(a, p.a, tile.row, depth, 0, full);
+            const auto load_b = [&](int part) {
+                using Tile = typename Policy::BTile;
+                if constexpr (Policy::Epilogue::products == 2) {
+                    Tile::load(b, p.b[part], tile.column, depth, part, full);
+                } else if constexpr (Policy::order_b == Order::reduction) {
+                    Tile::load(b, p.b[0], tile.column + part * Tile::box_rows, depth, part, full);
+                } else {
+                    Tile::load(b, p.b[0], tile.column, depth + part * Tile::box_rows, part, full);
+                }
+            };
+            if constexpr (tiles.cluster == 2) {
+                load_b(rank);
+            } else {
+#pragma unroll
+                for (int part = 0; part < Policy::b_parts; ++part) load_b(part);
+            }
             at.advance();
         }
     }
@@ -269,12 +292,12 @@ class ProductConsumer {
     }
 
     /// The first row of a unit among those of the matrix. Unit u is the block u % row_blocks of the warp's
-    /// rows, and columns from u / row_blocks * 64 on.
+    /// rows, and columns from u / row_blocks * unit_columns on.
     __device__ __forceinline__ int row_of(const TileOrder::Tile& tile, int unit) const {
         return tile.row + first_row_ + unit % row_blocks * 64 + warp_index() % 4 * 16;
     }
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
-        return {tile.column + unit / row_blocks * 64, row_of(tile, unit), 0, 0};
+        return {tile.column + unit / row_blocks * Policy::unit_columns, row_of(tile, unit), 0, 0};
     }
     __device__ __forceinline__ std::uint32_t buffer_of(int unit, int output) const {
         return units_ + (unit % unit_buffers * Epilogue::outputs + output) * Policy::unit_bytes;
@@ -294,7 +317,7 @@ class ProductConsumer {
             }
             commit_copies();
         }
-        if constexpr (Epilogue::reads) {
+        if constexpr (Epilogue::inputs > 0) {
             if (lane_index() == 0) {
                 wait_until_stores_have_read();
 #pragma unroll
@@ -304,8 +327,10 @@ class ProductConsumer {
     }
     __device__ __forceinline__ void load_with(const TileOrder::Tile& tile, int unit) const {
         const Barrier full(with_ + unit % unit_buffers * 8);
-        full.arrive_and_expect(Policy::unit_bytes);
-        load_box(buffer_of(unit, 0), p_.with, position_of(tile, unit), full);
+        full.arrive_and_expect(Epilogue::inputs * Policy::unit_bytes);
+#pragma unroll
+        for (int input = 0; input < Epilogue::inputs; ++input)
+            load_box(buffer_of(unit, input), p_.with[input], position_of(tile, unit), full);
     }
 
     __device__ __forceinline__ void finish(const Sums& c, const TileOrder::Tile& tile) {
@@ -317,14 +342,14 @@ class ProductConsumer {
 #pragma unroll
         for (int unit = 0; unit < units; ++unit) {
             const int panel = unit / row_blocks, block = unit % row_blocks;
-            if constexpr (Epilogue::reads) {
+            if constexpr (Epilogue::inputs > 0) {
                 Barrier(with_ + unit % unit_buffers * 8).wait(with_round_ ^ (unit / unit_buffers & 1));
             } else {
                 if (lane_index() == 0) wait_until_stores_but_latest_have_read<unit_buffers - 1>();
                 __syncwarp();
             }
             finish_unit(c[block], tile, unit, column_sums);
-            if constexpr (Epilogue::reads) {
+            if constexpr (Epilogue::inputs > 0) {
                 // The buffer of the previous unit is free as soon as its store has read it.
                 const int next = unit - 1 + unit_buffers;
                 if (unit > 0 && next < units && lane_index() == 0) {
@@ -343,34 +368,41 @@ class ProductConsumer {
     __device__ __forceinline__ void finish_unit(const FragmentC (&c)[tiles.columns / 8],
                                                 const TileOrder::Tile& tile, int unit,
                                                 float (&column_sums)[8][2]) {
-        const int lane = lane_index(), panel = unit / row_blocks;
+        constexpr int row_bytes = Policy::unit_row_bytes;
+        const int lane = lane_index(), first = unit / row_blocks * Policy::unit_columns;
         // The 16-byte chunks of a row are swizzled as TMA does.
-        const std::uint32_t chunk =
-            (lane & 15) * 128 + static_cast<std::uint32_t>((lane >> 4 ^ (lane & 7)) * 16);
+        const int row = lane & 15, swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
+        const auto chunk = static_cast<std::uint32_t>(row * row_bytes + (lane >> 4 ^ swizzle) * 16);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            float sums[4][2];
+        for (int k = 0; k < Policy::unit_columns / 16; ++k) {
+            constexpr int products = Epilogue::products,
+                          inputs = Epilogue::inputs == 0 ? 1 : Epilogue::inputs;
+            FragmentA in[inputs]{}, out[Epilogue::outputs];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) sums[i][e] = c[panel * 8 + 2 * k + i / 2][i % 2 * 2 + e];
+            for (int input = 0; input < Epilogue::inputs; ++input)
+                load_matrices<false>(in[input], buffer_of(unit, input) + (chunk ^ k * 32));
+            float2 bias[2]{};
             if constexpr (Epilogue::has_bias) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const float2 bias = bias_of(panel * 64 + k * 16 + half * 8);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        sums[half * 2 + i][0] += bias.x;
-                        sums[half * 2 + i][1] += bias.y;
-                    }
-                }
+                bias[0] = bias_of(first + k * 16);
+                bias[1] = bias_of(first + k * 16 + 8);
             }
-            FragmentA in{}, out[Epilogue::outputs];
-            if constexpr (Epilogue::reads) load_matrices<false>(in, buffer_of(unit, 0) + (chunk ^ k * 32));
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                std::uint32_t results[Epilogue::outputs];
-                Epilogue::apply(results, sums[i][0], sums[i][1], in[i]);
+                float x[products][2];
+#pragma unroll
+                for (int product = 0; product < products; ++product) {
+                    const int eight = (product * Policy::columns + first) / 8 + 2 * k + i / 2;
+                    x[product][0] = c[eight][i % 2 * 2];
+                    x[product][1] = c[eight][i % 2 * 2 + 1];
+                    if constexpr (Epilogue::has_bias) {
+                        x[product][0] += bias[i / 2].x;
+                        x[product][1] += bias[i / 2].y;
+                    }
+                }
+                std::uint32_t inputs_of_pair[inputs], results[Epilogue::outputs];
+#pragma unroll
+                for (int input = 0; input < inputs; ++input) inputs_of_pair[input] = in[input][i];
+                Epilogue::apply(results, x, inputs_of_pair);
 #pragma unroll
                 for (int output = 0; output < Epilogue::outputs; ++output) out[output][i] = results[output];
                 if constexpr (Epilogue::sums_columns) {

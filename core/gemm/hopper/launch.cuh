@@ -19,8 +19,9 @@ inline Tensor box_view(const Tensor& x) {
             {1, x.size(0), 1, x.size(1)},
             {0, x.stride(0), 0, x.stride(1)}};
 }
-inline TensorMap matrix_map(const Tensor& x, int box_rows) {
-    return tensor_map(box_view(x), box_rows, Swizzle::of_128_bytes);
+/// A map for boxes of `columns` (64 or 32) columns.
+inline TensorMap matrix_map(const Tensor& x, int rows, int columns = 64) {
+    return tensor_map(box_view(x), rows, columns == 64 ? Swizzle::of_128_bytes : Swizzle::of_64_bytes);
 }
 
 template <class Policy>
@@ -32,16 +33,18 @@ void launch_product(const Context& ctx, const ProductOperands& operands) {
     const std::int64_t depth = operands.a.size(operands.trans_a ? 0 : 1);
     device::ProductParameters<Epilogue> p{};
     p.a = matrix_map(operands.a, Policy::ATile::box_rows);
-    p.b = matrix_map(operands.b, Policy::BTile::box_rows);
-    for (int i = 0; i < Epilogue::outputs; ++i) p.to[i] = matrix_map(operands.to[i], 16);
-    if constexpr (Epilogue::reads) p.with = matrix_map(operands.with, 16);
+    for (int i = 0; i < Epilogue::products; ++i) p.b[i] = matrix_map(operands.b[i], Policy::BTile::box_rows);
+    for (int i = 0; i < Epilogue::outputs; ++i)
+        p.to[i] = matrix_map(operands.to[i], 16, Policy::unit_columns);
+    for (int i = 0; i < Epilogue::inputs; ++i)
+        p.with[i] = matrix_map(operands.with[i], 16, Policy::unit_columns);
     if (operands.bias.defined()) p.bias = operands.bias.data<typename Epilogue::Element>();
     if (operands.column_sums.defined()) p.column_sums = operands.column_sums.data<float>();
     p.rows = rows;
     p.columns = columns;
     p.depth_blocks = static_cast<int>(ceil_div(depth, std::int64_t{tiles.depth}));
     p.order = {static_cast<int>(ceil_div(c.size(0), std::int64_t{tiles.rows() * tiles.cluster})),
-               static_cast<int>(ceil_div(c.size(1), std::int64_t{tiles.columns}))};
+               static_cast<int>(ceil_div(c.size(1), std::int64_t{Policy::columns}))};
     p.tiles = p.order.row_tiles * p.order.column_tiles;
     const int clusters = std::max(1, std::min(p.tiles, processors_of(ctx) / tiles.cluster));
     launch(ctx, device::product_kernel<Policy>, static_cast<unsigned>(clusters * tiles.cluster),

@@ -68,9 +68,12 @@ const char* why_not_hopper_product(const ProductOperands& operands) {
             if (x.defined() && (x.dtype() != a.dtype() || !has_matrix_map(x))) return false;
         return true;
     };
-    if (!are_copied({a, operands.b, operands.to[0], operands.to[1], operands.with}))
+    const auto& b = operands.b;
+    const auto& to = operands.to;
+    const auto& with = operands.with;
+    if (!are_copied({a, b[0], b[1], to[0], to[1], to[2], with[0], with[1]}))
         return "TMA cannot address a matrix, or the dtypes differ";
-    if (a.elements() == 0 || operands.b.elements() == 0) return "an axis has length 0";
+    if (a.elements() == 0 || b[0].elements() == 0) return "an axis has length 0";
     if (operands.to[0].elements() > std::numeric_limits<std::int32_t>::max() * std::int64_t{16})
         return "the result is too large";
     if (bias.defined() && (bias.dtype() != a.dtype() || bias.size(0) % 8 != 0 ||

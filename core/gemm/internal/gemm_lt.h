@@ -12,7 +12,12 @@ namespace gradtile::cuda {
 /// as long as a separate pass over the matrix (bench/results/2026-11-21-h200-gemm.md).
 struct GemmFusion {
     enum class Gelu { none, forward, backward };
+    /// The same for an activation of gate and up, which lie side by side. cuBLASLt has no such kernels, only
+    /// alternatives are used: forward: hidden = the product, c = activation(hidden); backward: c = the
+    /// gradient of hidden from the product.
+    enum class Gated { none, forward, backward };
     Gelu gelu = Gelu::none;
+    Gated gated = Gated::none;
     /// forward: hidden = the product (with bias), c = gelu(hidden). backward: c = product * gelu'(hidden).
     Tensor hidden = {};
 };

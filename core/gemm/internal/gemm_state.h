@@ -14,6 +14,9 @@
 
 namespace gradtile::cuda {
 
+/// Numbers of epilogues from this one on are gradtile's, for products that cuBLASLt cannot fuse.
+inline constexpr std::int64_t first_own_epilogue = std::int64_t{1} << 32;
+
 /// The key of a choice: everything that the choice of an algorithm depends on. Types and epilogues have
 /// cuBLASLt's numbers; alignments are in bytes.
 struct GemmProblem {
@@ -62,9 +65,10 @@ class GemmState {
     class Operation;
     void prepare();
     void place(GemmProblem& problem) const;
-    bool launch(const Operation& operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
+    // operation is null when cuBLASLt cannot compute the product.
+    bool launch(const Operation* operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
                 cudaStream_t stream, void* result);
-    void sort_by_time(const Operation& operation, cudaStream_t stream, const GemmAlternatives& alternatives,
+    void sort_by_time(const Operation* operation, cudaStream_t stream, const GemmAlternatives& alternatives,
                       std::vector<GemmChoice>& candidates);
 
     Device device_;

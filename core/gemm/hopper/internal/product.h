@@ -7,14 +7,13 @@
 
 namespace gradtile::cuda {
 
-/// to[0] [M, N] = op(a) op(b), for matrices of one 16-bit dtype, and what epilogues use.
+/// to[0] [M, N] = op(a) op(b[0]), for matrices of one 16-bit dtype, and what epilogues use.
 struct ProductOperands {
-    Tensor a = {}, b = {};
+    Tensor a = {}, b[2] = {};
     bool trans_a = false, trans_b = false;  ///< as in GemmOptions
-    Tensor to[2] = {};
-    Tensor with = {};         ///< [M, N], read by the epilogue; or undefined
-    Tensor bias = {};         ///< [N] or undefined
-    Tensor column_sums = {};  ///< [ceil(M / 128), N] float32, or undefined
+    Tensor to[3] = {}, with[2] = {};        ///< the epilogue's outputs and inputs [M, N], or undefined
+    Tensor bias = {};                       ///< [N] or undefined
+    Tensor column_sums = {};                ///< [ceil(M / 128), N] float32, or undefined
 };
 
 /// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and strides that
