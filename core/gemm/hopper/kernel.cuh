@@ -8,7 +8,7 @@
 /// for another one in the epilogue.
 ///
 /// An epilogue has these members:
-//////   Element       bfloat16 or float16: the type of all matrices and of the bias
+///   Element       bfloat16 or float16: the type of all matrices and of the bias
 ///   products      1, or 2: a tile has columns of a b[0] and the same columns of a b[1], half each
 ///   outputs       the number of matrices that it stores; all have the shape of one product
 ///   inputs        the number of matrices of this shape that it reads
@@ -59,7 +59,7 @@ struct ProductParameters {
 
 /// A block of A or B in shared memory. `length` is its number of rows of the result, or of columns. An
 /// operand with Order::reduction is [length][64]; one with Order::output is [length / 64][64][64], with the
-/// reduction/// as its middle axis. It is loaded in parts: with Order::reduction, a part has some of the
+/// reduction as its middle axis. It is loaded in parts: with Order::reduction, a part has some of the
 /// rows; with Order::output, it has some of the reduction. A load by `multicast` goes to both thread blocks
 /// of a cluster.
 template <Order order, int length, int parts, bool multicast>
@@ -223,6 +223,7 @@ class ProductConsumer {
     static constexpr int row_blocks = tiles.row_blocks, units = Policy::units,
                          unit_buffers = Policy::unit_buffers;
     using Sums = FragmentC[row_blocks][tiles.columns / 8];
+    static constexpr int first_turn = 1 + tiles.consumers;  ///< number of a barrier
 
   public:
     __device__ __forceinline__ ProductConsumer(const Parameters& p, std::uint32_t base, int warpgroup)
@@ -230,29 +231,43 @@ class ProductConsumer {
           base_(base),
           warpgroup_(warpgroup),
           first_row_(tiles.in_turns ? 0 : warpgroup * tiles.consumer_rows()),
-          units_(base + Policy::unit_memory + warp_index() * Policy::warp_bytes),
-          with_(base + Policy::with_memory + warp_index() * unit_buffers * 8) {}
+          warp_(warp_index() % 4) {}
 
     __device__ __forceinline__ void consume(int rank) {
         const int step = static_cast<int>(gridDim.x) / tiles.cluster;
-        int turn = 0;
-        for (int index = static_cast<int>(blockIdx.x) / tiles.cluster; index < p_.tiles; index += step) {
-            if (tiles.in_turns && turn++ % tiles.consumers != warpgroup_) {
-                at_.advance(p_.depth_blocks);
-                continue;
-            }
+        // In turns, a consumer passes over the tiles of the others.
+        constexpr int others = tiles.in_turns ? tiles.consumers - 1 : 0;
+        int index = static_cast<int>(blockIdx.x) / tiles.cluster;
+        if constexpr (tiles.in_turns) {
+            index += warpgroup_ * step;
+            at_.advance(warpgroup_ * p_.depth_blocks);
+        }
+        for (; index < p_.tiles; index += (1 + others) * step) {
             const TileOrder::Tile tile = tile_at<Policy>(p_, index, rank);
             start_loads(tile);
+            if (tiles.in_turns && index >= step) wait_for_turn();
             Sums sums;
             multiply(sums);
+            if (tiles.in_turns && index + step < p_.tiles) pass_turn();
+            await_sums(sums);
             finish(sums, tile);
+            at_.advance(others * p_.depth_blocks);
         }
         if (lane_index() == 0) wait_until_stores_have_read();
     }
 
   private:
+    // A barrier's wait names a phase by its parity, so that a waiter must not be two phases behind. A
+    // consumer that passes over tiles is far behind until the other one has waited for all of their stages.
+    __device__ __forceinline__ void wait_for_turn() const {
+        wait_at(first_turn + warpgroup_, tiles.consumers * warpgroup_threads);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        arrive_at(first_turn + (warpgroup_ + 1) % tiles.consumers, tiles.consumers * warpgroup_threads);
+    }
+
+    /// Starts the products of a tile, and waits for all but those of the last stage.
     __device__ __forceinline__ void multiply(Sums& c) {
-        int previous = 0;
         for (int block = 0; block < p_.depth_blocks; ++block) {
             const std::uint32_t a = base_ + at_.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
             full_barrier<Policy>(base_, at_.stage).wait(at_.round);
@@ -267,17 +282,19 @@ class ProductConsumer {
             commit_products();
             if (block > 0) {
                 await_products<1>();
-                release(previous);
+                release(last_stage_);
             }
-            previous = at_.stage;
+            last_stage_ = at_.stage;
             at_.advance();
         }
+    }
+    __device__ __forceinline__ void await_sums(Sums& c) const {
         if constexpr (row_blocks == 1) {
             await_products<0>(c[0]);
         } else {
             await_products<0>(c[0], c[1]);
         }
-        release(previous);
+        release(last_stage_);
     }
 
     /// Each warp releases a stage in all thread blocks that load parts of it.
@@ -294,13 +311,14 @@ class ProductConsumer {
     /// The first row of a unit among those of the matrix. Unit u is the block u % row_blocks of the warp's
     /// rows, and columns from u / row_blocks * unit_columns on.
     __device__ __forceinline__ int row_of(const TileOrder::Tile& tile, int unit) const {
-        return tile.row + first_row_ + unit % row_blocks * 64 + warp_index() % 4 * 16;
+        return tile.row + first_row_ + unit % row_blocks * 64 + warp_ * 16;
     }
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
         return {tile.column + unit / row_blocks * Policy::unit_columns, row_of(tile, unit), 0, 0};
     }
     __device__ __forceinline__ std::uint32_t buffer_of(int unit, int output) const {
-        return units_ + (unit % unit_buffers * Epilogue::outputs + output) * Policy::unit_bytes;
+        return base_ + Policy::unit_memory + (warpgroup_ * 4 + warp_) * Policy::warp_bytes +
+               (unit % unit_buffers * Epilogue::outputs + output) * Policy::unit_bytes;
     }
 
     /// Starts to load what the epilogue needs, before the tile's products.
@@ -325,8 +343,13 @@ class ProductConsumer {
             }
         }
     }
+    /// The barrier of the loads to a unit's buffers.
+    __device__ __forceinline__ Barrier with_barrier(int unit) const {
+        return Barrier(base_ + Policy::with_memory +
+                       ((warpgroup_ * 4 + warp_) * unit_buffers + unit % unit_buffers) * 8);
+    }
     __device__ __forceinline__ void load_with(const TileOrder::Tile& tile, int unit) const {
-        const Barrier full(with_ + unit % unit_buffers * 8);
+        const Barrier full = with_barrier(unit);
         full.arrive_and_expect(Epilogue::inputs * Policy::unit_bytes);
 #pragma unroll
         for (int input = 0; input < Epilogue::inputs; ++input)
@@ -338,12 +361,14 @@ class ProductConsumer {
             wait_for_copies<0>();
             __syncwarp();
         }
+        // All warps have read the previous tile's sums.
+        if constexpr (Epilogue::sums_columns) wait_at(1 + warpgroup_, warpgroup_threads);
         float column_sums[8][2] = {};
 #pragma unroll
         for (int unit = 0; unit < units; ++unit) {
             const int panel = unit / row_blocks, block = unit % row_blocks;
             if constexpr (Epilogue::inputs > 0) {
-                Barrier(with_ + unit % unit_buffers * 8).wait(with_round_ ^ (unit / unit_buffers & 1));
+                with_barrier(unit).wait(with_round_ ^ (unit / unit_buffers & 1));
             } else {
                 if (lane_index() == 0) wait_until_stores_but_latest_have_read<unit_buffers - 1>();
                 __syncwarp();
@@ -451,9 +476,8 @@ class ProductConsumer {
         }
         // Bits 4, 3 and 2 of the lane are bits 2, 1 and 0 of the eight columns' number.
         const int eight = (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
-        const std::uint32_t to =
-            base_ + Policy::sums_memory + warpgroup_ * Policy::sums_bytes +
-            ((warp_index() % 4) * tiles.columns + panel * 64 + eight * 8 + lane % 4 * 2) * 4;
+        const std::uint32_t to = base_ + Policy::sums_memory + warpgroup_ * Policy::sums_bytes +
+                                 (warp_ * tiles.columns + panel * 64 + eight * 8 + lane % 4 * 2) * 4;
         asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(sums[0][0]), "f"(sums[0][1])
                      : "memory");
 #pragma unroll
@@ -488,10 +512,10 @@ class ProductConsumer {
     const Parameters& p_;
     std::uint32_t base_;
     int warpgroup_;
-    int first_row_;        ///< of this consumer in the tile
-    std::uint32_t units_;  ///< the warp's buffers
-    std::uint32_t with_;   ///< barriers of the buffers
+    int first_row_;  ///< of this consumer in the tile
+    int warp_;       ///< in the warpgroup. One lane alone, which copies boxes, cannot call warp_index().
     StagePosition<Policy::stages> at_;
+    int last_stage_ = 0;      ///< of the present tile's products
     std::uint32_t bias_ = 0;  ///< of the present tile
     int bias_turn_ = 0, with_round_ = 0;
 };
