@@ -1,5 +1,7 @@
 // gradtile's own products for Hopper: every kernel, against float64 on the CPU.
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +9,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/core/gemm/hopper/internal/product.h>
+#include <gradtile/core/gemm/hopper/internal/tiles.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -41,15 +44,14 @@ class HopperProduct : public test::CudaTest {
         return to_host(cpu, c);
     }
 
-    /// Computes the product with every kernel. The bound: the error of a sum of k products in any order is at
-    /// most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and Stability, 3.1); here eps,
-    /// because tensor cores do not round to nearest, and one more addition for the bias. One rounding to the
-    /// result's type, in which f16 has subnormal numbers at distances of 2^-24.
-    void check_all_kernels(std::int64_t m, std::int64_t n, std::int64_t k, DType type, bool trans_a,
-                           bool trans_b, bool has_bias) {
-        ProductOperands operands{.a = trans_a ? matrix(k, m, type, 1) : matrix(m, k, type, 1),
+    /// Computes a b, or a b^T, with every kernel, or with `only`. The bound: the error of a sum of k products
+    /// in any order is at most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and
+    /// Stability, 3.1); here eps, because tensor cores do not round to nearest, and one more addition for the
+    /// bias. One rounding to the result's type, in which f16 has subnormal numbers at distances of 2^-24.
+    void check_kernels(std::int64_t m, std::int64_t n, std::int64_t k, DType type, bool trans_b,
+                       bool has_bias, std::optional<std::uint64_t> only = {}) {
+        ProductOperands operands{.a = matrix(m, k, type, 1),
                                  .b = {trans_b ? matrix(n, k, type, 2) : matrix(k, n, type, 2)},
-                                 .trans_a = trans_a,
                                  .trans_b = trans_b};
         const Tensor memory = empty(gpu(), {m, rounded_up(n, 8) + 8}, type);
         operands.to[0] = memory.slice(1, 0, n);
@@ -57,11 +59,13 @@ class HopperProduct : public test::CudaTest {
         if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
         const auto kernels = cuda::hopper_product_kernels(operands);
         ASSERT_FALSE(kernels.empty());
+        ASSERT_TRUE(!only || std::ranges::find(kernels, *only) != kernels.end());
         const auto expected = product(operands, false), sizes = product(operands, true);
         const auto bias = has_bias ? to_host(gpu(), operands.bias) : std::vector<double>(n, 0.0);
         const double half = epsilon_of(type) / 2;
         const std::int64_t row = memory.size(1);
         for (const std::uint64_t kernel : kernels) {
+            if (only && kernel != *only) continue;
             fill(gpu(), memory, std::nan(""));
             cuda::run_hopper_product(gpu(), operands, kernel);
             const auto got = to_host(gpu(), memory);
@@ -78,17 +82,34 @@ class HopperProduct : public test::CudaTest {
                         static_cast<double>(k + 3) * 0x1p-23 * size + half * std::abs(want) + 0x1p-24;
                     ASSERT_LE(std::abs(x - want), bound)
                         << "at [" << i << ", " << j << "], kernel " << std::hex << kernel << std::dec << ", "
-                        << m << " x " << n << " x " << k << ' ' << type << (trans_a ? " a^T" : "")
-                        << (trans_b ? " b^T" : "") << (has_bias ? " + bias" : "");
+                        << m << " x " << n << " x " << k << ' ' << type << (trans_b ? " b^T" : "")
+                        << (has_bias ? " + bias" : "");
                 }
         }
     }
 };
 
-TEST_F(HopperProduct, OneTile) {
-    check_all_kernels(64, 64, 64, DType::bf16, false, true, false);
-    check_all_kernels(128, 256, 128, DType::bf16, false, true, false);
+/// Each kind of tiles in a test of its own, because a defect on the GPU ends the process.
+class HopperProductTiles : public HopperProduct, public testing::WithParamInterface<cuda::ProductTiles> {};
+
+TEST_P(HopperProductTiles, OneTile) {
+    check_kernels(64, 64, 64, DType::bf16, true, false, GetParam().number());
+    check_kernels(128, 256, 1000, DType::bf16, true, false, GetParam().number());
+    check_kernels(128, 256, 1000, DType::f16, false, false, GetParam().number());
 }
+
+/// More tiles than thread blocks, so that each thread block takes several.
+TEST_P(HopperProductTiles, ManyTiles) {
+    check_kernels(3001, 3080, 200, DType::bf16, true, true, GetParam().number());
+    check_kernels(3001, 3080, 300, DType::f16, false, false, GetParam().number());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, HopperProductTiles, testing::ValuesIn(cuda::product_tiles),
+                         [](const auto& info) {
+                             const cuda::ProductTiles& tiles = info.param;
+                             return concat(tiles.rows(), 'x', tiles.columns, tiles.in_turns ? "InTurns" : "",
+                                           "Cluster", tiles.cluster);
+                         });
 
 TEST_F(HopperProduct, TilesThatAreCutOff) {
     struct Shape {
@@ -97,24 +118,30 @@ TEST_F(HopperProduct, TilesThatAreCutOff) {
     for (const DType type : {DType::bf16, DType::f16})
         for (const auto& [m, n, k] :
              {Shape{1, 8, 8}, {7, 131, 65}, {200, 264, 72}, {333, 777, 136}, {300, 520, 330}})
-            for (const bool trans_a : {false, true})
-                for (const bool trans_b : {false, true})
-                    check_all_kernels(m, n, k, type, trans_a, trans_b, false);
+            for (const bool trans_b : {false, true}) check_kernels(m, n, k, type, trans_b, false);
 }
 
 TEST_F(HopperProduct, AddsABias) {
-    for (const DType type : {DType::bf16, DType::f16})
-        for (const bool trans_b : {false, true}) {
-            check_all_kernels(200, 264, 72, type, false, trans_b, true);
-            check_all_kernels(333, 776, 136, type, false, trans_b, true);
-        }
+    for (const DType type : {DType::bf16, DType::f16}) {
+        check_kernels(200, 264, 72, type, true, true);
+        check_kernels(333, 776, 136, type, true, true);
+    }
 }
 
-/// More tiles than thread blocks, so that each thread block takes several.
-TEST_F(HopperProduct, ManyTiles) {
-    check_all_kernels(3001, 3080, 200, DType::bf16, false, true, true);
-    check_all_kernels(3001, 3080, 200, DType::bf16, false, false, false);
-    check_all_kernels(1544, 2056, 1000, DType::f16, true, false, false);
+/// There are no kernels for weight gradients, nor for a bias beside a b.
+TEST_F(HopperProduct, LeavesOtherProductsToTheLibrary) {
+    ProductOperands operands{.a = matrix(64, 64, DType::bf16, 1),
+                             .b = {matrix(64, 64, DType::bf16, 2)},
+                             .to = {matrix(64, 64, DType::bf16, 3)}};
+    if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
+    EXPECT_FALSE(cuda::hopper_product_kernels(operands).empty());
+    operands.trans_a = true;
+    EXPECT_TRUE(cuda::hopper_product_kernels(operands).empty());
+    operands.trans_a = false;
+    operands.bias = randn(gpu(), {64}, DType::bf16, Seed{4});
+    EXPECT_TRUE(cuda::hopper_product_kernels(operands).empty());
+    operands.trans_b = true;
+    EXPECT_FALSE(cuda::hopper_product_kernels(operands).empty());
 }
 
 TEST_F(HopperProduct, RefusesWhatTmaCannotAddress) {

@@ -110,7 +110,7 @@ struct ProductPolicy {
     static constexpr int unit_row_bytes = 2 * unit_columns, unit_bytes = 16 * unit_row_bytes;
     static constexpr int units = tiles.row_blocks * columns / unit_columns;  ///< of a warp in a tile
     /// Of each output. An input is loaded ahead of time, to the buffer of the output that overwrites it.
-    static constexpr int unit_buffers = Epilogue::inputs == 0 ? 2 : units % 3 == 0 ? 3 : 4;
+    static constexpr int unit_buffers = Epilogue::inputs == 0 || units == 2 ? 2 : units % 3 == 0 ? 3 : 4;
     static_assert(units % unit_buffers == 0 && Epilogue::inputs <= Epilogue::outputs);
 
     static constexpr int warps = 4 * tiles.consumers;
@@ -134,9 +134,10 @@ struct ProductPolicy {
                          bytes = with_memory + 8 * warps * unit_buffers;
     static_assert(bytes <= max_bytes && full_memory % 8 == 0);
 
-    /// Whether there is such a kernel.
+    /// Whether there is such a kernel. An activation takes part in large products only.
+    static constexpr bool has_activation = Epilogue::products + Epilogue::outputs + Epilogue::inputs > 2;
     static constexpr bool exists =
-        stages >= 3 &&
+        stages >= 3 && !(has_activation && tiles.is_small()) &&
         (!Epilogue::sums_columns || (tiles.in_turns && tiles.rows() == 128 && unit_columns == 64));
 };
 

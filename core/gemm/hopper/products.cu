@@ -8,21 +8,14 @@ namespace {
 
 using device::Order;
 
-/// Calls f(kernels) with the ProductKernels of the operands. Returns its result.
+/// Calls f(kernels) with the ProductKernels of the operands. There are kernels for two products of a linear
+/// layer: its output, x W^T plus a bias, where zeros stand for a missing one, and the gradient of x, dy W.
 template <class F>
 auto visit_kernels(const ProductOperands& operands, F&& f) {
-    const auto of_bias = [&]<class T, bool has_bias>() {
-        using Epilogue = device::StoreProduct<T, has_bias>;
-        if (operands.trans_a) {
-            if (operands.trans_b) return f(ProductKernels<Epilogue, Order::output, Order::reduction>{});
-            return f(ProductKernels<Epilogue, Order::output, Order::output>{});
-        }
-        if (operands.trans_b) return f(ProductKernels<Epilogue, Order::reduction, Order::reduction>{});
-        return f(ProductKernels<Epilogue, Order::reduction, Order::output>{});
-    };
     const auto of_type = [&]<class T>(TypeTag<T>) {
-        return operands.bias.defined() ? of_bias.template operator()<T, true>()
-                                       : of_bias.template operator()<T, false>();
+        if (operands.trans_b)
+            return f(ProductKernels<device::StoreProduct<T, true>, Order::reduction, Order::reduction>{});
+        return f(ProductKernels<device::StoreProduct<T, false>, Order::reduction, Order::output>{});
     };
     return operands.a.dtype() == DType::bf16 ? of_type(TypeTag<bfloat16>{}) : of_type(TypeTag<float16>{});
 }
@@ -30,6 +23,7 @@ auto visit_kernels(const ProductOperands& operands, F&& f) {
 }  // namespace
 
 std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& operands) {
+    if (operands.trans_a || (operands.bias.defined() && !operands.trans_b)) return {};
     return visit_kernels(
         operands, []<class Kernels>(Kernels) { return std::span<const std::uint64_t>(Kernels::numbers); });
 }

@@ -20,7 +20,8 @@ struct ProductOperands {
 /// TMA can address. The environment variable GRADTILE_HOPPER_GEMM=off turns these kernels off.
 const char* why_not_hopper_product(const ProductOperands& operands);
 
-/// The numbers of the kernels without an activation that apply, for GemmAlternatives. Empty if none does.
+/// The numbers of the kernels without an activation that apply, for GemmAlternatives: for a b^T with or
+/// without a bias, and a b without one. Empty if none does.
 std::span<const std::uint64_t> hopper_product_kernels(const ProductOperands& operands);
 /// Enqueues one of these kernels.
 void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);

@@ -21,6 +21,8 @@ struct ProductTiles {
 
     constexpr int consumer_rows() const { return 64 * row_blocks; }
     constexpr int rows() const { return consumer_rows() * (in_turns ? 1 : consumers); }
+    /// Whether the tiles are made for products with few tiles.
+    constexpr bool is_small() const { return columns == 128; }
     constexpr int a_bytes() const { return 2 * rows() * depth; }
     constexpr int b_bytes() const { return 2 * columns * depth; }
     /// Of a block of the reduction. As many blocks as fit are in shared memory at the same time.
@@ -34,14 +36,9 @@ struct ProductTiles {
 
 /// The tiles that kernels exist for.
 inline constexpr ProductTiles product_tiles[] = {
-    {.row_blocks = 2, .columns = 192, .in_turns = true, .cluster = 2},
-    {.row_blocks = 2, .columns = 192, .in_turns = true, .cluster = 1},
-    {.row_blocks = 2, .columns = 128, .in_turns = true, .cluster = 2},
-    {.row_blocks = 1, .columns = 256, .in_turns = true, .cluster = 2},
+    {.row_blocks = 1, .columns = 128, .in_turns = false, .cluster = 1},
     {.row_blocks = 1, .columns = 256, .in_turns = false, .cluster = 2},
-    {.row_blocks = 1, .columns = 256, .in_turns = false, .cluster = 1},
-    {.row_blocks = 2, .columns = 192, .in_turns = false, .cluster = 2},
-    {.row_blocks = 2, .columns = 192, .in_turns = false, .cluster = 1},
+    {.row_blocks = 2, .columns = 192, .in_turns = true, .cluster = 2},
 };
 
 }  // namespace gradtile::cuda
