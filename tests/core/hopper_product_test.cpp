@@ -101,7 +101,7 @@ TEST_P(HopperProductTiles, OneTile) {
 /// More tiles than thread blocks, so that each thread block takes several.
 TEST_P(HopperProductTiles, ManyTiles) {
     check_kernels(3001, 3080, 200, DType::bf16, true, true, GetParam().number());
-    check_kernels(3001, 3080, 300, DType::f16, false, false, GetParam().number());
+    check_kernels(3001, 3080, 304, DType::f16, false, false, GetParam().number());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, HopperProductTiles, testing::ValuesIn(cuda::product_tiles),
@@ -117,7 +117,7 @@ TEST_F(HopperProduct, TilesThatAreCutOff) {
     };
     for (const DType type : {DType::bf16, DType::f16})
         for (const auto& [m, n, k] :
-             {Shape{1, 8, 8}, {7, 131, 65}, {200, 264, 72}, {333, 777, 136}, {300, 520, 330}})
+             {Shape{1, 8, 8}, {7, 136, 72}, {200, 264, 72}, {333, 776, 136}, {300, 520, 328}})
             for (const bool trans_b : {false, true}) check_kernels(m, n, k, type, trans_b, false);
 }
 
@@ -151,6 +151,12 @@ TEST_F(HopperProduct, RefusesWhatTmaCannotAddress) {
     operands.a = randn(gpu(), {64, 65}, DType::bf16, Seed{1}).slice(1, 0, 64);
     EXPECT_NE(cuda::why_not_hopper_product(operands), nullptr);
     EXPECT_TRUE(cuda::hopper_product_kernels(operands).empty());
+    // A store of TMA would write up to the next multiple of 8 elements.
+    operands.a = matrix(64, 64, DType::bf16, 1);
+    operands.b[0] = matrix(60, 64, DType::bf16, 2);
+    operands.trans_b = true;
+    operands.to[0] = matrix(64, 64, DType::bf16, 3).slice(1, 0, 60);
+    EXPECT_NE(cuda::why_not_hopper_product(operands), nullptr);
 }
 
 /// A kernel that one context chose gives the same bits in a deterministic context that restores the choice.

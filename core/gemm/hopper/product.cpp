@@ -28,14 +28,16 @@ bool is_hopper() {
     return major == 9 && minor == 0;
 }
 
-/// Whether TMA can address the rows of a matrix.
+/// Whether TMA can address the rows of a matrix, and they are whole 16-byte pieces: a store writes whole
+/// pieces, also beyond the end of a row.
 bool has_matrix_map(const Tensor& x) {
-    return x.rank() == 2 && has_tensor_map({nullptr,
-                                            x.raw_data(),
-                                            x.device(),
-                                            x.dtype(),
-                                            {1, x.size(0), 1, x.size(1)},
-                                            {0, x.stride(0), 0, x.stride(1)}});
+    return x.rank() == 2 && x.size(1) % 8 == 0 &&
+           has_tensor_map({nullptr,
+                           x.raw_data(),
+                           x.device(),
+                           x.dtype(),
+                           {1, x.size(0), 1, x.size(1)},
+                           {0, x.stride(0), 0, x.stride(1)}});
 }
 #endif
 

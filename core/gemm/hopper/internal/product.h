@@ -16,8 +16,9 @@ struct ProductOperands {
     Tensor column_sums = {};                ///< [ceil(M / 128), N] float32, or undefined
 };
 
-/// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and strides that
-/// TMA can address. The environment variable GRADTILE_HOPPER_GEMM=off turns these kernels off.
+/// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and rows that
+/// TMA can address: whole 16-byte pieces at multiples of 16 bytes. The environment variable
+/// GRADTILE_HOPPER_GEMM=off turns these kernels off.
 const char* why_not_hopper_product(const ProductOperands& operands);
 
 /// The numbers of the kernels without an activation that apply, for GemmAlternatives: for a b^T with or
