@@ -39,7 +39,7 @@ void linear_activation_forward(const Context&, const Tensor&, const Tensor&, con
     operator_absent();
 }
 void linear_activation_backward(const Context&, const SummedGradient&, const Tensor&, const Tensor&,
-                                const Tensor&, Activation) {
+                                const Tensor&, Activation, const Tensor&) {
     operator_absent();
 }
 void activation_forward(const Context&, const Tensor&, const Tensor&, Activation) {

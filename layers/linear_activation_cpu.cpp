@@ -15,10 +15,12 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
 }
 
 void linear_activation_backward(const Context& ctx, const SummedGradient& into, const Tensor& dy,
-                                const Tensor& weight, const Tensor& hidden, Activation activation) {
+                                const Tensor& weight, const Tensor& hidden, Activation activation,
+                                const Tensor& d_activated) {
     const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
-    gradtile::gemm(ctx, d_hidden, dy, weight);
-    activation_backward(ctx, d_hidden, d_hidden, hidden, activation);
+    const Tensor& product = d_activated.defined() ? d_activated : d_hidden;
+    gradtile::gemm(ctx, product, dy, weight);
+    activation_backward(ctx, d_hidden, product, hidden, activation);
     if (column_sums.defined()) sum_columns(ctx, column_sums, d_hidden);
 }
 

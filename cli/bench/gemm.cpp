@@ -9,7 +9,9 @@
 #include <gradtile/cli/bench/step_flags.h>
 #include <gradtile/cli/bench/table.h>
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/linear_activation.h>
 
@@ -20,7 +22,7 @@ struct Flags {
     explicit Flags(Command& command)
         : step(command, {"layers", "activation", "bias", "batch", "dtype", "tf32", "deterministic"}) {}
     StepFlags step;
-    bool paddings = false;
+    bool paddings = false, candidates = false;
 };
 
 /// A linear layer of a block; `fused` says whether the same operator also computes an activation, before or
@@ -36,8 +38,8 @@ std::vector<Layer> layers_of(const ModelConfig& model) {
     const auto [qkv, proj, up, down] = block_matrices(model);
     std::vector<Layer> layers{{"qkv", qkv}, {"proj", proj}};
     if (traits_of(model.activation).gated) {
-        layers.push_back({"gate_up", up});
-        layers.push_back({"down", down});
+        layers.push_back({"gate_up", up, Layer::Fused::after});
+        layers.push_back({"down", down, Layer::Fused::before});
     } else {
         layers.push_back({"fc", up, Layer::Fused::after});
         layers.push_back({"fcproj", down, Layer::Fused::before});
@@ -57,8 +59,13 @@ struct Product {
 /// Times products and adds up their times per step. With a planning context nothing is timed.
 class Bench {
   public:
-    Bench(const Context& context, DType type, const Sampling& sampling, Table& table)
-        : ctx(context), dtype(type), sampling_(sampling), table_(table), numbers_(ctx) {
+    Bench(const Context& context, DType type, const Sampling& sampling, Table& table, bool candidates)
+        : ctx(context),
+          dtype(type),
+          sampling_(sampling),
+          table_(table),
+          numbers_(ctx),
+          with_candidates_(candidates && ctx.device().is_cuda()) {
         const ProductCeiling ceiling = measure_product_ceiling(ctx, dtype, sampling);
         if (ctx.is_planning()) return;
         ceiling_ = ceiling.flops_per_s();
@@ -74,6 +81,7 @@ class Bench {
         const double trained = median_milliseconds(ctx, sampling_, product.trained);
         const double plain = product.plain ? median_milliseconds(ctx, sampling_, product.plain) : trained;
         add_row(product, trained, plain);
+        if (with_candidates_) measure_candidates(product);
         ms_ += product.count * trained;
         plain_ms_ += product.count * plain;
         flops_ += product.count * flops_of(product);
@@ -90,6 +98,25 @@ class Bench {
     const DType dtype;
 
   private:
+    /// Times each way to compute the product: by cuBLASLt or in steps, and by each own kernel that applies.
+    void measure_candidates(const Product& product) const {
+        const auto measure_one = [&](std::uint64_t kernel, const std::string& name) {
+            cuda::restrict_gemm(ctx, kernel);
+            product.trained();
+            bool applies = kernel == cuda::no_own_kernel;
+            for (const GemmAlgorithm& choice : gemm_algorithms(ctx))
+                applies |= cuda::own_gemm_kernel(choice) == kernel;
+            if (!applies) return;
+            const double ms = median_milliseconds(ctx, sampling_, product.trained);
+            const double flops_per_s = flops_of(product) / ms * 1e3;
+            table_.add(
+                {"", name, "", no_value, 1e3 * ms, 1e-12 * flops_per_s, flops_per_s / ceiling_, no_value});
+        };
+        measure_one(cuda::no_own_kernel, " cuBLASLt or steps");
+        for (const std::uint64_t kernel : cuda::own_gemm_kernels())
+            measure_one(kernel, concat(' ', cuda::own_gemm_kernel_name(kernel)));
+        cuda::restrict_gemm(ctx, std::nullopt);
+    }
     static double flops_of(const Product& p) {
         return 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n * p.k);
     }
@@ -102,6 +129,7 @@ class Bench {
     Sampling sampling_;
     Table& table_;
     RandomNumbers numbers_;
+    bool with_candidates_;
     double ceiling_ = 0, ms_ = 0, plain_ms_ = 0, flops_ = 0;
 };
 
@@ -122,19 +150,27 @@ void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const 
     forward.trained = [&] { gemm(ctx, y, x, w, {.trans_b = true, .bias = bias}); };
     forward.plain = [&] { gemm(ctx, y, x, w, {.trans_b = true}); };
     if (fused == Layer::Fused::after) {
-        const Tensor hidden = bench.random_like(y);
+        const Tensor activated =
+            traits_of(activation).gated ? bench.random({tokens, out / 2}) : bench.random_like(y);
         forward.pass = concat("forward + ", name_of(activation));
-        forward.trained = [&, hidden] { linear_activation_forward(ctx, y, hidden, x, w, bias, activation); };
+        forward.trained = [&, activated] {
+            linear_activation_forward(ctx, activated, y, x, w, bias, activation);
+        };
     }
     bench.measure(forward);
 
     Product data{name, "data gradient", tokens, in, out, count};
     data.trained = [&] { gemm(ctx, dx, dy, w); };
     if (fused == Layer::Fused::before) {
-        const Tensor hidden = bench.random_like(x);
+        const Tensor hidden =
+            traits_of(activation).gated ? bench.random({tokens, 2 * in}) : bench.random_like(x);
+        SummedGradient d_hidden = empty_like(ctx, hidden);
+        if (model.bias && !traits_of(activation).gated) d_hidden.column_sums = empty_column_sums(ctx, hidden);
         data.pass = concat("data grad + ", name_of(activation));
         data.plain = data.trained;
-        data.trained = [&, hidden] { linear_activation_backward(ctx, dx, dy, w, hidden, activation); };
+        data.trained = [&, hidden, d_hidden] {
+            linear_activation_backward(ctx, d_hidden, dy, w, hidden, activation);
+        };
     }
     bench.measure(data);
 
@@ -191,7 +227,7 @@ void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& mo
 
 void measure_products(const Context& ctx, const Step& step, const Flags& flags, Table& table) {
     const ModelConfig& model = step.config.model;
-    Bench bench(ctx, step.dtype(), flags.step.sampling(), table);
+    Bench bench(ctx, step.dtype(), flags.step.sampling(), table, flags.candidates);
     for (const Layer& layer : layers_of(model)) measure_layer(bench, layer, step.rows(), model);
     const Chunk chunk = chunk_of(ctx, step);
     const double chunks = static_cast<double>(step.rows()) / static_cast<double>(chunk.rows);
@@ -203,7 +239,7 @@ void measure_products(const Context& ctx, const Step& step, const Flags& flags, 
 int bench_gemm(const Flags& flags) {
     const Step step = flags.step.step();
     Table table({{"product", "product", Column::Kind::text, 14},
-                 {"pass", "pass", Column::Kind::text, 22},
+                 {"pass", "pass", Column::Kind::text, 26},
                  {"shape", "M x N x K", Column::Kind::text, 20},
                  {"count", "count", Column::Kind::number, 6},
                  {"us", "us"},
@@ -226,6 +262,8 @@ void add_bench_gemm(Command& bench) {
     const auto flags = std::make_shared<Flags>(command);
     command.add_switch("--paddings", flags->paddings,
                        "also time the head with other paddings of its vocabulary, and in short chunks");
+    command.add_switch("--candidates", flags->candidates,
+                       "on a GPU: also time each way to compute a product that training chooses from");
     command.set_action([flags] { return bench_gemm(*flags); });
 }
 

@@ -26,34 +26,37 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const RandomNumber
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// The two layers of an MLP with an activation that is not gated; the activation is timed together with its
-/// products.
-void add_plain_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers, const Mlp& mlp,
-                   std::int64_t rows, std::int64_t count) {
+/// The two layers of an MLP; the activation is timed together with the products before and after it.
+void add_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers, const Mlp& mlp,
+             std::int64_t rows, std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;
     const DType dtype = up.weight.value().dtype();
     const Activation activation = mlp.activation;
     const Tensor x = numbers(ctx, {rows, up.in_features()}, dtype);
     const Tensor dy = numbers(ctx, x.shape(), dtype);
     const Tensor hidden = numbers(ctx, {rows, up.out_features()}, dtype);
-    const Tensor y = empty_like(ctx, hidden), d_hidden = empty_like(ctx, hidden);
-    const double flops = 2.0 * static_cast<double>(hidden.elements() * up.in_features());
+    const Tensor y = numbers(ctx, {rows, down.in_features()}, dtype), d_hidden = empty_like(ctx, hidden);
+    const auto flops_of = [&](const Linear& linear) {
+        return 2.0 * static_cast<double>(rows * linear.in_features() * linear.out_features());
+    };
     const Tensor bias = up.bias.defined() ? up.bias.value() : Tensor();
-    parts.push_back({concat("fc and ", name_of(activation), " forward"), count, flops, [=, &ctx] {
-                         linear_activation_forward(ctx, y, hidden, x, up.weight.value(), bias, activation);
-                     }});
-    parts.push_back({"proj forward", count, flops, [=, &ctx] {
+    const bool gated = traits_of(activation).gated;
+    const std::string up_name = gated ? "gate_up" : "fc", down_name = gated ? "down" : "proj";
+    parts.push_back(
+        {concat(up_name, " and ", name_of(activation), " forward"), count, flops_of(up),
+         [=, &ctx] { linear_activation_forward(ctx, y, hidden, x, up.weight.value(), bias, activation); }});
+    parts.push_back({down_name + " forward", count, flops_of(down), [=, &ctx] {
                          Linear::Saved saved;
                          down.forward(ctx, y, saved);
                      }});
-    parts.push_back({"proj weight gradient", count, flops,
+    parts.push_back({down_name + " weight gradient", count, flops_of(down),
                      [=, &ctx] { down.accumulate_gradients(ctx, dy, Linear::Saved{y}); }});
-    parts.push_back({concat("proj and ", name_of(activation), " backward"), count, flops, [=, &ctx] {
-                         linear_activation_backward(ctx, d_hidden, dy, down.weight.value(), hidden,
-                                                    activation);
-                     }});
     parts.push_back(
-        {"fc backward", count, 2.0 * flops, [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
+        {concat(down_name, " and ", name_of(activation), " backward"), count, flops_of(down), [=, &ctx] {
+             linear_activation_backward(ctx, d_hidden, dy, down.weight.value(), hidden, activation);
+         }});
+    parts.push_back({up_name + " backward", count, 2.0 * flops_of(up),
+                     [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
 }
 
 /// Attention of the layers with each window.
@@ -119,22 +122,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     parts.push_back({"norm backward", 2 * layers + 1, 0,
                      [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
 
-    if (traits_of(config.activation).gated) {
-        for (const Linear* linear : {&block.mlp.up, &block.mlp.down})
-            add_linear(parts, ctx, numbers, *linear, rows, layers);
-        const Tensor hidden = numbers(ctx, {rows, block.mlp.up.out_features()}, dtype);
-        const Tensor d_out = numbers(ctx, {rows, config.hidden_width()}, dtype);
-        const ActivationLayer activation{config.activation};
-        const std::string name(name_of(config.activation));
-        parts.push_back({name + " forward", layers, 0, [=, &ctx] {
-                             ActivationLayer::Saved saved;
-                             activation.forward(ctx, hidden, saved);
-                         }});
-        parts.push_back(
-            {name + " backward", layers, 0, [=, &ctx] { activation.backward(ctx, d_out, {hidden}); }});
-    } else {
-        add_plain_mlp(parts, ctx, numbers, block.mlp, rows, layers);
-    }
+    add_mlp(parts, ctx, numbers, block.mlp, rows, layers);
     parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {
                          Embedding::Saved saved;
                          PositionEmbedding::Saved positions;

@@ -4,6 +4,7 @@
 #include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
@@ -50,6 +51,18 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
     operator_absent();
 }
 std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
+    operator_absent();
+}
+std::vector<std::uint64_t> own_gemm_kernels() {
+    return {};
+}
+std::string own_gemm_kernel_name(std::uint64_t) {
+    operator_absent();
+}
+std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm&) {
+    return std::nullopt;
+}
+void restrict_gemm(const Context&, std::optional<std::uint64_t>) {
     operator_absent();
 }
 void synchronize(Device, void*) {

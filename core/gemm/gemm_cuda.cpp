@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <gradtile/core/cuda/internal/cublas.h>
+#include <gradtile/core/gemm/hopper/internal/product.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
@@ -23,6 +24,23 @@ std::int64_t batch_step(const Tensor& x) {
     return x.rank() > 2 ? x.stride(0) : 0;
 }
 
+/// The product by one kernel that also adds the bias, or false if there is none.
+bool gemm_fused(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
+                const GemmOptions& options) {
+    const ProductOperands operands{.a = a,
+                                   .b = {b},
+                                   .trans_a = options.trans_a,
+                                   .trans_b = options.trans_b,
+                                   .to = {c},
+                                   .bias = options.bias};
+    GemmAlternatives alternatives;
+    if (!options.accumulate && options.alpha == 1.0 && c.rank() == 2) {
+        alternatives.kernels = hopper_product_kernels(operands);
+        alternatives.run_kernel = [&](std::uint64_t kernel) { run_hopper_product(ctx, operands, kernel); };
+    }
+    return gemm_lt(ctx, c, a, b, options, {}, alternatives);
+}
+
 }  // namespace
 
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options) {
@@ -33,7 +51,7 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     }
     const std::int64_t k = a.size(options.trans_a ? -2 : -1);
     const bool wide = accumulator_of(a.dtype()) == DType::f64;
-    if (k > 0 && !wide && gemm_lt(ctx, c, a, b, options)) return;
+    if (k > 0 && !wide && gemm_fused(ctx, c, a, b, options)) return;
     if (options.bias.defined()) {
         // The bias is written to c before the product is added. So a 16-bit c is rounded a second time only
         // if the product also accumulates.

@@ -23,7 +23,9 @@ std::int64_t alignment_of(const void* address) {
     return std::int64_t{1} << std::min(8, std::countr_zero(reinterpret_cast<std::uintptr_t>(address)));
 }
 
-cublasLtEpilogue_t epilogue_of(const GemmOptions& options, const GemmFusion& fusion) {
+std::int64_t epilogue_of(const GemmOptions& options, const GemmFusion& fusion) {
+    if (fusion.gated != GemmFusion::Gated::none)
+        return first_own_epilogue + (fusion.gated == GemmFusion::Gated::backward ? 1 : 0);
     switch (fusion.gelu) {
         case GemmFusion::Gelu::forward:
             return options.bias.defined() ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
@@ -38,7 +40,7 @@ cublasLtEpilogue_t epilogue_of(const GemmOptions& options, const GemmFusion& fus
 }  // namespace
 
 bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
-             const GemmOptions& options, const GemmFusion& fusion, const std::function<void()>& in_steps) {
+             const GemmOptions& options, const GemmFusion& fusion, const GemmAlternatives& alternatives) {
     const Tensor &bias = options.bias, &hidden = fusion.hidden;
     const bool to_tf32 = a.dtype() == DType::f32 && ctx.tf32();
     const GemmProblem problem{
@@ -76,7 +78,7 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
                           .bias = bias.defined() ? bias.raw_data() : nullptr,
                           .c = c.raw_data(),
                           .hidden = hidden.defined() ? hidden.raw_data() : nullptr};
-    return ctx.gemm_state()->run(ctx, problem, at, static_cast<float>(options.alpha), in_steps);
+    return ctx.gemm_state()->run(ctx, problem, at, static_cast<float>(options.alpha), alternatives);
 }
 
 }  // namespace gradtile::cuda

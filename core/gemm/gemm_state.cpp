@@ -10,6 +10,7 @@
 #include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/gemm/internal/gemm_candidates.h>
 
 namespace gradtile::cuda {
 namespace {
@@ -23,6 +24,12 @@ constexpr std::size_t max_timed = 256;
 bool refused(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+/// Whether gradtile's kernels, whose tiles are large, may win.
+bool is_large(const GemmProblem& p) {
+    constexpr std::int64_t least = std::int64_t{1} << 30;  // about 4 us
+    return p.m >= 128 && p.n >= 128 && p.m * p.n >= least / std::max<std::int64_t>(1, p.k);
 }
 
 bool is_capturing(cudaStream_t stream) {
@@ -173,37 +180,54 @@ void GemmState::place(GemmProblem& problem) const {
     problem.multiprocessors = multiprocessors_;
 }
 
-/// Sorts the candidates by their time. Returns true when in_steps is faster than all of them. The clock of a
-/// GPU falls while it warms up, so the candidates are timed in turns.
-bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
-                             const std::function<void()>& in_steps,
-                             std::vector<cublasLtMatmulAlgo_t>& candidates) {
+/// Launches a product in the chosen way. Returns false when it is not possible, or when the choice is to
+/// compute in steps.
+bool GemmState::launch(const Operation* operation, const GemmChoice& choice,
+                       const GemmAlternatives& alternatives, cudaStream_t stream, void* result) {
+    if (choice.by == GemmChoice::By::kernel) {
+        if (std::ranges::find(alternatives.kernels, choice.kernel) == alternatives.kernels.end())
+            return false;
+        alternatives.run_kernel(choice.kernel);
+        return true;
+    }
+    if (choice.by == GemmChoice::By::steps || operation == nullptr) return false;
+    const cublasStatus_t status =
+        operation->launch(handle_, choice.algorithm, workspace_.data(), stream, result);
+    if (refused(status)) return false;
+    cublas_check(status, "gemm");
+    if (alternatives.after_library) alternatives.after_library();
+    return true;
+}
+
+/// Sorts the candidates by their time. The clock of a GPU falls while it warms up, so the candidates are
+/// timed in turns.
+void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
+                             const GemmAlternatives& alternatives, std::vector<GemmChoice>& candidates) {
     // A product that accumulates must change c only once, so its timed launches read c and write to a buffer.
-    void* result = operation.at.c;
+    void* result = operation == nullptr ? nullptr : operation->at.c;
     std::optional<Buffer> elsewhere;
-    if (operation.problem.accumulates != 0) {
+    if (operation != nullptr && operation->problem.accumulates != 0) {
         try {
-            elsewhere.emplace(system_allocator(device_), operation.bytes_of_c());
+            elsewhere.emplace(system_allocator(device_), operation->bytes_of_c());
         } catch (const OutOfMemory&) {
-            return false;  // keeps the heuristic's order
+            return;  // keeps the heuristic's order
         }
         result = elsewhere->data();
     }
     struct Timing {
-        std::optional<cublasLtMatmulAlgo_t> algorithm;  // nullopt if in_steps was fastest
+        GemmChoice choice;
         float milliseconds = 0;
     };
-    std::vector<Timing> timings(candidates.begin(), candidates.end());
-    if (in_steps) timings.push_back({std::nullopt});
+    std::vector<Timing> timings;
+    for (const GemmChoice& choice : candidates) timings.push_back({choice});
 
     const Event start(device_), end(device_);
     const auto milliseconds = [&](const Timing& timing, int times) {
         start.record(stream);
         for (int i = 0; i < times; ++i) {
-            if (!timing.algorithm) {
-                in_steps();
-            } else if (operation.launch(handle_, *timing.algorithm, workspace_.data(), stream, result) !=
-                       CUBLAS_STATUS_SUCCESS) {
+            if (timing.choice.by == GemmChoice::By::steps) {
+                alternatives.in_steps();
+            } else if (!launch(operation, timing.choice, alternatives, stream, result)) {
                 return std::numeric_limits<float>::infinity();
             }
         }
@@ -238,57 +262,104 @@ bool GemmState::sort_by_time(const Operation& operation, cudaStream_t stream,
     ++timed_;
 
     candidates.clear();
-    for (const Timing& timing : timings)
-        if (timing.algorithm) candidates.push_back(*timing.algorithm);
-    return !timings.front().algorithm;
+    for (const Timing& timing : timings) candidates.push_back(timing.choice);
 }
 
 bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers& at, float alpha,
-                    const std::function<void()>& in_steps) {
+                    const GemmAlternatives& alternatives) {
     const std::lock_guard lock(mutex_);
     use_device(device_);
     prepare();
     place(problem);
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
-    const Operation operation(problem, at, alpha);
-    const auto launched = [&](const cublasLtMatmulAlgo_t& algorithm) {
-        const cublasStatus_t status = operation.launch(handle_, algorithm, workspace_.data(), stream, at.c);
-        if (refused(status)) return false;
-        cublas_check(status, "gemm");
-        return true;
+    std::optional<Operation> of_library;  // nullopt: cuBLASLt cannot compute the product
+    if (problem.epilogue < first_own_epilogue) of_library.emplace(problem, at, alpha);
+    const Operation* const operation = of_library ? &*of_library : nullptr;
+    const auto launched = [&](const GemmChoice& choice) {
+        return launch(operation, choice, alternatives, stream, at.c);
     };
 
     const auto known = chosen_.find(problem);
     if (known != chosen_.end()) {
-        if (!known->second) return false;
-        const bool unknown_here = restored_.erase(problem) > 0;
-        if ((!unknown_here || operation.accepts(handle_, *known->second)) && launched(*known->second))
-            return true;
-        chosen_.erase(known);
+        const GemmChoice choice = known->second;
+        if (choice.by == GemmChoice::By::steps) return false;
+        const bool must_check =
+            restored_.erase(problem) > 0 && choice.by == GemmChoice::By::library && operation != nullptr;
+        if ((!must_check || operation->accepts(handle_, choice.algorithm)) && launched(choice)) return true;
+        chosen_.erase(problem);
     }
-    std::vector<cublasLtMatmulAlgo_t> candidates = operation.proposed(handle_);
+    std::vector<GemmChoice> candidates;
+    if (operation != nullptr)
+        for (const cublasLtMatmulAlgo_t& algorithm : operation->proposed(handle_))
+            candidates.push_back({.by = GemmChoice::By::library, .algorithm = algorithm});
     const bool may_time = timed_ < max_timed && !ctx.deterministic() && !is_capturing(stream);
-    if (may_time && candidates.size() + (in_steps ? 1 : 0) > 1 && !candidates.empty() &&
-        sort_by_time(operation, stream, in_steps, candidates))
-        candidates.clear();
-    for (const cublasLtMatmulAlgo_t& algorithm : candidates) {
-        if (!launched(algorithm)) continue;
-        chosen_[problem] = algorithm;
-        return true;
+    if (may_time) {
+        if (alternatives.in_steps) candidates.push_back({.by = GemmChoice::By::steps});
+        if (!only_kernel_ && is_large(problem))
+            for (const std::uint64_t kernel : alternatives.kernels)
+                candidates.push_back({.by = GemmChoice::By::kernel, .kernel = kernel});
+        if (candidates.size() > 1) sort_by_time(operation, stream, alternatives, candidates);
     }
-    chosen_[problem] = std::nullopt;
+    if (only_kernel_ && std::ranges::find(alternatives.kernels, *only_kernel_) != alternatives.kernels.end())
+        candidates.assign(1, {.by = GemmChoice::By::kernel, .kernel = *only_kernel_});
+    for (const GemmChoice& choice : candidates) {
+        const bool in_steps = choice.by == GemmChoice::By::steps;
+        if (!in_steps && !launched(choice)) continue;
+        chosen_[problem] = choice;
+        return !in_steps;
+    }
+    chosen_[problem] = {};
     return false;
 }
 
-// A product for which cuBLASLt is not used is stored as an algorithm of zeros.
+void GemmState::restrict_to(std::optional<std::uint64_t> kernel) {
+    const std::lock_guard lock(mutex_);
+    only_kernel_ = kernel;
+    chosen_.clear();
+    restored_.clear();
+    timed_ = 0;
+}
+
+namespace {
+
+using Numbers = decltype(GemmAlgorithm::algorithm);
+
+/// The first number of a stored choice of a kernel of gradtile; the second one is the kernel's. A choice to
+/// compute in steps is stored as zeros. All else is an algorithm of cuBLASLt.
+constexpr std::uint64_t own_kernel = 0x67726164'74696c65;  // "gradtile"
+
+Numbers numbers_of(const GemmChoice& choice) {
+    switch (choice.by) {
+        case GemmChoice::By::steps:
+            return {};
+        case GemmChoice::By::kernel:
+            return {own_kernel, choice.kernel};
+        case GemmChoice::By::library:
+            break;
+    }
+    return std::bit_cast<Numbers>(choice.algorithm);
+}
+
+GemmChoice choice_of(const Numbers& numbers) {
+    if (numbers == Numbers{}) return {};
+    if (numbers == Numbers{own_kernel, numbers[1]})
+        return {.by = GemmChoice::By::kernel, .kernel = numbers[1]};
+    return {.by = GemmChoice::By::library, .algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(numbers)};
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm& choice) {
+    const GemmChoice is = choice_of(choice.algorithm);
+    return is.by == GemmChoice::By::kernel ? std::optional(is.kernel) : std::nullopt;
+}
 
 std::vector<GemmAlgorithm> GemmState::algorithms() {
     const std::lock_guard lock(mutex_);
     std::vector<GemmAlgorithm> list;
-    for (const auto& [problem, algorithm] : chosen_)
+    for (const auto& [problem, choice] : chosen_)
         list.push_back({.problem = std::bit_cast<decltype(GemmAlgorithm::problem)>(problem),
-                        .algorithm = std::bit_cast<decltype(GemmAlgorithm::algorithm)>(
-                            algorithm.value_or(cublasLtMatmulAlgo_t{}))});
+                        .algorithm = numbers_of(choice)});
     return list;
 }
 
@@ -303,10 +374,7 @@ std::size_t GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
         place(here);
         if (here != problem) continue;
         ++taken;
-        std::optional<cublasLtMatmulAlgo_t>& choice = chosen_[problem];
-        choice.reset();
-        if (algorithm == decltype(GemmAlgorithm::algorithm){}) continue;
-        choice = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+        chosen_[problem] = choice_of(algorithm);
         restored_.insert(problem);
     }
     return taken;
@@ -314,6 +382,10 @@ std::size_t GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
 
 std::shared_ptr<GemmState> make_gemm_state(Device device) {
     return std::make_shared<GemmState>(device);
+}
+
+void restrict_gemm(const Context& ctx, std::optional<std::uint64_t> kernel) {
+    ctx.gemm_state()->restrict_to(kernel);
 }
 
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx) {

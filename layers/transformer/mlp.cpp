@@ -20,13 +20,13 @@ Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
     return ActivationLayer{activation}.forward(ctx, hidden, saved);
 }
 
-/// Whether `up` and the activation are one operator. A gated activation cannot be, nor can an adapter's term.
+/// Whether `up` and the activation are one operator. An adapter's term lies between them.
 bool Mlp::fuses_forward() const {
-    return !traits_of(activation).gated && !up.adapter;
+    return !up.adapter;
 }
 /// The same for the backward pass of the activation and `down`.
 bool Mlp::fuses_backward() const {
-    return !traits_of(activation).gated && !down.adapter;
+    return !down.adapter;
 }
 
 void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
@@ -38,6 +38,7 @@ void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) cons
         Shape shape = x.shape();
         shape[-1] = up.out_features();
         saved.hidden = empty(ctx, shape, x.dtype());
+        shape[-1] = down.in_features();
         saved.down.x = empty(ctx, shape, x.dtype());
         linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
                                   up.bias.defined() ? up.bias.value() : Tensor(), activation);
@@ -64,7 +65,8 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
         at_down = {};
         down.announce_gradients(hooks);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
-        if (up.bias_has_gradient()) d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
+        if (up.bias_has_gradient() && !traits_of(activation).gated)
+            d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
         linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);

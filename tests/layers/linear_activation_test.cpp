@@ -14,7 +14,12 @@ namespace gradtile {
 namespace {
 
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
-constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
+constexpr Activation some_activations[] = {Activation::gelu_tanh, Activation::gelu, Activation::swiglu};
+
+/// Columns before the activation for each column after it.
+std::int64_t halves_of(Activation activation) {
+    return traits_of(activation).gated ? 2 : 1;
+}
 
 /// Shapes of one element, of sizes that are not multiples of a vector, and of a product of several blocks.
 struct Sizes {
@@ -41,17 +46,18 @@ Tensor random_matrix(const Context& ctx, std::int64_t rows, std::int64_t columns
 TEST(LinearActivation, ForwardIsBitIdenticalToLinearThenActivation) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
-        for (const Activation activation : plain_activations)
+        for (const Activation activation : some_activations)
             for (const Sizes& size : all_sizes)
                 for (const bool has_bias : {false, true}) {
                     const Tensor x = random_matrix(ctx, size.rows, size.in, dtype, 1, 3);
-                    const Tensor weight = random_matrix(ctx, size.out, size.in, dtype, 2);
-                    const Tensor bias = has_bias ? randn(ctx, {size.out}, dtype, Seed{3}) : Tensor();
-                    const Tensor hidden = unwritten(ctx, size.rows, size.out, dtype, 5);
+                    const std::int64_t out = halves_of(activation) * size.out;
+                    const Tensor weight = random_matrix(ctx, out, size.in, dtype, 2);
+                    const Tensor bias = has_bias ? randn(ctx, {out}, dtype, Seed{3}) : Tensor();
+                    const Tensor hidden = unwritten(ctx, size.rows, out, dtype, 5);
                     const Tensor y = unwritten(ctx, size.rows, size.out, dtype, 2);
                     linear_activation_forward(ctx, y, hidden, x, weight, bias, activation);
 
-                    const Tensor plain_hidden = unwritten(ctx, size.rows, size.out, dtype, 5);
+                    const Tensor plain_hidden = unwritten(ctx, size.rows, out, dtype, 5);
                     const Tensor plain_y = unwritten(ctx, size.rows, size.out, dtype);
                     gemm(ctx, plain_hidden, x, weight, {.trans_b = true, .bias = bias});
                     ActivationLayer{activation}.forward_into(ctx, plain_y, plain_hidden);
@@ -63,18 +69,20 @@ TEST(LinearActivation, ForwardIsBitIdenticalToLinearThenActivation) {
 TEST(LinearActivation, BackwardIsBitIdenticalToLinearThenActivation) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : all_dtypes)
-        for (const Activation activation : plain_activations)
+        for (const Activation activation : some_activations)
             for (const Sizes& size : all_sizes) {
                 const Tensor dy = random_matrix(ctx, size.rows, size.in, dtype, 1, 3);
                 const Tensor weight = random_matrix(ctx, size.in, size.out, dtype, 2);
-                const Tensor hidden = random_matrix(ctx, size.rows, size.out, dtype, 3, 5);
-                const Tensor d_hidden = unwritten(ctx, size.rows, size.out, dtype, 2);
+                const std::int64_t before = halves_of(activation) * size.out;
+                const Tensor hidden = random_matrix(ctx, size.rows, before, dtype, 3, 5);
+                const Tensor d_hidden = unwritten(ctx, size.rows, before, dtype, 2);
                 linear_activation_backward(ctx, d_hidden, dy, weight, hidden, activation);
 
                 const Tensor plain = unwritten(ctx, size.rows, size.out, dtype, 2);
                 gemm(ctx, plain, dy, weight);
-                ActivationLayer{activation}.backward_into(ctx, plain, plain, hidden);
-                ASSERT_EQ(to_host(ctx, d_hidden), to_host(ctx, plain)) << d_hidden;
+                const Tensor plain_d_hidden = unwritten(ctx, size.rows, before, dtype, 2);
+                ActivationLayer{activation}.backward_into(ctx, plain_d_hidden, plain, hidden);
+                ASSERT_EQ(to_host(ctx, d_hidden), to_host(ctx, plain_d_hidden)) << d_hidden;
             }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// Products through cuBLASLt, optionally fused with GELU.
 #include <functional>
+#include <span>
 
 #include <gradtile/core/gemm/gemm.h>
 
@@ -11,16 +12,32 @@ namespace gradtile::cuda {
 /// as long as a separate pass over the matrix (bench/results/2026-11-21-h200-gemm.md).
 struct GemmFusion {
     enum class Gelu { none, forward, backward };
+    /// The same for an activation of gate and up, which lie side by side. cuBLASLt has no such kernels, only
+    /// alternatives are used: forward: hidden = the product, c = activation(hidden); backward: c = the
+    /// gradient of hidden from the product.
+    enum class Gated { none, forward, backward };
     Gelu gelu = Gelu::none;
+    Gated gated = Gated::none;
     /// forward: hidden = the product (with bias), c = gelu(hidden). backward: c = product * gelu'(hidden).
     Tensor hidden = {};
 };
 
-/// gemm() for operands that gemm_backend.h allows, with rank 2 or 3 and K > 0. Sums are in float32; partial
-/// sums are never added in a 16-bit output's type. Returns false and does nothing when cuBLASLt has no kernel
-/// for the product, or when `in_steps`, another way to compute the same outputs, is faster.
+/// Other ways than a kernel of cuBLASLt to compute the outputs of a product. The first product of a kind
+/// times them all; see gemm_algorithms.h.
+struct GemmAlternatives {
+    std::function<void()> in_steps = {};  ///< computes the same outputs by several operators
+    /// Completes the outputs after a kernel of cuBLASLt, if it does not compute them all.
+    std::function<void()> after_library = {};
+    /// Numbers of gradtile's own kernels. They are stored in checkpoints, so each keeps its meaning.
+    std::span<const std::uint64_t> kernels = {};
+    std::function<void(std::uint64_t kernel)> run_kernel = {};
+};
+
+/// gemm() for operands that gemm_backend.h allows, with rank 2 or 3 and K > 0, by cuBLASLt or by one of the
+/// alternatives. Sums are in float32; partial sums are never added in a 16-bit output's type. Returns false
+/// and does nothing when there is no kernel for the product, or when alternatives.in_steps is faster.
 bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
              const GemmOptions& options, const GemmFusion& fusion = {},
-             const std::function<void()>& in_steps = {});
+             const GemmAlternatives& alternatives = {});
 
 }  // namespace gradtile::cuda

@@ -2,7 +2,6 @@
 /// The choice of cuBLASLt's algorithms by timing, and the table of choices.
 #include <cublasLt.h>
 
-#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -11,8 +10,12 @@
 #include <vector>
 
 #include <gradtile/core/gemm/gemm_algorithms.h>
+#include <gradtile/core/gemm/internal/gemm_lt.h>
 
 namespace gradtile::cuda {
+
+/// Numbers of epilogues from this one on are gradtile's, for products that cuBLASLt cannot fuse.
+inline constexpr std::int64_t first_own_epilogue = std::int64_t{1} << 32;
 
 /// The key of a choice: everything that the choice of an algorithm depends on. Types and epilogues have
 /// cuBLASLt's numbers; alignments are in bytes.
@@ -33,6 +36,14 @@ struct GemmPointers {
     void *c, *hidden;
 };
 
+/// How a product is computed.
+struct GemmChoice {
+    enum class By { steps, library, kernel };
+    By by = By::steps;
+    cublasLtMatmulAlgo_t algorithm = {};  ///< of the library
+    std::uint64_t kernel = 0;             ///< the number of a kernel of gradtile
+};
+
 /// The state that the products of one stream share: cuBLASLt's handle, its workspace, the algorithms chosen
 /// so far. One workspace is enough, because a stream runs one product at a time.
 class GemmState {
@@ -43,8 +54,9 @@ class GemmState {
     GemmState& operator=(const GemmState&) = delete;
 
     bool run(const Context& ctx, GemmProblem problem, const GemmPointers& at, float alpha,
-             const std::function<void()>& in_steps);
+             const GemmAlternatives& alternatives);
     void* workspace() { return workspace_.data(); }
+    void restrict_to(std::optional<std::uint64_t> kernel);  ///< see gemm_candidates.h
 
     std::vector<GemmAlgorithm> algorithms();
     std::size_t restore(std::span<const GemmAlgorithm> algorithms);
@@ -53,18 +65,21 @@ class GemmState {
     class Operation;
     void prepare();
     void place(GemmProblem& problem) const;
-    bool sort_by_time(const Operation& operation, cudaStream_t stream, const std::function<void()>& in_steps,
-                      std::vector<cublasLtMatmulAlgo_t>& candidates);
+    // operation is null when cuBLASLt cannot compute the product.
+    bool launch(const Operation* operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
+                cudaStream_t stream, void* result);
+    void sort_by_time(const Operation* operation, cudaStream_t stream, const GemmAlternatives& alternatives,
+                      std::vector<GemmChoice>& candidates);
 
     Device device_;
     std::recursive_mutex mutex_;  // recursive, because in_steps() runs products, too
     std::int64_t library_ = 0, architecture_ = 0, multiprocessors_ = 0;
     cublasLtHandle_t handle_ = nullptr;
     Buffer workspace_;  // allocated by the constructor, so that memory plans see it in use
-    // The chosen algorithms; nullopt: cuBLASLt is not used.
-    std::map<GemmProblem, std::optional<cublasLtMatmulAlgo_t>> chosen_;
+    std::map<GemmProblem, GemmChoice> chosen_;
     std::set<GemmProblem> restored_;  // restored algorithms that have not run yet
     std::size_t timed_ = 0;
+    std::optional<std::uint64_t> only_kernel_;  // see restrict_to()
 };
 
 }  // namespace gradtile::cuda

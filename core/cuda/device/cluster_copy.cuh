@@ -1,0 +1,50 @@
+#pragma once
+/// Copies and barriers of clusters whose thread blocks load the same tiles (sm_90). PTX ISA 9.7.13.3
+/// "barrier.cluster" and 9.7.9.25 "cp.async.bulk.tensor".
+#include <cstdint>
+
+#include <gradtile/core/cuda/device/tensor_copy.cuh>
+
+namespace gradtile::cuda::device {
+
+/// The index of the thread block in its cluster.
+__device__ __forceinline__ int rank_in_cluster() {
+    std::uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+
+/// Waits for all threads of the cluster. Their earlier accesses to shared memory precede the later ones.
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/// Arrives at the barrier at the same place in the thread block `rank` of the cluster.
+__device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
+    asm volatile(
+        "{.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier.memory()),
+        "r"(rank)
+        : "memory");
+}
+
+/// Starts a load to the same place of all thread blocks of the cluster that `ranks` has a bit for. In each,
+/// the bytes report to its own barrier.
+__device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t to, const TensorMap& map,
+                                            BoxPosition at, Barrier barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], "
+        "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier.memory()), "h"(ranks)
+        : "memory");
+}
+
+/// Waits until shared memory has been read by all groups of this thread's stores, except the latest `groups`.
+template <int groups>
+__device__ __forceinline__ void wait_until_stores_but_latest_have_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
+}
+
+}  // namespace gradtile::cuda::device

@@ -1,0 +1,11 @@
+#pragma once
+/// INTERNAL. The compiled kernels without an activation; products.cu defines these functions in builds for
+/// sm_90a.
+#include <gradtile/core/gemm/hopper/internal/product.h>
+
+namespace gradtile::cuda {
+
+std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& operands);
+void run_compiled_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
+
+}  // namespace gradtile::cuda

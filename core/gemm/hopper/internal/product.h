@@ -1,0 +1,30 @@
+#pragma once
+/// INTERNAL. Which products gradtile's own kernels for Hopper can compute, beside cuBLASLt. A kernel may also
+/// apply an epilogue to the result; the folder that knows the epilogue instantiates it (launch.cuh).
+#include <span>
+
+#include <gradtile/core/gemm/internal/gemm_lt.h>
+
+namespace gradtile::cuda {
+
+/// to[0] [M, N] = op(a) op(b[0]), for matrices of one 16-bit dtype, and what epilogues use.
+struct ProductOperands {
+    Tensor a = {}, b[2] = {};
+    bool trans_a = false, trans_b = false;  ///< as in GemmOptions
+    Tensor to[3] = {}, with[2] = {};        ///< the epilogue's outputs and inputs [M, N], or undefined
+    Tensor bias = {};                       ///< [N] or undefined
+    Tensor column_sums = {};                ///< [ceil(M / 128), N] float32, or undefined
+};
+
+/// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and rows that
+/// TMA can address: whole 16-byte pieces at multiples of 16 bytes. The environment variable
+/// GRADTILE_HOPPER_GEMM=off turns these kernels off.
+const char* why_not_hopper_product(const ProductOperands& operands);
+
+/// The numbers of the kernels without an activation that apply, for GemmAlternatives: for a b^T with or
+/// without a bias, and a b without one. Empty if none does.
+std::span<const std::uint64_t> hopper_product_kernels(const ProductOperands& operands);
+/// Enqueues one of these kernels.
+void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,44 @@
+#pragma once
+/// INTERNAL. Tile sizes of the products for Hopper (sm_90a: wgmma and TMA).
+#include <cstdint>
+
+namespace gradtile::cuda {
+
+/// A thread block has one producer warp, which starts the copies, and two consumer warpgroups, which compute.
+/// With `in_turns`, each consumer computes tiles of its own, one during the epilogue of the other. Otherwise
+/// the consumers compute the upper and the lower half of the same tile.
+struct ProductTiles {
+    int row_blocks;  ///< blocks of 64 rows of a consumer: 1 or 2
+    int columns;     ///< 128, 192 or 256
+    bool in_turns;
+    int cluster;  ///< 1 or 2 thread blocks with the same columns, which share the loads of B
+
+    static constexpr int depth =
+        64;  ///< of a block of the reduction: a row of 128 bytes, as long as a swizzle
+    static constexpr int consumers = 2, threads = 128 * (consumers + 1);
+    // Together not more than a block is launched with: 168 each.
+    static constexpr int producer_registers = 24, consumer_registers = 240;
+
+    constexpr int consumer_rows() const { return 64 * row_blocks; }
+    constexpr int rows() const { return consumer_rows() * (in_turns ? 1 : consumers); }
+    /// Whether the tiles are made for products with few tiles.
+    constexpr bool is_small() const { return columns == 128; }
+    constexpr int a_bytes() const { return 2 * rows() * depth; }
+    constexpr int b_bytes() const { return 2 * columns * depth; }
+    /// Of a block of the reduction. As many blocks as fit are in shared memory at the same time.
+    constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
+
+    /// The number that names the tiles in checkpoints.
+    constexpr std::uint64_t number() const {
+        return static_cast<std::uint64_t>(rows() << 20 | columns << 8 | (in_turns ? 16 : 0) | cluster);
+    }
+};
+
+/// The tiles that kernels exist for.
+inline constexpr ProductTiles product_tiles[] = {
+    {.row_blocks = 1, .columns = 128, .in_turns = false, .cluster = 1},
+    {.row_blocks = 1, .columns = 256, .in_turns = false, .cluster = 2},
+    {.row_blocks = 2, .columns = 192, .in_turns = true, .cluster = 2},
+};
+
+}  // namespace gradtile::cuda

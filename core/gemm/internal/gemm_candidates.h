@@ -1,0 +1,22 @@
+#pragma once
+/// The ways in which a CUDA context may compute its products, for benchmarks and tests.
+#include <optional>
+#include <string>
+
+#include <gradtile/core/gemm/gemm_algorithms.h>
+
+namespace gradtile::cuda {
+
+/// The numbers of gradtile's own kernels; empty in builds without them.
+std::vector<std::uint64_t> own_gemm_kernels();
+/// Says which tiles a kernel has: "128x192 in turns, cluster 2".
+std::string own_gemm_kernel_name(std::uint64_t kernel);
+/// The own kernel that was chosen; nullopt for another choice.
+std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm& choice);
+
+/// Restricts the choice of ctx's products from now on: to cuBLASLt and separate steps (no_own_kernel), or to
+/// one own kernel where it applies. nullopt: no restriction. Forgets the choices made so far.
+void restrict_gemm(const Context& ctx, std::optional<std::uint64_t> kernel);
+inline constexpr std::uint64_t no_own_kernel = 0;
+
+}  // namespace gradtile::cuda
