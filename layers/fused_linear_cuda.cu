@@ -284,7 +284,7 @@ void visit_rows(std::int64_t rows, F&& f) {
     f.template operator()<8>();
 }
 
-/// For comparisons.
+/// GRADTILE_FUSED_LINEAR=off computes the operator in steps, for comparisons.
 bool is_turned_off() {
     const char* const setting = std::getenv("GRADTILE_FUSED_LINEAR");
     return setting != nullptr && setting == std::string_view("off");

@@ -111,7 +111,8 @@ struct DecodeShared {
     bool is_last;
 };
 
-/// A column of o as parts of the keys: the largest score, and with it the sums of exponentials and of o.
+/// One column of o over a part of the keys: the largest score, and relative to it the sum of exponentials
+/// and the sum of o.
 struct PartOfKeys {
     float maximum, sum, o;
 };

@@ -17,7 +17,7 @@ auto visit_16_bit(DType dtype, F&& f) {
 template <class F>
 auto visit_forward(const ProductOperands& operands, F&& f) {
     return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreGelu<T>, Order::reduction, Order::reduction>{});
+        return f(ProductKernels<device::StoreGelu<T>, Order::reduction>{});
     });
 }
 
@@ -26,21 +26,21 @@ template <class F>
 auto visit_backward(const ProductOperands& operands, F&& f) {
     return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
         if (operands.column_sums.defined())
-            return f(ProductKernels<device::StoreGeluGradient<T, true>, Order::reduction, Order::output>{});
-        return f(ProductKernels<device::StoreGeluGradient<T, false>, Order::reduction, Order::output>{});
+            return f(ProductKernels<device::StoreGeluGradient<T, true>, Order::output>{});
+        return f(ProductKernels<device::StoreGeluGradient<T, false>, Order::output>{});
     });
 }
 
 template <class F>
 auto visit_gated_forward(const ProductOperands& operands, F&& f) {
     return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreSwiGlu<T>, Order::reduction, Order::reduction>{});
+        return f(ProductKernels<device::StoreSwiGlu<T>, Order::reduction>{});
     });
 }
 template <class F>
 auto visit_gated_backward(const ProductOperands& operands, F&& f) {
     return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreSwiGluGradient<T>, Order::reduction, Order::output>{});
+        return f(ProductKernels<device::StoreSwiGluGradient<T>, Order::output>{});
     });
 }
 

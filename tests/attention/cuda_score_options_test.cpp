@@ -24,13 +24,14 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim)
 TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAlibiAtAnyHeadDim) {
     for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
         for (const bool deterministic : {false, true}) {
-            Problem problem{.queries = 270,
-                            .keys = 330,
+            // Two or more blocks of rows and of keys, but small: the float64 reference takes most of the
+            // time.
+            Problem problem{.queries = 150,
+                            .keys = 210,
                             .d_qk = d,
                             .d_v = d,
-                            .batch = 2,
-                            .heads = 4,
-                            .key_heads = 2,
+                            .heads = 2,
+                            .key_heads = 1,
                             .alibi = true,
                             .d_lse = true};
             expect_accurate(problem, GetParam(), deterministic);

@@ -14,8 +14,8 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
-#include <support/cuda_test.h>
 #include <support/floating_dtypes.h>
+#include <support/hopper_product_test.h>
 
 namespace gradtile {
 namespace {
@@ -23,25 +23,11 @@ namespace {
 using cuda::ProductOperands;
 using test::epsilon_of;
 
-class HopperProduct : public test::CudaTest {
+class HopperProduct : public test::HopperProductTest {
   protected:
     /// A random matrix whose rows begin at multiples of 8 elements, as TMA requires.
     Tensor matrix(std::int64_t rows, std::int64_t columns, DType type, std::uint64_t seed) const {
         return randn(gpu(), {rows, rounded_up(columns, 8)}, type, Seed{seed}).slice(1, 0, columns);
-    }
-    /// The values, or their magnitudes, in float64 on the CPU.
-    Tensor exact(const Tensor& x, bool magnitudes = false) const {
-        auto values = to_host(gpu(), x);
-        if (magnitudes)
-            for (double& value : values) value = std::abs(value);
-        return from_host(cpu, values, x.shape(), DType::f64);
-    }
-    /// op(a) op(b) in float64.
-    std::vector<double> product(const ProductOperands& operands, bool magnitudes) const {
-        const Tensor c = empty(cpu, operands.to[0].shape(), DType::f64);
-        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b[0], magnitudes),
-             {.trans_a = operands.trans_a, .trans_b = operands.trans_b});
-        return to_host(cpu, c);
     }
 
     /// Computes a b, or a b^T, with every kernel, or with `only`. The bound: the error of a sum of k products

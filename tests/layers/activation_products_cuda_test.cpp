@@ -1,4 +1,4 @@
-// Products with GELU by gradtile's own kernels for Hopper: every kernel.
+// Products with GELU and SwiGLU by gradtile's own kernels for Hopper: every kernel.
 #include <cmath>
 #include <numbers>
 
@@ -12,8 +12,8 @@
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/hopper/internal/activation_products.h>
 
-#include <support/cuda_test.h>
 #include <support/floating_dtypes.h>
+#include <support/hopper_product_test.h>
 
 namespace gradtile {
 namespace {
@@ -31,21 +31,7 @@ bool is_slow_repetition(std::int64_t rows, DType type, bool first) {
     return rows > 1000 && !(type == DType::bf16 && first);
 }
 
-class ActivationProducts : public test::CudaTest {
-  protected:
-    Tensor exact(const Tensor& x, bool magnitudes = false) const {
-        auto values = to_host(gpu(), x);
-        if (magnitudes)
-            for (double& value : values) value = std::abs(value);
-        return from_host(cpu, values, x.shape(), DType::f64);
-    }
-    std::vector<double> product(const ProductOperands& operands, bool magnitudes) const {
-        const Tensor c = empty(cpu, operands.to[0].shape(), DType::f64);
-        gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b[0], magnitudes),
-             {.trans_b = operands.trans_b});
-        return to_host(cpu, c);
-    }
-};
+using ActivationProducts = test::HopperProductTest;
 
 /// hidden: the bound of a product with one rounding. y: the bits that a separate pass over hidden computes.
 TEST_F(ActivationProducts, GeluEqualsASeparatePassOverHidden) {

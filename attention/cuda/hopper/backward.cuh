@@ -469,36 +469,8 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
                                .d_k = map(x.d_k, 64, Shared::KvTile::swizzle),
                                .d_v = map(x.d_v, 64, Shared::KvTile::swizzle),
                                .rows = parameters};
-    p.rows.last_keys_first = true;
-    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2),
-                       key_heads = batch_heads / parameters.sizes.group;
-    std::int64_t rows = batch_heads * parameters.padded_rows,
-                 key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys;
-    if constexpr (Policy::is_packed) {
-        use_device(ctx.device());
-        const auto stream = static_cast<cudaStream_t>(ctx.stream());
-        p.rows.padded_tasks = make_packed_tasks(stream, parameters.packed, PackedOrder::last_rows_first,
-                                                backward_row_padding, parameters.padded_tasks.first);
-        p.rows.key_tasks =
-            make_packed_tasks(stream, parameters.packed,
-                              Policy::in_turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
-                              tiles.keys, parameters.key_tasks.first);
-        rows = batch_heads * p.rows.padded_tasks.count * backward_row_padding;
-        key_blocks = p.rows.key_tasks.count;
-    }
-    p.rows.order = device::TaskOrder(
-        key_heads, static_cast<int>(key_blocks),
-        parameters.sizes.group * parameters.padded_rows * hopper_backward_row_bytes(head_dim));
-    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
-    p.tasks = static_cast<int>(key_heads * key_blocks);
-    // As the kernels for sm_80 count the turns: eight warps, with 128 keys.
-    constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
-                                        .pairs = 4,
-                                        .pair_keys = 32,
-                                        .d_q_row_warps = 4,
-                                        .blocks_per_sm = 1,
-                                        .unrolled = 1,
-                                        .d_q_unrolled = 1};
+    const std::int64_t rows = prepare_tasks<Policy>(p, x, hopper_backward_row_bytes(head_dim, head_dim), ctx);
+    constexpr Bits16BackwardTiles turns = tiles_of_turns(tiles);
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
     if constexpr (Policy::sums_in_ring) {
         p.ring = ring_of(x.ring, parameters, tiles);
@@ -533,14 +505,7 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
                                launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                            }
                        };
-                       const bool in_turns = parameters.turns != nullptr;
-                       if (parameters.packed) {
-                           in_turns ? launch.template operator()<true, true>()
-                                    : launch.template operator()<false, true>();
-                       } else {
-                           in_turns ? launch.template operator()<true, false>()
-                                    : launch.template operator()<false, false>();
-                       }
+                       visit_turns_and_packing(parameters, launch);
                    });
 }
 

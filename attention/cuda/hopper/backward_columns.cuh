@@ -126,7 +126,7 @@ class ColumnsConsumer {
         stage_ ^= 1;
     }
 
-    /// Adds all rows of a task. Warpgroup 0.
+    /// Warpgroup 0 adds all rows of a task.
     __device__ __forceinline__ void add_all_with_p(QkFragments& d_k, VFragments& d_v, const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
@@ -174,7 +174,7 @@ class ColumnsConsumer {
         advance();
     }
 
-    /// Adds all rows of a task. Warpgroup 1.
+    /// Warpgroup 1 adds all rows of a task.
     __device__ __forceinline__ void add_all_with_d_s(QkFragments& d_k, VFragments& d_v, const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
@@ -414,37 +414,9 @@ void launch_hopper_columns_kernels(const HopperBackwardTensors& x, const Bits16B
                                .d_k = map(x.d_k, tiles.keys, Shared::KTile::swizzle),
                                .d_v = map(x.d_v, tiles.keys, Shared::VTile::swizzle),
                                .rows = parameters};
-    p.rows.last_keys_first = true;
-    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2),
-                       key_heads = batch_heads / parameters.sizes.group;
-    std::int64_t rows = batch_heads * parameters.padded_rows,
-                 key_blocks = (parameters.mask.keys + tiles.keys - 1) / tiles.keys;
-    if constexpr (Policy::is_packed) {
-        use_device(ctx.device());
-        const auto stream = static_cast<cudaStream_t>(ctx.stream());
-        p.rows.padded_tasks = make_packed_tasks(stream, parameters.packed, PackedOrder::last_rows_first,
-                                                backward_row_padding, parameters.padded_tasks.first);
-        p.rows.key_tasks =
-            make_packed_tasks(stream, parameters.packed,
-                              Policy::in_turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
-                              tiles.keys, parameters.key_tasks.first);
-        rows = batch_heads * p.rows.padded_tasks.count * backward_row_padding;
-        key_blocks = p.rows.key_tasks.count;
-    }
-    // Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
-    constexpr std::int64_t row_bytes = 2 * (Policy::qk_dim + Policy::v_dim) + 4 * Policy::qk_dim;
-    p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
-                                     parameters.sizes.group * parameters.padded_rows * row_bytes);
-    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
-    p.tasks = static_cast<int>(key_heads * key_blocks);
-    // As the kernels for sm_80 count the turns: eight warps, with 64 keys.
-    constexpr Bits16BackwardTiles turns{.rows = tiles.rows,
-                                        .pairs = 4,
-                                        .pair_keys = 16,
-                                        .d_q_row_warps = 4,
-                                        .blocks_per_sm = 1,
-                                        .unrolled = 1,
-                                        .d_q_unrolled = 1};
+    const std::int64_t rows =
+        prepare_tasks<Policy>(p, x, hopper_backward_row_bytes(Policy::qk_dim, Policy::v_dim), ctx);
+    constexpr Bits16BackwardTiles turns = tiles_of_turns(tiles);
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
     launch(ctx, device::prepare_backward_kernel<T>, blocks_for(rows, device::prepared_rows),
            {.threads = 256, .starts_early = true}, p.rows, turns, Policy::qk_dim);
@@ -459,18 +431,10 @@ template <class T>
 void launch_hopper_backward_columns(const HopperBackwardTensors& x,
                                     const Bits16BackwardParameters& parameters, const Context& ctx) {
     const auto launch = [&]<int qk_dim, int v_dim>() {
-        const auto launch_kernels = [&]<bool in_turns, bool is_packed>() {
+        visit_turns_and_packing(parameters, [&]<bool in_turns, bool is_packed>() {
             launch_hopper_columns_kernels<T, HopperColumnsPolicy<qk_dim, v_dim, in_turns, is_packed>>(
                 x, parameters, ctx);
-        };
-        const bool in_turns = parameters.turns != nullptr;
-        if (parameters.packed) {
-            in_turns ? launch_kernels.template operator()<true, true>()
-                     : launch_kernels.template operator()<false, true>();
-        } else {
-            in_turns ? launch_kernels.template operator()<true, false>()
-                     : launch_kernels.template operator()<false, false>();
-        }
+        });
     };
     const device::Sizes& sizes = parameters.sizes;
     if (std::max(sizes.qk_dim, sizes.v_dim) > 192) return launch.template operator()<256, 256>();

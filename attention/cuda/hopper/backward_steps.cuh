@@ -20,7 +20,8 @@ struct KeyTask {
     int key_batch_head;      ///< batch * K/V heads + head
     int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
 
-    using Announced = int;  ///< what the producer tells the consumers: the number of the task
+    using Announced =
+        int;  ///< what the producer writes to shared memory for the consumers: the task's number
 
     __device__ static Announced take(const HopperBackwardParameters& p) {
         return atomicAdd(p.rows.next_task, 1);
@@ -65,7 +66,7 @@ struct KeyTask {
 /// The same for a packed sequence. Rows and keys count from its start.
 template <class Policy>
 struct PackedKeyTask {
-    /// What the producer tells the consumers.
+    /// What the producer writes to shared memory for the consumers.
     struct Announced {
         PackedTask task;  ///< its sequence is -1 if there are no more tasks
         int head;
@@ -217,8 +218,8 @@ class DqTurn {
             WarpTurn::wait(turn_, block);
         }
     }
-    /// Passes the turn of the latest additions. Later than right after them: until they are complete, the
-    /// warp would wait here.
+    /// Passes the turn of the latest additions. The warp waits here until these are complete, so it calls
+    /// this function some time after it has started them.
     __device__ __forceinline__ void pass() {
         if constexpr (in_turns) {
             if (turn_ == nullptr) return;
@@ -233,3 +234,62 @@ class DqTurn {
 };
 
 }  // namespace gradtile::attention::cuda::device
+
+namespace gradtile::attention::cuda {
+
+/// Fills in the tasks of a backward pass and their order. If sequences are packed, also enqueues the kernels
+/// that write the tables of tasks. `row_bytes` are hopper_backward_row_bytes(). Returns the number of padded
+/// rows of all heads.
+template <class Policy>
+std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTensors& x,
+                           std::int64_t row_bytes, const Context& ctx) {
+    constexpr auto tiles = Policy::tiles;
+    const device::Sizes& sizes = p.rows.sizes;
+    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2), key_heads = batch_heads / sizes.group;
+    std::int64_t rows = batch_heads * p.rows.padded_rows,
+                 key_blocks = (p.rows.mask.keys + tiles.keys - 1) / tiles.keys;
+    if constexpr (Policy::is_packed) {
+        gradtile::cuda::use_device(ctx.device());
+        const auto stream = static_cast<cudaStream_t>(ctx.stream());
+        p.rows.padded_tasks = make_packed_tasks(stream, p.rows.packed, PackedOrder::last_rows_first,
+                                                backward_row_padding, p.rows.padded_tasks.first);
+        p.rows.key_tasks =
+            make_packed_tasks(stream, p.rows.packed,
+                              Policy::in_turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
+                              tiles.keys, p.rows.key_tasks.first);
+        rows = batch_heads * p.rows.padded_tasks.count * backward_row_padding;
+        key_blocks = p.rows.key_tasks.count;
+    }
+    p.rows.last_keys_first = true;
+    p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
+                                     sizes.group * p.rows.padded_rows * row_bytes);
+    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
+    p.tasks = static_cast<int>(key_heads * key_blocks);
+    return rows;
+}
+
+/// Tiles of the kernels for sm_80 that count the turns as the tiles of a Hopper kernel need it: for eight
+/// warps.
+template <class Tiles>
+constexpr Bits16BackwardTiles tiles_of_turns(Tiles tiles) {
+    return {.rows = tiles.rows,
+            .pairs = 4,
+            .pair_keys = tiles.keys / 4,
+            .d_q_row_warps = 4,
+            .blocks_per_sm = 1,
+            .unrolled = 1,
+            .d_q_unrolled = 1};
+}
+
+/// Calls f<in_turns, is_packed>().
+template <class F>
+void visit_turns_and_packing(const Bits16BackwardParameters& parameters, F&& f) {
+    const bool in_turns = parameters.turns != nullptr;
+    if (parameters.packed) {
+        in_turns ? f.template operator()<true, true>() : f.template operator()<false, true>();
+    } else {
+        in_turns ? f.template operator()<true, false>() : f.template operator()<false, false>();
+    }
+}
+
+}  // namespace gradtile::attention::cuda

@@ -125,8 +125,8 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
     }
 }
 
-/// What a finisher knows of its task. In shared memory, because these values are read once per group of
-/// blocks of rows, and a finisher has few registers.
+/// The numbers that a finisher needs of its task. They lie in shared memory, because a finisher has few
+/// registers and reads them only once for each group of blocks of rows.
 struct FinisherTask {
     int batch, first_head;                       ///< of the query heads
     int slot, uses;                              ///< uses: of the slot, with this one

@@ -82,7 +82,7 @@ DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std:
     if (options.deterministic || options.packed || tiles.adds_in_bulk) return {};
     const std::int64_t key_heads = batch_heads / sizes.group,
                        key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
-    const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim);
+    const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim, head_dim);
     std::int64_t set_heads =
         device::TaskOrder(key_heads, static_cast<int>(key_blocks), head_bytes).cached_heads;
     // A task waits for all tasks of the head that used the slot before. The last one of them was taken so

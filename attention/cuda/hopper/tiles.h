@@ -74,8 +74,8 @@ constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim) {
 }
 
 /// Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
-constexpr std::int64_t hopper_backward_row_bytes(int head_dim) {
-    return std::int64_t{2 * 2 + 4} * head_dim;
+constexpr std::int64_t hopper_backward_row_bytes(int qk_dim, int v_dim) {
+    return std::int64_t{2} * (qk_dim + v_dim) + std::int64_t{4} * qk_dim;
 }
 
 /// Two consumer warpgroups take half of the columns of dK and dV each.

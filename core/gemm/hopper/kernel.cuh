@@ -92,14 +92,14 @@ struct OperandTile {
     }
 };
 
-/// What a kernel is made for, and its shared memory.
-template <class Epilogue_, ProductTiles tiles_, Order order_a_, Order order_b_>
+/// The template parameters of a kernel, and the places of its data in shared memory.
+template <class Epilogue_, ProductTiles tiles_, Order order_b_>
 struct ProductPolicy {
     using Epilogue = Epilogue_;
     static constexpr ProductTiles tiles = tiles_;
-    static constexpr Order order_a = order_a_, order_b = order_b_;
+    static constexpr Order order_b = order_b_;
     static_assert(Epilogue::products == 1 || order_b == Order::reduction);
-    using ATile = OperandTile<order_a, tiles.rows(), 1, false>;
+    using ATile = OperandTile<Order::reduction, tiles.rows(), 1, false>;
     static constexpr int b_parts = tiles.cluster == 2 ? 2 : Epilogue::products;
     using BTile = OperandTile<order_b, tiles.columns, b_parts, tiles.cluster == 2>;
     static constexpr int columns = tiles.columns / Epilogue::products;  ///< of a tile in each matrix
@@ -109,7 +109,8 @@ struct ProductPolicy {
     static constexpr int unit_columns = Epilogue::outputs > 2 || Epilogue::inputs > 1 ? 32 : 64;
     static constexpr int unit_row_bytes = 2 * unit_columns, unit_bytes = 16 * unit_row_bytes;
     static constexpr int units = tiles.row_blocks * columns / unit_columns;  ///< of a warp in a tile
-    /// Of each output. An input is loaded ahead of time, to the buffer of the output that overwrites it.
+    /// The number of buffers that a warp has for each output. An input is loaded ahead of time, to the buffer
+    /// of the output that overwrites it.
     static constexpr int unit_buffers = Epilogue::inputs == 0 || units == 2 ? 2 : units % 3 == 0 ? 3 : 4;
     static_assert(units % unit_buffers == 0 && Epilogue::inputs <= Epilogue::outputs);
 
@@ -277,7 +278,7 @@ class ProductConsumer {
             for (int k = 0; k < tiles.depth; k += 16)
 #pragma unroll
                 for (int m = 0; m < row_blocks; ++m)
-                    Product<T, tiles.columns>::template start<Policy::order_a, Policy::order_b>(
+                    Product<T, tiles.columns>::template start<Order::reduction, Policy::order_b>(
                         c[m], Policy::ATile::describe(a, first_row_ + m * 64, k),
                         Policy::BTile::describe(b, 0, k), block > 0 || k > 0);
             commit_products();

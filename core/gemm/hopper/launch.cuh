@@ -1,5 +1,5 @@
 #pragma once
-/// Launches the kernels of kernel.cuh: one for each epilogue, order of the operands, and tiles.
+/// Launches the kernels of kernel.cuh: one for each epilogue, order of B, and tiles.
 #include <array>
 #include <utility>
 
@@ -30,7 +30,7 @@ void launch_product(const Context& ctx, const ProductOperands& operands) {
     constexpr ProductTiles tiles = Policy::tiles;
     const Tensor& c = operands.to[0];
     const auto rows = static_cast<int>(c.size(0)), columns = static_cast<int>(c.size(1));
-    const std::int64_t depth = operands.a.size(operands.trans_a ? 0 : 1);
+    const std::int64_t depth = operands.a.size(1);
     device::ProductParameters<Epilogue> p{};
     p.a = matrix_map(operands.a, Policy::ATile::box_rows);
     for (int i = 0; i < Epilogue::products; ++i) p.b[i] = matrix_map(operands.b[i], Policy::BTile::box_rows);
@@ -54,21 +54,21 @@ void launch_product(const Context& ctx, const ProductOperands& operands) {
 inline constexpr std::size_t product_tile_count = std::size(product_tiles);
 
 /// The positions in product_tiles of those with a kernel.
-template <class Epilogue, device::Order a, device::Order b>
+template <class Epilogue, device::Order b>
 constexpr std::array<bool, product_tile_count> existing_tiles() {
     return []<std::size_t... i>(std::index_sequence<i...>) {
         return std::array<bool, product_tile_count>{
-            device::ProductPolicy<Epilogue, product_tiles[i], a, b>::exists...};
+            device::ProductPolicy<Epilogue, product_tiles[i], b>::exists...};
     }
     (std::make_index_sequence<product_tile_count>{});
 }
 
 }  // namespace detail
 
-/// The kernels of an epilogue for operands of these orders.
-template <class Epilogue, device::Order order_a, device::Order order_b>
+/// The kernels of an epilogue for operands B of this order.
+template <class Epilogue, device::Order order_b>
 class ProductKernels {
-    static constexpr auto exists = detail::existing_tiles<Epilogue, order_a, order_b>();
+    static constexpr auto exists = detail::existing_tiles<Epilogue, order_b>();
     static constexpr std::size_t count = [] {
         std::size_t sum = 0;
         for (const bool each : exists) sum += each;
@@ -97,8 +97,8 @@ class ProductKernels {
     static bool run_if(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
         if constexpr (exists[i]) {
             if (product_tiles[i].number() == kernel) {
-                detail::launch_product<device::ProductPolicy<Epilogue, product_tiles[i], order_a, order_b>>(
-                    ctx, operands);
+                detail::launch_product<device::ProductPolicy<Epilogue, product_tiles[i], order_b>>(ctx,
+                                                                                                   operands);
                 return true;
             }
         }

@@ -13,9 +13,8 @@ using device::Order;
 template <class F>
 auto visit_kernels(const ProductOperands& operands, F&& f) {
     const auto of_type = [&]<class T>(TypeTag<T>) {
-        if (operands.trans_b)
-            return f(ProductKernels<device::StoreProduct<T, true>, Order::reduction, Order::reduction>{});
-        return f(ProductKernels<device::StoreProduct<T, false>, Order::reduction, Order::output>{});
+        if (operands.trans_b) return f(ProductKernels<device::StoreProduct<T, true>, Order::reduction>{});
+        return f(ProductKernels<device::StoreProduct<T, false>, Order::output>{});
     };
     return operands.a.dtype() == DType::bf16 ? of_type(TypeTag<bfloat16>{}) : of_type(TypeTag<float16>{});
 }

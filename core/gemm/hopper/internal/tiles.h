@@ -13,8 +13,8 @@ struct ProductTiles {
     bool in_turns;
     int cluster;  ///< 1 or 2 thread blocks with the same columns, which share the loads of B
 
-    static constexpr int depth =
-        64;  ///< of a block of the reduction: a row of 128 bytes, as long as a swizzle
+    /// The length of a block of the reduction: a row of 128 bytes, as long as a swizzle.
+    static constexpr int depth = 64;
     static constexpr int consumers = 2, threads = 128 * (consumers + 1);
     // Together not more than a block is launched with: 168 each.
     static constexpr int producer_registers = 24, consumer_registers = 240;
@@ -25,7 +25,7 @@ struct ProductTiles {
     constexpr bool is_small() const { return columns == 128; }
     constexpr int a_bytes() const { return 2 * rows() * depth; }
     constexpr int b_bytes() const { return 2 * columns * depth; }
-    /// Of a block of the reduction. As many blocks as fit are in shared memory at the same time.
+    /// Bytes of A and B for one block of the reduction. Shared memory holds as many such blocks as fit.
     constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
 
     /// The number that names the tiles in checkpoints.
