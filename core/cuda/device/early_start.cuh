@@ -24,9 +24,4 @@ __device__ __forceinline__ void await_results() {
 #endif
 }
 
-/// Moves the cache line of an address to the L2 cache. Any mapped address is allowed.
-__device__ __forceinline__ void prefetch_to_l2(const void* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 }  // namespace gradtile::cuda::device
