@@ -140,7 +140,7 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
 }
 /// More than 32 rows have a kernel of their own on Hopper.
 TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveFrom33To64Rows) {
-    for (const std::int64_t d : {40, 64, 100, 128})
+    for (const std::int64_t d : {100, 128})
         for (const std::int64_t queries : {33, 47, 64})
             for (const std::int64_t keys : {64, 900, 5000}) {
                 const Problem base{

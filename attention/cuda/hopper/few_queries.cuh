@@ -174,19 +174,14 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
 template <class T>
 void launch_hopper_few_queries(const Tensor& k, const Tensor& v, HopperFewQueriesParameters p,
                                const Context& ctx) {
-    const auto launch = [&]<int head_dim>() {
-        using Shared = device::FewQueriesShared<head_dim>;
-        p.k = gradtile::cuda::tensor_map(k, Shared::keys, Shared::KvTile::swizzle);
-        p.v = gradtile::cuda::tensor_map(v, Shared::keys, Shared::KvTile::swizzle);
-        const dim3 grid(
-            static_cast<unsigned>(p.split.splits),
-            static_cast<unsigned>(p.rows.batch_size * (p.rows.sizes.heads / p.split.heads_together)));
-        gradtile::cuda::launch(ctx, device::hopper_few_queries_kernel<T, head_dim>, grid,
-                               {static_cast<unsigned>(Shared::threads), Shared::bytes, /*starts_early=*/true},
-                               p);
-    };
-    std::max(p.rows.sizes.qk_dim, p.rows.sizes.v_dim) <= 64 ? launch.template operator()<64>()
-                                                            : launch.template operator()<128>();
+    constexpr int head_dim = hopper_few_queries_head_dim;
+    using Shared = device::FewQueriesShared<head_dim>;
+    p.k = gradtile::cuda::tensor_map(k, Shared::keys, Shared::KvTile::swizzle);
+    p.v = gradtile::cuda::tensor_map(v, Shared::keys, Shared::KvTile::swizzle);
+    const dim3 grid(static_cast<unsigned>(p.split.splits),
+                    static_cast<unsigned>(p.rows.batch_size * (p.rows.sizes.heads / p.split.heads_together)));
+    gradtile::cuda::launch(ctx, device::hopper_few_queries_kernel<T, head_dim>, grid,
+                           {static_cast<unsigned>(Shared::threads), Shared::bytes, /*starts_early=*/true}, p);
     launch_merge_of_splits<T>(p.rows, p.split, static_cast<cudaStream_t>(ctx.stream()));
 }
 

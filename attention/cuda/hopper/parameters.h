@@ -51,13 +51,15 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters parameters, const Context& ctx);
 
+inline constexpr int hopper_few_queries_head_dim = 128;
+
 struct HopperFewQueriesParameters {
     gradtile::cuda::TensorMap k, v;  ///< boxes of FewQueriesTiles::keys keys
     Bits16ForwardParameters rows;
     SplitParameters split;
 };
 
-/// Enqueues the forward pass of few queries, head dims up to 128; fills in the maps.
+/// Enqueues the forward pass of few queries, head dims up to hopper_few_queries_head_dim; fills in the maps.
 template <class T>
 void launch_hopper_few_queries(const Tensor& k, const Tensor& v, HopperFewQueriesParameters parameters,
                                const Context& ctx);
