@@ -386,12 +386,13 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int qk_dim_, int v_dim_, bool is_packed_, bool has_distance_terms_>
+template <int qk_dim_, int v_dim_, bool is_packed_, bool has_distance_terms_,
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_)>
 struct HopperForwardPolicy {
     static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
-    static constexpr HopperForwardTiles tiles = hopper_forward_tiles(qk_dim, v_dim);
+    static constexpr HopperForwardTiles tiles = tiles_;
 };
 
 /// Divides the rows of a dense call into tasks.
