@@ -420,9 +420,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_, bool in_turns_, bool is_packed_, bool has_distance_terms_>
+template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_>
 struct HopperBackwardPolicy {
-    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
+    static constexpr HopperRule rule = rule_;
     static constexpr int head_dim = head_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
@@ -497,13 +497,10 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
     visit_head_dim(HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
                        const auto launch = [&]<bool in_turns, bool is_packed>() {
-                           if (parameters.scores.has_distance_terms()) {
-                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, true>;
+                           visit_hopper_rule(parameters.scores, [&]<HopperRule rule>() {
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, rule>;
                                launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
-                           } else {
-                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, false>;
-                               launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
-                           }
+                           });
                        };
                        visit_turns_and_packing(parameters, launch);
                    });

@@ -392,7 +392,7 @@ template <int qk_dim_, int v_dim_, bool in_turns_, bool is_packed_>
 struct HopperColumnsPolicy {
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
-    static constexpr bool has_distance_terms = false;
+    static constexpr HopperRule rule = HopperRule::products;
     static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
     static constexpr bool sums_in_ring = false;
     static constexpr HopperColumnsTiles tiles;

@@ -193,7 +193,7 @@ template <class Policy, int n_tiles>
 __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                    const Bits16BackwardParameters& p, const DeviceMask& seen,
                                                    RowPosition at, int key) {
-    if constexpr (Policy::has_distance_terms)
+    if constexpr (Policy::rule == HopperRule::distance_terms)
         add_unscaled_distance_terms<RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row, key);
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
@@ -263,7 +263,7 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
     p.rows.last_keys_first = true;
     p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
                                      sizes.group * p.rows.padded_rows * row_bytes);
-    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
+    p.rows.order.balance_sets(hopper_processors);
     p.tasks = static_cast<int>(key_heads * key_blocks);
     return rows;
 }

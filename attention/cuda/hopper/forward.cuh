@@ -293,7 +293,7 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
                                               int block) const {
-        if constexpr (Policy::has_distance_terms)
+        if constexpr (Policy::rule == HopperRule::distance_terms)
             add_unscaled_distance_terms<RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
                                                           row + warp_row_, block * tiles.keys);
     }
@@ -386,10 +386,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int qk_dim_, int v_dim_, bool is_packed_, bool has_distance_terms_,
+template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
           HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_)>
 struct HopperForwardPolicy {
-    static constexpr bool has_distance_terms = has_distance_terms_;  ///< whether scores have such terms
+    static constexpr HopperRule rule = rule_;
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr HopperForwardTiles tiles = tiles_;
@@ -417,7 +417,7 @@ void divide_packed_rows(HopperForwardParameters& p, std::int64_t heads, std::int
     p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, Policy::tiles.rows(),
                                     p.row_tasks.first);
     p.order = device::TaskOrder(heads, p.row_tasks.count, bytes_per_head);
-    p.order.make_sets_equal();
+    p.order.balance_sets(hopper_processors);
     p.tasks = static_cast<int>(heads * p.row_tasks.count);
 }
 
@@ -449,11 +449,9 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                                p);
     };
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
-        if (p.scores.has_distance_terms()) {
-            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, true>>();
-        } else {
-            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, false>>();
-        }
+        visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
+            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, rule>>();
+        });
     };
     const auto launch = [&]<int qk_dim, int v_dim>() {
         if (p.packed) {

@@ -83,11 +83,12 @@ DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std:
     const std::int64_t key_heads = batch_heads / sizes.group,
                        key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
     const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim, head_dim);
-    std::int64_t set_heads =
-        device::TaskOrder(key_heads, static_cast<int>(key_blocks), head_bytes).cached_heads;
+    device::TaskOrder order(key_heads, static_cast<int>(key_blocks), head_bytes);
+    order.balance_sets(hopper_processors);
+    std::int64_t set_heads = order.cached_heads;
     // A task waits for all tasks of the head that used the slot before. The last one of them was taken so
     // many tasks earlier that it is complete, as a rule: two for each multiprocessor of an H100.
-    constexpr std::int64_t tasks_between = 2 * 132;
+    constexpr std::int64_t tasks_between = 2 * hopper_processors;
     std::int64_t heads_between = std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
     if (const char* const heads = std::getenv("GRADTILE_D_Q_RING_HEADS"))
         set_heads = heads_between = std::clamp<std::int64_t>(std::atoi(heads), 1, set_heads);

@@ -8,6 +8,26 @@
 
 namespace gradtile::attention::cuda {
 
+/// How the scores of a Hopper kernel follow from the products. A rule has kernels of its own, since the plain
+/// ones have no free registers.
+enum class HopperRule : std::uint8_t {
+    products,       ///< scores are products
+    distance_terms  ///< terms of the distance between query and key (ALiBi) are added
+};
+inline HopperRule hopper_rule(const ScoreOptions& scores) {
+    return scores.has_distance_terms() ? HopperRule::distance_terms : HopperRule::products;
+}
+/// Calls f<rule>() for the rule that the scores need.
+template <class F>
+void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
+    switch (hopper_rule(scores)) {
+        case HopperRule::products:
+            return f.template operator()<HopperRule::products>();
+        case HopperRule::distance_terms:
+            return f.template operator()<HopperRule::distance_terms>();
+    }
+}
+
 struct HopperForwardParameters {
     gradtile::cuda::TensorMap q, k, v;  ///< boxes: the rows of a thread block, and the keys of a block
     gradtile::cuda::TensorMap o;        ///< boxes of 64 rows
@@ -23,7 +43,7 @@ struct HopperForwardParameters {
     std::int64_t sink_stride;
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< blocks of rows if packed; before the launch only its memory
-    ScoreOptions scores;    ///< only terms of the distance
+    ScoreOptions scores;
 };
 
 /// Enqueues the forward pass; fills in the maps, the tasks and their order.
