@@ -22,7 +22,7 @@ struct RandomCall {
     bool has_option_gradients = true;
     Layout bias_layout = Layout::contiguous;
     std::array<Layout, 8> layouts = {};  ///< of q, k, v, o, dO, dQ, dK, dV
-    int ring_heads = 0;                  ///< GRADTILE_D_Q_RING_HEADS; 0: not set
+    int ring_heads = 0;                  ///< heads of a set, and more slots of the ring; 0: the policy's
 
     /// The number of multiplications of a forward pass.
     double work() const;

@@ -8,6 +8,8 @@
 #include <iostream>
 #include <thread>
 
+#include <gradtile/attention/internal/kernel_choice.h>
+
 #include "cuda_fixture.h"
 #include "every_kernel.h"
 #include "random_calls.h"
@@ -292,8 +294,9 @@ class AttentionCudaRandomCalls : public AttentionCuda {
     /// GPUs.
     template <class Body>
     void for_every_gpu_kernel(const RandomCall& call, Body&& body) const {
-        std::optional<Variable> ring;
-        if (call.ring_heads > 0) ring.emplace("GRADTILE_D_Q_RING_HEADS", std::to_string(call.ring_heads));
+        KernelChoice choice;
+        if (call.ring_heads > 0) choice = {.set_heads = call.ring_heads, .more_slots = call.ring_heads};
+        const ForcedKernelChoice ring(choice);
         {
             SCOPED_TRACE("chosen kernels");
             poison();
