@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/core/enum_names.h>
 
 namespace gradtile {
@@ -281,6 +282,29 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
                          : options.algorithm == Algorithm::flash1 ? cuda::explain_flash1_forward
                                                                   : cuda::explain_flash_forward;
     return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
+}
+
+std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Tensor& q, const Tensor& k,
+                                                const Tensor& v, const Options& options) {
+    check_inputs(options, q, k, v);
+    const PackedSequences packed = resolve_packed(options, q);
+    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
+                 v_batch = with_batch_axis(packed, v);
+    return cuda::forward_candidates(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch,
+                                    v_batch);
+}
+std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Options& options,
+                                                 const Saved& saved) {
+    check_inputs(options, saved.q, saved.k, saved.v);
+    const PackedSequences packed = resolve_packed(options, saved.q);
+    const Saved of_batch = with_batch_axis(packed, saved);
+    return cuda::backward_candidates(ctx, resolve(options, packed, of_batch.q, of_batch.k), of_batch.q,
+                                     of_batch.k, of_batch.v);
+}
+const char* why_no_tile_candidates() {
+    return cuda::has_tile_candidates()
+               ? nullptr
+               : "this build times no other tiles; a build with -DGRADTILE_TUNE=ON for sm_90a does";
 }
 
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,

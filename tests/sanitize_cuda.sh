@@ -56,7 +56,7 @@ filter() {
     layers_test) echo "OnCuda.*${all:+:ProductsOnCuda.LinearGelu*}-*LayerSuite*:*CrossEntropy*:*ManyRows*" ;;
     model_test) echo 'OnCuda.*' ;;
     train_test) echo "CudaGlobalNorm.*:CudaAdamW.*:CudaLion.*:CudaStepInput.*${all:+:CudaMuon.*}" ;;
-    attention_test.*) attention "${2#*.}" $few ManyBackward ManyTiny ${all:+IsAsAccurateAsNaiveAtAnyHeadDim IsAsAccurateAsNaiveUnderAnyOption IsAsAccurateAsNaiveUnderEveryScoreOption IsAsAccurateAsNaiveUnderAllScoreOptions ZeroLengths ExpandedTensors} ;;
+    attention_test.*) printf '*AttentionCudaRepeats.ShortDense*/%s:' "${2#*.}"; attention "${2#*.}" $few ManyTiny ${all:+IsAsAccurateAsNaiveAtAnyHeadDim IsAsAccurateAsNaiveUnderAnyOption IsAsAccurateAsNaiveUnderEveryScoreOption IsAsAccurateAsNaiveUnderAllScoreOptions ZeroLengths ExpandedTensors} ;;
   esac
 }
 names="core_test layers_test model_test train_test"

@@ -38,8 +38,9 @@ class BiasGradients {
         for (const Bias& bias : biases_) {
             if (!bias.sums.defined()) continue;
             groups.batches = std::max(groups.batches, bias.sums.size(0) == 1 ? batches : bias.batch_divisor);
-            if (bias.sums.size(1) == 1) groups.heads = heads;
-            if (bias.sums.size(3) == 1) groups.key_blocks = key_blocks;
+            // An axis of length 0 also is one group.
+            if (bias.sums.size(1) == 1) groups.heads = std::max<std::int64_t>(1, heads);
+            if (bias.sums.size(3) == 1) groups.key_blocks = std::max<std::int64_t>(1, key_blocks);
         }
         return groups;
     }

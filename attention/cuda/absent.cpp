@@ -2,6 +2,7 @@
 // Error.
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/decode_backend.h>
+#include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 
@@ -12,6 +13,17 @@ namespace {
 }
 }  // namespace
 
+std::vector<KernelCandidate> forward_candidates(const Context&, const ResolvedOptions&, const Tensor&,
+                                                const Tensor&, const Tensor&) {
+    absent();
+}
+std::vector<KernelCandidate> backward_candidates(const Context&, const ResolvedOptions&, const Tensor&,
+                                                 const Tensor&, const Tensor&) {
+    absent();
+}
+bool has_tile_candidates() {
+    return false;
+}
 std::string explain_flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
                                   const Tensor&) {
     absent();

@@ -1,15 +1,29 @@
 // The plan of a call with few queries, and the scratch memory of its splits.
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/internal/kernel_choice.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cuda {
+namespace {
+
+/// Replaces the number of splits. Scratch memory is planned for limit_of_splits() at most.
+void force_splits(FewQueriesPlan& plan, std::int64_t keys, int most) {
+    const SplittableWork work = work_of(plan, keys);
+    const KeySplits splits =
+        work.split(std::clamp(most, 1, limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.places)));
+    plan.splits = static_cast<int>(splits.count);
+    plan.keys_per_split = static_cast<int>(splits.blocks_per_split * FewQueriesTiles::keys);
+}
+
+}  // namespace
 
 FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                 const Tensor& k, int head_dim) {
     if (options.packed || q.elements() == 0 || k.elements() == 0) return {};
+    if (!forced_kernel_choice().few_queries.value_or(true)) return {};
     const IndexRange visible = options.mask.visible_keys({0, q.size(1)});
     const FewQueriesShape shape{.batch = q.size(0),
                                 .queries = q.size(1),
@@ -30,7 +44,10 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
     int processors = 0;
     gradtile::cuda::cuda_check(
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, ctx.device().index()));
-    return plan_few_queries(shape, processors, gradtile::cuda::shared_memory_of_a_block());
+    FewQueriesPlan plan = plan_few_queries(shape, processors, gradtile::cuda::shared_memory_of_a_block());
+    if (const auto splits = forced_kernel_choice().splits; splits && plan)
+        force_splits(plan, shape.keys, *splits);
+    return plan;
 }
 
 std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOptions& options) {

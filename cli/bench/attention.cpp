@@ -1,6 +1,7 @@
 // gradtile bench attention: time of attention's forward and backward, compared with a large square product.
 // FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
 // instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
+// With --tune, each way in which this build can compute a pass on a GPU: attention_tuning.h.
 // Of read, on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass without its
 // inputs and outputs.
 #include <array>
@@ -12,6 +13,7 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
+#include <gradtile/cli/bench/attention_tuning.h>
 #include <gradtile/cli/bench/benchmarks.h>
 #include <gradtile/cli/bench/measure.h>
 #include <gradtile/cli/bench/table.h>
@@ -91,7 +93,7 @@ struct Flags {
     std::optional<TrainDType> dtype;
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
-    bool causal = true, deterministic = false, explain = false, cpu_time = false, json = false;
+    bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
 
     Sampling sampling() const {
         return {.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
@@ -205,6 +207,32 @@ class Passes {
     std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
     /// Runs the backward pass of the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
+    /// The passes with all their candidates. `flops` are those of the forward pass.
+    TunedPass tuned_forward(const Shapes& shapes, double flops) {
+        const auto bound = [&](auto&& bound_of) {
+            return bound_of(q_.dtype(), ctx_.device(), shapes.head_dim, shapes.length);
+        };
+        return {.name = "forward",
+                .flops = flops,
+                .run = [this] { forward(); },
+                .results = {{"O", [this] { return o_; }, bound(attention::result_bound)},
+                            {"LSE", [this] { return saved_.lse; }, bound(attention::lse_bound)}},
+                .candidates = attention::forward_candidates(ctx_, q_, k_, v_, options_)};
+    }
+    TunedPass tuned_backward(const Shapes& shapes, double flops) {
+        forward();
+        const std::int64_t queries = shapes.queries * (shapes.heads / shapes.kv_heads);
+        const auto result = [&](const char* name, const Tensor& x, std::int64_t terms) {
+            return TunedResult{name, [x] { return x; },
+                               attention::result_bound(q_.dtype(), ctx_.device(), shapes.head_dim, terms)};
+        };
+        return {.name = "backward",
+                .flops = 2.5 * flops,
+                .run = [this] { backward(); },
+                .results = {result("dQ", gradients_.q, shapes.length), result("dK", gradients_.k, queries),
+                            result("dV", gradients_.v, queries)},
+                .candidates = attention::backward_candidates(ctx_, options_, saved_)};
+    }
     /// Bytes of the row statistics that forward() left for backward().
     std::size_t saved_bytes() const {
         std::size_t bytes = 0;
@@ -311,17 +339,78 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         row("backward", 2.5 * flops, 2 * bytes, scratch.backward, [&] { passes.backward(); });
 }
 
+void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags,
+                        Table& table) {
+    Passes passes(ctx, shapes, dtype, flags);
+    if (ctx.is_planning()) {  // no candidate needs more memory than the policy's choice in a dry run
+        passes.forward();
+        passes.backward();
+        return;
+    }
+    const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+    std::vector<Cell> shape;
+    if (flags.json)
+        shape = {number(shapes.batch),
+                 number(shapes.heads),
+                 number(shapes.kv_heads),
+                 number(shapes.queries),
+                 number(shapes.length),
+                 number(shapes.head_dim),
+                 flags.causal ? "causal" : "full"};
+    const double flops = shapes.forward_flops(flags.causal);
+    if (flags.pass != Pass::backward)
+        tune(ctx, passes.tuned_forward(shapes, flops), flags.sampling(), shape, table);
+    if (flags.pass != Pass::forward)
+        tune(ctx, passes.tuned_backward(shapes, flops), flags.sampling(), shape, table);
+}
+
+/// Times all candidates of every shape, in a table for each shape.
+int tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
+    if (const char* const why_not = attention::why_no_tile_candidates(); why_not != nullptr && !flags.json)
+        std::cout << why_not << std::endl;
+    std::vector<Column> columns;
+    if (flags.json)
+        columns = {{"batch", ""},
+                   {"heads", ""},
+                   {"kv_heads", ""},
+                   {"queries", ""},
+                   {"length", ""},
+                   {"head_dim", ""},
+                   {"mask", "", Column::Kind::text}};
+    for (const Column& column : tuning_columns()) columns.push_back(column);
+    for (const Shapes& shapes : list) {
+        Table table(columns, flags.json,
+                    concat(dtype, " on ", ctx.device(), ", ", shapes.batch, " x ", shapes.heads,
+                           " heads over ", shapes.kv_heads, ", ", shapes.queries, " x ", shapes.length,
+                           ", head dim ", shapes.head_dim, flags.causal ? ", causal" : ""));
+        const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
+            measure_candidates(dry, shapes, dtype, flags, table);
+        });
+        measure_candidates(arena_ctx, shapes, dtype, flags, table);
+    }
+    return 0;
+}
+
 int bench_attention(const Flags& flags) {
     check_flag("--threads", flags.threads, threads_range);
     check_flag("--runs", flags.runs, runs_range);
     flags.score.check();
+    if (flags.tune) {
+        check_usage(!flags.explain && !flags.cpu_time,
+                    "--tune: cannot be combined with --explain or --cpu-time");
+        check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
+                    " has one way to compute a call; expected flash2");
+    }
     const Device device = resolve_device(flags.device);
+    check_usage(!flags.tune || device.is_cuda(), "--tune: times kernels of a GPU, but the device is ", device,
+                "; expected --device cuda");
     check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
                 "--cpu-time: measures one thread; expected --device cpu --threads 1");
     const std::vector<Shapes> list = shapes_of(flags, device);
     const DType dtype =
         storage_dtype(flags.dtype.value_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32));
     const Context ctx(device, static_cast<int>(flags.threads));
+    if (flags.tune) return tune_attention(ctx, list, dtype, flags);
     std::vector<Column> columns{{"batch", "B", Column::Kind::number, 4},
                                 {"heads", "H", Column::Kind::number, 4},
                                 {"kv_heads", "Hkv", Column::Kind::number, 4},
@@ -411,6 +500,9 @@ void add_bench_attention(Command& bench) {
                        "bit-identical results in every run on a GPU, at some cost; always so on the CPU");
     command.add_switch("--explain", flags->explain,
                        "print which kernels compute the forward pass, and why, and time nothing");
+    command.add_switch("--tune", flags->tune,
+                       "time every kernel and schedule that this build can use on a GPU, beside the choice "
+                       "of the policy, and compare the results");
     command.add_value("--runs", flags->runs, "number of timings; their median is reported");
     command.add_switch("--cpu-time", flags->cpu_time,
                        "time one thread by its CPU time, for a busy machine; needs --threads 1");

@@ -37,20 +37,33 @@ double milliseconds(const Context& ctx, Clock clock, const std::function<void()>
     return now_milliseconds(clock) - start;
 }
 
-double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work) {
-    (void)milliseconds(ctx, sampling.clock, work);
-    const double once = std::max(milliseconds(ctx, sampling.clock, work), 1e-6);
-    const int repeats = static_cast<int>(std::clamp(sampling.min_sample_ms / once, 1.0, 100.0));
-    std::vector<double> samples;
+std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
+                                             const std::vector<std::function<void()>>& works) {
+    std::vector<int> repeats;
+    for (const auto& work : works) {
+        (void)milliseconds(ctx, sampling.clock, work);
+        const double once = std::max(milliseconds(ctx, sampling.clock, work), 1e-6);
+        repeats.push_back(static_cast<int>(std::clamp(sampling.min_sample_ms / once, 1.0, 100.0)));
+    }
+    std::vector<std::vector<double>> samples(works.size());
     for (std::int64_t run = 0; run < sampling.runs; ++run)
-        samples.push_back(milliseconds(ctx, sampling.clock,
-                                       [&] {
-                                           for (int i = 0; i < repeats; ++i) work();
-                                       }) /
-                          repeats);
-    const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-    std::nth_element(samples.begin(), middle, samples.end());
-    return std::max(*middle, 1e-6);
+        for (std::size_t i = 0; i < works.size(); ++i)
+            samples[i].push_back(milliseconds(ctx, sampling.clock,
+                                              [&] {
+                                                  for (int n = 0; n < repeats[i]; ++n) works[i]();
+                                              }) /
+                                 repeats[i]);
+    std::vector<double> medians;
+    for (std::vector<double>& of_work : samples) {
+        const auto middle = of_work.begin() + static_cast<std::ptrdiff_t>(of_work.size() / 2);
+        std::nth_element(of_work.begin(), middle, of_work.end());
+        medians.push_back(std::max(*middle, 1e-6));
+    }
+    return medians;
+}
+
+double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work) {
+    return interleaved_milliseconds(ctx, sampling, {work})[0];
 }
 
 std::string ProductCeiling::name() const {

@@ -2,6 +2,7 @@
 /// Timing of work on a device, and the device's peak rate for matrix products.
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <gradtile/core/tensor.h>
 
@@ -21,6 +22,10 @@ struct Sampling {
 
 /// Median milliseconds of `work`, after two warm-up runs (the first chooses algorithms).
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work);
+/// The same for several kinds of work whose samples alternate, so that a change of the clock's rate affects
+/// all of them.
+std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
+                                             const std::vector<std::function<void()>>& works);
 /// Milliseconds of one call.
 double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work);
 

@@ -40,6 +40,24 @@ TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
     });
 }
 
+/// The backward pass on the CPU once divided by the number of blocks of keys, or of heads, over which it sums
+/// such a gradient.
+TEST(AttentionContract, WithoutKeysOrHeadsTheGradientOfABiasThatIsBroadcastOverThemIsZero) {
+    const Context ctx(Device::cpu(), 2);
+    const Problem without_keys{
+        .queries = 5, .keys = 0, .batch = 2, .heads = 2, .key_heads = 2, .biases = {Shape{2, 2, 5, 1}}},
+        without_heads{
+            .queries = 5, .keys = 6, .batch = 2, .heads = 0, .key_heads = 0, .biases = {Shape{2, 1, 5, 6}}};
+    for_every_dtype_and_algorithm([&](DType dtype, Algorithm algorithm) {
+        for (const Problem& problem : {without_keys, without_heads}) {
+            SCOPED_TRACE(::testing::Message() << problem);
+            const Result result = run(ctx, random_inputs(ctx, problem, dtype), problem.options(algorithm));
+            EXPECT_EQ(result.d_bias_0.size(), static_cast<std::size_t>(problem.biases[0].elements()));
+            EXPECT_THAT(result.d_bias_0, Each(0.0));
+        }
+    });
+}
+
 TEST(AttentionContract, WithoutQueriesTheGradientsOfKeysAndValuesAreZero) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 0, .keys = 5, .causal = true, .batch = 2, .heads = 2, .key_heads = 1};

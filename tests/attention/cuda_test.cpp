@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda_fixture.h"
+#include "layouts.h"
 #include "long_problems.h"
 #include "problems.h"
 #include "reference.h"
@@ -188,80 +189,6 @@ TEST_P(AttentionCudaDtypes, AnAllZeroInputWithTinyOtherInputsGivesZerosWithoutNa
         }
 }
 
-/// dK and dV are equal to the bit in every run, dQ if `deterministic` is set. The problems have several
-/// blocks of every kernel in both directions, and more blocks than fit the GPU at once.
-TEST_P(AttentionCudaDtypes, GradientsAreEqualToTheBitInEveryRun) {
-    for (const Problem& problem :
-         {Problem{.queries = 700,
-         .keys = 650,
-         .d_qk = 64,
-         .d_v = 64,
-         .causal = true,
-         .batch = 4,
-         .heads = 16,
-         .key_heads = 8},
-          {.queries = 500,
-          .keys = 333,
-          .d_qk = 128,
-          .d_v = 96,
-          .batch = 2,
-          .heads = 4,
-          .key_heads = 4,
-          .window = {.left = 150, .right = 100}},
-          {.queries = 700,
-          .keys = 650,
-          .d_qk = 192,
-          .d_v = 128,
-          .causal = true,
-          .batch = 2,
-          .heads = 8,
-          .key_heads = 4},
-          {.queries = 500, .keys = 533, .d_qk = 256, .d_v = 256, .heads = 16, .key_heads = 16}})
-        for (const bool deterministic : {false, true}) {
-            SCOPED_TRACE(::testing::Message() << problem << (deterministic ? ", deterministic" : ""));
-            Options options = problem.options();
-            options.deterministic = deterministic;
-            const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
-            const Result first = run(gpu(), in, options);
-            for (int round = 1; round < rounds(20); ++round) {
-                const Result again = run(gpu(), in, options);
-                ASSERT_EQ(again.o, first.o) << round;
-                ASSERT_EQ(again.lse, first.lse) << round;
-                ASSERT_EQ(again.d_k, first.d_k) << round;
-                ASSERT_EQ(again.d_v, first.d_v) << round;
-                if (deterministic) {
-                    ASSERT_EQ(again.d_q, first.d_q) << round;
-                }
-            }
-        }
-}
-
-TEST_P(AttentionCudaDtypes, ManyBackwardPassesGiveTheSameBits) {
-    const Problem problem{.queries = 190,
-                          .keys = 170,
-                          .d_qk = 64,
-                          .d_v = 64,
-                          .causal = true,
-                          .batch = 2,
-                          .heads = 4,
-                          .key_heads = 2};
-    const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
-    for (const bool deterministic : {false, true}) {
-        SCOPED_TRACE(deterministic ? "deterministic" : "not deterministic");
-        Options options = problem.options();
-        options.deterministic = deterministic;
-        Saved saved;
-        forward(gpu(), in.q, in.k, in.v, options, saved);
-        const auto gradients = [&] {
-            const Gradients g = backward(gpu(), in.d_o, options, saved);
-            return std::array{to_host(gpu(), g.k), to_host(gpu(), g.v),
-                              deterministic ? to_host(gpu(), g.q) : std::vector<double>{}};
-        };
-        const auto first = gradients();
-        for (int round = 1; round < rounds(1000); ++round) ASSERT_EQ(gradients(), first) << round;
-    }
-}
-
 /// The forward passes of the tiled algorithms, flash1's gradients, and memory_efficient's with
 /// `deterministic` are equal to the bit in every run.
 TEST_P(AttentionCudaDtypes, TiledAlgorithmsGiveTheSameBitsInEveryRun) {
@@ -303,32 +230,12 @@ TEST_P(AttentionCudaDtypes, TensorsMayHaveAnyStrides) {
                           .heads = 4,
                           .key_heads = 2};
     const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
-    enum class Layout { heads_first, transposed, every_second, wider_rows, aligned_wider_rows };
-    const auto place = [&](const Shape& shape, Layout layout) {  // a [B, S, H, D] view
-        const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
-        const auto memory = [&](const Shape& whole) {
-            const Tensor x = empty(gpu(), whole, GetParam());
-            fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());
-            return x;
-        };
-        switch (layout) {
-            case Layout::heads_first:
-                return memory({b, h, s, d}).transpose(1, 2);
-            case Layout::transposed:
-                return memory({b, h, d, s}).transpose(2, 3).transpose(1, 2);
-            case Layout::every_second:
-                return memory({b, s, h, d, 2}).select(4, 1);
-            case Layout::wider_rows:
-                return memory({b, s, h, d + 3}).slice(3, 1, d);
-            case Layout::aligned_wider_rows:
-                return memory({b, s, h, d + 16}).slice(3, 8, d);
-        }
-        throw Error("unknown layout");
+    const auto place = [&](const Shape& shape, Layout layout) {
+        return Placed(gpu(), shape, GetParam(), layout).view;
     };
     for (const Algorithm algorithm : algorithms) {
         const Result expected = run(gpu(), in, repeatable_options(problem, algorithm));
-        for (const Layout layout : {Layout::heads_first, Layout::transposed, Layout::every_second,
-                                    Layout::wider_rows, Layout::aligned_wider_rows}) {
+        for (const Layout layout : layouts) {
             SCOPED_TRACE(::testing::Message() << algorithm << ", layout " << static_cast<int>(layout));
             const auto placed = [&](const Tensor& x) {
                 const Tensor view = place(x.shape(), layout);

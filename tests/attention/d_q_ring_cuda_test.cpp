@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <gradtile/attention/internal/kernel_choice.h>
 #include <gradtile/core/cuda/step_graph.h>
 
 #include "cuda_fixture.h"
@@ -17,13 +17,13 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Limits the ring to sets of one head, and restores the default.
+/// Limits the ring to sets of one head, with two slots.
 class SmallRing {
   public:
-    SmallRing() { setenv("GRADTILE_D_Q_RING_HEADS", "1", 1); }
-    ~SmallRing() { unsetenv("GRADTILE_D_Q_RING_HEADS"); }
-    SmallRing(const SmallRing&) = delete;
-    SmallRing& operator=(const SmallRing&) = delete;
+    SmallRing() : choice_({.set_heads = 1, .more_slots = 1}) {}
+
+  private:
+    ForcedKernelChoice choice_;
 };
 
 class AttentionCudaDqRing : public AttentionCudaDtypes {

@@ -198,6 +198,36 @@ TEST(Bench, AttentionTimesEveryLengthWithEveryNumberOfQueries) {
                    {"--cpu-time", "--threads 1"});
 }
 
+TEST(Bench, TuningAttentionNeedsAGpuAndTheAlgorithmWithCandidates) {
+    const Arguments tune{"bench", "attention", "--tune", "--batch", "2", "--heads", "4", "--length", "300"};
+    expect_refused(run(tune + Arguments{"--explain"}), {"--tune", "--explain"});
+    expect_refused(run(tune + Arguments{"--cpu-time", "--threads", "1"}), {"--tune", "--cpu-time"});
+    expect_refused(run(tune + Arguments{"--algorithm", "flash1"}),
+                   {"--tune", "--algorithm flash1", "flash2"});
+    expect_refused(run(tune + Arguments{"--device", "cpu"}),
+                   {"--tune", "the device is cpu", "--device cuda"});
+    if (cuda_device_count() == 0) {
+        expect_refused(run(tune), {"--tune", "the device is cpu", "--device cuda"});
+        return;
+    }
+    const Arguments on_gpu = tune + Arguments{"--device", "cuda", "--runs", "1"};
+    for (const char* dtype : {"bf16", "f32"}) {
+        const std::vector<json> rows = rows_of(on_gpu + Arguments{"--dtype", dtype});
+        int policies = 0;
+        for (const json& row : rows) {
+            policies += row.at("choice") == "policy" ? 1 : 0;
+            EXPECT_EQ(row.at("length"), 300);
+            EXPECT_GT(row.at("ms"), 0);
+            EXPECT_LE(row.at("of_bound"), 1);
+        }
+        EXPECT_EQ(policies, 2) << "one of each pass";
+    }
+    expect_table(on_gpu, {"2 x 4 heads over 4, 300 x 300", "policy", "forward", "backward"});
+    expect_table({"bench", "attention", "--tune", "--device", "cuda", "--runs", "1", "--batch", "1",
+                  "--heads", "2", "--queries", "1", "--length", "2000", "--pass", "forward"},
+                 {"few queries", "splits"});
+}
+
 TEST(Bench, ErrorsAreOneLine) {
     expect_refused(run({"bench", "gmm"}), {"'gmm'", "'gemm'"});
     expect_refused(run({"bench", "gemm", "--preset", "gpt"}), {"preset: 'gpt'", "known:"});

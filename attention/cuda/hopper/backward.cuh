@@ -420,16 +420,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_>
+template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_,
+          HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_)>
 struct HopperBackwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr int head_dim = head_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
-    static constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
+    static constexpr HopperBackwardTiles tiles = tiles_;
     static constexpr bool adds_in_bulk = in_turns || tiles.adds_in_bulk;  ///< whether one thread adds dQ
     /// Whether the sums of dQ exist for the heads in flight only.
-    static constexpr bool sums_in_ring = !adds_in_bulk && !is_packed;
+    static constexpr bool sums_in_ring = tiles.sums_in_ring && !adds_in_bulk && !is_packed;
     // Finishers need more registers than a producer.
     static constexpr int producer_registers = !sums_in_ring    ? 24
                                               : head_dim == 64 ? 56
@@ -475,7 +476,7 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     if constexpr (Policy::sums_in_ring) {
         p.ring = ring_of(x.ring, parameters, tiles);
         p.rows.order.cached_heads = p.ring.set_heads;
-        launch(ctx, device::clear_d_q_ring_kernel<head_dim>,
+        launch(ctx, device::clear_d_q_ring_kernel<head_dim, tiles.rows, tiles.keys>,
                dim3(static_cast<unsigned>(4 * processors_of(ctx))), {.threads = 256, .starts_early = true},
                p);
         p.rows.d_q_sums = nullptr;  // the next kernel does not clear them

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
@@ -261,9 +262,8 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
         key_blocks = p.rows.key_tasks.count;
     }
     p.rows.last_keys_first = true;
-    p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
+    p.rows.order = hopper_task_order(key_heads, static_cast<int>(key_blocks),
                                      sizes.group * p.rows.padded_rows * row_bytes);
-    p.rows.order.balance_sets(hopper_processors);
     p.tasks = static_cast<int>(key_heads * key_blocks);
     return rows;
 }

@@ -212,15 +212,14 @@ __device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& 
 }
 
 /// Runs before the kernels that use the ring: clears its sums and counters, and dQ of rows that see no key.
-template <int head_dim>
+template <int head_dim, int block_rows, int block_keys>
 __global__ void __launch_bounds__(256)
     clear_d_q_ring_kernel(const __grid_constant__ HopperBackwardParameters p) {
-    constexpr HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
     gradtile::cuda::device::await_predecessor();
     const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x,
                        threads = std::int64_t{gridDim.x} * blockDim.x;
     const std::int64_t row_blocks = std::int64_t{p.ring.slots} * p.rows.sizes.group * p.ring.row_blocks,
-                       pieces = row_blocks * (tiles.rows * head_dim / 4);
+                       pieces = row_blocks * (block_rows * head_dim / 4);
     for (std::int64_t i = thread; i < pieces; i += threads)
         reinterpret_cast<float4*>(p.rows.d_q_sums)[i] = float4{};
     for (std::int64_t i = thread; i < row_blocks; i += threads) p.ring.additions[i] = 0;
@@ -230,7 +229,7 @@ __global__ void __launch_bounds__(256)
     for (std::int64_t i = thread; i < row_count; i += threads) {
         const int row = static_cast<int>(i % p.rows.mask.queries);
         const std::int64_t batch_head = i / p.rows.mask.queries;
-        if (additions_to(p.rows.mask, row / tiles.rows * tiles.rows, tiles.rows, tiles.keys) > 0) continue;
+        if (additions_to(p.rows.mask, row / block_rows * block_rows, block_rows, block_keys) > 0) continue;
         std::uint16_t* const d_q = p.rows.d_q
                                        .head(static_cast<int>(batch_head / p.rows.sizes.heads),
                                              static_cast<int>(batch_head % p.rows.sizes.heads))

@@ -7,6 +7,7 @@
 /// one, before it computes exponentials, so that the tensor cores do not wait for them (Shah et al. 2024,
 /// "FlashAttention-3", algorithm 2). Other warpgroups use the tensor cores in the meantime.
 #include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
@@ -386,28 +387,25 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_>
+template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_)>
 struct HopperForwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
-    static constexpr HopperForwardTiles tiles = hopper_forward_tiles(qk_dim, v_dim);
+    static constexpr HopperForwardTiles tiles = tiles_;
 };
 
 /// Divides the rows of a dense call into tasks.
 template <class Policy>
 void divide_rows(HopperForwardParameters& p, std::int64_t heads, std::int64_t processors,
                  std::int64_t bytes_per_head) {
-    constexpr int rows = Policy::tiles.rows();
-    p.row_blocks = (p.mask.queries + rows - 1) / rows;
-    // Under a causal mask, the first and the last block of rows together have as many keys as the second and
-    // the last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if there are
-    // enough of them.
-    const std::int64_t pairs = (p.row_blocks + 1) / 2;
-    p.pairs = heads * pairs >= 2 * processors;
-    const int parts = p.pairs ? static_cast<int>(pairs) : p.row_blocks;
-    p.order = device::TaskOrder(heads, parts, bytes_per_head);
-    p.tasks = static_cast<int>(heads * parts);
+    const HopperForwardSchedule schedule =
+        hopper_forward_schedule(heads, p.mask.queries, Policy::tiles.rows(), processors, bytes_per_head);
+    p.row_blocks = schedule.row_blocks;
+    p.pairs = schedule.pairs;
+    p.order = schedule.order;
+    p.tasks = static_cast<int>(heads * schedule.order.parts);
 }
 /// The same for packed sequences.
 template <class Policy>
@@ -415,41 +413,43 @@ void divide_packed_rows(HopperForwardParameters& p, std::int64_t heads, std::int
                         cudaStream_t stream) {
     p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, Policy::tiles.rows(),
                                     p.row_tasks.first);
-    p.order = device::TaskOrder(heads, p.row_tasks.count, bytes_per_head);
-    p.order.balance_sets(hopper_processors);
+    p.order = hopper_task_order(heads, p.row_tasks.count, bytes_per_head);
     p.tasks = static_cast<int>(heads * p.row_tasks.count);
+}
+
+template <class T, class Policy>
+void launch_hopper_forward_policy(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                  HopperForwardParameters p, const Context& ctx) {
+    using Shared = device::HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    constexpr int shared_bytes = tiles.shared_bytes(Policy::qk_dim, Policy::v_dim);
+    static_assert(shared_bytes <= 227 * 1024);
+    const auto map = Policy::is_packed ? gradtile::cuda::packed_tensor_map : gradtile::cuda::tensor_map;
+    p.q = map(q, tiles.rows(), Shared::QTile::swizzle);
+    p.k = map(k, tiles.keys, Shared::KTile::swizzle);
+    p.v = map(v, tiles.keys, Shared::VTile::swizzle);
+    p.o = map(o, 64, Shared::OTile::swizzle);
+    const std::int64_t heads = q.size(0) * q.size(2), processors = gradtile::cuda::processors_of(ctx),
+                       bytes_per_head = hopper_forward_head_bytes(p.mask.keys, Policy::qk_dim, Policy::v_dim,
+                                                                  p.sizes.group);
+    if constexpr (Policy::is_packed) {
+        gradtile::cuda::use_device(ctx.device());
+        divide_packed_rows<Policy>(p, heads, bytes_per_head, static_cast<cudaStream_t>(ctx.stream()));
+    } else {
+        divide_rows<Policy>(p, heads, processors, bytes_per_head);
+    }
+    const int blocks = std::min(p.tasks, static_cast<int>(processors));
+    gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
+                           {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
 }
 
 template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters p, const Context& ctx) {
-    const auto launch_policy = [&]<class Policy>() {
-        using Shared = device::HopperForwardShared<Policy>;
-        constexpr HopperForwardTiles tiles = Policy::tiles;
-        constexpr int shared_bytes = tiles.shared_bytes(Policy::qk_dim, Policy::v_dim);
-        static_assert(shared_bytes <= 227 * 1024);
-        const auto map = Policy::is_packed ? gradtile::cuda::packed_tensor_map : gradtile::cuda::tensor_map;
-        p.q = map(q, tiles.rows(), Shared::QTile::swizzle);
-        p.k = map(k, tiles.keys, Shared::KTile::swizzle);
-        p.v = map(v, tiles.keys, Shared::VTile::swizzle);
-        p.o = map(o, 64, Shared::OTile::swizzle);
-        const std::int64_t heads = q.size(0) * q.size(2), processors = gradtile::cuda::processors_of(ctx),
-                           bytes_per_head = 2 * std::int64_t{p.mask.keys} * (Policy::qk_dim + Policy::v_dim) /
-                                            p.sizes.group;
-        if constexpr (Policy::is_packed) {
-            gradtile::cuda::use_device(ctx.device());
-            divide_packed_rows<Policy>(p, heads, bytes_per_head, static_cast<cudaStream_t>(ctx.stream()));
-        } else {
-            divide_rows<Policy>(p, heads, processors, bytes_per_head);
-        }
-        const int blocks = std::min(p.tasks, static_cast<int>(processors));
-        gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
-                               {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true},
-                               p);
-    };
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
         visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
-            launch_policy.template operator()<HopperForwardPolicy<qk_dim, v_dim, is_packed, rule>>();
+            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, rule>>(q, k, v, o,
+                                                                                                 p, ctx);
         });
     };
     const auto launch = [&]<int qk_dim, int v_dim>() {

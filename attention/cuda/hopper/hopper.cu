@@ -5,8 +5,12 @@
 #include <numbers>
 #include <string_view>
 
+#include <gradtile/attention/cuda/hopper/candidates.h>
+#include <gradtile/attention/cuda/hopper/launch_candidate.h>
 #include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
+#include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
 
 namespace gradtile::attention::cuda {
@@ -39,12 +43,37 @@ bool is_hopper() {
 }
 #endif
 
+#ifdef GRADTILE_HAVE_HOPPER
+/// Forced tiles must have a kernel for the call.
+void check_has_candidate(bool is_bf16, bool is_packed, bool is_deterministic, const ScoreOptions& scores) {
+    check(has_tile_candidates(),
+          "attention: no kernels for forced tiles; expected a build with -DGRADTILE_TUNE=ON");
+    check(is_bf16 && !is_packed && !is_deterministic && scores.scores_are_products,
+          "attention: forced tiles have kernels for dense bf16 calls without score rules only");
+}
+#endif
+
 }  // namespace
+
+bool has_tile_candidates() {
+#ifdef GRADTILE_HAVE_CANDIDATES
+    return true;
+#else
+    return false;
+#endif
+}
+
+HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim) {
+    const auto candidates = hopper_backward_candidates(head_dim);
+    const auto number = static_cast<std::size_t>(forced_kernel_choice().backward_tiles.value_or(-1));
+    return number < candidates.size() ? candidates[number] : hopper_backward_tiles(head_dim);
+}
 
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors) {
 #ifdef GRADTILE_HAVE_HOPPER
     if (!is_hopper()) return "the GPU is not of compute capability 9.0";
     if (is_turned_off()) return "GRADTILE_HOPPER_ATTENTION is off";
+    if (!forced_kernel_choice().hopper.value_or(true)) return "other kernels are forced";
     if (!(options.scale > 0)) return "the scale is not positive";
     if (const char* const why_not = why_no_rule(options.scores, options.scale)) return why_not;
     for (const Tensor& x : tensors) {
@@ -77,8 +106,9 @@ const char* why_not_hopper_few_queries(const ResolvedOptions& options, const Few
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
-    if (!options.packed && options.scores.scores_are_products && head_dim == 64 && sizes.group == 1 &&
-        batch_heads >= enough_whole_heads &&
+    const bool is_forced = forced_kernel_choice().hopper.value_or(false);
+    if (!is_forced && !options.packed && options.scores.scores_are_products && head_dim == 64 &&
+        sizes.group == 1 && batch_heads >= enough_whole_heads &&
         std::max(options.mask.queries, options.mask.keys) <=
             Bits16BackwardChoice<64>::whole_head_rows(shared_memory_limits[0]))
         return "many short heads have a kernel that keeps dQ in shared memory";
@@ -90,21 +120,16 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
 DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std::int64_t batch_heads,
                 std::int64_t padded_rows) {
     const int head_dim = padded_hopper_head_dim(std::max(sizes.qk_dim, sizes.v_dim));
-    const HopperBackwardTiles tiles = hopper_backward_tiles(head_dim);
-    if (options.deterministic || options.packed || tiles.adds_in_bulk) return {};
+    const HopperBackwardTiles tiles = chosen_hopper_backward_tiles(head_dim);
+    if (options.deterministic || options.packed || tiles.adds_in_bulk || !tiles.sums_in_ring) return {};
     const std::int64_t key_heads = batch_heads / sizes.group,
                        key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
     const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim, head_dim);
-    device::TaskOrder order(key_heads, static_cast<int>(key_blocks), head_bytes);
-    order.balance_sets(hopper_processors);
-    std::int64_t set_heads = order.cached_heads;
-    // A task waits for all tasks of the head that used the slot before. The last one of them was taken so
-    // many tasks earlier that it is complete, as a rule: two for each multiprocessor of an H100.
-    constexpr std::int64_t tasks_between = 2 * hopper_processors;
-    std::int64_t heads_between = std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
-    if (const char* const heads = std::getenv("GRADTILE_D_Q_RING_HEADS"))
-        set_heads = heads_between = std::clamp<std::int64_t>(std::atoi(heads), 1, set_heads);
-    return {.slots = static_cast<int>(std::min(key_heads, set_heads + heads_between)),
+    const std::int64_t set_heads =
+        hopper_task_order(key_heads, static_cast<int>(key_blocks), head_bytes).cached_heads;
+    const std::int64_t more_slots =
+        forced_kernel_choice().more_slots.value_or(hopper_more_slots(set_heads, key_blocks));
+    return {.slots = static_cast<int>(std::min(key_heads, set_heads + std::max<std::int64_t>(0, more_slots))),
             .set_heads = static_cast<int>(set_heads)};
 }
 
@@ -121,6 +146,17 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
         .packed = PackedOffsets(options),
         .row_tasks = {row_tasks},
         .scores = options.scores};
+    if (const auto tiles = forced_kernel_choice().forward_tiles) {
+        check_has_candidate(q.dtype() == DType::bf16, static_cast<bool>(options.packed),
+                            /*is_deterministic=*/false, options.scores);
+#ifdef GRADTILE_HAVE_CANDIDATES
+        visit_head_dim(Bits16HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+                       [&]<int head_dim>(HeadDim<head_dim>) {
+                           launch_hopper_forward_candidate<head_dim>(*tiles, q, k, v, o, parameters, ctx);
+                       });
+        return;
+#endif
+    }
     const auto launch =
         q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
     launch(q, k, v, o, parameters, ctx);
@@ -134,10 +170,22 @@ void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters) {
     const bool is_bf16 = tensors.q.dtype() == DType::bf16;
+    const int head_dim = std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim);
+    if (const auto tiles = forced_kernel_choice().backward_tiles) {
+        check_has_candidate(is_bf16, static_cast<bool>(parameters.packed), parameters.turns != nullptr,
+                            parameters.scores);
+        check(head_dim <= hopper_backward_keys_max_head_dim, "attention: forced tiles and a head dim of ",
+              head_dim, "; expected at most ", hopper_backward_keys_max_head_dim, " in the backward pass");
+#ifdef GRADTILE_HAVE_CANDIDATES
+        visit_head_dim(HopperBackwardHeadDims{}, head_dim, [&]<int dim>(HeadDim<dim>) {
+            launch_hopper_backward_candidate<dim>(*tiles, tensors, parameters, ctx);
+        });
+        return;
+#endif
+    }
     const auto by_keys = is_bf16 ? launch_hopper_backward<bfloat16> : launch_hopper_backward<float16>;
     const auto by_columns =
         is_bf16 ? launch_hopper_backward_columns<bfloat16> : launch_hopper_backward_columns<float16>;
-    const int head_dim = std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim);
     (head_dim > hopper_backward_keys_max_head_dim ? by_columns : by_keys)(tensors, parameters, ctx);
 }
 #else

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/hopper/parameters.h>
+#include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cuda {
@@ -29,10 +30,13 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors);
 
 /// The slots of the ring of the sums of dQ that hopper_backward uses; none if it needs the sums of all heads.
-/// The environment variable GRADTILE_D_Q_RING_HEADS makes the ring smaller, for tests: twice as many slots as
-/// it says.
+/// A ForcedKernelChoice makes the ring smaller or larger.
 DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std::int64_t batch_heads,
                 std::int64_t padded_rows);
+
+/// The tiles of the backward pass, those of a ForcedKernelChoice or the policy's; up to head dim
+/// hopper_backward_keys_max_head_dim.
+HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim);
 
 /// Enqueues the backward pass of a call that may use them. Uses next_task also if the call is not
 /// deterministic, and the counters of the ring after it.

@@ -1,5 +1,13 @@
 #pragma once
-/// INTERNAL. Tile sizes of the Hopper kernels (sm_90a: wgmma and TMA).
+/// INTERNAL. The policy of the Hopper kernels (sm_90a: wgmma and TMA): tiles, schedules and thresholds. The
+/// schedules that follow from it are in schedule.h. The reasons are figures of one H100 in bfloat16, TFLOP/s
+/// if nothing else is said, from bench/results/2026-11-24-hopper-h100.md and 2026-11-25-hopper-h100.md.
+///
+///     gradtile bench attention --device cuda --dtype bf16 --tune --head-dim D --length S
+///
+/// times each choice beside the others: schedules in every build, tiles (candidates.h) in a build with
+/// -DGRADTILE_TUNE=ON.
+#include <algorithm>
 #include <cstdint>
 
 #include <gradtile/attention/cuda/shared_memory_limits.h>
@@ -31,11 +39,18 @@ struct HopperForwardTiles {
         return 2 * (kv + q + (has_o() ? o : 0)) + ring_bytes;
     }
     static constexpr int ring_bytes = 512;  ///< upper bound of the barriers
+    constexpr bool operator==(const HopperForwardTiles&) const = default;
 };
 
-constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int v_dim) {
+constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int /*v_dim*/) {
+    // Three consumers, causal: 469 for the 394 of two at S 16,384, and 258 for 221 at S 1,024. Four consumers
+    // with 64 keys: 406 for 453 at S 16,384. Turns: 494 for 445 at S 16,384; 160 for 168 at S 512. More
+    // stages changed nothing.
     if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    // O has memory of its own: 176 keys without it gave 710 for 725 at S 16,384, 311 for 362 at S 1,024
+    // causal.
     if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    // The most keys that fit shared memory.
     if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .q_stages = 1, .ordered = false};
     return {.consumers = 2, .keys = 80, .stages = 2, .q_stages = 1, .ordered = false};
 }
@@ -56,6 +71,9 @@ struct HopperBackwardTiles {
     /// Whether one thread adds dQ to its sums in bulk, from shared memory, also if the additions have no
     /// fixed order.
     bool adds_in_bulk;
+    /// Whether the sums of dQ exist for the heads in flight only, if one thread does not add them in bulk and
+    /// sequences are not packed.
+    bool sums_in_ring = true;
     static constexpr int keys = 128, consumers = 2, stages = 2;
 
     static constexpr int threads() { return 128 * (consumers + 1); }
@@ -66,6 +84,7 @@ struct HopperBackwardTiles {
         return 2 * (kv + gradients + row_stages + d_s) + ring_bytes;
     }
     static constexpr int ring_bytes = 512;  ///< upper bound of the barriers
+    constexpr bool operator==(const HopperBackwardTiles&) const = default;
 };
 
 constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim) {
@@ -97,5 +116,27 @@ struct HopperColumnsTiles {
     }
     static constexpr int ring_bytes = 256;  ///< upper bound of the barriers
 };
+
+/// Whether a task of the forward pass is a pair of blocks of rows, counted from both ends of a head, or one
+/// block. Under a causal mask, the first and the last block together have as many keys as the second and the
+/// last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if there are enough
+/// of them. Causal: D 256 785 for 480, D 128 and S 16,384 661 for 565, D 64 and S 2,048 360 for 322.
+constexpr bool hopper_forward_has_pairs(std::int64_t heads, std::int64_t row_blocks,
+                                        std::int64_t processors) {
+    return heads * ((row_blocks + 1) / 2) >= 2 * processors;
+}
+
+/// Slots of the ring of the sums of dQ, in addition to those of a set of heads. A task waits for all tasks of
+/// the head that used its slot before. The last one of them was taken so many tasks earlier that it is
+/// complete, as a rule: two for each multiprocessor of an H100. A slot for every head took 1,407 us for 975:
+/// then the sums do not stay in the L2 cache.
+constexpr std::int64_t hopper_more_slots(std::int64_t set_heads, std::int64_t key_blocks) {
+    constexpr std::int64_t tasks_between = 2 * hopper_processors;
+    return std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
+}
+
+// Sets of heads: TaskOrder (device/task_order.cuh), for all kernels. Sets of 12 MB in place of 24 took 1,040
+// us for 975 in the backward pass with a ring, and sets of 36 MB changed nothing.
+// Short heads: enough_whole_heads (16bit/tiles.h), for the kernels for sm_80, too.
 
 }  // namespace gradtile::attention::cuda

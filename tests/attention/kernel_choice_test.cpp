@@ -1,0 +1,152 @@
+// Choices of GPU kernels that replace the policy's. These tests need no GPU.
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <gradtile/attention/attention.h>
+#include <gradtile/attention/cuda/hopper/candidates.h>
+#include <gradtile/attention/internal/kernel_choice.h>
+#include <gradtile/attention/internal/result_bounds.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention {
+namespace {
+
+TEST(KernelChoice, HoldsAsLongAsItsObjectAndThenTheOneBeforeDoes) {
+    EXPECT_EQ(forced_kernel_choice(), KernelChoice{});
+    {
+        const ForcedKernelChoice outer({.set_heads = 2});
+        {
+            const ForcedKernelChoice inner({.pairs = true});
+            EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.pairs = true}));
+        }
+        EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.set_heads = 2}));
+    }
+    EXPECT_EQ(forced_kernel_choice(), KernelChoice{});
+}
+
+TEST(KernelChoice, HoldsForItsThreadOnly) {
+    const ForcedKernelChoice forced({.hopper = false});
+    std::vector<int> right(8, 0);
+    {
+        std::vector<std::jthread> threads;
+        for (int i = 0; i < 8; ++i)
+            threads.emplace_back([&right, i] {
+                const bool is_empty = forced_kernel_choice() == KernelChoice{};
+                const ForcedKernelChoice own({.set_heads = i});
+                std::this_thread::yield();
+                right[static_cast<std::size_t>(i)] =
+                    is_empty && forced_kernel_choice().set_heads == i ? 1 : 0;
+            });
+    }
+    EXPECT_EQ(right, std::vector<int>(8, 1));
+    EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.hopper = false}));
+}
+
+/// Bytes of scratch memory that one query takes against 4,096 keys on a GPU, by a dry run.
+std::size_t planned_bytes() {
+    const auto arena = Arena::for_planning(Device::cuda(0));
+    const Context ctx = Context(Device::cpu(), 1).plan(arena);
+    const Tensor q = empty(ctx, {1, 1, 2, 64}, DType::bf16), k = empty(ctx, {1, 4096, 2, 64}, DType::bf16);
+    const Tensor o = empty_like(ctx, q);
+    Saved saved;
+    arena->reset_peak();
+    forward(ctx, q, k, k, {}, saved, o);
+    return arena->peak_bytes();
+}
+
+TEST(KernelChoice, ChangesWhatACallUses) {
+    if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, so the scratch memory of a GPU is unknown";
+    const std::size_t with_splits = planned_bytes();
+    const ForcedKernelChoice forced({.few_queries = false});
+    EXPECT_LT(planned_bytes(), with_splits) << "without splits there are no partial results";
+}
+
+TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
+    using namespace cuda;
+    for (const int d : {32, 64, 96, 128, 192, 256}) {
+        const auto forward = hopper_forward_candidates(d);
+        EXPECT_FALSE(forward.empty());
+        for (const HopperForwardTiles& tiles : forward) {
+            EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
+            EXPECT_FALSE(tiles == hopper_forward_tiles(d, d));
+            EXPECT_EQ(std::ranges::count(forward, tiles), 1);
+        }
+        const auto backward = hopper_backward_candidates(d);
+        EXPECT_EQ(backward.empty(), d > hopper_backward_keys_max_head_dim);
+        for (const HopperBackwardTiles& tiles : backward) {
+            EXPECT_LE(tiles.shared_bytes(d), shared_memory_limits[0]);
+            EXPECT_FALSE(tiles == hopper_backward_tiles(d));
+            EXPECT_EQ(std::ranges::count(backward, tiles), 1);
+        }
+    }
+}
+
+TEST(KernelCandidates, SchedulesOfThePolicyKeepMultiprocessorsBusy) {
+    using namespace cuda;
+    EXPECT_TRUE(hopper_forward_has_pairs(66, 8, hopper_processors));  // 264 pairs for 132
+    EXPECT_FALSE(hopper_forward_has_pairs(65, 8, hopper_processors));
+    EXPECT_EQ(hopper_more_slots(1, 8), 33);  // 33 heads of 8 tasks are 264 tasks
+    EXPECT_EQ(hopper_more_slots(50, 8), 50);
+}
+
+/// Results of two algorithms on the same numbers.
+class ResultBounds : public testing::Test {
+  protected:
+    static constexpr std::int64_t d = 64, keys = 512;
+    struct Results {
+        Tensor o, lse;
+        Gradients gradients;
+    };
+    Results run(Algorithm algorithm, DType dtype = DType::bf16) const {
+        const auto numbers = [&](std::uint64_t seed) {
+            return cast(cpu, randn(cpu, {2, keys, 2, d}, DType::bf16, Seed{seed}), dtype);
+        };
+        const Tensor q = numbers(1), k = numbers(2), v = numbers(3), d_o = numbers(4);
+        const Options options{.algorithm = algorithm, .causal = true};
+        Saved saved;
+        const Tensor o = forward(cpu, q, k, v, options, saved);
+        return {o, saved.lse, backward(cpu, d_o, options, saved)};
+    }
+    double fraction(const Tensor& a, const Tensor& b) const {
+        return fraction_of_bound(cpu, a, b, result_bound(DType::bf16, cpu.device(), d, keys));
+    }
+    const Context cpu{Device::cpu(), 2};
+};
+
+TEST_F(ResultBounds, HoldForTwoAlgorithms) {
+    const Results flash = run(Algorithm::flash), naive = run(Algorithm::naive);
+    const double of_o = fraction(flash.o, naive.o);
+    EXPECT_LE(of_o, 1);
+    EXPECT_GT(of_o, 0.05) << "a bound that is far from the differences detects little";
+    EXPECT_LE(fraction(flash.gradients.q, naive.gradients.q), 1);
+    EXPECT_LE(fraction(flash.gradients.k, naive.gradients.k), 1);
+    EXPECT_LE(fraction(flash.gradients.v, naive.gradients.v), 1);
+    // The naive form in bfloat16 rounds its scores, so that its LSE is coarse.
+    const Tensor lse = run(Algorithm::naive, DType::f32).lse;
+    EXPECT_LE(fraction_of_bound(cpu, flash.lse, lse, lse_bound(DType::bf16, cpu.device(), d, keys)), 1);
+    EXPECT_EQ(fraction(flash.o, flash.o), 0);
+}
+
+TEST_F(ResultBounds, DetectMissingRowsAndNan) {
+    const Results naive = run(Algorithm::naive);
+    const Tensor without = cast(cpu, naive.o, naive.o.dtype());
+    fill(cpu, without.slice(1, keys - 1, 1), 0);
+    EXPECT_GT(fraction(without, naive.o), 1);
+    const Tensor with_nan = cast(cpu, naive.o, naive.o.dtype());
+    fill(cpu, with_nan.slice(1, 7, 1), std::numeric_limits<double>::quiet_NaN());
+    EXPECT_GT(fraction(with_nan, naive.o), 1);
+    EXPECT_GT(fraction(naive.o, with_nan), 1);
+}
+
+TEST_F(ResultBounds, RefuseOtherShapes) {
+    const Tensor a = zeros(cpu, {4}, DType::f32), b = zeros(cpu, {5}, DType::f32);
+    EXPECT_THROW((void)fraction(a, b), Error);
+}
+
+}  // namespace
+}  // namespace gradtile::attention
