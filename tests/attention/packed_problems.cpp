@@ -190,7 +190,8 @@ std::vector<PackedProblem> packed_problems() {
     add_option(set_all);
     for (const std::int64_t key_heads : {1, 4})
         add_option([&](Problem& p) { p.causal = true, p.key_heads = key_heads; });
-    for (const auto& [d_qk, d_v] : {std::pair{1, 3}, {33, 8}, {64, 64}, {80, 128}, {192, 128}, {256, 256}})
+    for (const auto& [d_qk, d_v] :
+         {std::pair{1, 3}, {33, 8}, {64, 64}, {80, 128}, {160, 160}, {192, 40}, {192, 128}, {256, 256}})
         for (const bool with_options : {false, true})
             add_option([&, d_qk = d_qk, d_v = d_v](Problem& p) {
                 p.d_qk = d_qk;

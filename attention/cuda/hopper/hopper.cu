@@ -33,6 +33,19 @@ const char* why_no_rule(const ScoreOptions& scores, double scale) {
     return nullptr;
 }
 
+/// Whether a kernel's tile of `columns` columns has panels outside a tensor of `head_dim` columns. In the map
+/// of packed sequences, such loads fault: the map begins before the tensor, perhaps where no memory is.
+bool has_panel_outside(std::int64_t head_dim, int columns) {
+    // The narrowest panels that a kernel has: hopper/backward_columns.cuh.
+    const int panel_columns = columns % 128 == 0 || columns == 64 ? 64 : 32;
+    return head_dim <= columns - panel_columns;
+}
+bool has_panel_outside(const Tensor& q, const Tensor& v) {
+    const int columns = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3)))),
+              v_columns = columns == 192 && v.size(3) <= 128 ? 128 : columns;
+    return has_panel_outside(q.size(3), columns) || has_panel_outside(v.size(3), v_columns);
+}
+
 /// Code for sm_90a runs on GPUs of compute capability 9.0 only.
 bool is_hopper() {
     int device = 0, major = 0, minor = 0;
@@ -76,6 +89,8 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
     if (!forced_kernel_choice().hopper.value_or(true)) return "other kernels are forced";
     if (!(options.scale > 0)) return "the scale is not positive";
     if (const char* const why_not = why_no_rule(options.scores, options.scale)) return why_not;
+    if (options.packed && has_panel_outside(tensors.begin()[0], tensors.begin()[2]))
+        return "the head dims of packed sequences leave whole panels of a tile empty";
     for (const Tensor& x : tensors) {
         if (x.elements() == 0) return "there are no rows or keys";
         if (!gradtile::cuda::has_tensor_map(x)) return "TMA cannot read the strides";

@@ -9,7 +9,8 @@
 namespace gradtile::attention::cuda {
 
 /// Says why a call must not use the Hopper kernels, or nullptr if it may. `tensors` are all that the kernels
-/// copy by TMA. The environment variable GRADTILE_HOPPER_ATTENTION=off turns these kernels off.
+/// copy by TMA, first q, k and v. The environment variable GRADTILE_HOPPER_ATTENTION=off turns these kernels
+/// off.
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors);
 
 /// Enqueues the forward pass of a call that may use them. `row_tasks` is memory for the tasks of packed
