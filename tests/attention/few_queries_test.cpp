@@ -138,6 +138,35 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
     for (const std::int64_t queries : {1, 6, 60})
         expect_accurate(problem_with_every_score_option(queries, 900, 64, 64), GetParam());
 }
+/// More than 32 rows have a kernel of their own on Hopper.
+TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveFrom33To64Rows) {
+    for (const std::int64_t d : {40, 64, 100, 128})
+        for (const std::int64_t queries : {33, 47, 64})
+            for (const std::int64_t keys : {64, 900, 5000}) {
+                const Problem base{
+                    .queries = queries, .keys = keys, .d_qk = d, .d_v = d - 8, .batch = 2, .heads = 2};
+                const auto expect = [&](auto&& change) {
+                    Problem problem = base;
+                    change(problem);
+                    expect_accurate(problem, GetParam());
+                };
+                expect([](Problem&) {});
+                expect([](Problem& p) { p.sink = p.causal = true; });
+                expect([](Problem& p) { p.window = {.left = 70, .right = 3}; });
+                expect([](Problem& p) { p.top_left = p.causal = true; });
+            }
+    for (const std::int64_t queries : {9, 12, 16})
+        expect_accurate({.queries = queries,
+                         .keys = 3000,
+                         .d_qk = 128,
+                         .d_v = 128,
+                         .causal = true,
+                         .batch = 2,
+                         .heads = 8,
+                         .key_heads = 2,
+                         .sink = true},
+                        GetParam());
+}
 /// Two keys dominate, in different splits.
 TEST_P(AttentionCudaFewQueries, SplitsWithoutWeightDoNotCount) {
     const Problem problem{.queries = 3, .keys = 4096, .d_qk = 64, .d_v = 64, .heads = 2, .key_heads = 1};

@@ -160,8 +160,14 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const bool is_bf16 = q_in.dtype() == DType::bf16;
     if (few_queries) {
+        const SplitParameters split = splits.parameters(few_queries, options.mask);
         const auto launch = is_bf16 ? launch_few_queries<bfloat16> : launch_few_queries<float16>;
-        launch(parameters, splits.parameters(few_queries, options.mask), stream);
+        if (why_not_hopper_few_queries(options, few_queries, head_dim,
+                                       {q.tensor(), k.tensor(), v.tensor()})) {
+            launch(parameters, split, stream);
+        } else {
+            hopper_few_queries(ctx, k.tensor(), v.tensor(), parameters, split);
+        }
     } else {
         const auto launch = is_bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
         launch(parameters, stream);
@@ -173,9 +179,13 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
                                   const Tensor& k, const Tensor& v) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3))));
     const char* rules = options.scores.scores_are_products ? "" : ", with score rules";
-    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim))
-        return explain(plan, head_dim, options);
     gradtile::cuda::use_device(ctx.device());
+    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim)) {
+        const char* const why_not = why_not_hopper_few_queries(options, plan, head_dim, {q, k, v});
+        return concat(explain(plan, head_dim, options),
+                      why_not == nullptr ? "; Hopper's asynchronous products and copies"
+                                         : concat("; no Hopper kernel, because ", why_not));
+    }
     const char* const why_not = why_not_hopper(options, {q, k, v});
     if (why_not == nullptr)
         return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim,

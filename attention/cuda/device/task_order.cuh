@@ -21,9 +21,11 @@ struct TaskOrder {
             static_cast<int>(std::clamp<std::int64_t>(cache_bytes / std::max<std::int64_t>(1, bytes_per_head),
                                                       1, std::max<std::int64_t>(1, batch_head_count)));
     }
-    /// Makes the sets about equal. Thread blocks that take tasks from a counter need this: a small last set
-    /// would leave long tasks to the end of the run.
-    void make_sets_equal() {
+    /// Makes the sets about equal, with at least a task for every multiprocessor. Smaller sets would not
+    /// reduce the tensors that are in use at the same time, and the long tasks of the last set would start
+    /// late.
+    void balance_sets(int processors) {
+        cached_heads = std::max(cached_heads, (processors + parts - 1) / std::max(1, parts));
         const int sets = std::max(1, (batch_heads + cached_heads - 1) / cached_heads);
         cached_heads = std::max(1, (batch_heads + sets - 1) / sets);
     }
@@ -33,9 +35,13 @@ struct TaskOrder {
         int part;
     };
     __device__ Task operator()(int index) const {
-        const int first = index / (cached_heads * parts) * cached_heads, in_set = index - first * parts;
-        const int width = min(cached_heads, batch_heads - first);
-        return {first + in_set % width, in_set / width};
+        // The heads that fill no whole set come first: as the last set, they would leave their long tasks to
+        // the end of the run.
+        const int rest = batch_heads % cached_heads;
+        if (index < rest * parts) return {index % rest, index / rest};
+        const int set = (index - rest * parts) / (cached_heads * parts), first = rest + set * cached_heads,
+                  in_set = index - first * parts;
+        return {first + in_set % cached_heads, in_set / cached_heads};
     }
 };
 

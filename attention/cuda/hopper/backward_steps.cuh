@@ -263,7 +263,7 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
     p.rows.last_keys_first = true;
     p.rows.order = device::TaskOrder(key_heads, static_cast<int>(key_blocks),
                                      sizes.group * p.rows.padded_rows * row_bytes);
-    if constexpr (Policy::is_packed) p.rows.order.make_sets_equal();
+    p.rows.order.balance_sets(hopper_processors);
     p.tasks = static_cast<int>(key_heads * key_blocks);
     return rows;
 }

@@ -416,7 +416,7 @@ void divide_packed_rows(HopperForwardParameters& p, std::int64_t heads, std::int
     p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, Policy::tiles.rows(),
                                     p.row_tasks.first);
     p.order = device::TaskOrder(heads, p.row_tasks.count, bytes_per_head);
-    p.order.make_sets_equal();
+    p.order.balance_sets(hopper_processors);
     p.tasks = static_cast<int>(heads * p.row_tasks.count);
 }
 

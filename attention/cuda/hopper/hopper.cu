@@ -62,6 +62,15 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 #endif
 }
 
+const char* why_not_hopper_few_queries(const ResolvedOptions& options, const FewQueriesPlan& plan,
+                                       int head_dim, std::initializer_list<Tensor> tensors) {
+    // Up to 32 rows the kernel for all GPUs reads K and V at the memory's rate.
+    if (plan.rows <= 32) return "there are at most 32 rows";
+    if (head_dim != 64 && head_dim != 128) return "the head dim is neither 33 to 64 nor 97 to 128";
+    if (!options.scores.scores_are_products) return "the scores have rules";
+    return why_not_hopper(options, tensors);
+}
+
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
@@ -83,11 +92,12 @@ DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std:
     const std::int64_t key_heads = batch_heads / sizes.group,
                        key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
     const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim, head_dim);
-    std::int64_t set_heads =
-        device::TaskOrder(key_heads, static_cast<int>(key_blocks), head_bytes).cached_heads;
+    device::TaskOrder order(key_heads, static_cast<int>(key_blocks), head_bytes);
+    order.balance_sets(hopper_processors);
+    std::int64_t set_heads = order.cached_heads;
     // A task waits for all tasks of the head that used the slot before. The last one of them was taken so
     // many tasks earlier that it is complete, as a rule: two for each multiprocessor of an H100.
-    constexpr std::int64_t tasks_between = 2 * 132;
+    constexpr std::int64_t tasks_between = 2 * hopper_processors;
     std::int64_t heads_between = std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
     if (const char* const heads = std::getenv("GRADTILE_D_Q_RING_HEADS"))
         set_heads = heads_between = std::clamp<std::int64_t>(std::atoi(heads), 1, set_heads);
@@ -112,6 +122,12 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
         q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
     launch(q, k, v, o, parameters, ctx);
 }
+void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
+                        const Bits16ForwardParameters& parameters, const SplitParameters& split) {
+    const auto launch =
+        k.dtype() == DType::bf16 ? launch_hopper_few_queries<bfloat16> : launch_hopper_few_queries<float16>;
+    launch(k, v, {.rows = parameters, .split = split}, ctx);
+}
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters) {
     const bool is_bf16 = tensors.q.dtype() == DType::bf16;
@@ -123,6 +139,10 @@ void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
 }
 #else
 void hopper_backward(const Context&, const HopperBackwardTensors&, const Bits16BackwardParameters&) {
+    throw Error("attention: this build has no code for sm_90a");
+}
+void hopper_few_queries(const Context&, const Tensor&, const Tensor&, const Bits16ForwardParameters&,
+                        const SplitParameters&) {
     throw Error("attention: this build has no code for sm_90a");
 }
 void hopper_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,

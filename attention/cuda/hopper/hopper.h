@@ -16,6 +16,13 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks);
 
+/// Says why few queries must not use the Hopper kernel, or nullptr if they may.
+const char* why_not_hopper_few_queries(const ResolvedOptions& options, const FewQueriesPlan& plan,
+                                       int head_dim, std::initializer_list<Tensor> tensors);
+/// Enqueues the forward pass of few queries that may use it.
+void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
+                        const Bits16ForwardParameters& parameters, const SplitParameters& split);
+
 /// The same for the backward pass: also says why not for heads that another kernel computes faster, and for
 /// score rules above head dim 128.
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,

@@ -51,6 +51,17 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters parameters, const Context& ctx);
 
+struct HopperFewQueriesParameters {
+    gradtile::cuda::TensorMap k, v;  ///< boxes of FewQueriesTiles::keys keys
+    Bits16ForwardParameters rows;
+    SplitParameters split;
+};
+
+/// Enqueues the forward pass of few queries, head dims up to 128; fills in the maps.
+template <class T>
+void launch_hopper_few_queries(const Tensor& k, const Tensor& v, HopperFewQueriesParameters parameters,
+                               const Context& ctx);
+
 /// The float32 sums of dQ exist only for the heads in flight. The query heads of a K/V head use one slot; K/V
 /// head i (of batch * heads) uses slot i % slots after K/V head i - slots.
 struct DqRing {

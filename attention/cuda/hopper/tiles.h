@@ -6,6 +6,10 @@
 
 namespace gradtile::attention::cuda {
 
+/// Multiprocessors of an H100 or H200 with all its memory. Schedules are made for this number; others have
+/// slightly fewer.
+inline constexpr int hopper_processors = 132;
+
 /// A thread block has one producer warpgroup, which starts the copies, and consumer warpgroups, which
 /// compute.
 struct HopperForwardTiles {
