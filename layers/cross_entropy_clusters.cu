@@ -62,8 +62,8 @@ class SoftmaxExchange {
     /// One thread calls this; publish_barriers() and a barrier of the cluster follow.
     __device__ __forceinline__ void initialize() const {
         for (int turn = 0; turn < 2; ++turn) {
-            barrier(turn).initialize(1);
-            expect(turn);
+            barrier(turn).initialize(is_alone() ? Tiles::warps : 1);
+            if (!is_alone()) expect(turn);
         }
     }
 
@@ -71,7 +71,7 @@ class SoftmaxExchange {
         const Softmax<float> own = combined<32>(of_thread);
         send(own);
         barrier(turn_).wait(round_);
-        if (threadIdx.x == 0) expect(turn_);
+        if (threadIdx.x == 0 && !is_alone()) expect(turn_);
         const Softmax<float> all = combined<32>(of_lane());
         turn_ ^= 1;
         if (turn_ == 0) round_ ^= 1;
@@ -79,6 +79,9 @@ class SoftmaxExchange {
     }
 
   private:
+    /// A kernel that is launched without clusters must not execute st.async: it is an illegal instruction
+    /// there. So the warps of a block that holds a row alone store and arrive as usual.
+    __device__ __forceinline__ bool is_alone() const { return cluster_ == 1; }
     __device__ __forceinline__ device::Barrier barrier(int turn) const {
         return device::Barrier(device::shared_address(&shared_.barriers[turn]));
     }
@@ -88,9 +91,15 @@ class SoftmaxExchange {
     /// Lane i sends the warp's softmax to block i.
     __device__ __forceinline__ void send(const Softmax<float>& own) {
         const int lane = device::lane_index(), place = rank_ * Tiles::warps + device::warp_index();
-        if (lane < cluster_)
-            device::ClusterReceiver(&shared_.barriers[turn_])
-                .send(&shared_.of_warps[turn_][place], lane, make_float2(own.largest, own.sum));
+        if (lane >= cluster_) return;
+        const float2 value = make_float2(own.largest, own.sum);
+        float2* const to = &shared_.of_warps[turn_][place];
+        if (is_alone()) {
+            *to = value;
+            barrier(turn_).arrive();
+        } else {
+            device::ClusterReceiver(&shared_.barriers[turn_]).send(to, lane, value);
+        }
     }
     /// Combines every 32nd softmax.
     __device__ __forceinline__ Softmax<float> of_lane() const {
