@@ -6,7 +6,7 @@
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
-#include <gradtile/layers/device/activation_math.cuh>
+#include <gradtile/layers/device/cross_entropy_rows.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
 namespace gradtile::cuda {
@@ -41,86 +41,16 @@ __global__ void __launch_bounds__(count_threads)
     }
 }
 
-/// L is the logits' type; sums are in S = Accumulator<L>.
-template <class L>
-struct CrossEntropy {
-    using S = Accumulator<L>;
-    double* losses;
-    L* logits;
-    std::int64_t stride, rows;
-    int width;
-    const std::int32_t* targets;
-    const double* count;
-    double scale;
-    bool gradients;  // overwrite the logits with their gradients
-    bool keep_row;   // keep the row in shared memory
-};
-
 /// The number of logits that a thread loads at the same time.
 template <class S>
 inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
-
-// ---- Softmax of a row, by a team of threads ----
-// The largest logit and the sum of exponentials are computed in one pass (online softmax, Milakov and
-// Gimelshein 2018).
-
-/// The largest of the logits so far, and the sum of e^(logit - largest) over them.
-template <class S>
-struct Softmax {
-    S largest = -std::numeric_limits<S>::infinity();
-    S sum = 0;
-
-    /// The number to subtract from logits. If all logits so far are -infinity, the number is 0, because
-    /// -infinity minus -infinity is NaN.
-    __device__ S base() const { return largest == -std::numeric_limits<S>::infinity() ? S(0) : largest; }
-
-    template <int n>
-    __device__ __forceinline__ void add(const S (&logits)[n]) {
-        const S before = largest;
-#pragma unroll
-        for (int i = 0; i < n; ++i) largest = largest < logits[i] ? logits[i] : largest;
-        const S from = base();
-        sum *= device::exponential(before - from);
-#pragma unroll
-        for (int i = 0; i < n; ++i) sum += device::exponential(logits[i] - from);
-    }
-};
-
-struct Larger {
-    template <class S>
-    __device__ S operator()(S a, S b) const {
-        return a < b ? b : a;
-    }
-};
-
-template <int team, class S>
-__device__ Softmax<S> combined(const Softmax<S>& own) {
-    Softmax<S> all;
-    all.largest = device::reduce_team<team>(own.largest, Larger{});
-    const S scale = device::exponential(own.base() - all.base());
-    all.sum = device::reduce_team<team>(own.largest == own.base() ? own.sum * scale : own.sum, device::Sum{});
-    return all;
-}
-
-/// The gradient of a row's loss with respect to a logit. The caller subtracts `factor` from the gradient of
-/// the target's logit.
-template <class S>
-struct RowGradient {
-    S largest, share, factor;
-
-    __device__ __forceinline__ S operator()(S logit) const {
-        return device::exponential(logit - largest) * share;
-    }
-};
 
 /// Writes the loss and returns the function that computes the gradient.
 template <class L, class S = Accumulator<L>>
 __device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row, const Softmax<S>& all,
                                       S target_logit, bool writes) {
-    if (writes)
-        c.losses[row] = log(static_cast<double>(all.sum)) +
-                        (static_cast<double>(all.largest) - static_cast<double>(target_logit));
-    const S factor = *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0);
+    if (writes) c.losses[row] = loss_of_row(all, target_logit);
+    const S factor = gradient_factor(c);
     return {all.largest, factor / all.sum, factor};
 }
 
@@ -150,7 +80,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
     if (row >= c.rows) return;  // all lanes of a warp have the same row
     const int lane = threadIdx.x % 32, target = c.targets[row];
-    if (target < 0 || target >= c.width) {
+    if (!is_valid_target(c, target)) {
         write_row_without_target<32>(c, row, lane, target == ignored_target);
         return;
     }
@@ -174,7 +104,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     }
 }
 
-// ---- Wide rows: one block per row ----
+// ---- Wide rows that cross_entropy_in_clusters() does not take: one block per row ----
 // A block uses each row twice: for the softmax and for the gradient. A row that fits in shared memory is kept
 // there in between; every thread accesses only its own vectors. A longer row is read twice. Each block
 // processes several rows. If rows are kept, a thread that writes a vector of the gradient also starts to copy
@@ -300,10 +230,11 @@ template <class L>
 inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
 
 template <class L>
-__global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(const CrossEntropy<L> c) {
+__global__ void __launch_bounds__(wide_threads, wide_blocks<L>)
+    wide_kernel(const CrossEntropy<L> c, bool keep_row) {
     using S = Accumulator<L>;
     extern __shared__ uint4 shared_row[];
-    uint4* const kept = c.keep_row ? shared_row : nullptr;
+    uint4* const kept = keep_row ? shared_row : nullptr;
     const int thread = static_cast<int>(threadIdx.x);
     // After the last row, returns a row without elements.
     const auto row_at = [&](std::int64_t row) {
@@ -321,7 +252,7 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
     for (std::int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
         const WideRow<L> logits = row_at(row), next = row_at(row + gridDim.x);
         const int row_target = target;
-        const bool valid = target >= 0 && target < c.width;
+        const bool valid = is_valid_target(c, target);
         const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
         if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
         RowGradient<S> gradient{};
@@ -355,14 +286,13 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>) wide_kernel(cons
 }
 
 template <class L>
-void launch_wide(const Context& ctx, CrossEntropy<L> c) {
+void launch_wide(const Context& ctx, const CrossEntropy<L>& c) {
     const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
     const std::size_t max_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
-    c.keep_row = c.gradients && row_bytes <= max_kept_bytes;
-    const int blocks =
-        processors_of(ctx) * (c.keep_row && row_bytes > max_kept_bytes / 2 ? 1 : wide_blocks<L>);
+    const bool keep_row = c.gradients && row_bytes <= max_kept_bytes;
+    const int blocks = processors_of(ctx) * (keep_row && row_bytes > max_kept_bytes / 2 ? 1 : wide_blocks<L>);
     launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
-           Block{wide_threads, c.keep_row ? row_bytes : 0}, c);
+           Block{wide_threads, keep_row ? row_bytes : 0}, c, keep_row);
 }
 
 }  // namespace
@@ -391,12 +321,13 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                                         .targets = targets.data<std::int32_t>(),
                                         .count = count.data<double>(),
                                         .scale = scale,
-                                        .gradients = d_logits.defined(),
-                                        .keep_row = false};
+                                        .gradients = d_logits.defined()};
         if (width <= narrow<L>) {
             launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32),
                    Block{.threads = narrow_threads, .starts_early = true}, arguments);
         } else {
+            if constexpr (!std::is_same_v<L, double>)
+                if (cross_entropy_in_clusters(ctx, arguments)) return;
             launch_wide(ctx, arguments);
         }
     });
