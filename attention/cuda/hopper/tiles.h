@@ -29,7 +29,10 @@ struct HopperForwardTiles {
     static constexpr int ring_bytes = 512;  ///< upper bound of the barriers
 };
 
-constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int v_dim) {
+/// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
+constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int v_dim, bool applies_rules) {
+    if (qk_dim <= 64 && applies_rules)
+        return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .q_stages = 1, .ordered = false};
