@@ -38,7 +38,13 @@ struct Call {
     HopperForwardTiles forward_tiles() const {
         const auto number = forced_kernel_choice().forward_tiles;
         if (number) return hopper_forward_candidates(head_dim)[static_cast<std::size_t>(*number)];
-        return hopper_forward_tiles(head_dim, head_dim == 192 && sizes.v_dim <= 128 ? 128 : head_dim);
+        const HopperRule rule =
+            kernel_rule(hopper_rule(options.scores), head_dim, static_cast<bool>(options.packed));
+        if (head_dim == hopper_short_head_dim && !options.packed && rule == HopperRule::products &&
+            options.mask.keys <= hopper_short_keys)
+            return hopper_short_forward_tiles;
+        return hopper_forward_tiles(head_dim, head_dim == 192 && sizes.v_dim <= 128 ? 128 : head_dim,
+                                    may_drop(rule));
     }
 };
 

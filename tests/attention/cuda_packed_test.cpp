@@ -290,6 +290,8 @@ TEST_P(AttentionCudaPacked, EqualDenseCallsUnderEveryScoreOption) {
             p.d_qk = p.d_v = d;
             p.causal = true;
         });
+    for (const std::int64_t d : {32, 64, 128, 256})
+        expect([&](Problem& p) { p.d_qk = p.d_v = d, p.dropout_p = 0.2; });
 }
 
 TEST_P(AttentionCudaPacked, ManyShortSequencesAndNone) {

@@ -43,6 +43,34 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAlibiAtAnyHeadDim) {
         }
 }
 
+/// Kernels with wgmma for dropout alone, and for any formula of the scores with or without dropout. Two or
+/// more blocks of rows and of keys, but small: the float64 reference takes most of the time.
+std::vector<Problem> problems_of_dropout_and_softcap(std::int64_t d) {
+    const Problem base{.queries = 150, .keys = 210, .d_qk = d, .d_v = d, .heads = 2, .key_heads = 1};
+    std::vector<Problem> problems;
+    const auto add = [&](auto&& change) { change(problems.emplace_back(base)); };
+    add([](Problem& p) { p.dropout_p = 0.3, p.batch = 2; });
+    add([](Problem& p) { p.dropout_p = 0.1, p.causal = p.sink = p.d_lse = true, p.window.left = 100; });
+    add([](Problem& p) { p.softcap = 2, p.causal = true; });
+    // Scores far beyond the cap: the derivative is 0 or nearly so.
+    add([](Problem& p) { p.softcap = 3, p.scale = 20, p.d_lse = true; });
+    add([](Problem& p) { p.softcap = 2, p.dropout_p = 0.25, p.alibi = p.causal = p.sink = true; });
+    add([](Problem& p) { p.alibi = true, p.dropout_p = 0.5, p.scale = 0.01; });
+    return problems;
+}
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderDropoutAndSoftcapUpTo64) {
+    for (const std::int64_t d : {32, 40, 64})
+        for (const Problem& problem : problems_of_dropout_and_softcap(d))
+            for (const bool deterministic : {false, true})
+                expect_accurate(problem, GetParam(), deterministic);
+}
+TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderDropoutAndSoftcapAbove64) {
+    for (const std::int64_t d : {96, 128, 192, 256})
+        for (const Problem& problem : problems_of_dropout_and_softcap(d))
+            for (const bool deterministic : {false, true})
+                expect_accurate(problem, GetParam(), deterministic);
+}
+
 /// Biases of the dtype of q whose rows are aligned are read in tiles, alone or with a bias of keys.
 TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
     const Problem base{.queries = 70,
@@ -112,6 +140,63 @@ TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
     EXPECT_THAT(expected, ::testing::AllOf(::testing::Contains(true), ::testing::Contains(false)));
     for (const Algorithm algorithm : algorithms)
         EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
+}
+
+/// The same for gradients and for the kernels of every head dim, with many blocks and shares of one. Q is 0,
+/// so that visible P are equal; V and dO are slices of an identity matrix, so that every element of O and dV
+/// is one element of P.
+TEST_P(AttentionCudaDtypes, BothPassesDropTheSameElementsAsOnTheCpu) {
+    const auto is_kept = [](const std::vector<double>& x) {
+        std::vector<bool> kept;
+        for (const double e : x) kept.push_back(e != 0);
+        return kept;
+    };
+    for (const std::int64_t d : {32, 64, 128, 256})
+        for (const double softcap : {0.0, 5.0})
+            for (const std::int64_t first : {std::int64_t{0}, 270 - d}) {
+                const Problem problem{.queries = 270,
+                                      .keys = 270,
+                                      .d_qk = d,
+                                      .d_v = d,
+                                      .batch = 2,
+                                      .heads = 2,
+                                      .key_heads = 2,
+                                      .softcap = softcap,
+                                      .dropout_p = 0.4};
+                Inputs in = random_inputs(cpu, problem, GetParam());
+                const auto columns = static_cast<std::size_t>(d), begin = static_cast<std::size_t>(first);
+                std::vector<double> slice(static_cast<std::size_t>(in.v.elements()));
+                for (std::size_t i = 0; i < slice.size(); ++i)
+                    slice[i] = i / (2 * columns) % 270 == begin + i % columns ? 1 : 0;
+                in.v = from_host(cpu, slice, in.v.shape(), GetParam());
+                in.d_o = from_host(cpu, slice, in.d_o.shape(), GetParam());
+                fill(cpu, in.q, 0);
+                const Result expected = run(cpu, in, problem.options());
+                EXPECT_THAT(is_kept(expected.d_v),
+                            ::testing::AllOf(::testing::Contains(true), ::testing::Contains(false)));
+                for (const bool deterministic : {false, true}) {
+                    Options options = problem.options();
+                    options.deterministic = deterministic;
+                    const Result result = run_on_gpu(in, options);
+                    EXPECT_EQ(is_kept(result.o), is_kept(expected.o)) << d << ' ' << first;
+                    EXPECT_EQ(is_kept(result.d_v), is_kept(expected.d_v)) << d << ' ' << first;
+                }
+            }
+}
+
+/// The tests of dropout and softcap would also pass if all calls took the kernels for sm_80.
+TEST_F(AttentionCuda, DropoutAndSoftcapTakeTheHopperKernels) {
+    Problem problem{.queries = 200, .keys = 200, .d_qk = 64, .d_v = 64, .dropout_p = 0.1};
+    const Inputs in = on_gpu(random_inputs(cpu, problem, DType::bf16));
+    const auto explain = [&] { return explain_forward(gpu(), in.q, in.k, in.v, problem.options()); };
+    const std::string of_dropout = explain();
+    if (of_dropout.find("compute capability") != std::string::npos ||
+        of_dropout.find("no code for sm_90a") != std::string::npos)
+        GTEST_SKIP() << of_dropout;
+    EXPECT_THAT(of_dropout, ::testing::HasSubstr("Hopper's asynchronous products and copies; head dim 64, "
+                                                 "with dropout"));
+    problem.softcap = 30;
+    EXPECT_THAT(explain(), ::testing::HasSubstr("with a formula of the scores"));
 }
 
 /// Sinks and slopes are float32, biases may have the dtype of q, and all may be strided views.

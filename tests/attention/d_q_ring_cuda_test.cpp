@@ -114,6 +114,16 @@ TEST_P(AttentionCudaDqRing, IsAccurateWithAlibi) {
     }
 }
 
+TEST_P(AttentionCudaDqRing, IsAccurateWithDropoutAndSoftcap) {
+    for (const std::int64_t d : {32, 64})
+        for (const double softcap : {0.0, 2.0}) {
+            Problem problem = many_heads(d);
+            problem.dropout_p = 0.2;
+            problem.softcap = softcap;
+            expect_accurate_flash(problem);
+        }
+}
+
 TEST_P(AttentionCudaDqRing, TakesMemoryForTheHeadsInFlightOnly) {
     const Problem problem = many_heads(64);
     const Inputs host = random_inputs(cpu, problem, GetParam());

@@ -115,6 +115,21 @@ std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size
     return parts == 0 ? 0 : (batch_size + parts - 1) / parts;
 }
 
+/// Describes the kernels that `explain` names.
+const char* hopper_rules(const ScoreOptions& scores) {
+    switch (hopper_rule(scores)) {
+        case HopperRule::products:
+            return "";
+        case HopperRule::distance_terms:
+            return ", with terms of the distance";
+        case HopperRule::dropout:
+            return ", with dropout";
+        case HopperRule::formula:
+            return ", with a formula of the scores";
+    }
+    return "";
+}
+
 }  // namespace
 
 void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
@@ -189,8 +204,7 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
     const char* const why_not = why_not_hopper(options, {q, k, v});
     if (why_not == nullptr)
         return concat("long queries: Hopper's asynchronous products and copies; head dim ", head_dim,
-                      options.scores.scores_are_products ? "" : ", with terms of the distance",
-                      options.packed ? ", packed sequences" : "");
+                      hopper_rules(options.scores), options.packed ? ", packed sequences" : "");
     const RuleKind kind = KernelScores(options, q.dtype(), k.size(1), head_dim).rule;
     if (kind == RuleKind::dropout) rules = ", with dropout";
     if (kind == RuleKind::pair_bias) rules = ", with a bias in tiles";

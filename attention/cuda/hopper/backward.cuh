@@ -45,6 +45,7 @@ struct HopperBackwardShared {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
         typename TaskOf<Policy>::Announced task[tiles.stages];
+        Philox::Key dropout_key;                              ///< only if Policy::may_drop
         Ring<2> d_q;                                          ///< only if adds_in_bulk
         Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, as what follows
         FinisherTask finisher_tasks[d_q_finishers];
@@ -161,6 +162,7 @@ class BackwardConsumer {
     using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
     using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
     using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
+    using Kept = KeptQueries<rows>;
     // A warpgroup computes 64 rows of dQ: all columns of half a block of 128 rows, or half of the columns of
     // a block of 64 rows.
     static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
@@ -199,20 +201,22 @@ class BackwardConsumer {
             kv_.wait_full();
             Scores s;
             start_scores(s, stage_, round_);
-            await_products<0>(s[0]);
             const int end_head = (task.head + 1) * p_.rows.sizes.group;
             const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
             RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+            draw(task, at);
+            await_products<0>(s[0]);
             if constexpr (Policy::sums_in_ring) sums_offset_ = task.slot(p_) * p_.rows.sizes.group - at.head;
             for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
-                add_rows</*has_next=*/true>(d_k, d_v, s, task, at);
+                add_rows</*has_next=*/true>(d_k, d_v, s, task, at, next);
                 at = next;
             }
-            add_rows</*has_next=*/false>(d_k, d_v, s, task, at);
+            add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
             release(kv_);
         }
-        scale(d_k, p_.rows.scale);
-        scale(d_v, 1 / p_factor);
+        const float dropout_scale = Policy::may_drop ? p_.rows.dropout_scale : 1.0f;
+        scale(d_k, p_.rows.scale * dropout_scale);
+        scale(d_v, 1 / p_factor * dropout_scale);
         store(d_k, d_v, task);
     }
 
@@ -235,19 +239,25 @@ class BackwardConsumer {
     }
 
     /// Adds the part of a block of rows to dK and dV, and the part of the keys to the rows' dQ.
-    /// S of these rows is complete. This function computes the next S while dS waits for the other warpgroup.
+    /// S of these rows is complete. This function computes the next S while dS waits for the other warpgroup,
+    /// and draws for the next rows while tensor cores compute dK and dQ.
     template <bool has_next>
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p, const Task& task,
-                                             RowPosition at) {
+                                             RowPosition at, RowPosition next) {
         const std::uint32_t q = base_ + Shared::q + stage_ * RowTile::bytes,
                             d_o = base_ + Shared::d_o + stage_ * RowTile::bytes,
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
-        make_probabilities<Policy>(p, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows,
-                                   task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
+        const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
+        const int key = warp_key(task);
         LeftOperand left;
-        as_operand_a<T>(left, p);
+        if constexpr (Policy::may_drop) {
+            make_left_operand<T, Policy>(left, p, lse, p_.rows, task.mask(p_), at, key, kept_);
+        } else {
+            make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), at, key);
+            as_operand_a<T>(left, p);
+        }
         begin_products();
         start_a_b<T, RowTile>(d_v[0], left, d_o);
         commit_products();
@@ -277,6 +287,7 @@ class BackwardConsumer {
                                               column % KvTile::panel_columns * 2);
         }
         commit_products();
+        if constexpr (has_next) draw(task, next);
         await_products<0>(d_k[0], d_q[0], p[0]);
         Barrier(base_ + Shared::q_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
         Barrier(base_ + Shared::d_o_ring + 8 * (tiles.stages + stage_)).arrive_as_warp();
@@ -292,10 +303,23 @@ class BackwardConsumer {
         for (int n = 0; n < rows / 8; ++n) {
             const float2 delta = row_statistics(deltas, n);
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                d_p[0][n][e] =
-                    p[0][n][e] * fmaf(d_p[0][n][e], 1 / p_factor, e % 2 == 0 ? -delta.x : -delta.y);
+            for (int e = 0; e < 4; ++e) {
+                const float of_dropped = e % 2 == 0 ? -delta.x : -delta.y;
+                float difference = fmaf(d_p[0][n][e], 1 / p_factor, of_dropped);
+                if constexpr (Policy::may_drop) difference = kept_(n, e) ? difference : of_dropped;
+                d_p[0][n][e] = p[0][n][e] * difference;
+            }
         }
+    }
+    /// Draws which elements of a block of rows are kept.
+    __device__ __forceinline__ void draw(const Task& task, RowPosition at) {
+        if constexpr (!Policy::may_drop) return;
+        if (Policy::rule == HopperRule::formula && !drops(p_.rows.scores)) return kept_.keep_all();
+        kept_.draw(head_draws(p_.rows.scores.dropout, rings_.dropout_key, task.sequence_index(), at.head),
+                   at.row, warp_key(task));
+    }
+    __device__ __forceinline__ int warp_key(const Task& task) const {
+        return task.key + warpgroup_ * 64 + warp_ * 16;
     }
     /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
     /// that adds in bulk.
@@ -377,6 +401,7 @@ class BackwardConsumer {
     int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
     int sums_offset_ = 0;        ///< a query head's sums in the ring, minus its number in the batch
+    Kept kept_;                  ///< of the rows whose S is complete or next
     std::uint32_t added_;        ///< the barrier of the next additions, if sums_in_ring
 };
 
@@ -400,6 +425,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     }
     __syncthreads();
     gradtile::cuda::device::await_predecessor();
+    if constexpr (Policy::may_drop) {
+        if (threadIdx.x == 0) rings.dropout_key = p.rows.scores.dropout.key();
+        __syncthreads();
+    }
     const std::uint32_t base = shared_address(shared);
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
@@ -424,6 +453,7 @@ template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_,
           HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_)>
 struct HopperBackwardPolicy {
     static constexpr HopperRule rule = rule_;
+    static constexpr bool may_drop = cuda::may_drop(rule);
     static constexpr int head_dim = head_dim_;
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
@@ -499,7 +529,9 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
                    [&]<int head_dim>(HeadDim<head_dim>) {
                        const auto launch = [&]<bool in_turns, bool is_packed>() {
                            visit_hopper_rule(parameters.scores, [&]<HopperRule rule>() {
-                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, rule>;
+                               constexpr HopperRule of_kernel =
+                                   kernel_rule(rule, head_dim, is_packed || in_turns);
+                               using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, of_kernel>;
                                launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                            });
                        };

@@ -57,6 +57,7 @@ struct KeyTask {
         return batch * p.rows.sizes.heads + of_head;
     }
     __device__ int first_padded_row() const { return 0; }
+    __device__ int sequence_index() const { return batch; }
     /// The slot of the sums of dQ, and how many heads have used it before.
     __device__ int slot(const HopperBackwardParameters& p) const { return key_batch_head % p.ring.slots; }
     __device__ int earlier_uses(const HopperBackwardParameters& p) const {
@@ -118,6 +119,7 @@ struct PackedKeyTask {
     }
     __device__ int batch_head(const HopperBackwardParameters&, int of_head) const { return of_head; }
     __device__ int first_padded_row() const { return packed_padded_row(sequence, first_query); }
+    __device__ int sequence_index() const { return sequence; }
 };
 
 /// The tasks of a policy's kernel.
@@ -194,8 +196,9 @@ template <class Policy, int n_tiles>
 __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                    const Bits16BackwardParameters& p, const DeviceMask& seen,
                                                    RowPosition at, int key) {
-    if constexpr (Policy::rule == HopperRule::distance_terms)
-        add_unscaled_distance_terms<RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row, key);
+    if constexpr (Policy::rule != HopperRule::formula)
+        apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
+                                                         key);
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
         const float2 shift = row_statistics(lse, n);
@@ -204,6 +207,44 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
             s[0][n][e] = exp2_fast(fmaf(s[0][n][e], p.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
     }
     if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed_probabilities(s, seen, key, at.row);
+}
+
+/// Replaces S^T by P^T times p_factor, and rounds P^T without dropped elements to the left operand of dV.
+/// Under a function of products, s becomes P^T times its derivative.
+template <class T, class Policy, int n_tiles, class Kept>
+__device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2][1],
+                                                  FragmentC (&s)[1][n_tiles], std::uint32_t lse,
+                                                  const Bits16BackwardParameters& p, const DeviceMask& seen,
+                                                  RowPosition at, int key, const Kept& kept) {
+    if constexpr (Policy::rule != HopperRule::formula) make_probabilities<Policy>(s, lse, p, seen, at, key);
+#pragma unroll
+    for (int k = 0; k < n_tiles / 2; ++k) {
+        FragmentC pair[1][2], derivatives[1][2];
+        for_each_element(pair, [&](float& x, int, int n, int e) {
+            x = s[0][2 * k + n][e];
+            derivatives[0][n][e] = 1;
+        });
+        if constexpr (Policy::rule == HopperRule::formula) {
+            const RowPosition of_pair{at.head, at.row + k * 16};
+            if (changes_products(p.scores))
+                apply_to_unscaled_products(pair, p.scores, p.scale_log2, [&](int n, int e, float derivative) {
+                    derivatives[0][n][e] = derivative;
+                });
+            if (has_distance_terms(p.scores))
+                add_unscaled_distance_terms<RowsAre::keys>(pair, p.scores, seen, p.scale_log2, at.head,
+                                                           of_pair.row, key);
+            make_probabilities<Policy>(pair, lse + k * 64, p, seen, of_pair, key);
+        }
+        FragmentC of_values[2];
+        for_each_element(pair, [&](float& x, int, int n, int e) {
+            if constexpr (may_drop(Policy::rule))
+                of_values[n][e] = kept(2 * k + n, e) ? x : 0.0f;
+            else
+                of_values[n][e] = x;
+            s[0][2 * k + n][e] = x * derivatives[0][n][e];
+        });
+        pack_fragment<T>(left[k][0], of_values[0], of_values[1]);
+    }
 }
 
 /// The turn in which a warp of a deterministic kernel adds to its piece of dQ. Without `in_turns`, the

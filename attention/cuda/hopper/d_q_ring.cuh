@@ -96,6 +96,7 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
     // loads precede the stores, because each waits for the L2 cache.
     constexpr int pairs = Policy::head_dim / 16;
     const int lane = lane_index(), column = lane / 16 * 8 + lane % 2 * 4;
+    const float factor = Policy::may_drop ? p.scale * p.dropout_scale : p.scale;
     rows_left -= lane / 2 % 8;
     d_q += lane / 2 % 8 * p.d_q.row_stride + column;
 #pragma unroll 1
@@ -110,10 +111,10 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
         for (int i = 0; i < pairs; ++i) {
             if (column < p.sizes.qk_dim - i * 16) {
                 std::uint16_t* const to = d_q + i * 16;
-                if (rows_left > 0) store_four<T>(to, x[i][0].x, x[i][0].y, x[i][1].x, x[i][1].y, p.scale);
+                if (rows_left > 0) store_four<T>(to, x[i][0].x, x[i][0].y, x[i][1].x, x[i][1].y, factor);
                 if (rows_left > 8)
                     store_four<T>(to + 8 * p.d_q.row_stride, x[i][0].z, x[i][0].w, x[i][1].z, x[i][1].w,
-                                  p.scale);
+                                  factor);
             }
         }
         __syncwarp();  // all lanes have loaded

@@ -36,6 +36,7 @@ struct RowTask {
         return p.lse + (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.mask.queries;
     }
     __device__ bool has_sink(const HopperForwardParameters& p) const { return p.sink != nullptr; }
+    __device__ int sequence() const { return batch; }
 };
 
 /// The same for a packed sequence. Rows and keys count from its start.
@@ -43,10 +44,10 @@ struct PackedRowTask {
     int head;
     int row;  ///< -1: there are no more tasks
     int first_query, queries, first_key, keys;
-    int is_rest;  ///< 1 for the rows after the last sequence
+    int index;  ///< the sequence's number
 
     __device__ static PackedRowTask load(const volatile PackedRowTask& from) {
-        return {from.head, from.row, from.first_query, from.queries, from.first_key, from.keys, from.is_rest};
+        return {from.head, from.row, from.first_query, from.queries, from.first_key, from.keys, from.index};
     }
     __device__ DeviceMask mask(const HopperForwardParameters& p) const {
         DeviceMask mask = p.mask;
@@ -65,8 +66,9 @@ struct PackedRowTask {
         return p.lse + static_cast<std::int64_t>(head) * p.mask.queries + first_query;
     }
     __device__ bool has_sink(const HopperForwardParameters& p) const {
-        return p.sink != nullptr && is_rest == 0;
+        return p.sink != nullptr && index != p.packed.count;
     }
+    __device__ int sequence() const { return index; }
 };
 
 /// The shared memory of a thread block.
@@ -85,6 +87,7 @@ struct HopperForwardShared {
         Ring<tiles.q_stages> q;
         Ring<tiles.stages> k, v;
         Task tasks[tiles.q_stages];  ///< of the stages of Q
+        Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
     };
     static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
     static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
@@ -130,7 +133,7 @@ __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardPara
         const TaskOrder::Task at = order(index);
         const PackedTask task = p.row_tasks.first[at.part];
         f(PackedRowTask{at.batch_head, task.block * Policy::tiles.rows(), task.first_query, task.queries,
-                        task.first_key, task.keys, task.sequence == p.packed.count ? 1 : 0});
+                        task.first_key, task.keys, task.sequence});
         index = next;
     }
 }
@@ -187,6 +190,7 @@ class ForwardConsumer {
     using Scores = FragmentC[1][tiles.keys / 8];
     using Output = FragmentC[1][Policy::v_dim / 8];
     using Probabilities = FragmentA[tiles.keys / 16][1];
+    using Kept = KeptKeys<tiles.keys>;
     static constexpr int first_order = 1 + tiles.consumers;  ///< number of a barrier
 
   public:
@@ -195,6 +199,7 @@ class ForwardConsumer {
         : p_(p),
           base_(base),
           tasks_(rings.tasks),
+          dropout_key_(rings.dropout_key),
           q_(rings.q),
           k_(rings.k),
           v_(rings.v),
@@ -226,10 +231,12 @@ class ForwardConsumer {
         if (own.begin < own.end) {
             Scores s;
             Probabilities probabilities;
+            Kept kept;
             k_.wait_full();
             wait_for_order();
             start_scores(s);
             pass_order();
+            draw(kept, task, row, own.end - 1);
             await_products<0>(s[0]);
             release(k_);
             add_terms(s, seen, task, row, own.end - 1);
@@ -237,6 +244,7 @@ class ForwardConsumer {
             softmax.raise_reference(s);
             softmax.exponentiate(s);
             as_operand_a<T>(probabilities, s);
+            drop(probabilities, kept);
             for (int block = own.end - 2; block >= own.begin; --block) {
                 k_.wait_full();
                 wait_for_order();
@@ -244,6 +252,7 @@ class ForwardConsumer {
                 v_.wait_full();
                 start_output(o, probabilities);
                 pass_order();
+                draw(kept, task, row, block);
                 await_products<1>(s[0]);
                 release(k_);
                 add_terms(s, seen, task, row, block);
@@ -254,6 +263,7 @@ class ForwardConsumer {
                 release(v_);
                 if (rescales) softmax.rescale(o);
                 as_operand_a<T>(probabilities, s);
+                drop(probabilities, kept);
             }
             if constexpr (tiles.has_o()) release(q_);
             v_.wait_full();
@@ -267,7 +277,7 @@ class ForwardConsumer {
         if (task.has_sink(p_))  // in the units of S, to which scale_log2 is still to be applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         float lse[2];
-        softmax.finish(o, lse);
+        softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
         store(o, lse, task, row);
     }
 
@@ -294,9 +304,21 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
                                               int block) const {
-        if constexpr (Policy::rule == HopperRule::distance_terms)
-            add_unscaled_distance_terms<RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
-                                                          row + warp_row_, block * tiles.keys);
+        apply_unscaled_rule<Policy::rule, RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
+                                                            row + warp_row_, block * tiles.keys);
+    }
+    __device__ __forceinline__ void draw(Kept& kept, const Task& task, int row, int block) const {
+        if constexpr (may_drop(Policy::rule)) {
+            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            kept.draw(head_draws(p_.scores.dropout, dropout_key_, task.sequence(), task.head),
+                      row + warp_row_, block * tiles.keys);
+        }
+    }
+    __device__ __forceinline__ void drop(Probabilities& probabilities, const Kept& kept) const {
+        if constexpr (may_drop(Policy::rule)) {
+            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            kept.drop_others(probabilities);
+        }
     }
     __device__ __forceinline__ void mask(Scores& s, const DeviceMask& seen, int row, int block) const {
         const int key = block * tiles.keys;
@@ -352,6 +374,7 @@ class ForwardConsumer {
     const HopperForwardParameters& p_;
     std::uint32_t base_;
     const volatile Task* tasks_;
+    const Philox::Key& dropout_key_;
     RingPosition<tiles.q_stages> q_;
     RingPosition<tiles.stages> k_, v_;
     int warpgroup_;
@@ -374,6 +397,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     }
     __syncthreads();
     gradtile::cuda::device::await_predecessor();
+    if constexpr (may_drop(Policy::rule)) {
+        if (threadIdx.x == 0) rings.dropout_key = p.scores.dropout.key();
+        __syncthreads();
+    }
     const std::uint32_t base = shared_address(shared);
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
@@ -388,7 +415,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 }  // namespace device
 
 template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
-          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_)>
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_, may_drop(rule_))>
 struct HopperForwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
@@ -448,8 +475,17 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                            HopperForwardParameters p, const Context& ctx) {
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
         visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
-            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, rule>>(q, k, v, o,
-                                                                                                 p, ctx);
+            constexpr HopperRule of_kernel = kernel_rule(rule, qk_dim, is_packed);
+            if constexpr (qk_dim == hopper_short_head_dim && !is_packed &&
+                          of_kernel == HopperRule::products) {
+                if (p.mask.keys <= hopper_short_keys)
+                    return launch_hopper_forward_policy<
+                        T,
+                        HopperForwardPolicy<qk_dim, v_dim, is_packed, of_kernel, hopper_short_forward_tiles>>(
+                        q, k, v, o, p, ctx);
+            }
+            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, of_kernel>>(
+                q, k, v, o, p, ctx);
         });
     };
     const auto launch = [&]<int qk_dim, int v_dim>() {

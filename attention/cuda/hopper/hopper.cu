@@ -22,14 +22,15 @@ bool is_turned_off() {
 }
 
 #ifdef GRADTILE_HAVE_HOPPER
-/// Says why score rules must not use the Hopper kernels, which take products plus terms of the distance
-/// between query and key; nullptr if they may.
+/// Says why score rules must not use the Hopper kernels, which take every rule but biases; nullptr if they
+/// may.
 const char* why_no_rule(const ScoreOptions& scores, double scale) {
     if (scores.scores_are_products) return nullptr;
-    if (scores.changes_products() || scores.has_biases() || scores.drops())
-        return "the scores have rules other than terms of the distance";
-    // Kernels divide these terms by the scale.
-    if (scale < 0x1p-60 || scale > 0x1p60) return "the scale is far from 1";
+    if (scores.has_biases()) return "the scores have biases";
+    // Kernels divide scores by the scale.
+    if (scores.has_formula() && (scale < 0x1p-60 || scale > 0x1p60)) return "the scale is far from 1";
+    if (const double softcap = scores.softcap; softcap != 0 && (softcap < 0x1p-60 || softcap > 0x1p60))
+        return "the softcap is far from 1";
     return nullptr;
 }
 

@@ -11,11 +11,24 @@ namespace gradtile::attention::cuda {
 /// How the scores of a Hopper kernel follow from the products. A rule has kernels of its own, since the plain
 /// ones have no free registers.
 enum class HopperRule : std::uint8_t {
-    products,       ///< scores are products
-    distance_terms  ///< terms of the distance between query and key (ALiBi) are added
+    products,        ///< scores are products
+    distance_terms,  ///< terms of the distance between query and key (ALiBi) are added
+    dropout,         ///< elements of P are dropped
+    formula          ///< a function of products (softcap), terms of the distance and dropout, each if needed
 };
+constexpr bool may_drop(HopperRule rule) {
+    return rule == HopperRule::dropout || rule == HopperRule::formula;
+}
 inline HopperRule hopper_rule(const ScoreOptions& scores) {
+    if (scores.changes_products()) return HopperRule::formula;
+    if (scores.drops()) return scores.has_distance_terms() ? HopperRule::formula : HopperRule::dropout;
     return scores.has_distance_terms() ? HopperRule::distance_terms : HopperRule::products;
+}
+/// The rule whose kernel computes `rule` at a head dim. Dropout alone has kernels of its own where GPT-2's
+/// shapes need them; others would only lengthen the build.
+constexpr HopperRule kernel_rule(HopperRule rule, int head_dim, bool is_packed) {
+    const bool has_kernel = !is_packed && (head_dim == 64 || head_dim == 128);
+    return rule == HopperRule::dropout && !has_kernel ? HopperRule::formula : rule;
 }
 /// Calls f<rule>() for the rule that the scores need.
 template <class F>
@@ -25,6 +38,10 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
             return f.template operator()<HopperRule::products>();
         case HopperRule::distance_terms:
             return f.template operator()<HopperRule::distance_terms>();
+        case HopperRule::dropout:
+            return f.template operator()<HopperRule::dropout>();
+        case HopperRule::formula:
+            return f.template operator()<HopperRule::formula>();
     }
 }
 

@@ -42,10 +42,12 @@ struct HopperForwardTiles {
     constexpr bool operator==(const HopperForwardTiles&) const = default;
 };
 
-constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int /*v_dim*/) {
-    // Three consumers, causal: 469 for the 394 of two at S 16,384, and 258 for 221 at S 1,024. Four consumers
-    // with 64 keys: 406 for 453 at S 16,384. Turns: 494 for 445 at S 16,384; 160 for 168 at S 512. More
-    // stages changed nothing.
+/// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
+constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int /*v_dim*/, bool applies_rules) {
+    if (qk_dim <= 64 && applies_rules)
+        return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    // Three consumers, causal: 469 for the 394 of two at S 16,384, and 258 for 221 at S 1,024. Turns: 494 for
+    // 445 at S 16,384; 160 for 168 at S 512. More stages changed nothing.
     if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     // O has memory of its own: 176 keys without it gave 710 for 725 at S 16,384, 311 for 362 at S 1,024
     // causal.
@@ -54,6 +56,12 @@ constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int /*v_dim*/) {
     if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .q_stages = 1, .ordered = false};
     return {.consumers = 2, .keys = 80, .stages = 2, .q_stages = 1, .ordered = false};
 }
+
+/// Plain dense calls of this head dim with at most so many keys have other tiles: 426 for 383 at S 4,096, 317
+/// for 281 at S 1,024, both causal.
+inline constexpr int hopper_short_head_dim = 64, hopper_short_keys = 4096;
+inline constexpr HopperForwardTiles hopper_short_forward_tiles{
+    .consumers = 4, .keys = 64, .stages = 2, .q_stages = 2, .ordered = true};
 
 /// Head dims of the backward kernels whose warpgroups divide the keys. Others use the next larger one. Head
 /// dims above the largest have kernels whose warpgroups divide the columns.
