@@ -37,7 +37,9 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
                      const HeadTransform& transform) {
     check_transform(y, rstd, x, transform);
     check(transform.has_norm() || transform.rotates(), "head_transform: neither a norm nor a rotation");
-    if (x.elements() == 0) return;
+    if (x.elements() == 0 || ctx.is_planning()) return;
+    check((y.raw_data() == x.raw_data()) != transform.has_norm(),
+          "head_transform: without a norm, y must be x; with a norm, y must not be x");
     on_device(ctx, cpu::transform_heads, cuda::transform_heads, y, rstd, x, transform, /*inverse=*/false);
 }
 

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include <gradtile/core/cpu/lanes.h>
 #include <gradtile/layers/internal/head_transform_backend.h>
@@ -13,25 +15,21 @@ struct TokenAngles {
     const S *cosines, *sines;
 };
 
-/// The rows of x [B,T,H,D].
+/// The heads of a token of x [B,T,H,D].
 template <class T>
-struct HeadRows {
+struct TokenHeads {
     T* data;
-    std::int64_t length, sample_stride, token_stride, head_stride;
+    std::int64_t stride;
 
-    explicit HeadRows(const Tensor& x)
-        : data(x.data<std::remove_const_t<T>>()),
-          length(x.size(1)),
-          sample_stride(x.stride(0)),
-          token_stride(x.stride(1)),
-          head_stride(x.stride(2)) {}
-    T* row(std::int64_t token, std::int64_t head) const {
-        return data + token / length * sample_stride + token % length * token_stride + head * head_stride;
-    }
+    TokenHeads(const Tensor& x, std::int64_t token)
+        : data(x.data<std::remove_const_t<T>>() + token / x.size(1) * x.stride(0) +
+               token % x.size(1) * x.stride(1)),
+          stride(x.stride(2)) {}
+    T* operator[](std::int64_t head) const { return data + head * stride; }
 };
 
 /// Returns 1 / sqrt(mean(x^2) + epsilon).
-template <class T, class S = Accumulator<T>>
+template <class T, class S>
 S reciprocal_norm(const T* x, std::int64_t dim, S epsilon) {
     Lanes<S> squares;
     for_lanes(dim, [&](std::int64_t i, int lane) {
@@ -41,60 +39,53 @@ S reciprocal_norm(const T* x, std::int64_t dim, S epsilon) {
     return 1 / std::sqrt(squares.sum() / static_cast<S>(dim) + epsilon);
 }
 
-/// y = x rstd weight for one row, without a rotation.
+/// y = x rstd weight.
 template <class T, class S>
 void scale_row(T* __restrict y, const T* __restrict x, const T* __restrict weight, std::int64_t dim, S rstd) {
     for (std::int64_t i = 0; i < dim; ++i) y[i] = convert<T>(convert<S>(x[i]) * rstd * convert<S>(weight[i]));
 }
 
-/// Rotates x [D], multiplied by rstd and weight if there is a norm. y may be x.
-template <bool has_norm, class T, class S>
-void rotate_row(T* y, const T* x, const T* weight, std::int64_t half, S rstd, const TokenAngles<S>& angles,
-                S sign) {
-    for (std::int64_t i = 0; i < half; ++i) {
-        S u = convert<S>(x[i]), v = convert<S>(x[i + half]);
-        if constexpr (has_norm) {
-            u *= rstd * convert<S>(weight[i]);
-            v *= rstd * convert<S>(weight[i + half]);
-        }
-        const S cosine = angles.cosines[i], sine = sign * angles.sines[i];
-        y[i] = convert<T>(u * cosine - v * sine);
-        y[i + half] = convert<T>(v * cosine + u * sine);
-    }
-}
-
-/// Calls f(i, lane, d) for each column i of a row, where d is the gradient with respect to the norm's result:
-/// `gradient`, rotated back.
-template <class T, class S, class F>
-void for_gradients(const T* gradient, std::int64_t dim, const TokenAngles<S>& angles, const F& f) {
-    if (angles.cosines == nullptr) {
-        for_lanes(dim, [&](std::int64_t i, int lane) { f(i, lane, convert<S>(gradient[i])); });
-        return;
-    }
-    const std::int64_t half = dim / 2;
-    for_lanes(half, [&](std::int64_t i, int lane) {
-        const S a = convert<S>(gradient[i]), b = convert<S>(gradient[i + half]);
-        const S cosine = angles.cosines[i], sine = angles.sines[i];
-        f(i, lane, a * cosine + b * sine);
-        f(i + half, lane, b * cosine - a * sine);
-    });
-}
-
-/// With n = x rstd, d the gradient with respect to n weight, and g = d weight:
-/// gradient = rstd (g - n mean(g n)); d_weight += d n.
+/// y = x rstd weight, rotated by the angles of its token.
 template <class T, class S>
-void differentiate_row(T* gradient, S* __restrict d_weight, const T* __restrict x, const T* __restrict weight,
-                       std::int64_t dim, S rstd, const TokenAngles<S>& angles) {
+void scale_and_rotate_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
+                          std::int64_t half, S rstd, const TokenAngles<S>& angles) {
+    const S* __restrict cosines = angles.cosines;
+    const S* __restrict sines = angles.sines;
+    for (std::int64_t i = 0; i < half; ++i) {
+        const S u = convert<S>(x[i]) * rstd * convert<S>(weight[i]),
+                v = convert<S>(x[i + half]) * rstd * convert<S>(weight[i + half]);
+        y[i] = convert<T>(u * cosines[i] - v * sines[i]);
+        y[i + half] = convert<T>(v * cosines[i] + u * sines[i]);
+    }
+}
+
+/// Rotates the two halves of a row in place; sign -1 rotates back.
+template <class T, class S>
+void rotate_row(T* __restrict first, T* __restrict second, std::int64_t half, const TokenAngles<S>& angles,
+                S sign) {
+    const S* __restrict cosines = angles.cosines;
+    const S* __restrict sines = angles.sines;
+    for (std::int64_t i = 0; i < half; ++i) {
+        const S u = convert<S>(first[i]), v = convert<S>(second[i]), sine = sign * sines[i];
+        first[i] = convert<T>(u * cosines[i] - v * sine);
+        second[i] = convert<T>(v * cosines[i] + u * sine);
+    }
+}
+
+/// gradient = rstd (g - n mean(g n)) and d_weight += d n, with n = x rstd, g = d weight, and d [dim], the
+/// gradient with respect to n weight.
+template <class T, class S>
+void differentiate_row(T* __restrict gradient, S* __restrict d_weight, const S* __restrict d,
+                       const T* __restrict x, const T* __restrict weight, std::int64_t dim, S rstd) {
     Lanes<S> sums;
-    for_gradients<T, S>(gradient, dim, angles, [&](std::int64_t i, int lane, S d) {
+    for_lanes(dim, [&](std::int64_t i, int lane) {
         const S n = convert<S>(x[i]) * rstd;
-        d_weight[i] += d * n;
-        sums[lane] += d * convert<S>(weight[i]) * n;
+        d_weight[i] += d[i] * n;
+        sums[lane] += d[i] * convert<S>(weight[i]) * n;
     });
     const S mean = sums.sum() / static_cast<S>(dim);
-    for_gradients<T, S>(gradient, dim, angles, [&](std::int64_t i, int, S d) {
-        gradient[i] = convert<T>(rstd * (d * convert<S>(weight[i]) - convert<S>(x[i]) * rstd * mean));
-    });
+    for (std::int64_t i = 0; i < dim; ++i)
+        gradient[i] = convert<T>(rstd * (d[i] * convert<S>(weight[i]) - convert<S>(x[i]) * rstd * mean));
 }
 
 template <class T>
@@ -104,6 +95,10 @@ TokenAngles<Accumulator<T>> angles_of(const HeadTransform& transform, std::int64
     const std::int64_t half = transform.angles.cosines.size(1),
                        row = token % transform.angles.cosines.size(0);
     return {transform.angles.cosines.data<S>() + row * half, transform.angles.sines.data<S>() + row * half};
+}
+
+const Tensor& weight_of(const HeadTransform& transform, std::int64_t head) {
+    return head < transform.queries ? transform.q_weight : transform.k_weight;
 }
 
 /// Tokens per partial sum: at most 64 partial sums, of at least 16 rows each.
@@ -119,26 +114,23 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
     const std::int64_t heads = x.size(2), dim = x.size(3);
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const HeadRows<const T> from(x);
-        const HeadRows<T> to(y);
         const S sign = inverse ? S(-1) : S(1), epsilon = static_cast<S>(transform.epsilon);
         for_rows(ctx, x.size(0) * x.size(1), heads * dim, [&](std::int64_t token) {
             const TokenAngles<S> angles = angles_of<T>(transform, token);
+            const TokenHeads<const T> from(x, token);
+            const TokenHeads<T> to(y, token);
             for (std::int64_t head = 0; head < heads; ++head) {
-                const T* const row = from.row(token, head);
-                T* const result = to.row(token, head);
                 if (!transform.has_norm()) {
-                    rotate_row<false, T>(result, row, nullptr, dim / 2, S(1), angles, sign);
+                    rotate_row(to[head], to[head] + dim / 2, dim / 2, angles, sign);
                     continue;
                 }
-                const T* const weight =
-                    (head < transform.queries ? transform.q_weight : transform.k_weight).template data<T>();
-                const S scale = reciprocal_norm(row, dim, epsilon);
+                const T* const weight = weight_of(transform, head).template data<T>();
+                const S scale = reciprocal_norm(from[head], dim, epsilon);
                 rstd.data<S>()[token * heads + head] = scale;
                 if (transform.rotates()) {
-                    rotate_row<true, T>(result, row, weight, dim / 2, scale, angles, sign);
+                    scale_and_rotate_row(to[head], from[head], weight, dim / 2, scale, angles);
                 } else {
-                    scale_row<T, S>(result, row, weight, dim, scale);
+                    scale_row(to[head], from[head], weight, dim, scale);
                 }
             }
         });
@@ -155,22 +147,26 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
     const std::int64_t tokens = x.size(0) * x.size(1), heads = x.size(2), dim = x.size(3);
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const HeadRows<const T> xs(x);
-        const HeadRows<T> gradients(gradient);
         const std::int64_t grain = tokens_per_partial(tokens, heads);
         S* const sums = partials.data<S>();
         parallel_ranges(ctx, tokens, grain, [&](std::int64_t begin, std::int64_t end) {
             S* const of_queries = sums + begin / grain * 2 * dim;
             std::fill_n(of_queries, 2 * dim, S(0));
-            for (std::int64_t token = begin; token < end; ++token)
+            std::vector<S> d(static_cast<std::size_t>(dim));
+            for (std::int64_t token = begin; token < end; ++token) {
+                const TokenAngles<S> angles = angles_of<T>(transform, token);
+                const TokenHeads<const T> xs(x, token);
+                const TokenHeads<T> gradients(gradient, token);
                 for (std::int64_t head = 0; head < heads; ++head) {
-                    const bool is_query = head < transform.queries;
-                    const Tensor& weight = is_query ? transform.q_weight : transform.k_weight;
-                    differentiate_row<T, S>(gradients.row(token, head), of_queries + (is_query ? 0 : dim),
-                                            xs.row(token, head), weight.data<T>(), dim,
-                                            rstd.data<S>()[token * heads + head],
-                                            angles_of<T>(transform, token));
+                    T* const row = gradients[head];
+                    std::transform(row, row + dim, d.begin(), [](T value) { return convert<S>(value); });
+                    if (transform.rotates()) rotate_row(d.data(), d.data() + dim / 2, dim / 2, angles, S(-1));
+                    S* const d_weight = of_queries + (head < transform.queries ? 0 : dim);
+                    differentiate_row(row, d_weight, d.data(), xs[head],
+                                      weight_of(transform, head).template data<T>(), dim,
+                                      rstd.data<S>()[token * heads + head]);
                 }
+            }
         });
         const auto add_partials = [&](const GradientTarget& target, std::int64_t first) {
             if (!target.grad.defined()) return;

@@ -240,6 +240,7 @@ TEST(HeadTransform, RefusesOperandsThatDoNotFit) {
     EXPECT_THROW(with([](HeadProblem& x) { x.transform.queries = 7; })(), Error);
     EXPECT_THROW(with([](HeadProblem& x) { x.transform.k_weight = {}; })(), Error);
     EXPECT_THROW(with([](HeadProblem& x) { x.rstd = {}; })(), Error);
+    EXPECT_THROW(with([](HeadProblem& x) { x.y = x.x; })(), Error);
     EXPECT_THROW(
         with([&](HeadProblem& x) { x.transform.angles = x.rope.angles_from(ctx, 0, 6, DType::f32); })(),
         Error);
