@@ -6,10 +6,10 @@
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
+#include <gradtile/layers/internal/head_transform_backend.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
 #include <gradtile/layers/internal/most_likely_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
-#include <gradtile/layers/internal/rope_backend.h>
 
 namespace gradtile::cuda {
 
@@ -76,7 +76,15 @@ void position_embedding_forward(const Context&, const Tensor&, const Tensor&, co
 void position_embedding_backward(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
-void rope_rotate(const Context&, const Tensor&, const Tensor&, const Tensor&, bool) {
+void transform_heads(const Context&, const Tensor&, const Tensor&, const Tensor&, const HeadTransform&,
+                     bool) {
+    operator_absent();
+}
+void differentiate_heads(const Context&, const Tensor&, const Tensor&, const Tensor&, const HeadTransform&,
+                         const HeadWeightGradients&, const Tensor&) {
+    operator_absent();
+}
+std::int64_t head_partials(std::int64_t, std::int64_t) {
     operator_absent();
 }
 void count_targets(const Context&, const Tensor&, const Tensor&, std::int64_t) {

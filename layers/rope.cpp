@@ -5,7 +5,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/device_copies.h>
 #include <gradtile/layers/internal/embedding_backend.h>
-#include <gradtile/layers/internal/rope_backend.h>
+#include <gradtile/layers/internal/head_transform_backend.h>
 
 namespace gradtile {
 
@@ -76,24 +76,28 @@ void Rope::check_heads(const Tensor& x) const {
     check(x.stride(3) == 1, "rope: x ", x, " with strides ", x.strides(), "; the last must be 1");
 }
 
+Rope::Angles Rope::angles_from(const Context& ctx, std::int64_t start, std::int64_t length,
+                               DType dtype) const {
+    check(start >= 0 && start + length <= max_positions(), "rope: positions ", start, " to ", start + length,
+          "; there are ", max_positions());
+    const auto rows = [&](const DeviceCopies& table) {
+        return table.on_device(ctx, accumulator_of(dtype)).slice(0, start, length);
+    };
+    return {rows(tables_->cosines), rows(tables_->sines)};
+}
+
 void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const {
     check_heads(x);
-    check(x.size(0) == 1 && x.size(1) == angles.cosines.size(0), "rope: x ", x, " and angles of ",
-          angles.cosines.size(0), " tokens");
+    check(x.size(1) == angles.cosines.size(0), "rope: x ", x, " and angles of ", angles.cosines.size(0),
+          " tokens");
     if (x.elements() == 0) return;
-    on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x, angles.cosines, angles.sines, inverse);
+    on_device(ctx, cpu::transform_heads, cuda::transform_heads, x, Tensor(), x,
+              HeadTransform{.angles = angles}, inverse);
 }
 
 void Rope::rotate(const Context& ctx, const Tensor& x, std::int64_t start, bool inverse) const {
     check_heads(x);
-    check(start >= 0 && start + x.size(1) <= max_positions(), "rope: positions ", start, " to ",
-          start + x.size(1), "; there are ", max_positions());
-    if (x.elements() == 0) return;
-    const auto rows = [&](const DeviceCopies& table) {
-        return table.on_device(ctx, accumulator_of(x.dtype())).slice(0, start, x.size(1));
-    };
-    on_device(ctx, cpu::rope_rotate, cuda::rope_rotate, x, rows(tables_->cosines), rows(tables_->sines),
-              inverse);
+    rotate(ctx, x, angles_from(ctx, start, x.size(1), x.dtype()), inverse);
 }
 
 }  // namespace gradtile

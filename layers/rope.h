@@ -22,8 +22,10 @@ class Rope {
     /// Looks up the angles of `positions` (int32, N elements). On the CPU, a position outside 0 ..
     /// max_positions-1 throws Error; on a GPU its angles are NaN.
     Angles angles_at(const Context& ctx, const Tensor& positions, DType dtype) const;
+    /// Returns views of the angles of the positions start .. start+length-1.
+    Angles angles_from(const Context& ctx, std::int64_t start, std::int64_t length, DType dtype) const;
 
-    /// Rotates x [1,N,H,D] in place by the given angles.
+    /// Rotates x [B,N,H,D] in place by the given angles of N tokens.
     void forward(const Context& ctx, const Tensor& x, const Angles& angles) const;
     void backward(const Context& ctx, const Tensor& dx, const Angles& angles) const;
     /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.

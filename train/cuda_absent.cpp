@@ -40,7 +40,10 @@ void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&
     operator_absent();
 }
 void matrix_momentum(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, double,
-                     const Tensor&) {
+                     const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void sums_of_squares(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void normalize_matrices(const Context&, const Tensor&, const Tensor&, const Tensor&) {

@@ -17,11 +17,11 @@
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
+#include <gradtile/layers/head_transform.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
-#include <gradtile/layers/rope.h>
 
 namespace gradtile::cli {
 namespace {
@@ -190,7 +190,9 @@ void embeddings(Bench& bench) {
     bench.measure("position embedding backward", dy.bytes(), [&] { positions.backward(ctx, dy, saved); });
 }
 
+/// The rotation alone, and the norm and rotation of queries and keys.
 void rope(Bench& bench) {
+    const Context& ctx = bench.ctx;
     const std::int64_t head_dim = bench.model.head_dim(), heads = bench.model.heads,
                        rotated = heads + bench.model.key_value_heads();
     if (head_dim % 2 != 0) return;  // rope rotates pairs
@@ -199,7 +201,22 @@ void rope(Bench& bench) {
         bench.numbers(tokens_by(bench, (rotated + bench.model.key_value_heads()) * head_dim));
     const Tensor queries_keys =
         packed.slice(2, 0, rotated * head_dim).reshape({bench.batch, bench.model.context, rotated, head_dim});
-    bench.measure("rope", 2 * queries_keys.bytes(), [&] { rotation.forward(bench.ctx, queries_keys); });
+    bench.measure("rope", 2 * queries_keys.bytes(), [&] { rotation.forward(ctx, queries_keys); });
+
+    const auto vector = [&](DType dtype) { return zeros(ctx, {head_dim}, dtype); };
+    const HeadTransform transform{.queries = heads,
+                                  .q_weight = vector(bench.dtype),
+                                  .k_weight = vector(bench.dtype),
+                                  .epsilon = 1e-5,
+                                  .angles = rotation.angles_from(ctx, 0, bench.model.context, bench.dtype)};
+    const DType sum = accumulator_of(bench.dtype);
+    const Tensor y = empty(ctx, queries_keys.shape(), bench.dtype),
+                 rstd = empty(ctx, {bench.batch, bench.model.context, rotated}, sum);
+    bench.measure("qk-norm and rope forward", 2 * queries_keys.bytes(),
+                  [&] { transform_heads(ctx, y, rstd, queries_keys, transform); });
+    const HeadWeightGradients weights{{vector(sum)}, {vector(sum)}};
+    bench.measure("qk-norm and rope backward", 3 * queries_keys.bytes(),
+                  [&] { differentiate_heads(ctx, y, rstd, queries_keys, transform, weights); });
 }
 
 /// Measures chunks of the size that training uses. d_logits is the memory of the logits, as in training, so

@@ -59,6 +59,27 @@ void add_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& 
                      [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
 }
 
+/// The norm and the rotation of queries and keys.
+void add_head_transform(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers,
+                        const MultiHeadAttention& attn, const Tensor& x, std::int64_t count) {
+    const std::int64_t transformed = attn.heads + attn.kv_heads;
+    const Tensor packed = numbers(ctx, {x.size(0), x.size(1), attn.qkv.out_features()}, x.dtype());
+    const Tensor gradients = numbers(ctx, packed.shape(), x.dtype());
+    const Rope::Angles angles =
+        attn.rope ? attn.rope->angles_from(ctx, 0, x.size(1), x.dtype()) : Rope::Angles();
+    auto saved = std::make_shared<MultiHeadAttention::Saved>();
+    attn.queries_and_keys(ctx, packed, angles, *saved);
+    const std::string name = attn.rope && attn.q_norm ? "qk-norm and rope" : attn.rope ? "rope" : "qk-norm";
+    parts.push_back({name + " forward", count, 0,
+                     [=, &ctx, &attn] { attn.queries_and_keys(ctx, packed, angles, *saved); }});
+    parts.push_back({name + " backward", count, 0, [=, &ctx, &attn] {
+                         const Tensor gradient =
+                             gradients.slice(2, 0, transformed * attn.head_dim)
+                                 .reshape({x.size(0), x.size(1), transformed, attn.head_dim});
+                         attn.differentiate_queries_and_keys(ctx, gradient, angles, *saved);
+                     }});
+}
+
 /// Attention of the layers with each window.
 void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConfig& config,
                    const MultiHeadAttention::Saved& saved) {
@@ -103,13 +124,8 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
 
     auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
     block.attn.forward(ctx, x, *attention_saved);
-    const attention::Saved operands = attention_saved->attention;
     add_attention(parts, ctx, config, *attention_saved);
-    if (block.attn.rope)
-        parts.push_back({"rope (q and k)", 2 * layers, 0, [=, &ctx, &block] {
-                             block.attn.rope->forward(ctx, operands.q);
-                             block.attn.rope->forward(ctx, operands.k);
-                         }});
+    if (block.attn.rope || block.attn.q_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
 
     auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
     block.norm_1.forward(ctx, x, *norm_saved);

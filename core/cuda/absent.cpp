@@ -5,6 +5,7 @@
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
+#include <gradtile/core/gemm/internal/symmetric_backend.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
@@ -51,6 +52,9 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
     operator_absent();
 }
 std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
+    operator_absent();
+}
+bool symmetric_product(const Context&, const Tensor&, const Tensor&, const SymmetricProduct&) {
     operator_absent();
 }
 std::vector<std::uint64_t> own_gemm_kernels() {

@@ -14,7 +14,7 @@ template <class T>
 struct StoreGelu {
     using Element = T;
     static constexpr int products = 1, outputs = 2, inputs = 0;  ///< outputs: hidden, y
-    static constexpr bool has_bias = true, sums_columns = false;
+    static constexpr bool has_bias = true, sums_columns = false, symmetric = false;
 
     __device__ __forceinline__ static void apply(std::uint32_t (&out)[2], const float (&x)[1][2],
                                                  const std::uint32_t (&)[1]) {
@@ -29,7 +29,7 @@ template <class T, bool sums_columns_>
 struct StoreGeluGradient {
     using Element = T;
     static constexpr int products = 1, outputs = 1, inputs = 1;
-    static constexpr bool has_bias = false, sums_columns = sums_columns_;
+    static constexpr bool has_bias = false, sums_columns = sums_columns_, symmetric = false;
 
     __device__ __forceinline__ static void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
                                                  const std::uint32_t (&in)[1]) {
@@ -44,7 +44,7 @@ template <class T>
 struct StoreSwiGlu {
     using Element = T;
     static constexpr int products = 2, outputs = 3, inputs = 0;  ///< outputs: gate, up, y
-    static constexpr bool has_bias = false, sums_columns = false;
+    static constexpr bool has_bias = false, sums_columns = false, symmetric = false;
 
     __device__ __forceinline__ static void apply(std::uint32_t (&out)[3], const float (&x)[2][2],
                                                  const std::uint32_t (&)[1]) {
@@ -60,7 +60,7 @@ template <class T>
 struct StoreSwiGluGradient {
     using Element = T;
     static constexpr int products = 1, outputs = 2, inputs = 2;  ///< gate and up; outputs: their gradients
-    static constexpr bool has_bias = false, sums_columns = false;
+    static constexpr bool has_bias = false, sums_columns = false, symmetric = false;
 
     __device__ __forceinline__ static void apply(std::uint32_t (&out)[2], const float (&x)[1][2],
                                                  const std::uint32_t (&in)[2]) {

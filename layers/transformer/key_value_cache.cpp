@@ -17,8 +17,8 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     const std::int64_t length = x.size(1);
     Saved discarded;
     const Tensor packed = qkv.forward(ctx, x, discarded.qkv);
-    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), discarded.q_norm, start);
-    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), discarded.k_norm, start);
+    const auto [q, k] = queries_and_keys(
+        ctx, packed, rope ? rope->angles_from(ctx, start, length, x.dtype()) : Rope::Angles(), discarded);
     copy(ctx, cache.k.slice(1, start, length), k);
     copy(ctx, cache.v.slice(1, start, length), heads_of(packed, heads + kv_heads, kv_heads));
     // The last query is aligned with the last key, so the rows see the same keys as without a cache.
@@ -69,9 +69,8 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
                                               const KeyValueCache::Layer& cache) const {
     Saved discarded;
     const Tensor packed = qkv.forward(ctx, x, discarded.qkv);
-    const Rope::Angles angles = rope ? rope->angles_at(ctx, pass.positions, x.dtype()) : Rope::Angles();
-    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), discarded.q_norm, 0, angles);
-    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), discarded.k_norm, 0, angles);
+    const auto [q, k] = queries_and_keys(
+        ctx, packed, rope ? rope->angles_at(ctx, pass.positions, x.dtype()) : Rope::Angles(), discarded);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     const Tensor o = empty(ctx, {1, x.size(1), heads, head_dim}, x.dtype());
     const attention::Options of_pass = options_of_pass(ctx, {});

@@ -62,43 +62,83 @@ namespace {
 Tensor operand(const Documents& documents, const Tensor& x) {
     return documents ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }
-/// x [B,T,H,D] as [1,B T,H,D].
-Tensor one_sequence(const Tensor& x) {
-    return x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)});
+/// x [B,T,H,D], or [1,B T,H,D] if the angles are those of B T tokens.
+Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
+    const bool of_all = angles.cosines.defined() && angles.cosines.size(0) != x.size(1);
+    return of_all ? x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }
 
 }  // namespace
 
-/// The angles of packed documents; undefined without documents or rotations.
+/// The angles of packed documents, or of positions from 0 on; undefined without rotations.
 Rope::Angles MultiHeadAttention::angles_of(const Context& ctx, const Documents& documents,
-                                           DType dtype) const {
-    return documents && rope ? rope->angles_at(ctx, documents.positions, dtype) : Rope::Angles();
+                                           std::int64_t length, DType dtype) const {
+    if (!rope) return {};
+    return documents ? rope->angles_at(ctx, documents.positions, dtype)
+                     : rope->angles_from(ctx, 0, length, dtype);
 }
 
-/// The queries or keys for attention: normalised and rotated, if the config says so. `start` is the position
-/// of the first token, unless `angles` are those of all tokens.
-Tensor MultiHeadAttention::normalised(const Context& ctx, const std::optional<RMSNorm>& norm,
-                                      const Tensor& projected, RMSNorm::Saved& saved, std::int64_t start,
-                                      const Rope::Angles& angles) const {
-    const Tensor x = norm ? norm->forward(ctx, projected, saved) : projected;
-    if (angles.cosines.defined()) {
-        rope->forward(ctx, one_sequence(x), angles);
-    } else if (rope) {
-        rope->forward(ctx, x, start);
+HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
+    HeadTransform transform{.queries = heads};
+    if (rope) transform.angles = angles;
+    if (q_norm) {
+        transform.q_weight = q_norm->weight.value();
+        transform.k_weight = k_norm->weight.value();
+        transform.epsilon = q_norm->eps;
     }
-    return x;
+    return transform;
+}
+
+/// `projected` [B,T,Hq+Hkv,D] are the query and key heads. With a norm, writes rstd.
+MultiHeadAttention::QueriesAndKeys MultiHeadAttention::transformed(const Context& ctx,
+                                                                   const Tensor& projected,
+                                                                   const Rope::Angles& angles,
+                                                                   Tensor& rstd) const {
+    Tensor all = projected;
+    const HeadTransform transform = transform_of(angles);
+    if (q_norm) {
+        all = empty(ctx, projected.shape(), projected.dtype());
+        rstd = empty(ctx, {projected.size(0), projected.size(1), projected.size(2)},
+                     accumulator_of(projected.dtype()));
+    }
+    if (q_norm || rope) {
+        const Tensor x = in_rows_of(transform.angles, projected);
+        transform_heads(ctx, in_rows_of(transform.angles, all),
+                        q_norm ? rstd.reshape({x.size(0), x.size(1), x.size(2)}) : rstd, x, transform);
+    }
+    return {all.slice(2, 0, heads), all.slice(2, heads, kv_heads)};
+}
+
+MultiHeadAttention::QueriesAndKeys MultiHeadAttention::queries_and_keys(const Context& ctx,
+                                                                        const Tensor& packed,
+                                                                        const Rope::Angles& angles,
+                                                                        Saved& saved) const {
+    const Tensor projected = heads_of(packed, 0, heads + kv_heads);
+    if (q_norm) saved.projected = projected;
+    return transformed(ctx, projected, angles, saved.rstd);
+}
+
+void MultiHeadAttention::differentiate_queries_and_keys(const Context& ctx, const Tensor& gradient,
+                                                        const Rope::Angles& angles,
+                                                        const Saved& saved) const {
+    const HeadTransform transform = transform_of(angles);
+    const Tensor rows = in_rows_of(transform.angles, gradient);
+    if (!q_norm) return differentiate_heads(ctx, rows, {}, rows, transform);
+    differentiate_heads(ctx, rows, saved.rstd.reshape({rows.size(0), rows.size(1), rows.size(2)}),
+                        in_rows_of(transform.angles, saved.projected), transform,
+                        {q_norm->weight.begin_gradient_write(), k_norm->weight.begin_gradient_write()});
 }
 
 attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
     attention::Saved operands = saved.attention;
     if (operands.q.defined() && operands.k.defined()) return operands;
-    RMSNorm::Saved same;
     const Documents& documents = saved.documents;
-    const Rope::Angles angles = angles_of(ctx, documents, saved.q_norm.x.dtype());
-    if (!operands.q.defined())
-        operands.q = operand(documents, normalised(ctx, q_norm, saved.q_norm.x, same, 0, angles));
-    if (!operands.k.defined())
-        operands.k = operand(documents, normalised(ctx, k_norm, saved.k_norm.x, same, 0, angles));
+    const Tensor& projected = saved.projected;
+    Tensor same;
+    const auto [q, k] =
+        transformed(ctx, projected, angles_of(ctx, documents, projected.size(1), projected.dtype()), same);
+    operands.q = operand(documents, q);
+    operands.k = operand(documents, k);
     return operands;
 }
 
@@ -107,10 +147,7 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
     const Tensor packed = qkv.forward(ctx, x, saved.qkv);
     saved.documents = documents;
-    Rope::Angles angles = angles_of(ctx, documents, x.dtype());
-    const Tensor q = normalised(ctx, q_norm, heads_of(packed, 0, heads), saved.q_norm, 0, angles);
-    const Tensor k = normalised(ctx, k_norm, heads_of(packed, heads, kv_heads), saved.k_norm, 0, angles);
-    angles = {};
+    const auto [q, k] = queries_and_keys(ctx, packed, angles_of(ctx, documents, x.size(1), x.dtype()), saved);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     saved.options = options_of_pass(ctx, key);
     // Attention's dropout counts documents, which are the sequences of a packed call, and not windows.
@@ -145,19 +182,10 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
         add_gradient(ctx, sinks, d_sink);
         announce(hooks, sinks);
     }
-    if (rope && documents) {
-        const Rope::Angles angles = angles_of(ctx, documents, dy.dtype());
-        rope->backward(ctx, one_sequence(dq), angles);
-        rope->backward(ctx, one_sequence(dk), angles);
-    } else if (rope) {
-        rope->backward(ctx, dq);
-        rope->backward(ctx, dk);
-    }
-    if (q_norm) {
-        copy(ctx, dq, q_norm->backward(ctx, dq, saved.q_norm));
-        copy(ctx, dk, k_norm->backward(ctx, dk, saved.k_norm));
-        announce(hooks, q_norm->weight, k_norm->weight);
-    }
+    if (q_norm || rope)
+        differentiate_queries_and_keys(ctx, heads_of(d_packed, 0, heads + kv_heads),
+                                       angles_of(ctx, documents, dy.size(1), dy.dtype()), saved);
+    if (q_norm) announce(hooks, q_norm->weight, k_norm->weight);
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
     qkv.announce_gradients(hooks);
     return dx;

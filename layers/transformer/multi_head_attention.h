@@ -7,6 +7,7 @@
 #include <gradtile/attention/attention.h>
 #include <gradtile/layers/alibi.h>
 #include <gradtile/layers/documents.h>
+#include <gradtile/layers/head_transform.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
@@ -21,8 +22,9 @@ namespace gradtile {
 /// One matrix product computes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
 /// then Hkv value heads, with D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided
 /// views [B,T,H,D] of this result, and their gradients are views in the same way, so nothing is copied. With
-/// config.qk_norm, each query and key head is first RMS-normalised over D, into new tensors. With
-/// Positions::rope, queries and keys are then rotated in place. The config's window, softcap, sinks, dropout
+/// config.qk_norm, each query and key head is first RMS-normalised over D, into a new tensor of all of them.
+/// With Positions::rope, queries and keys are then rotated, in the same pass over memory; without a norm, in
+/// place. The config's window, softcap, sinks, dropout
 /// and Positions::alibi are options of the attention operator.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D], name.sinks
@@ -30,9 +32,10 @@ namespace gradtile {
 struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
-        RMSNorm::Saved q_norm, k_norm;
+        // With qk_norm: the query and key heads before the norm [B,T,Hq+Hkv,D], and their 1 / norm.
+        Tensor projected, rstd;
         // q, k, v, o, lse; nothing of size T x T. With qk_norm, q and k may be undefined: backward then
-        // recomputes them from q_norm and k_norm.
+        // recomputes them from `projected`.
         attention::Saved attention;
         attention::Options options;  // the options of the forward call
         Linear::Saved proj;          // holds o as [B,T,C]
@@ -64,15 +67,30 @@ struct MultiHeadAttention {
     /// for each run of texts of equal lengths.
     Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[1,N,C]*/, const PackedTexts& pass,
                               const KeyValueCache::Layer& cache) const;
+    /// The queries [B,T,Hq,D] and keys [B,T,Hkv,D] for attention.
+    struct QueriesAndKeys {
+        Tensor q, k;
+    };
+    /// Normalises and rotates the query and key heads of `packed` [B,T,(Hq+2Hkv)*D], if the config says so.
+    /// Without a norm, changes them in place. `angles` are those of its T tokens, or of all B T tokens in a
+    /// row; they are ignored without rotations.
+    QueriesAndKeys queries_and_keys(const Context& ctx, const Tensor& packed, const Rope::Angles& angles,
+                                    Saved& saved) const;
+    /// Replaces the gradient with respect to these queries and keys, [B,T,Hq+Hkv,D], by the gradient with
+    /// respect to their part of `packed`, and writes the norms' gradients.
+    void differentiate_queries_and_keys(const Context& ctx, const Tensor& gradient,
+                                        const Rope::Angles& angles, const Saved& saved) const;
     /// Returns dx [B,T,C].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[B,T,C]*/, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
 
   private:
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
-    Rope::Angles angles_of(const Context& ctx, const Documents& documents, DType dtype) const;
-    Tensor normalised(const Context& ctx, const std::optional<RMSNorm>& norm, const Tensor& projected,
-                      RMSNorm::Saved& saved, std::int64_t start = 0, const Rope::Angles& angles = {}) const;
+    Rope::Angles angles_of(const Context& ctx, const Documents& documents, std::int64_t length,
+                           DType dtype) const;
+    HeadTransform transform_of(const Rope::Angles& angles) const;
+    QueriesAndKeys transformed(const Context& ctx, const Tensor& projected, const Rope::Angles& angles,
+                               Tensor& rstd) const;
     attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
 };
 

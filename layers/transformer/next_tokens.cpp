@@ -31,18 +31,6 @@ struct StepPlaces {
     Rope::Angles angles;  // with rotary positions
 };
 
-/// Heads [first, first + count) of the packed projection [R, (Hq + 2 Hkv) D], normalised and rotated if the
-/// config says so: [R, count, D].
-Tensor heads_of(const Context& ctx, const MultiHeadAttention& attn, const Tensor& packed, std::int64_t first,
-                std::int64_t count, const std::optional<RMSNorm>& norm, const Rope::Angles& angles) {
-    const std::int64_t rows = packed.size(0), dim = attn.head_dim;
-    Tensor x = packed.slice(1, first * dim, count * dim).reshape({1, rows, count, dim});
-    RMSNorm::Saved unused;
-    if (norm) x = norm->forward(ctx, x, unused);
-    if (angles.cosines.defined()) attn.rope->forward(ctx, x, angles);
-    return x.reshape({rows, count, dim});
-}
-
 /// x + attention(norm(x)).
 Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const Tensor& x,
                         const StepPlaces& places, const KeyValueCache::Layer& cache,
@@ -51,10 +39,14 @@ Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const
     const Tensor packed = applied(
         ctx, x, attn.qkv.out_features(),
         {.norm = parts_of(block.norm_1), .weight = attn.qkv.weight.value(), .bias = bias_of(attn.qkv)});
+    const std::int64_t rows = packed.size(0), dim = attn.head_dim, values = attn.heads + attn.kv_heads;
+    MultiHeadAttention::Saved unused;
+    const auto [q, k] =
+        attn.queries_and_keys(ctx, packed.reshape({1, rows, packed.size(1)}), places.angles, unused);
     const attention::DecodeInputs in{
-        .q = heads_of(ctx, attn, packed, 0, attn.heads, attn.q_norm, places.angles),
-        .k = heads_of(ctx, attn, packed, attn.heads, attn.kv_heads, attn.k_norm, places.angles),
-        .v = heads_of(ctx, attn, packed, attn.heads + attn.kv_heads, attn.kv_heads, std::nullopt, {}),
+        .q = q.select(0, 0),
+        .k = k.select(0, 0),
+        .v = packed.slice(1, values * dim, attn.kv_heads * dim).reshape({rows, attn.kv_heads, dim}),
         .places = places.next.places,
         .positions = places.next.positions};
     const Tensor o = empty(ctx, in.q.shape(), x.dtype());

@@ -65,11 +65,16 @@ TEST(Bench, LayersComparesOperatorsWithACopy) {
              "swiglu backward", "residual, dropout", "embedding backward, natural text", "rope",
              "cross_entropy gradients", "sum_losses", "column sums 48"});
     const std::vector<json> rows = rows_of(tiny("layers") + Arguments{"--filter", "rope"});
-    ASSERT_EQ(rows.size(), 2u);
+    ASSERT_EQ(rows.size(), 4u);
     EXPECT_EQ(rows[0].at("operator"), "copy");
     EXPECT_EQ(rows[1].at("operator"), "rope");
-    // q and k of 32 tokens, width 16, are read and written.
-    EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 1e-6 * 2 * 2 * 32 * 16 * 4);
+    EXPECT_EQ(rows[2].at("operator"), "qk-norm and rope forward");
+    EXPECT_EQ(rows[3].at("operator"), "qk-norm and rope backward");
+    // q and k of 32 tokens, width 16, are read and written; backward also reads their gradients.
+    const double bytes = 1e-6 * 2 * 32 * 16 * 4;
+    EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 2 * bytes);
+    EXPECT_DOUBLE_EQ(rows[2].at("mb").get<double>(), 2 * bytes);
+    EXPECT_DOUBLE_EQ(rows[3].at("mb").get<double>(), 3 * bytes);
 }
 
 TEST(Bench, ExplainSaysHowTheCpuDividesTheKeysOfFewQueries) {

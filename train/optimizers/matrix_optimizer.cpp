@@ -90,13 +90,14 @@ void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateO
     for (const MatrixGroup& group : groups_) {
         const std::int64_t rows = group.shape[0], cols = group.shape[1];
         const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.momentum.dtype());
+        const Tensor squares = empty(ctx, {group.count(), matrix_norm_parts}, DType::f64);
         on_device(ctx, cpu::matrix_momentum, cuda::matrix_momentum, arrays_, group, options.gradient_scale,
-                  options_.momentum, u);
+                  options_.momentum, u, squares);
         const MatrixRate derived{.lr_ratio = options_.lr_ratio,
                                  .weight_decay = options_.weight_decay,
                                  .step_factor = step_factor(rows, cols)};
-        on_device(ctx, cpu::matrix_apply, cuda::matrix_apply, arrays_, group, direction(ctx, u), rate,
-                  derived, options);
+        on_device(ctx, cpu::matrix_apply, cuda::matrix_apply, arrays_, group, direction(ctx, u, squares),
+                  rate, derived, options);
     }
     adamw_->step(ctx, rate, options);
 }
@@ -128,9 +129,14 @@ ParameterUpdate matrix_update_of(const Parameter& parameter, double (*flops)(con
     return {.moments = AdamW::moments.size()};
 }
 
-void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& out) {
-    const Tensor partial = empty(ctx, {x.size(0), matrix_norm_parts}, DType::f64);
-    on_device(ctx, cpu::normalize_matrices, cuda::normalize_matrices, x, partial, out);
+Tensor matrix_squares(const Context& ctx, const Tensor& x) {
+    const Tensor squares = empty(ctx, {x.size(0), matrix_norm_parts}, DType::f64);
+    on_device(ctx, cpu::sums_of_squares, cuda::sums_of_squares, x, squares);
+    return squares;
+}
+
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& squares, const Tensor& out) {
+    on_device(ctx, cpu::normalize_matrices, cuda::normalize_matrices, x, squares, out);
 }
 
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,

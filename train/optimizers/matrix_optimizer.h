@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/train/optimizers/adamw.h>
 #include <gradtile/train/optimizers/optimizer.h>
 
@@ -64,8 +65,9 @@ class MatrixOptimizer : public Optimizer {
 
   private:
     /// Returns the directions [count, rows, cols], in a floating-point dtype that is not longer than that of
-    /// U. `u` [count, rows, cols] has the gradients' dtype and may be overwritten.
-    virtual Tensor direction(const Context& ctx, const Tensor& u) const = 0;
+    /// U. `u` [count, rows, cols] has the gradients' dtype and may be overwritten. `squares` are the
+    /// matrix_squares() of u.
+    virtual Tensor direction(const Context& ctx, const Tensor& u, const Tensor& squares) const = 0;
     /// Returns the factor of the learning rate for matrices [rows, cols].
     virtual double step_factor(std::int64_t rows, std::int64_t cols) const = 0;
 
@@ -94,14 +96,12 @@ bool is_block_matrix(const Parameter& parameter);
 /// operations of the matrix products in direction(), for one matrix.
 ParameterUpdate matrix_update_of(const Parameter& parameter, double (*flops)(const Shape& shape));
 
+/// Returns partial sums of squares of each matrix of x [count, rows, cols], for normalize_matrices().
+Tensor matrix_squares(const Context& ctx, const Tensor& x);
 /// Computes out = each matrix of x [count, rows, cols] divided by its Frobenius norm (plus 1e-7). `out` may
-/// be x, or may have a shorter dtype.
-void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& out);
+/// be x, or may have a shorter dtype. `squares` are the matrix_squares() of x.
+void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& squares, const Tensor& out);
 
-/// The coefficients of a I + b A + c A^2.
-struct MatrixPolynomial {
-    double a, b, c;
-};
 /// Computes squares = a I + b A + c A^2 for A = gram [count, n, n]. At the call `squares` [count, n, n] holds
 /// A^2.
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,

@@ -58,6 +58,16 @@ void for_ranges(const Context& ctx, std::int64_t count, std::int64_t elements, c
     });
 }
 
+/// Calls body(matrix, part, begin, end) for the matrix_norm_parts parts of each of `count` matrices.
+template <class Body>
+void for_parts(const Context& ctx, std::int64_t count, std::int64_t elements, const Body& body) {
+    const std::int64_t length = ceil_div(elements, matrix_norm_parts);
+    parallel_for(ctx, count * matrix_norm_parts, [&](std::int64_t block) {
+        const std::int64_t part = block % matrix_norm_parts, begin = std::min(elements, part * length);
+        body(block / matrix_norm_parts, part, begin, std::min(elements, begin + length));
+    });
+}
+
 template <class Real>
 double range_sum_of_squares(const Real* x, std::int64_t n) {
     double sum = 0.0;
@@ -68,34 +78,45 @@ double range_sum_of_squares(const Real* x, std::int64_t n) {
 }  // namespace
 
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates) {
+                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& partial) {
     const double factor = value_of(scale);
     const std::int64_t elements = group.shape.elements();
+    double* const sums = partial.data<double>();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
-        for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-            const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
-            Real* const update = updates.data<Real>() + i * elements + begin;
-            if (factor == 0.0) {
-                std::fill_n(update, end - begin, Real{0});
-            } else {
-                momentum_range(arrays.gradients.data<Real>() + at.gradient + begin,
-                               arrays.momentum.data<Real>() + at.momentum + begin, update, end - begin,
-                               static_cast<Real>(factor), static_cast<Real>(1.0 - momentum_decay));
-            }
-        });
+        for_parts(ctx, group.count(), elements,
+                  [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
+                      const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+                      Real* const update = updates.data<Real>() + i * elements + begin;
+                      if (factor == 0.0) {
+                          std::fill_n(update, end - begin, Real{0});
+                      } else {
+                          momentum_range(arrays.gradients.data<Real>() + at.gradient + begin,
+                                         arrays.momentum.data<Real>() + at.momentum + begin, update,
+                                         end - begin, static_cast<Real>(factor),
+                                         static_cast<Real>(1.0 - momentum_decay));
+                      }
+                      sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
+                  });
+    });
+}
+
+void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
+    const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
+    double* const sums = partial.data<double>();
+    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+        for_parts(ctx, count, elements,
+                  [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
+                      sums[i * matrix_norm_parts + part] =
+                          range_sum_of_squares(x.data<Real>() + i * elements + begin, end - begin);
+                  });
     });
 }
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
-    const std::int64_t part = ceil_div(elements, matrix_norm_parts);
-    double* const sums = partial.data<double>();
+    const double* const sums = partial.data<double>();
     visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
-        parallel_for(ctx, count * matrix_norm_parts, [&](std::int64_t block) {
-            const std::int64_t begin = std::min(elements, block % matrix_norm_parts * part);
-            sums[block] = range_sum_of_squares(x.data<Real>() + block / matrix_norm_parts * elements + begin,
-                                               std::min(part, elements - begin));
-        });
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             for_ranges(ctx, count, elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
                 const double* const matrix_sums = sums + i * matrix_norm_parts;

@@ -2,9 +2,10 @@
 // computes the matrix products. Blocks with the same blockIdx.y work on the same matrix.
 #include <algorithm>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/packed.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -14,32 +15,25 @@ constexpr int threads_per_block = 256;
 // regular distances.
 constexpr std::int64_t max_blocks = 8 * 1024;
 
-__device__ std::int64_t first_element() {
-    return blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x;
-}
-__device__ std::int64_t element_stride() {
-    return gridDim.x * std::int64_t{threads_per_block};
-}
+// A thread loads and stores `width` neighbouring elements together: 8, or 1 if matrices do not consist of
+// groups of 8.
+constexpr int vector_width = 8;
 
-template <class Real>
-__global__ void momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale,
-                                Real mix, Real* momentum, Real* updates, std::int64_t n) {
-    const MatrixOffsets at = matrices[blockIdx.y];
-    const double factor = scale != nullptr ? *scale : 1.0;
-    const bool refused = factor == 0.0;
-    const Real* const gradient = gradients + at.gradient;
-    Real* const moment = momentum + at.momentum;
-    Real* const update = updates + blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
-        if (refused) {
-            update[i] = Real{0};
-            continue;
-        }
-        const Real g = gradient[i] * static_cast<Real>(factor);
-        const Real m = moment[i] + mix * (g - moment[i]);
-        moment[i] = m;
-        update[i] = m + mix * (g - m);
-    }
+template <int width>
+__device__ std::int64_t first_element() {
+    return (blockIdx.x * std::int64_t{threads_per_block} + threadIdx.x) * width;
+}
+template <int width>
+__device__ std::int64_t element_stride() {
+    return gridDim.x * std::int64_t{threads_per_block * width};
+}
+template <int width, class T>
+__device__ device::Packed<T, width>& elements_at(T* from) {
+    return *reinterpret_cast<device::Packed<T, width>*>(from);
+}
+template <int width, class T>
+__device__ const device::Packed<T, width>& elements_at(const T* from) {
+    return *reinterpret_cast<const device::Packed<T, width>*>(from);
 }
 
 /// Thread 0 returns the sum over a block's threads, which is computed in a fixed order.
@@ -53,30 +47,79 @@ __device__ double block_sum(double sum) {
     return sum;
 }
 
-/// gridDim.x is matrix_norm_parts.
-template <class Real>
-__global__ void sum_of_squares_kernel(const Real* x, double* partial, std::int64_t n) {
-    const Real* const matrix = x + blockIdx.y * n;
+/// The sum of squares of `width` elements.
+template <int width, class Real>
+__device__ double squares_of(const device::Packed<Real, width>& x) {
     double sum = 0.0;
-    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
-        const auto value = static_cast<double>(matrix[i]);
-        sum += value * value;
+#pragma unroll
+    for (int e = 0; e < width; ++e) sum += static_cast<double>(x[e]) * static_cast<double>(x[e]);
+    return sum;
+}
+
+/// gridDim.x is matrix_norm_parts.
+template <int width, class Real>
+__global__ void __launch_bounds__(threads_per_block)
+    momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale, Real mix,
+                    Real* momentum, Real* updates, double* partial, std::int64_t n) {
+    const MatrixOffsets at = matrices[blockIdx.y];
+    device::await_predecessor();
+    const double factor = scale != nullptr ? *scale : 1.0;
+    const bool refused = factor == 0.0;
+    const Real* const gradient = gradients + at.gradient;
+    Real* const moment = momentum + at.momentum;
+    Real* const update = updates + blockIdx.y * n;
+    double sum = 0.0;
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
+        device::Packed<Real, width> u{};
+        if (!refused) {
+            const device::Packed<Real, width> gs = elements_at<width>(gradient + i);
+            device::Packed<Real, width> ms = elements_at<width>(moment + i);
+#pragma unroll
+            for (int e = 0; e < width; ++e) {
+                const Real g = gs[e] * static_cast<Real>(factor);
+                ms[e] += mix * (g - ms[e]);
+                u[e] = ms[e] + mix * (g - ms[e]);
+            }
+            elements_at<width>(moment + i) = ms;
+            sum += squares_of<width>(u);
+        }
+        elements_at<width>(update + i) = u;
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.y * matrix_norm_parts + blockIdx.x] = sum;
 }
 
-template <class Real, class T>
-__global__ void normalize_kernel(const Real* x, const double* partial, T* out, std::int64_t n) {
+/// gridDim.x is matrix_norm_parts.
+template <int width, class Real>
+__global__ void __launch_bounds__(threads_per_block)
+    sum_of_squares_kernel(const Real* x, double* partial, std::int64_t n) {
+    device::await_predecessor();
+    const Real* const matrix = x + blockIdx.y * n;
+    double sum = 0.0;
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>())
+        sum += squares_of<width>(elements_at<width>(matrix + i));
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.y * matrix_norm_parts + blockIdx.x] = sum;
+}
+
+template <int width, class Real, class T>
+__global__ void __launch_bounds__(threads_per_block)
+    normalize_kernel(const Real* x, const double* partial, T* out, std::int64_t n) {
     static_assert(matrix_norm_parts <= threads_per_block);
     __shared__ Real factor;
+    device::await_predecessor();
     const double sum = block_sum(
         threadIdx.x < matrix_norm_parts ? partial[blockIdx.y * matrix_norm_parts + threadIdx.x] : 0.0);
     if (threadIdx.x == 0) factor = static_cast<Real>(1.0 / (sqrt(sum) + matrix_norm_epsilon));
     __syncthreads();
     const std::int64_t matrix = blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += element_stride())
-        out[matrix + i] = device::convert<T>(x[matrix + i] * factor);
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
+        const device::Packed<Real, width> values = elements_at<width>(x + matrix + i);
+        device::Packed<T, width> scaled;
+#pragma unroll
+        for (int e = 0; e < width; ++e) scaled[e] = device::convert<T>(values[e] * factor);
+        elements_at<width>(out + matrix + i) = scaled;
+    }
 }
 
 template <class T>
@@ -85,47 +128,68 @@ __global__ void add_lower_powers_kernel(T* squares, const T* gram, Accumulator<T
     using Real = Accumulator<T>;
     T* const sums = squares + blockIdx.y * n;
     const T* const powers = gram + blockIdx.y * n;
-    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
+    device::await_predecessor();
+    for (std::int64_t i = first_element<1>(); i < n; i += element_stride<1>()) {
         const Real sum = c * device::convert<Real>(sums[i]) + b * device::convert<Real>(powers[i]);
         const std::int64_t row = i / side;
         sums[i] = device::convert<T>(i - row * side == row ? sum + a : sum);
     }
 }
 
-template <class Update, class Real, class Value>
-__global__ void apply_kernel(const Update* updates, const MatrixOffsets* matrices, const double* rate,
-                             MatrixRate derived, const double* scale, Real* weights, Value* values,
-                             std::int64_t n) {
-    if (scale != nullptr && *scale == 0.0) return;
+template <int width, class Update, class Real, class Value>
+__global__ void __launch_bounds__(threads_per_block)
+    apply_kernel(const Update* updates, const MatrixOffsets* matrices, const double* rate, MatrixRate derived,
+                 const double* scale, Real* weights, Value* values, std::int64_t n) {
     const MatrixOffsets at = matrices[blockIdx.y];
+    device::await_predecessor();
+    if (scale != nullptr && *scale == 0.0) return;
     const auto keep = static_cast<Real>(derived.keep(*rate));
     const auto step = static_cast<Real>(derived.step(*rate));
     const Update* const update = updates + blockIdx.y * n;
     Real* const weight = weights + at.weight;
-    for (std::int64_t i = first_element(); i < n; i += element_stride()) {
-        const Real updated = keep * weight[i] - step * device::convert<Real>(update[i]);
-        weight[i] = updated;
-        if constexpr (!std::is_same_v<Real, Value>) values[at.value + i] = device::convert<Value>(updated);
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
+        const device::Packed<Update, width> change = elements_at<width>(update + i);
+        device::Packed<Real, width> updated = elements_at<width>(weight + i);
+#pragma unroll
+        for (int e = 0; e < width; ++e)
+            updated[e] = keep * updated[e] - step * device::convert<Real>(change[e]);
+        elements_at<width>(weight + i) = updated;
+        if constexpr (!std::is_same_v<Real, Value>) {
+            device::Packed<Value, width> rounded;
+#pragma unroll
+            for (int e = 0; e < width; ++e) rounded[e] = device::convert<Value>(updated[e]);
+            elements_at<width>(values + at.value + i) = rounded;
+        }
+    }
+}
+
+/// Calls f(std::integral_constant) with the number of elements that a thread loads together. Matrices in the
+/// flat arrays begin at multiples of parameter_alignment, those of a stack at multiples of n.
+template <class F>
+void with_width(std::int64_t n, F&& f) {
+    static_assert(parameter_alignment % vector_width == 0);
+    if (n % vector_width == 0) {
+        f(std::integral_constant<int, vector_width>{});
+    } else {
+        f(std::integral_constant<int, 1>{});
     }
 }
 
 /// Launches kernel(arguments..., n) for n elements of each of `count` matrices, with `blocks` blocks per
-/// matrix. If `blocks` is 0, a matrix has one block per threads_per_block elements, and all matrices together
-/// have at most max_blocks.
-template <class... Parameters, class... Arguments>
-void launch(const Context& ctx, std::int64_t count, std::int64_t n, std::int64_t blocks,
-            void (*kernel)(Parameters...), Arguments... arguments) {
+/// matrix. If `blocks` is 0, a matrix has one block per threads_per_block * width elements, and all matrices
+/// together have at most max_blocks.
+template <int width, class... Parameters, class... Arguments>
+void launch_for_matrices(const Context& ctx, std::int64_t count, std::int64_t n, std::int64_t blocks,
+                         void (*kernel)(Parameters...), Arguments... arguments) {
     if (n == 0 || count == 0) return;
     constexpr std::int64_t max_matrices = 65535;  // CUDA's limit on a grid's second axis
     check(count <= max_matrices, "optimizer: ", count, " matrices in a group; expected at most ",
           max_matrices);
-    use_device(ctx.device());
     if (blocks == 0)
-        blocks = std::clamp<std::int64_t>(ceil_div(n, threads_per_block), 1,
+        blocks = std::clamp<std::int64_t>(ceil_div(n, threads_per_block * width), 1,
                                           std::max<std::int64_t>(1, max_blocks / count));
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(count));
-    kernel<<<grid, threads_per_block, 0, static_cast<cudaStream_t>(ctx.stream())>>>(arguments..., n);
-    cuda_check(cudaGetLastError());
+    launch(ctx, kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(count)),
+           Block{.threads = threads_per_block, .starts_early = true}, arguments..., n);
 }
 
 const double* pointer_of(const Tensor& scale) {
@@ -138,25 +202,42 @@ const MatrixOffsets* offsets_of(const MatrixGroup& group) {
 
 }  // namespace
 
-void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates) {
+void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& partial) {
+    const std::int64_t n = matrices.shape.elements();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
-        launch(ctx, group.count(), group.shape.elements(), 0, momentum_kernel<Real>,
-               static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(group), pointer_of(scale),
-               static_cast<Real>(1.0 - momentum_decay), arrays.momentum.data<Real>(), updates.data<Real>());
+        with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+            launch_for_matrices<width>(
+                ctx, matrices.count(), n, matrix_norm_parts, momentum_kernel<width, Real>,
+                static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(matrices),
+                pointer_of(scale), static_cast<Real>(1.0 - momentum_decay), arrays.momentum.data<Real>(),
+                updates.data<Real>(), partial.data<double>());
+        });
+    });
+}
+
+void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
+    const std::int64_t count = x.size(0), n = count == 0 ? 0 : x.elements() / count;
+    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+        with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+            launch_for_matrices<width>(ctx, count, n, matrix_norm_parts, sum_of_squares_kernel<width, Real>,
+                                       static_cast<const Real*>(x.data<Real>()), partial.data<double>());
+        });
     });
 }
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
-    const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
+    const std::int64_t count = x.size(0), n = count == 0 ? 0 : x.elements() / count;
     visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
-        launch(ctx, count, elements, matrix_norm_parts, sum_of_squares_kernel<Real>,
-               static_cast<const Real*>(x.data<Real>()), partial.data<double>());
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             if constexpr (std::is_same_v<T, Real> || std::is_same_v<T, bfloat16>)
-                launch(ctx, count, elements, 0, normalize_kernel<Real, T>,
-                       static_cast<const Real*>(x.data<Real>()),
-                       static_cast<const double*>(partial.data<double>()), out.data<T>());
+                with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+                    launch_for_matrices<width>(ctx, count, n, 0, normalize_kernel<width, Real, T>,
+                                               static_cast<const Real*>(x.data<Real>()),
+                                               static_cast<const double*>(partial.data<double>()),
+                                               out.data<T>());
+                });
         });
     });
 }
@@ -166,24 +247,29 @@ void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& g
     const std::int64_t side = gram.size(-1);
     visit_floating(gram.dtype(), [&]<class T>(TypeTag<T>) {
         using Real = Accumulator<T>;
-        launch(ctx, gram.size(0), side * side, 0, add_lower_powers_kernel<T>, squares.data<T>(),
-               static_cast<const T*>(gram.data<T>()), static_cast<Real>(polynomial.a),
-               static_cast<Real>(polynomial.b), static_cast<Real>(polynomial.c), side);
+        launch_for_matrices<1>(ctx, gram.size(0), side * side, 0, add_lower_powers_kernel<T>,
+                               squares.data<T>(), static_cast<const T*>(gram.data<T>()),
+                               static_cast<Real>(polynomial.a), static_cast<Real>(polynomial.b),
+                               static_cast<Real>(polynomial.c), side);
     });
 }
 
-void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
                   const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
                   const UpdateOptions& options) {
+    const std::int64_t n = matrices.shape.elements();
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
             if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
-                launch(ctx, group.count(), group.shape.elements(), 0, apply_kernel<Update, Real, Value>,
-                       static_cast<const Update*>(updates.data<Update>()), offsets_of(group),
-                       static_cast<const double*>(rate.data<double>()), derived,
-                       pointer_of(options.gradient_scale), arrays.weights.data<Real>(),
-                       arrays.values.data<Value>());
+                with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+                    launch_for_matrices<width>(
+                        ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Value>,
+                        static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
+                        static_cast<const double*>(rate.data<double>()), derived,
+                        pointer_of(options.gradient_scale), arrays.weights.data<Real>(),
+                        arrays.values.data<Value>());
+                });
         });
     });
 }

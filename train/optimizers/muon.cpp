@@ -5,6 +5,7 @@
 
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/gemm_library.h>
+#include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/train_config.h>
 
@@ -14,21 +15,37 @@ namespace {
 constexpr int newton_schulz_steps = 5;
 constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
 
-/// Returns x [count, rows, cols] orthogonalised, in the dtype of the products. May overwrite x.
-Tensor orthogonalized(const Context& ctx, const Tensor& x, DType products) {
+/// Computes gram [count, n, n] = X^T X or X X^T of each matrix of x, whichever is smaller.
+void compute_gram(const Context& ctx, const Tensor& gram, const Tensor& x, bool tall) {
+    using Of = SymmetricProduct::Of;
+    if (!symmetric_product(ctx, gram, x, {.of = tall ? Of::columns : Of::rows}))
+        gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall});
+}
+
+/// Computes polynomial [count, n, n] = a I + b A + c A^2 for A in gram.
+void compute_polynomial(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
+    if (symmetric_product(ctx, polynomial, gram,
+                          {.of = SymmetricProduct::Of::polynomial, .polynomial = quintic}))
+        return;
+    gemm(ctx, polynomial, gram, gram);
+    add_lower_powers(ctx, polynomial, gram, quintic);
+}
+
+/// Returns x [count, rows, cols] orthogonalised, in the dtype of the products. May overwrite x. `squares` are
+/// the matrix_squares() of x.
+Tensor orthogonalized(const Context& ctx, const Tensor& x, const Tensor& squares, DType products) {
     static_assert(newton_schulz_steps % 2 == 1);
     const std::int64_t count = x.size(0), rows = x.size(1), cols = x.size(2);
     // A is the smaller of the two Gram matrices: for a tall X the iteration is that of its transpose.
     const bool tall = rows > cols;
     const std::int64_t n = std::min(rows, cols);
     Tensor current = products == x.dtype() ? x : empty(ctx, x.shape(), products);
-    normalize_matrices(ctx, x, current);
+    normalize_matrices(ctx, x, squares, current);
     Tensor next = empty_like(ctx, current);
     const Tensor gram = empty(ctx, {count, n, n}, products), polynomial = empty_like(ctx, gram);
     for (int step = 0; step < newton_schulz_steps; ++step) {
-        gemm(ctx, gram, current, current, {.trans_a = tall, .trans_b = !tall});
-        gemm(ctx, polynomial, gram, gram);
-        add_lower_powers(ctx, polynomial, gram, quintic);
+        compute_gram(ctx, gram, current, tall);
+        compute_polynomial(ctx, polynomial, gram);
         if (tall) {
             gemm(ctx, next, current, polynomial);
         } else {
@@ -47,7 +64,7 @@ void newton_schulz(const Context& ctx, const Tensor& x, DType products) {
     check(products == x.dtype() || (products == DType::bf16 && x.dtype() == DType::f32), "newton_schulz: ", x,
           " in products of ", products, "; expected its own dtype, or bfloat16 for float32");
     const Tensor stack = x.reshape({x.rank() == 3 ? x.size(0) : 1, x.size(-2), x.size(-1)});
-    copy(ctx, stack, orthogonalized(ctx, stack, products));
+    copy(ctx, stack, orthogonalized(ctx, stack, matrix_squares(ctx, stack), products));
 }
 
 DType newton_schulz_dtype(const Context& ctx) {
@@ -72,8 +89,8 @@ Muon::Muon(const Context& ctx, const ParameterStore& store,
                       shard),
       products_(options.newton_schulz.value_or(newton_schulz_dtype(ctx))) {}
 
-Tensor Muon::direction(const Context& ctx, const Tensor& u) const {
-    return orthogonalized(ctx, u, u.dtype() == DType::f64 ? DType::f64 : products_);
+Tensor Muon::direction(const Context& ctx, const Tensor& u, const Tensor& squares) const {
+    return orthogonalized(ctx, u, squares, u.dtype() == DType::f64 ? DType::f64 : products_);
 }
 
 double Muon::step_factor(std::int64_t rows, std::int64_t cols) const {

@@ -50,7 +50,7 @@ class Muon final : public MatrixOptimizer {
          const std::optional<OptimizerShard>& shard = {});
 
   private:
-    Tensor direction(const Context& ctx, const Tensor& u) const override;
+    Tensor direction(const Context& ctx, const Tensor& u, const Tensor& squares) const override;
     double step_factor(std::int64_t rows, std::int64_t cols) const override;
 
     DType products_;  // dtype of Newton-Schulz's products, unless gradients are float64

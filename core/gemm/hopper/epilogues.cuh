@@ -11,7 +11,7 @@ template <class T, bool has_bias_>
 struct StoreProduct {
     using Element = T;
     static constexpr int products = 1, outputs = 1, inputs = 0;
-    static constexpr bool has_bias = has_bias_, sums_columns = false;
+    static constexpr bool has_bias = has_bias_, sums_columns = false, symmetric = false;
 
     __device__ __forceinline__ static void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
                                                  const std::uint32_t (&)[1]) {

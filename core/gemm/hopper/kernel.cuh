@@ -14,9 +14,12 @@
 ///   inputs        the number of matrices of this shape that it reads
 ///   has_bias      whether a bias is added to each row before apply(); zeros when there is none
 ///   sums_columns  whether the columns of the first output are summed, after rounding
+///   symmetric     whether A and B are the same matrices and the results are symmetric (symmetric.cuh)
 ///   apply(out, x, in)  out[i] = output i at two neighbouring columns, packed; x[i] = the sums of product i;
-///                      in[i] = elements of input i, packed
+///                      in[i] = elements of input i, packed. If the result is symmetric, apply() has one more
+///                      argument: the row minus the first of the columns.
 #include <cstdint>
+#include <type_traits>
 
 #include <gradtile/core/gemm/hopper/internal/tiles.h>
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
@@ -35,26 +38,42 @@ struct TileOrder {
     int row_tiles, column_tiles;
 
     struct Tile {
-        int row, column;
+        int row, column, matrix;
     };
     __device__ Tile operator()(int index) const {
         const int group_tiles = group_rows * column_tiles, group = index / group_tiles;
         const int in_group = index - group * group_tiles, first = group * group_rows;
         const int height = min(group_rows, row_tiles - first), column = in_group / height;
-        return {first + in_group - column * height, column};
+        return {first + in_group - column * height, column, 0};
+    }
+};
+
+/// The order of the tiles of symmetric results: those on and below the diagonal, row by row, of one matrix
+/// after the other.
+struct TriangleOrder {
+    int side;  ///< tiles of a row
+
+    __host__ __device__ int tiles_of_matrix() const { return side * (side + 1) / 2; }
+    __device__ TileOrder::Tile operator()(int index) const {
+        const int matrix = index / tiles_of_matrix();
+        int column = index - matrix * tiles_of_matrix(), row = 0;
+        while (column > row) column -= ++row;
+        return {row, column, matrix};
     }
 };
 
 template <class Epilogue>
 struct ProductParameters {
     TensorMap a, b[Epilogue::products];
-    TensorMap to[Epilogue::outputs];                               ///< boxes of 16 rows
+    /// Boxes of 16 rows. If the result is symmetric, the last map has boxes of 64 rows, for transposed tiles.
+    TensorMap to[Epilogue::outputs + (Epilogue::symmetric ? 1 : 0)];
     TensorMap with[Epilogue::inputs == 0 ? 1 : Epilogue::inputs];  ///< the epilogue's inputs; the same boxes
     const typename Epilogue::Element* bias;
     float* column_sums;  ///< [ceil(rows / 128), columns]: sums over 128 rows each
     int rows, columns, depth_blocks;
-    TileOrder order;  ///< of tiles of a cluster
-    int tiles;        ///< of clusters
+    std::conditional_t<Epilogue::symmetric, TriangleOrder, TileOrder> order;  ///< of tiles of a cluster
+    int tiles;                                                                ///< of clusters
+    Epilogue epilogue;
 };
 
 /// A block of A or B in shared memory. `length` is its number of rows of the result, or of columns. An
@@ -71,12 +90,12 @@ struct OperandTile {
 
     /// Loads a part. `first` and `depth` are the first element of the part in the matrix.
     __device__ __forceinline__ static void load(std::uint32_t tile, const TensorMap& map, int first,
-                                                int depth, int part, Barrier barrier) {
+                                                int depth, int matrix, int part, Barrier barrier) {
 #pragma unroll
         for (int i = 0; i < panels; ++i) {
             const std::uint32_t to = tile + i * panel_bytes + part * box_rows * row_bytes;
-            const BoxPosition at = order == Order::reduction ? BoxPosition{depth, first, 0, 0}
-                                                             : BoxPosition{first + i * 64, depth, 0, 0};
+            const BoxPosition at = order == Order::reduction ? BoxPosition{depth, first, 0, matrix}
+                                                             : BoxPosition{first + i * 64, depth, 0, matrix};
             if constexpr (multicast) {
                 load_box_to(0b11, to, map, at, barrier);
             } else {
@@ -92,14 +111,25 @@ struct OperandTile {
     }
 };
 
+/// Stores the transposes of four 8 x 8 matrices; lane i passes the address of row i % 8 of the transpose of
+/// matrix i / 8. The elements are those of store_matrices().
+__device__ __forceinline__ void store_transposed_matrices(const std::uint32_t (&x)[4],
+                                                          std::uint32_t address) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
 /// The template parameters of a kernel, and the places of its data in shared memory.
 template <class Epilogue_, ProductTiles tiles_, Order order_b_>
 struct ProductPolicy {
     using Epilogue = Epilogue_;
     static constexpr ProductTiles tiles = tiles_;
     static constexpr Order order_b = order_b_;
+    static constexpr Order order_a = Epilogue::symmetric ? order_b : Order::reduction;
     static_assert(Epilogue::products == 1 || order_b == Order::reduction);
-    using ATile = OperandTile<Order::reduction, tiles.rows(), 1, false>;
+    static_assert(!Epilogue::symmetric || (tiles.rows() == tiles.columns && tiles.cluster == 1));
+    using ATile = OperandTile<order_a, tiles.rows(), 1, false>;
     static constexpr int b_parts = tiles.cluster == 2 ? 2 : Epilogue::products;
     using BTile = OperandTile<order_b, tiles.columns, b_parts, tiles.cluster == 2>;
     static constexpr int columns = tiles.columns / Epilogue::products;  ///< of a tile in each matrix
@@ -116,20 +146,24 @@ struct ProductPolicy {
 
     static constexpr int warps = 4 * tiles.consumers;
     static constexpr int warp_bytes = unit_buffers * Epilogue::outputs * unit_bytes;
+    /// Two buffers of a consumer for 64 x 64 elements of a transposed tile.
+    static constexpr int mirror_bytes = 64 * 64 * 2,
+                         all_mirror_bytes = Epilogue::symmetric ? tiles.consumers * 2 * mirror_bytes : 0;
     // The bias of a consumer's tile, twice: the fastest warp may be in the tile after the slowest warp's.
     static constexpr int bias_bytes = 2 * tiles.columns, sums_bytes = 4 * 4 * tiles.columns;
     static constexpr int all_bias_bytes = Epilogue::has_bias ? 2 * tiles.consumers * bias_bytes : 0,
                          all_sums_bytes = Epilogue::sums_columns ? tiles.consumers * sums_bytes : 0;
     static constexpr int max_stages = 6, barriers_bytes = 16 * max_stages + 8 * warps * unit_buffers;
     static constexpr int max_bytes = 227 * 1024;
-    static constexpr int fitting_stages =
-        (max_bytes - warps * warp_bytes - all_bias_bytes - all_sums_bytes - barriers_bytes) /
-        tiles.stage_bytes();
+    static constexpr int fitting_stages = (max_bytes - warps * warp_bytes - all_mirror_bytes -
+                                           all_bias_bytes - all_sums_bytes - barriers_bytes) /
+                                          tiles.stage_bytes();
     static constexpr int stages = fitting_stages < max_stages ? fitting_stages : max_stages;
 
     // Offsets in the shared memory of a thread block.
     static constexpr int unit_memory = stages * tiles.stage_bytes(),
-                         bias_memory = unit_memory + warps * warp_bytes,
+                         mirror_memory = unit_memory + warps * warp_bytes,
+                         bias_memory = mirror_memory + all_mirror_bytes,
                          sums_memory = bias_memory + all_bias_bytes,
                          full_memory = sums_memory + all_sums_bytes, with_memory = full_memory + 16 * stages,
                          bytes = with_memory + 8 * warps * unit_buffers;
@@ -175,7 +209,8 @@ template <class Policy>
 __device__ __forceinline__ TileOrder::Tile tile_at(const ProductParameters<typename Policy::Epilogue>& p,
                                                    int index, int rank) {
     const TileOrder::Tile tile = p.order(index);
-    return {(tile.row * Policy::tiles.cluster + rank) * Policy::tiles.rows(), tile.column * Policy::columns};
+    return {(tile.row * Policy::tiles.cluster + rank) * Policy::tiles.rows(), tile.column * Policy::columns,
+            tile.matrix};
 }
 
 /// Starts the copies of A and B. One thread runs this.
@@ -193,15 +228,17 @@ __device__ __forceinline__ void produce(const ProductParameters<typename Policy:
             empty_barrier<Policy>(base, at.stage).wait(at.round ^ 1);
             full.arrive_and_expect(tiles.stage_bytes());
             const int depth = block * tiles.depth;
-            Policy::ATile::load(a, p.a, tile.row, depth, 0, full);
+            Policy::ATile::load(a, p.a, tile.row, depth, tile.matrix, 0, full);
             const auto load_b = [&](int part) {
                 using Tile = typename Policy::BTile;
                 if constexpr (Policy::Epilogue::products == 2) {
-                    Tile::load(b, p.b[part], tile.column, depth, part, full);
+                    Tile::load(b, p.b[part], tile.column, depth, tile.matrix, part, full);
                 } else if constexpr (Policy::order_b == Order::reduction) {
-                    Tile::load(b, p.b[0], tile.column + part * Tile::box_rows, depth, part, full);
+                    Tile::load(b, p.b[0], tile.column + part * Tile::box_rows, depth, tile.matrix, part,
+                               full);
                 } else {
-                    Tile::load(b, p.b[0], tile.column, depth + part * Tile::box_rows, part, full);
+                    Tile::load(b, p.b[0], tile.column, depth + part * Tile::box_rows, tile.matrix, part,
+                               full);
                 }
             };
             if constexpr (tiles.cluster == 2) {
@@ -278,7 +315,7 @@ class ProductConsumer {
             for (int k = 0; k < tiles.depth; k += 16)
 #pragma unroll
                 for (int m = 0; m < row_blocks; ++m)
-                    Product<T, tiles.columns>::template start<Order::reduction, Policy::order_b>(
+                    Product<T, tiles.columns>::template start<Policy::order_a, Policy::order_b>(
                         c[m], Policy::ATile::describe(a, first_row_ + m * 64, k),
                         Policy::BTile::describe(b, 0, k), block > 0 || k > 0);
             commit_products();
@@ -316,7 +353,7 @@ class ProductConsumer {
         return tile.row + first_row_ + unit % row_blocks * 64 + warp_ * 16;
     }
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
-        return {tile.column + unit / row_blocks * Policy::unit_columns, row_of(tile, unit), 0, 0};
+        return {tile.column + unit / row_blocks * Policy::unit_columns, row_of(tile, unit), 0, tile.matrix};
     }
     __device__ __forceinline__ std::uint32_t buffer_of(int unit, int output) const {
         return base_ + Policy::unit_memory + (warpgroup_ * 4 + warp_) * Policy::warp_bytes +
@@ -400,6 +437,7 @@ class ProductConsumer {
         // The 16-byte chunks of a row are swizzled as TMA does.
         const int row = lane & 15, swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
         const auto chunk = static_cast<std::uint32_t>(row * row_bytes + (lane >> 4 ^ swizzle) * 16);
+        const bool is_mirrored = Epilogue::symmetric && tile.row > tile.column;
 #pragma unroll
         for (int k = 0; k < Policy::unit_columns / 16; ++k) {
             constexpr int products = Epilogue::products,
@@ -429,7 +467,13 @@ class ProductConsumer {
                 std::uint32_t inputs_of_pair[inputs], results[Epilogue::outputs];
 #pragma unroll
                 for (int input = 0; input < inputs; ++input) inputs_of_pair[input] = in[input][i];
-                Epilogue::apply(results, x, inputs_of_pair);
+                if constexpr (Epilogue::symmetric) {
+                    const int diagonal = row_of(tile, unit) + i % 2 * 8 + lane / 4 -
+                                         (tile.column + first + k * 16 + i / 2 * 8 + lane % 4 * 2);
+                    p_.epilogue.apply(results, x, inputs_of_pair, diagonal);
+                } else {
+                    Epilogue::apply(results, x, inputs_of_pair);
+                }
 #pragma unroll
                 for (int output = 0; output < Epilogue::outputs; ++output) out[output][i] = results[output];
                 if constexpr (Epilogue::sums_columns) {
@@ -441,15 +485,46 @@ class ProductConsumer {
 #pragma unroll
             for (int output = 0; output < Epilogue::outputs; ++output)
                 store_matrices(out[output], buffer_of(unit, output) + (chunk ^ k * 32));
+            if constexpr (Epilogue::symmetric)
+                if (is_mirrored) store_mirrored(out[0], unit, k);
         }
         publish_shared_writes();
-        __syncwarp();
+        if (is_mirrored) {
+            // After this barrier, warps write to the buffer of the unit before this one.
+            if (is_first_warp_lane()) wait_until_stores_have_read();
+            wait_at(1 + warpgroup_, warpgroup_threads);
+        } else {
+            __syncwarp();
+        }
         if (lane_index() == 0) {
 #pragma unroll
             for (int output = 0; output < Epilogue::outputs; ++output)
                 store_box(p_.to[output], position_of(tile, unit), buffer_of(unit, output));
+            if constexpr (Epilogue::symmetric) {
+                if (is_mirrored && warp_ == 0)
+                    store_box(
+                        p_.to[Epilogue::outputs],
+                        {tile.row + first_row_ + unit % row_blocks * 64, tile.column + first, 0, tile.matrix},
+                        mirror_of(unit));
+            }
             commit_stores();
         }
+    }
+
+    /// The consumer's buffer for the transpose of the 64 x 64 elements of its four warps' units.
+    __device__ __forceinline__ std::uint32_t mirror_of(int unit) const {
+        return base_ + Policy::mirror_memory + (warpgroup_ * 2 + unit % 2) * Policy::mirror_bytes;
+    }
+    /// Stores the transpose of the warp's 16 rows and the 16 columns k: rows k * 16 to k * 16 + 15 of the
+    /// buffer, and the warp's columns. Its 16-byte chunks are swizzled as TMA does.
+    __device__ __forceinline__ void store_mirrored(const FragmentA& x, int unit, int k) const {
+        const int lane = lane_index(), row = (lane >> 4) * 8 + (lane & 7);
+        const int chunk = warp_ * 2 + (lane >> 3 & 1);
+        store_transposed_matrices(
+            x, mirror_of(unit) + static_cast<std::uint32_t>((k * 16 + row) * 128 + (chunk ^ (row & 7)) * 16));
+    }
+    __device__ __forceinline__ bool is_first_warp_lane() const {
+        return warp_ == 0 && lane_index() == 0;
     }
 
     /// The bias of the lane's two columns among eight.

@@ -10,15 +10,6 @@ namespace gradtile::cuda {
 
 namespace detail {
 
-/// A matrix as the [1, rows, 1, columns] tensor that tensor_map() takes.
-inline Tensor box_view(const Tensor& x) {
-    return {nullptr,
-            x.raw_data(),
-            x.device(),
-            x.dtype(),
-            {1, x.size(0), 1, x.size(1)},
-            {0, x.stride(0), 0, x.stride(1)}};
-}
 /// A map for boxes of `columns` (64 or 32) columns.
 inline TensorMap matrix_map(const Tensor& x, int rows, int columns = 64) {
     return tensor_map(box_view(x), rows, columns == 64 ? Swizzle::of_128_bytes : Swizzle::of_64_bytes);

@@ -9,6 +9,7 @@
 #include <gradtile/core/gemm/hopper/internal/kernels.h>
 #include <gradtile/core/gemm/hopper/internal/tiles.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
+#include <gradtile/core/gemm/internal/symmetric_backend.h>
 
 namespace gradtile::cuda {
 namespace {
@@ -31,13 +32,7 @@ bool is_hopper() {
 /// Whether TMA can address the rows of a matrix, and they are whole 16-byte pieces: a store writes whole
 /// pieces, also beyond the end of a row.
 bool has_matrix_map(const Tensor& x) {
-    return x.rank() == 2 && x.size(1) % 8 == 0 &&
-           has_tensor_map({nullptr,
-                           x.raw_data(),
-                           x.device(),
-                           x.dtype(),
-                           {1, x.size(0), 1, x.size(1)},
-                           {0, x.stride(0), 0, x.stride(1)}});
+    return x.size(-1) % 8 == 0 && has_tensor_map(box_view(x));
 }
 #endif
 
@@ -67,7 +62,7 @@ const char* why_not_hopper_product(const ProductOperands& operands) {
     if (is_turned_off()) return "GRADTILE_HOPPER_GEMM is off";
     const auto are_copied = [&](std::initializer_list<Tensor> tensors) {
         for (const Tensor& x : tensors)
-            if (x.defined() && (x.dtype() != a.dtype() || !has_matrix_map(x))) return false;
+            if (x.defined() && (x.rank() != 2 || x.dtype() != a.dtype() || !has_matrix_map(x))) return false;
         return true;
     };
     const auto& b = operands.b;
@@ -92,7 +87,21 @@ std::span<const std::uint64_t> hopper_product_kernels(const ProductOperands& ope
 void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
     run_compiled_product(ctx, operands, kernel);
 }
+
+bool symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x,
+                       const SymmetricProduct& product) {
+    // With one tile in a row there is nothing to save.
+    const bool saves = c.size(-1) > symmetric_tiles.rows();
+    if (!saves || c.dtype() != DType::bf16 || x.dtype() != DType::bf16 || !is_hopper() || is_turned_off() ||
+        !has_matrix_map(c) || !has_matrix_map(x) || x.elements() == 0)
+        return false;
+    run_compiled_symmetric_product(ctx, c, x, product);
+    return true;
+}
 #else
+bool symmetric_product(const Context&, const Tensor&, const Tensor&, const SymmetricProduct&) {
+    return false;
+}
 const char* why_not_hopper_product(const ProductOperands&) {
     return "this build has no code for sm_90a";
 }

@@ -241,7 +241,8 @@ TEST_F(CudaMuon, NewtonSchulzOfZeroIsZero) {
 
 /// Odd sizes, and a matrix of more elements than a grid has threads.
 TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
-    for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256}}) {
+    for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256},
+                               Shape{264, 520}, Shape{392, 392}, Shape{301, 137}}) {
         const Tensor x = randn(cpu, shape, DType::f32, Seed{1});
         const Tensor exact = cast(cpu, x, DType::f64), ours = to_device(gpu(), x);
         newton_schulz(cpu, exact, DType::f64);

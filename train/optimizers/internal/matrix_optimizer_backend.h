@@ -20,7 +20,7 @@ struct MatrixRate {
 inline constexpr double matrix_norm_epsilon = 1e-7;
 
 /// The number of parts in which a matrix's sum of squares is computed.
-inline constexpr std::int64_t matrix_norm_parts = 64;
+inline constexpr std::int64_t matrix_norm_parts = 256;
 
 /// Calls visit(TypeTag) with the C++ type of gradients: float64 or float32.
 template <class Visit>
@@ -37,11 +37,15 @@ void visit_gradient_type(DType dtype, const Visit& visit) {
 namespace gradtile::cpu {
 /// With g = scale * gradient and d = momentum_decay: momentum = d * momentum + (1 - d) * g, and then updates
 /// [count, rows, cols] = d * momentum + (1 - d) * g (Nesterov). When scale is 0, momentum does not change and
-/// updates are 0.
+/// updates are 0. `partial` [count, matrix_norm_parts] float64 = the updates' sums_of_squares().
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates);
+                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& partial);
+/// partial [count, matrix_norm_parts] float64 = sums of squares, which add up to that of a matrix of x
+/// [count, rows, cols].
+void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
 /// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; `out` may be x itself, or may
-/// have a shorter dtype. `partial` is scratch memory, [count, matrix_norm_parts] float64.
+/// have a shorter dtype. `partial` are the sums_of_squares() of x.
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 /// squares = a I + b A + c A^2, for A in gram [count, n, n] and A^2 in squares [count, n, n] at the call.
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
@@ -56,7 +60,9 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
 
 namespace gradtile::cuda {
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates);
+                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& partial);
+void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial);

@@ -2,10 +2,15 @@
 /// INTERNAL. The compiled kernels without an activation; products.cu defines these functions in builds for
 /// sm_90a.
 #include <gradtile/core/gemm/hopper/internal/product.h>
+#include <gradtile/core/gemm/symmetric_product.h>
 
 namespace gradtile::cuda {
 
 std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& operands);
 void run_compiled_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
+
+/// See symmetric_product(). Tensors are bfloat16, and TMA can address them.
+void run_compiled_symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x,
+                                    const SymmetricProduct& product);
 
 }  // namespace gradtile::cuda

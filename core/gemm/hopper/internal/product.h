@@ -16,6 +16,17 @@ struct ProductOperands {
     Tensor column_sums = {};                ///< [ceil(M / 128), N] float32, or undefined
 };
 
+/// A matrix, or a stack of matrices, as the [count, rows, 1, columns] tensor that tensor_map() takes.
+inline Tensor box_view(const Tensor& x) {
+    const bool stack = x.rank() == 3;
+    return {nullptr,
+            x.raw_data(),
+            x.device(),
+            x.dtype(),
+            {stack ? x.size(0) : 1, x.size(-2), 1, x.size(-1)},
+            {stack ? x.stride(0) : 0, x.stride(-2), 0, x.stride(-1)}};
+}
+
 /// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and rows that
 /// TMA can address: whole 16-byte pieces at multiples of 16 bytes. The environment variable
 /// GRADTILE_HOPPER_GEMM=off turns these kernels off.

@@ -41,4 +41,9 @@ inline constexpr ProductTiles product_tiles[] = {
     {.row_blocks = 2, .columns = 192, .in_turns = true, .cluster = 2},
 };
 
+/// The tiles of symmetric products. They are square, and small, so that few elements above the diagonal are
+/// computed: GPT-2's 768 columns have 21 such tiles on and below the diagonal, 58% of all.
+inline constexpr ProductTiles symmetric_tiles{
+    .row_blocks = 2, .columns = 128, .in_turns = true, .cluster = 1};
+
 }  // namespace gradtile::cuda

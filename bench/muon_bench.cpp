@@ -1,0 +1,189 @@
+// Times the parts of a step of Muon on one GPU, for the matrices of a block of GPT-2 124M in 12 layers: its
+// symmetric products by one kernel and by cuBLASLt, and its passes over memory beside a copy. Then whole
+// updates by Muon, with and without that kernel, and by AdamW.
+//     muon_bench [layers] [width]
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/cuda/event.h>
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/symmetric_product.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
+#include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
+#include <gradtile/train/optimizers/muon.h>
+
+namespace {
+
+using namespace gradtile;
+
+/// Median microseconds of a call, of graphs of `calls` calls.
+double microseconds(const Context& ctx, const std::function<void()>& call, int calls = 10) {
+    const auto all = [&] {
+        for (int i = 0; i < calls; ++i) call();
+    };
+    all();
+    StepGraph graph;
+    graph.capture(ctx, all);
+    std::vector<double> times;
+    for (int run = 0; run < 7; ++run) {
+        const cuda::Event begin(ctx.device()), end(ctx.device());
+        graph.replay(ctx);
+        begin.record(ctx.stream());
+        graph.replay(ctx);
+        end.record(ctx.stream());
+        times.push_back(1e3 * end.milliseconds_since(begin) / calls);
+    }
+    std::ranges::nth_element(times, times.begin() + 3);
+    return times[3];
+}
+
+void print(const std::string& name, double us, const std::string& rate) {
+    std::printf("%-44s %9.1f us  %s\n", name.c_str(), us, rate.c_str());
+    std::fflush(stdout);
+}
+std::string teraflops(double flops, double us) {
+    return concat(static_cast<int>(1e-6 * flops / us), " TFLOP/s of the whole product");
+}
+std::string gigabytes(double bytes, double us) {
+    return concat(static_cast<int>(1e-3 * bytes / us), " GB/s");
+}
+
+constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
+
+/// Fills a tensor with a million random numbers, repeated.
+void fill_randomly(const Context& ctx, const Tensor& x) {
+    const Tensor some = randn(ctx, {std::int64_t{1} << 20}, x.dtype(), Seed{1}), flat = x.reshape({-1});
+    for (std::int64_t i = 0; i < flat.elements(); i += some.elements()) {
+        const std::int64_t length = std::min(some.elements(), flat.elements() - i);
+        copy(ctx, flat.slice(0, i, length), some.slice(0, 0, length));
+    }
+}
+
+void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows, std::int64_t columns) {
+    using Of = SymmetricProduct::Of;
+    const bool tall = rows > columns;
+    const std::int64_t n = std::min(rows, columns), m = std::max(rows, columns);
+    const Tensor x = empty(ctx, {count, rows, columns}, DType::bf16), next = empty_like(ctx, x);
+    fill_randomly(ctx, x);
+    const Tensor gram = empty(ctx, {count, n, n}, DType::bf16), polynomial = empty_like(ctx, gram);
+    const std::string name = concat(count, " of ", rows, " x ", columns, ": ");
+    const double of_gram = 2.0 * static_cast<double>(count * n * n * m),
+                 of_square = 2.0 * static_cast<double>(count * n * n * n);
+    const auto measure = [&](const std::string& what, double flops, const std::function<void()>& call) {
+        const double us = microseconds(ctx, call);
+        print(name + what, us, teraflops(flops, us));
+    };
+    measure("A by cuBLASLt", of_gram, [&] { gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall}); });
+    measure("A, one kernel", of_gram, [&] {
+        check(symmetric_product(ctx, gram, x, {.of = tall ? Of::columns : Of::rows}), "no kernel");
+    });
+    measure("polynomial by cuBLASLt and a pass", of_square, [&] {
+        gemm(ctx, polynomial, gram, gram);
+        add_lower_powers(ctx, polynomial, gram, quintic);
+    });
+    measure("polynomial, one kernel", of_square, [&] {
+        check(symmetric_product(ctx, polynomial, gram, {.of = Of::polynomial, .polynomial = quintic}),
+              "no kernel");
+    });
+    measure("next X by cuBLASLt", of_gram, [&] {
+        if (tall) {
+            gemm(ctx, next, x, polynomial);
+        } else {
+            gemm(ctx, next, polynomial, x);
+        }
+    });
+    if (tall)
+        measure("next X by cuBLASLt, transposed", of_gram,
+                [&] { gemm(ctx, next, x, polynomial, {.trans_b = true}); });
+}
+
+void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, std::int64_t columns) {
+    const std::int64_t n = rows * columns;
+    const auto elements = static_cast<double>(count * n);
+    const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
+    MatrixGroup group{.shape = {rows, columns}, .matrices = {}};
+    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n});
+    std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
+    std::memcpy(words.data(), group.matrices.data(), group.matrices.size() * sizeof(MatrixOffsets));
+    group.on_device = from_host(ctx, words, {std::ssize(words)});
+    const Tensor u = empty(ctx, {count, rows, columns}, DType::f32), squares = matrix_squares(ctx, u),
+                 x = empty(ctx, {count, rows, columns}, DType::bf16), rate = zeros(ctx, {1}, DType::f64);
+    const MatrixArrays arrays{.values = b16.select(0, 0),
+                              .weights = f32.select(0, 0),
+                              .gradients = f32.select(0, 1),
+                              .momentum = f32.select(0, 2)};
+    const auto measure = [&](const std::string& what, int bytes, const std::function<void()>& call) {
+        const double us = microseconds(ctx, call);
+        print(concat(count, " of ", rows, " x ", columns, ": ", what), us, gigabytes(bytes * elements, us));
+    };
+    measure("copy", 8, [&] { copy(ctx, f32.select(0, 1), f32.select(0, 2)); });
+    measure("momentum and squares", 16,
+            [&] { cuda::matrix_momentum(ctx, arrays, group, {}, 0.95, u, squares); });
+    measure("normalise to bfloat16", 6, [&] { normalize_matrices(ctx, u, squares, x); });
+    measure("update of the weights", 12, [&] {
+        cuda::matrix_apply(ctx, arrays, group, x, rate,
+                           {.lr_ratio = 20, .weight_decay = 0.1, .step_factor = 1}, {});
+    });
+}
+
+/// The matrices of `layers` blocks of a GPT-2.
+void add_blocks(ParameterStore& store, std::int64_t layers, std::int64_t width) {
+    for (std::int64_t i = 0; i < layers; ++i) {
+        const std::string name = concat("h.", i, '.');
+        store.add(name + "qkv", {3 * width, width}, Init::zeros());
+        store.add(name + "proj", {width, width}, Init::zeros());
+        store.add(name + "up", {4 * width, width}, Init::zeros());
+        store.add(name + "down", {width, 4 * width}, Init::zeros());
+    }
+}
+
+void measure_updates(std::int64_t layers, std::int64_t width) {
+    for (const char* what : {"AdamW", "Muon", "Muon, GRADTILE_HOPPER_GEMM=off"}) {
+        if (std::strstr(what, "off") != nullptr) setenv("GRADTILE_HOPPER_GEMM", "off", 1);
+        const Context ctx(Device::cuda(0), 1);
+        ParameterStore store;
+        add_blocks(store, layers, width);
+        store.allocate(ctx, DType::bf16);
+        fill_randomly(ctx, store.gradients());
+        std::unique_ptr<Optimizer> optimizer;
+        if (what[0] == 'A') {
+            optimizer = std::make_unique<ElementwiseOptimizer>(ctx, store, AdamW{});
+        } else {
+            optimizer = std::make_unique<Muon>(ctx, store, is_block_matrix, MuonOptions{});
+        }
+        const Context inside =
+            ctx.with_allocator(std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30));
+        const Tensor rate = zeros(ctx, {1}, DType::f64);
+        print(concat("update of all matrices: ", what),
+              microseconds(
+                  inside, [&] { optimizer->step(inside, rate, {}); }, 2),
+              "");
+    }
+    unsetenv("GRADTILE_HOPPER_GEMM");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        const std::int64_t layers = argc > 1 ? std::atoll(argv[1]) : 12;
+        const std::int64_t width = argc > 2 ? std::atoll(argv[2]) : 768;
+        measure_updates(layers, width);
+        const Context ctx(Device::cuda(0), 1);
+        measure_passes(ctx, layers, 4 * width, width);
+        for (const auto& [rows, columns] : {std::pair<int, int>{3, 1}, std::pair<int, int>{1, 1},
+                                            std::pair<int, int>{4, 1}, std::pair<int, int>{1, 4}})
+            measure_products(ctx, layers, rows * width, columns * width);
+    } catch (const gradtile::Error& error) {
+        std::fprintf(stderr, "muon_bench: %s\n", error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,7 @@
+#pragma once
+/// INTERNAL. The CUDA implementation behind symmetric_product.h.
+#include <gradtile/core/gemm/symmetric_product.h>
+
+namespace gradtile::cuda {
+bool symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x, const SymmetricProduct& product);
+}  // namespace gradtile::cuda

@@ -1,0 +1,38 @@
+#pragma once
+/// What happens to the queries and keys of a packed projection before attention, in one pass over memory:
+/// RMSNorm over the columns of each head (QK-norm; Henry et al. 2020, with the norm of rms_norm.h), and then
+/// rotary position embedding (rope.h). Either may be absent.
+#include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/rope.h>
+
+namespace gradtile {
+
+/// The transformation of x [B,T,H,D]. The first `queries` heads are queries, the others keys.
+struct HeadTransform {
+    std::int64_t queries = 0;
+    /// [D], in the dtype of x: the weights of the norm of queries and of keys. Both are undefined if there is
+    /// no norm.
+    Tensor q_weight = {}, k_weight = {};
+    double epsilon = 0.0;
+    Rope::Angles angles = {};  ///< of T tokens, [T, D/2]; undefined if heads are not rotated
+
+    bool has_norm() const { return q_weight.defined(); }
+    bool rotates() const { return angles.cosines.defined(); }
+};
+
+/// The gradients of the weights, [D].
+struct HeadWeightGradients {
+    GradientTarget q = {}, k = {};
+};
+
+/// Computes y = rotate(norm(x)) for x and y [B,T,H,D]; the last axis is contiguous, others may be strided.
+/// Without a norm, y is x. With a norm, backward needs x, and rstd [B,T,H] (float32; float64 for float64 x),
+/// which this function writes; without one, rstd is undefined. Values are rounded once, at the end.
+void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
+                     const HeadTransform& transform);
+/// Replaces the gradient with respect to y, in `gradient` [B,T,H,D], by the gradient with respect to x. With
+/// a norm, also writes the weights' gradients; x and rstd are those of the forward pass.
+void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
+                         const HeadTransform& transform, const HeadWeightGradients& weights = {});
+
+}  // namespace gradtile

@@ -1,0 +1,392 @@
+// Norm and rotation of queries and keys on the GPU.
+#include <numeric>
+
+#include <gradtile/layers/internal/head_transform_backend.h>
+#include <gradtile/core/cuda/device/reduce.cuh>
+#include <gradtile/layers/device/partial_sums.cuh>
+#include <gradtile/layers/device/place.cuh>
+#include <gradtile/layers/device/vectors.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+using namespace device;
+
+constexpr int head_threads = 128;
+// Blocks per multiprocessor: enough loads in flight for the memory's rate.
+constexpr int forward_blocks = 6, backward_blocks = 4;
+
+/// A team of threads processes one head of one token after the other. A thread holds, `held` times, n
+/// neighbouring columns of the first half of a head and the columns that are rotated with them. Every team
+/// keeps its head, so that weights and sums of their gradients stay in registers.
+template <int team_, int held_, int n_>
+struct HeadTeam {
+    static constexpr int team = team_, held = held_, n = n_, teams = head_threads / team;
+    static constexpr int max_half = team * held * n;
+};
+
+/// [B,T,H,D] with a contiguous last axis.
+template <class T>
+struct HeadTensor {
+    T* data = nullptr;
+    std::int64_t sample_stride = 0, token_stride = 0, head_stride = 0;
+
+    explicit HeadTensor(const Tensor& x)
+        : data(x.data<std::remove_const_t<T>>()),
+          sample_stride(x.stride(0)),
+          token_stride(x.stride(1)),
+          head_stride(x.stride(2)) {}
+    bool in_vectors() const {
+        constexpr int n = vector_length<std::remove_const_t<T>>;
+        return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && sample_stride % n == 0 &&
+               token_stride % n == 0 && head_stride % n == 0;
+    }
+};
+
+template <class T>
+struct HeadArguments {
+    HeadTensor<const T> x;
+    HeadTensor<T> y;  ///< backward: the gradient
+    const T *q_weight, *k_weight;
+    Accumulator<T>* rstd;
+    const Accumulator<T>*cosines, *sines;
+    Accumulator<T>* partials;
+    Divisor length;  ///< T
+    std::int64_t tokens;
+    int heads, queries, half, dim;
+    Accumulator<T> epsilon, sign;
+};
+
+/// The place of a thread: its team's head and tokens, and its columns.
+template <class Team>
+struct HeadPlace {
+    int lane, head;
+    std::int64_t first_token, first_of_block, step;
+
+    template <class T>
+    __device__ __forceinline__ explicit HeadPlace(const HeadArguments<T>& p)
+        : lane(static_cast<int>(threadIdx.x) % Team::team) {
+        // The number of teams is a multiple of that of heads.
+        const std::int64_t block = blockIdx.x * std::int64_t{Team::teams};
+        const std::int64_t index = block + threadIdx.x / Team::team;
+        first_token = index / p.heads;
+        head = static_cast<int>(index - first_token * p.heads);
+        first_of_block = block / p.heads;
+        step = gridDim.x * std::int64_t{Team::teams} / p.heads;
+    }
+    __device__ __forceinline__ int column(int k) const { return (lane + k * Team::team) * Team::n; }
+};
+
+/// From the last token to the first, see map_rows.cuh.
+template <class T>
+__device__ __forceinline__ std::int64_t offset_of(const HeadTensor<T>& x, const Divisor& length,
+                                                  std::int64_t token, int head) {
+    const std::int64_t sample = length.quotient_of(token);
+    return sample * x.sample_stride + (token - sample * length.value) * x.token_stride + head * x.head_stride;
+}
+
+/// A thread's columns of a row: [0] of the first half, [1] of the second one.
+template <class Team, class T>
+struct HeadRow {
+    Fetched<Team::n, T> part[2][Team::held];
+
+    template <class Source>
+    __device__ __forceinline__ void read(const Source* row, const HeadPlace<Team>& at, int half, int dim) {
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            const int column = at.column(k);
+            if (column >= half) break;
+            part[0][k].read(row + column);
+            // An odd head has one column less in its second half.
+            if (half + column < dim) part[1][k].read(row + half + column);
+        }
+    }
+};
+
+template <class Team, class T, class S>
+__device__ __forceinline__ void write_row(T* row, const S (&values)[2][Team::held][Team::n],
+                                          const HeadPlace<Team>& at, int half, int dim) {
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int column = at.column(k);
+        if (column >= half) break;
+        store<Team::n>(row + column, values[0][k]);
+        if (half + column < dim) store<Team::n>(row + half + column, values[1][k]);
+    }
+}
+
+/// Rotates a thread's columns by the angles of a token. sign -1 rotates back.
+template <class Team, class T, class S = Accumulator<T>>
+__device__ __forceinline__ void rotate(S (&x)[2][Team::held][Team::n], const HeadArguments<T>& p,
+                                       std::int64_t token, const HeadPlace<Team>& at, S sign) {
+    const std::int64_t row = (token - p.length.quotient_of(token) * p.length.value) * p.half;
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int column = at.column(k);
+        if (column >= p.half) break;
+        S cosine[Team::n], sine[Team::n];
+        // Rows of the tables are on 16-byte boundaries if a row has whole vectors.
+        load<Team::n>(cosine, p.cosines + row + column);
+        load<Team::n>(sine, p.sines + row + column);
+#pragma unroll
+        for (int i = 0; i < Team::n; ++i) {
+            const S u = x[0][k][i], v = x[1][k][i], s = sign * sine[i];
+            x[0][k][i] = u * cosine[i] - v * s;
+            x[1][k][i] = v * cosine[i] + u * s;
+        }
+    }
+}
+
+template <class Team, class T>
+__global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel(const HeadArguments<T> p) {
+    using S = Accumulator<T>;
+    const HeadPlace<Team> at(p);
+    await_predecessor();
+    HeadRow<Team, T> weight{}, next{};
+    const bool has_norm = p.q_weight != nullptr;
+    if (has_norm) weight.read(at.head < p.queries ? p.q_weight : p.k_weight, at, p.half, p.dim);
+    const auto fetch = [&](std::int64_t index) {
+        if (index < p.tokens)
+            next.read(p.x.data + offset_of(p.x, p.length, p.tokens - 1 - index, at.head), at, p.half, p.dim);
+    };
+    fetch(at.first_token);
+    std::int64_t index = at.first_token;
+    // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.
+    for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
+        S x[2][Team::held][Team::n];
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            next.part[0][k].values(x[0][k]);
+            next.part[1][k].values(x[1][k]);
+        }
+        fetch(index + at.step);
+        const bool has_row = index < p.tokens;
+        const std::int64_t token = p.tokens - 1 - index;
+        if (has_norm) {
+            S squares = 0;
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int k = 0; k < Team::held; ++k)
+#pragma unroll
+                    for (int i = 0; i < Team::n; ++i) squares += x[part][k][i] * x[part][k][i];
+            squares = reduce_lanes<Team::team>(squares, Sum{});
+            const S rstd = 1 / sqrt(squares / static_cast<S>(p.dim) + p.epsilon);
+            if (has_row && at.lane == 0) p.rstd[token * p.heads + at.head] = rstd;
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int k = 0; k < Team::held; ++k) {
+                    S w[Team::n];
+                    weight.part[part][k].values(w);
+#pragma unroll
+                    for (int i = 0; i < Team::n; ++i) x[part][k][i] *= rstd * w[i];
+                }
+        }
+        if (!has_row) continue;
+        if (p.cosines != nullptr) rotate<Team>(x, p, token, at, p.sign);
+        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, at.head), x, at, p.half, p.dim);
+    }
+}
+
+/// Adds the sums of the block's teams in their order, those of queries and of keys by themselves, and stores
+/// them in the block's part of the results.
+template <class Team, class T, class S = Accumulator<T>>
+__device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, const HeadPlace<Team>& at,
+                                                  const S (&sums)[2][Team::held][Team::n]) {
+    __shared__ S of_teams[Team::teams][2 * Team::max_half];
+    const int team = static_cast<int>(threadIdx.x) / Team::team;
+#pragma unroll
+    for (int part = 0; part < 2; ++part)
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k)
+#pragma unroll
+            for (int i = 0; i < Team::n; ++i)
+                of_teams[team][part * Team::max_half + at.column(k) + i] = sums[part][k][i];
+    __syncthreads();
+    const int first_head = static_cast<int>(blockIdx.x * std::int64_t{Team::teams} % p.heads);
+    for (int item = static_cast<int>(threadIdx.x); item < 2 * p.dim; item += head_threads) {
+        const bool of_queries = item < p.dim;
+        const int column = of_queries ? item : item - p.dim;
+        const int place = column < p.half ? column : Team::max_half + column - p.half;
+        S sum = 0;
+        int head = first_head;
+        for (int i = 0; i < Team::teams; ++i) {
+            if ((head < p.queries) == of_queries) sum += of_teams[i][place];
+            if (++head == p.heads) head = 0;
+        }
+        p.partials[std::int64_t{blockIdx.x} * 2 * p.dim + item] = sum;
+    }
+}
+
+/// With n = x rstd, d the gradient with respect to n weight, and g = d weight: gradient = rstd (g - n mean(g
+/// n)); the weights' gradients are the sums of d n.
+template <class Team, class T>
+__global__ void __launch_bounds__(head_threads, backward_blocks)
+    differentiate_kernel(const HeadArguments<T> p) {
+    using S = Accumulator<T>;
+    const HeadPlace<Team> at(p);
+    await_predecessor();
+    HeadRow<Team, T> weight{}, next_x{}, next_d{};
+    weight.read(at.head < p.queries ? p.q_weight : p.k_weight, at, p.half, p.dim);
+    S next_rstd = 0;
+    const auto fetch = [&](std::int64_t index) {
+        if (index >= p.tokens) return;
+        const std::int64_t token = p.tokens - 1 - index;
+        next_x.read(p.x.data + offset_of(p.x, p.length, token, at.head), at, p.half, p.dim);
+        next_d.read(p.y.data + offset_of(p.y, p.length, token, at.head), at, p.half, p.dim);
+        next_rstd = p.rstd[token * p.heads + at.head];
+    };
+    S sums[2][Team::held][Team::n] = {};
+    fetch(at.first_token);
+    std::int64_t index = at.first_token;
+    for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
+        S d[2][Team::held][Team::n];
+        const HeadRow<Team, T> row = next_x;
+        const S rstd = next_rstd;
+#pragma unroll
+        for (int k = 0; k < Team::held; ++k) {
+            next_d.part[0][k].values(d[0][k]);
+            next_d.part[1][k].values(d[1][k]);
+        }
+        fetch(index + at.step);
+        const bool has_row = index < p.tokens;
+        const std::int64_t token = p.tokens - 1 - index;
+        S sum = 0;
+        if (has_row) {
+            if (p.cosines != nullptr) rotate<Team>(d, p, token, at, S(-1));
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int k = 0; k < Team::held; ++k) {
+                    S x[Team::n], w[Team::n];
+                    row.part[part][k].values(x);
+                    weight.part[part][k].values(w);
+#pragma unroll
+                    for (int i = 0; i < Team::n; ++i) {
+                        const S term = d[part][k][i] * x[i] * rstd;
+                        sums[part][k][i] += term;
+                        sum += term * w[i];
+                    }
+                }
+        }
+        const S mean = reduce_lanes<Team::team>(sum, Sum{}) / static_cast<S>(p.dim);
+        if (!has_row) continue;
+#pragma unroll
+        for (int part = 0; part < 2; ++part)
+#pragma unroll
+            for (int k = 0; k < Team::held; ++k) {
+                S x[Team::n], w[Team::n];
+                row.part[part][k].values(x);
+                weight.part[part][k].values(w);
+#pragma unroll
+                for (int i = 0; i < Team::n; ++i)
+                    d[part][k][i] = rstd * (d[part][k][i] * w[i] - x[i] * rstd * mean);
+            }
+        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, at.head), d, at, p.half, p.dim);
+    }
+    store_weight_sums<Team>(p, at, sums);
+}
+
+/// The number of blocks must be a multiple of this, so that the number of teams is a multiple of that of
+/// heads: every team has at most 32 threads, so the number of teams in a block is a multiple of 4.
+std::int64_t block_multiple(std::int64_t heads) {
+    return heads / std::gcd(heads, std::int64_t{head_threads / 32});
+}
+std::int64_t block_count(std::int64_t wanted, std::int64_t at_most, std::int64_t heads) {
+    const std::int64_t multiple = block_multiple(heads);
+    return std::clamp(rounded_up(wanted, multiple), multiple,
+                      std::max(multiple, at_most / multiple * multiple));
+}
+
+/// Calls f(HeadTeam) with the smallest team that holds a head in one vector of each half, or with single
+/// elements if a head does not consist of whole vectors.
+template <class T, class F>
+void with_head_team(std::int64_t half, bool vectors, F&& f) {
+    constexpr int n = vector_length<T>;
+    if constexpr (sizeof(T) <= 4) {  // float64 is for verification
+        if (vectors && half <= 4 * n) return f(HeadTeam<4, 1, n>{});
+        if (vectors && half <= 8 * n) return f(HeadTeam<8, 1, n>{});
+        if (vectors && half <= 16 * n) return f(HeadTeam<16, 1, n>{});
+    }
+    using Single = HeadTeam<32, 4, 1>;
+    check(half <= Single::max_half, "head_transform: head_dim ", 2 * half, " on a GPU; expected at most ",
+          2 * Single::max_half);
+    f(Single{});
+}
+
+/// Launches what `launch_for`(HeadTeam, arguments) launches.
+template <class T, class F>
+void with_arguments(const Tensor& y, const Tensor& rstd, const Tensor& x, const HeadTransform& transform,
+                    F&& launch_for) {
+    using S = Accumulator<T>;
+    const std::int64_t dim = x.size(3);
+    HeadArguments<T> p{.x = HeadTensor<const T>(x),
+                       .y = HeadTensor<T>(y),
+                       .q_weight = nullptr,
+                       .k_weight = nullptr,
+                       .rstd = nullptr,
+                       .cosines = nullptr,
+                       .sines = nullptr,
+                       .partials = nullptr,
+                       .length = Divisor(x.size(1)),
+                       .tokens = x.size(0) * x.size(1),
+                       .heads = static_cast<int>(x.size(2)),
+                       .queries = static_cast<int>(transform.queries),
+                       .half = static_cast<int>(ceil_div(dim, std::int64_t{2})),
+                       .dim = static_cast<int>(dim),
+                       .epsilon = static_cast<S>(transform.epsilon),
+                       .sign = 1};
+    bool vectors = p.x.in_vectors() && p.y.in_vectors() && dim % (2 * vector_length<T>) == 0;
+    if (transform.has_norm()) {
+        p.q_weight = transform.q_weight.data<T>();
+        p.k_weight = transform.k_weight.data<T>();
+        p.rstd = rstd.data<S>();
+        vectors &= on_vector_boundary(transform.q_weight) && on_vector_boundary(transform.k_weight);
+    }
+    if (transform.rotates()) {
+        p.cosines = transform.angles.cosines.data<S>();
+        p.sines = transform.angles.sines.data<S>();
+        vectors &= on_vector_boundary(transform.angles.cosines) && on_vector_boundary(transform.angles.sines);
+    }
+    with_head_team<T>(p.half, vectors, [&](auto team) { launch_for(team, p); });
+}
+
+}  // namespace
+
+void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
+                     const HeadTransform& transform, bool inverse) {
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        with_arguments<T>(y, rstd, x, transform, [&]<class Team>(Team, HeadArguments<T>& p) {
+            p.sign = inverse ? -1 : 1;
+            const std::int64_t blocks =
+                block_count(ceil_div(p.tokens * p.heads, std::int64_t{Team::teams}),
+                            processors_of(ctx) * std::int64_t{forward_blocks}, p.heads);
+            launch(ctx, transform_kernel<Team, T>, blocks_for(blocks, 1),
+                   Block{.threads = head_threads, .starts_early = true}, p);
+        });
+    });
+}
+
+/// The number of blocks that an H200's 132 multiprocessors hold. The number is the same for every GPU and
+/// every alignment, so that memory plans and results do not depend on them.
+std::int64_t head_partials(std::int64_t tokens, std::int64_t heads) {
+    return block_count(ceil_div(tokens * heads, std::int64_t{64}), 132 * backward_blocks, heads);
+}
+
+void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
+                         const HeadTransform& transform, const HeadWeightGradients& weights,
+                         const Tensor& partials) {
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        with_arguments<T>(gradient, rstd, x, transform, [&]<class Team>(Team, HeadArguments<T>& p) {
+            p.partials = partials.data<Accumulator<T>>();
+            launch(ctx, differentiate_kernel<Team, T>, blocks_for(partials.size(0), 1),
+                   Block{.threads = head_threads, .starts_early = true}, p);
+        });
+        if (weights.q.grad.defined())
+            add_partials<Accumulator<T>, 2>(ctx, {weights.q, weights.k}, partials.data<Accumulator<T>>(),
+                                            partials.size(0));
+    });
+}
+
+}  // namespace gradtile::cuda

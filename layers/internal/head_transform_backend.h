@@ -1,0 +1,29 @@
+#pragma once
+/// The CPU and CUDA implementations behind head_transform.h and rope.h.
+#include <gradtile/layers/head_transform.h>
+
+namespace gradtile {
+
+/// Scratch memory of differentiate_heads: partial sums [head_partials(), 2, D] of the gradients of the
+/// weights of queries and of keys, in accumulator_of(x.dtype()).
+namespace cpu {
+/// `inverse` rotates back; then there is no norm.
+void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
+                     const HeadTransform& transform, bool inverse);
+/// There is a norm.
+void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
+                         const HeadTransform& transform, const HeadWeightGradients& weights,
+                         const Tensor& partials);
+std::int64_t head_partials(std::int64_t tokens, std::int64_t heads);
+}  // namespace cpu
+
+namespace cuda {
+void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
+                     const HeadTransform& transform, bool inverse);
+void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
+                         const HeadTransform& transform, const HeadWeightGradients& weights,
+                         const Tensor& partials);
+std::int64_t head_partials(std::int64_t tokens, std::int64_t heads);
+}  // namespace cuda
+
+}  // namespace gradtile
