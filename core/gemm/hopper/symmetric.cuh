@@ -31,7 +31,9 @@ struct StorePolynomial {
                                           const std::uint32_t (&in)[1], int diagonal) const {
         const float2 power = unpack<T>(in[0]);
         const float first = diagonal == 0 ? a : 0.0f, second = diagonal == 1 ? a : 0.0f;
-        out[0] = pack<T>(c * x[0][0] + b * power.x + first, c * x[0][1] + b * power.y + second);
+        // Without fmaf, the compiler may contract the elements (i, j) and (j, i) of a tile in different ways.
+        out[0] =
+            pack<T>(fmaf(c, x[0][0], fmaf(b, power.x, first)), fmaf(c, x[0][1], fmaf(b, power.y, second)));
     }
 };
 
