@@ -68,7 +68,8 @@ struct ModelConfig {
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
     double dropout = 0.0;  ///< probability, for embeddings and residual branches
     double attention_dropout = 0.0;  ///< probability, for attention's probabilities
-    /// LoRA: the rank of adapters of the blocks' matrices, which are then all that training changes; 0: none.
+    /// LoRA: the rank of the adapters of the blocks' matrices; training then changes only the adapters. 0:
+    /// none.
     std::int64_t lora_rank = 0;
     double lora_alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
     std::string lora_on = "all";  ///< the matrices that have adapters; see adapted_matrices()
