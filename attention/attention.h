@@ -115,10 +115,9 @@ struct Gradients {
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
-/// 256. (On a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied.) Sums are in
-///      float32 or wider.
-/// Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row that sees
-/// no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
+/// 256; on a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied. Sums are in float32
+/// or wider. Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row
+/// that sees no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
 /// float64 the number of sequences times Hq must not exceed 65,535. Throws Error on other shapes, dtypes or
 /// options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,

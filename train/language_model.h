@@ -40,7 +40,7 @@ struct LanguageModel {
 /// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// Copies the weights like the function above, but the masters into a flat block other than the store's.
+/// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
 

@@ -218,8 +218,8 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
-/// Returns the plan_memory() request of one process of a run of `ranks` processes, which have equal ones.
-/// validate(config, ranks) must not throw.
+/// Returns the plan_memory() request of one process of a run of `ranks` processes; it is the same for each
+/// process. validate(config, ranks) must not throw.
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
@@ -229,7 +229,7 @@ nlohmann::json to_json(const TrainConfig& config);
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
 /// Overwrites settings like the function above, from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
-/// Returns the text of a JSON file of settings: a regular file of at most max_config_bytes.
+/// Returns the text of a JSON file of settings, which must be a regular file of at most max_config_bytes.
 constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
 /// Reads a JSON file of settings and applies it.

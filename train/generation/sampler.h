@@ -97,9 +97,9 @@ using TokenHandler = std::function<bool(std::int32_t token)>;
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 
-/// Returns the tokens of a prompt for a text; those that a text without a prompt begins with if it is empty.
-/// Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt contains a character that
-/// the tokenizer does not know.
+/// Returns the tokens of a prompt. If the prompt is empty, returns the tokens that a text without a prompt
+/// begins with: a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
+/// contains a character that the tokenizer does not know.
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where = "prompt");
 

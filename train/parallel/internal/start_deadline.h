@@ -1,5 +1,5 @@
 #pragma once
-/// A deadline for calls without a timeout of their own: MPI_Init waits for missing processes for ever.
+/// A deadline for calls that have no timeout: MPI_Init waits for missing processes forever.
 #include <condition_variable>
 #include <functional>
 #include <mutex>
