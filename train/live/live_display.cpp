@@ -29,7 +29,7 @@ ContinueSignal::ContinueSignal() {
 }
 
 ContinueSignal::~ContinueSignal() {
-    // Other signals may have been blocked in the meantime, and stay so.
+    // Only SIGCONT is unblocked: other signals may have been blocked in the meantime and must stay blocked.
     if (sigismember(&former_mask_, SIGCONT) == 0) pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
 }
 

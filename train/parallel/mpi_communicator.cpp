@@ -17,7 +17,8 @@ using mpi::mpi_check;
 /// small bound keeps scratch memory small.
 constexpr std::int64_t max_exchange_bytes = 32 << 20;
 
-/// n elements divided into one share per process; shares are equal except that the last ones may be shorter.
+/// n elements divided into one share per process. Shares are equal, but the last shares may be shorter or
+/// empty.
 struct Shares {
     std::int64_t n, share;
     Shares(std::int64_t n, int processes) : n(n), share(ceil_div(n, processes)) {}
