@@ -39,7 +39,7 @@ struct Shapes {
     std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
 
     /// The number of pairs (row, key) in which the row sees the key. Causal rows are aligned with the last
-    /// key; for equal lengths the number is k^2 / 2, with which published figures count.
+    /// key; for equal lengths the number is taken as k^2 / 2, as in published figures.
     static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
         const double q = static_cast<double>(queries), k = static_cast<double>(keys);
         if (!causal) return q * k;
@@ -109,7 +109,7 @@ std::vector<Shapes> default_shapes(Device device) {
             {1, 12, 4, 1024, 1024, 64}};
 }
 
-/// The shapes given by flags, or the default list.
+/// Returns the shapes that the flags give, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     if (flags.packed.empty() && flags.queries.empty() && flags.lengths.empty() && !flags.batch &&
         !flags.heads && !flags.kv_heads && !flags.head_dim)
@@ -214,7 +214,7 @@ class Passes {
     }
 
   private:
-    /// Removes the batch axis of every tensor and sets the offsets of the sequences.
+    /// Makes the call packed: removes the batch axis of every tensor and sets the offsets of the sequences.
     void pack(const Shapes& shapes) {
         for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
             *x = x->select(0, 0);

@@ -59,7 +59,7 @@ void add_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& 
                      [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
 }
 
-/// Attention of the layers with each window.
+/// Adds attention, with one part for each different window of the layers.
 void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConfig& config,
                    const MultiHeadAttention::Saved& saved) {
     const attention::Saved operands = saved.attention;
