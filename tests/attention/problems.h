@@ -182,7 +182,7 @@ inline std::vector<Problem> problems_of_score_option_shapes() {
     return problems;
 }
 
-/// A problem whose bias is -inf in two rows, which therefore see nothing, with a sink or without.
+/// A problem whose bias is -inf in two rows. These rows therefore see no key.
 class RowsOfMinusInfinity {
   public:
     explicit RowsOfMinusInfinity(bool with_sink)
@@ -201,7 +201,8 @@ class RowsOfMinusInfinity {
         in.biases[0] = from_host(ctx, bias, problem_.biases[0], DType::f32);
         return in;
     }
-    /// The LSE of these rows is that of the sink, with an error of at most `lse_error`.
+    /// Expects that O, dQ and the bias's gradient of these rows are 0, and that their LSE is the sink (-inf
+    /// without a sink) with an error of at most `lse_error`.
     void expect_zeros(const Context& ctx, const Inputs& in, const Result& result, double lse_error) const {
         for (const std::size_t row : rows) {
             if (problem_.sink) {

@@ -47,7 +47,7 @@ TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     ConversationRun run;
     run.config.val_fraction = 0.0;
     run.config.model.context = 256;  // no conversation is cut
-    run.config.batch = 50;           // a step is the whole file, in any order
+    run.config.batch = 50;           // the step has all conversations of the file, in any order
     run.config.steps = 1;
     run.config.lr = run.config.min_lr = 1e-30;  // the weights stay as they were
     run.config.micro_batch = 10;
@@ -85,7 +85,8 @@ TEST(ConversationTraining, LossesDoNotDependOnMicroBatches) {
                 << key << " of step " << i + 1;
 }
 
-/// Windows of one token, of which one predicts the blank after "Assistant:".
+/// Each window has one token. One of the targets is the blank after "Assistant:", which is ignored, so its
+/// step has no target.
 TEST(ConversationTraining, AStepWithoutATargetHasALossOfZero) {
     TinyRun run;
     run.config.data = run.directory.write(
