@@ -251,11 +251,14 @@ void add_sample(CommandLine& program) {
                       "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for "
                       "standard input; continues each as --prompt would");
     add_sampling_flags(command, options);
-    command.add_value("--num-samples", flags->samples, "number of texts of a prompt, separated by lines ---");
-    command.add_value("--batch", flags->batch,
-                      "most texts that are generated at once; 0: up to 64, by the memory of their caches");
-    command.add_switch("--json", flags->json,
-                       "print one JSON object a text: prompt, text, tokens, stopped (by --stop)");
+    command.add_value("--num-samples", flags->samples,
+                      "number of texts for each prompt; lines --- separate them");
+    command.add_value(
+        "--batch", flags->batch,
+        "largest number of texts generated at once; 0: up to 64, if the memory suffices for their caches");
+    command.add_switch(
+        "--json", flags->json,
+        "print one JSON object for each text: prompt, text, tokens, stopped (true: ended by --stop)");
     command.set_action([flags] { return sample_texts(*flags); });
 }
 

@@ -393,7 +393,8 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
     command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");
-    command.add_switch("--alibi", flags->score.alibi, "subtract a multiple of the distance from scores");
+    command.add_switch("--alibi", flags->score.alibi,
+                       "subtract from scores a multiple of the distance between query and key");
     command.add_value<std::string>("--bias",
                                    "add a bias with these axes to the scores and compute its gradient: bhqk "
                                    "or a part, for example hqk or bk (default: no bias)",
@@ -408,7 +409,7 @@ void add_bench_attention(Command& bench) {
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,
-                       "bit-identical results in every run on a GPU, at some cost; always so on the CPU");
+                       "the same bits in every run on a GPU, but slower; the CPU always gives the same bits");
     command.add_switch("--explain", flags->explain,
                        "print which kernels compute the forward pass, and why, and time nothing");
     command.add_value("--runs", flags->runs, "number of timings; their median is reported");
