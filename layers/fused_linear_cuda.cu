@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(warps * 32,
 
     float sum[rows] = {};
     Position at{warp, 0};
-    int filled = 0;  // the place of the step in the ring
+    int filled = 0;  // index of the stage in `ring` that holds the current step
 #pragma unroll 1
     while (at.task < tasks) {
         wait_for_copies<stages - 2>();

@@ -120,7 +120,7 @@ struct BackwardTask {
                                             ///< which gives exp(s - lse) = 0 without a branch
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O) - dLSE
     DqTurns turns;
-    /// [group]; null when score = product.
+    /// [group]; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 

@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// The texts that a template writes around a message: header, message, end.
+/// The texts of a template. A message is written between its role's header and an end.
 struct TemplateTexts {
     std::string begin{};  ///< the text at the beginning of a conversation
     std::array<std::string, 3> headers{};

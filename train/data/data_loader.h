@@ -108,7 +108,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // empty if the data is one text
+    std::vector<TokenWindow> of_examples_;  // the windows of an epoch; empty if the sequence has no examples
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};

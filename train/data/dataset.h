@@ -52,12 +52,12 @@ struct Dataset {
     std::vector<std::string> description{};
 };
 
-/// Reads the files, makes the tokenizer from the training file's text, and splits: training is the first
-/// int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of generate_corpus()
-/// is split at the nearest border between two stories, unless the tokenizer is BPE. A byte order mark at the
-/// start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory; token files stay on
-/// disk. If the vocabulary comes from the ids of a token file without a header, the ids of val_data count,
-/// too.
+/// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
+/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of
+/// generate_corpus() is split at the nearest border between two stories, unless the tokenizer is BPE. A byte
+/// order mark at the start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory;
+/// token files stay on disk. If the vocabulary comes from the ids of a token file without a header, the ids
+/// of val_data count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data

@@ -44,8 +44,8 @@ struct Packing {
 
 /// The id with which a tokenizer's documents begin: BPE's <|endoftext|>, if it has this token.
 std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer);
-/// The rule of a run: documents begin at `document_token`, or if it is -1 after blank lines of a text. Throws
-/// Error if there is neither.
+/// Returns the rule of a run: documents begin at `document_token`, or, if `document_token` is -1, after blank
+/// lines of a text. Throws Error if there is neither.
 DocumentRule document_rule(std::int64_t document_token, const std::optional<Tokenizer>& tokenizer);
 
 /// One row of a batch: inputs, targets and, if packed, the position of each token in its document.

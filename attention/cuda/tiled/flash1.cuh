@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             Tiles::load_keys(Tiles::at(shared, Layout::v + tile),
                              rows_from(v, key, mask.keys, p.sizes.v_dim));
         }
-        // The warp's first strip with a row from first_row on.
+        // `row` begins the first strip of this warp that contains a row >= first_row.
         const int earlier = max(0, first_row - (own_row + strip) + 1);
         int row = own_row + (earlier + step - 1) / step * step;
         load_queries(0, row, end_row);
