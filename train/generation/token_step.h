@@ -40,7 +40,8 @@ class TokenStep {
     };
     /// Reads the tokens into the cache and returns the logits [V] after each. Places are different.
     std::vector<std::vector<double>> logits(std::span<const Input> inputs);
-    /// Like logits(), but returns the most likely token after each. Throws Error when a logit is not finite.
+    /// Like logits(), but returns the most likely next token of each text. Throws Error when a logit is not
+    /// finite.
     std::vector<std::int32_t> most_likely(std::span<const Input> inputs);
 
     /// The graph of steps with this number of texts, for tests.

@@ -23,7 +23,7 @@ struct PanelTile {
         row_bytes == 128 ? gradtile::cuda::Swizzle::of_128_bytes : gradtile::cuda::Swizzle::of_64_bytes;
     static_assert(columns % panel_columns == 0 && panel_bytes % 1024 == 0);
 
-    // For LanePointer, which stages results of warps.
+    // Read by LanePointer, with which warps store results in the tile.
     static constexpr int span_bytes = row_bytes, span_distance = panel_bytes;
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
         const int swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;

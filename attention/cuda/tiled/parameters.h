@@ -33,8 +33,8 @@ struct TiledBackwardParameters {
     using A = Accumulator<T>;
     device::TensorView<const T> q, k, v, d_o;
     device::TensorView<A> d_q, d_k, d_v;  ///< sums; those that a kernel adds to are 0 before it starts
-    /// [B, Hq, Sq]: P = exp(score - reference) * inverse_sum. memory_efficient: the LSE, +inf for rows that
-    /// see no key, and null for 1. flash1: m and l.
+    /// Each [B, Hq, Sq]: P = exp(score - reference) / row_sum. memory_efficient: `reference` is the LSE (+inf
+    /// for rows that see no key), and `row_sum` is null, which stands for 1. flash1: m and l.
     const A *reference, *row_sum;
     const A* delta;                ///< [B, Hq, Sq]: D = rowsum(dO * O) - dLSE
     std::int64_t d_q_part_stride;  ///< distance in elements of the parts of dQ; 0: one part

@@ -229,7 +229,7 @@ struct TensorBackwardTiles : TensorAddresses {
     /// 0.
     class Statistics {
       public:
-        /// The pointers belong to the tile's first row; `sums` is null for 1.
+        /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
         __device__ __forceinline__ void load(const float* references, const float* sums, const float* deltas,
                                              int existing_rows) {
 #pragma unroll
@@ -335,14 +335,14 @@ struct TensorBackwardTiles : TensorAddresses {
         }
     };
     struct RowSums : Sums<sizes.row_warps> {
-        /// += pairs y for y [keys, ..]
+        /// x += pairs y for y [keys, ..]
         __device__ __forceinline__ void add(std::uint32_t pairs, std::uint32_t y) {
             multiply_shared_a_b<T, keys, 4>(this->x, LanePointer<PairTile>::stacked(pairs), this->strip(),
                                             LanePointer<KeyTile>::stacked(y), this->first_column());
         }
     };
     struct KeySums : Sums<sizes.key_warps()> {
-        /// += pairs^T y for y [rows, ..]
+        /// x += pairs^T y for y [rows, ..]
         __device__ __forceinline__ void add(std::uint32_t pairs, std::uint32_t y) {
             multiply_at_b<T, rows, 4>(this->x, LanePointer<PairTile>::paired(pairs), this->strip(),
                                       LanePointer<RowTile>::stacked(y), this->first_column());

@@ -318,7 +318,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
     /// 0.
     class Statistics {
       public:
-        /// The pointers belong to the tile's first row; `sums` is null for 1.
+        /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
         __device__ __forceinline__ void load(const A* references, const A* sums, const A* deltas,
                                              int existing_rows) {
             const int first = first_of_lane();

@@ -217,7 +217,7 @@ TEST_F(BytePairs, ASavedFileIsReadAgain) {
                 HasSubstr("this one is bytes"));
     EXPECT_THAT(message_of([&] { save_tokenizer((place_ / "none/x.json").string(), gpt2_); }),
                 HasSubstr("none/x.json: cannot create: No such file or directory"));
-    // Merges by rank become a list for other programs.
+    // cl100k merges by id. save_tokenizer() writes its merges as a list, because other programs need a list.
     save_tokenizer(path, cl100k_);
     expect_ids(load_tokenizer(path), json_of_file(reference("cl100k_ids.json"))["as_text"]);
 }
