@@ -78,9 +78,9 @@ struct LoadOptions {
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// Loads the model of load_checkpoint(path). If it has adapters, they are merged into its matrices
-/// (merged_adapters()). Its parameters are frozen, so that it takes no memory for gradients; training starts
-/// from a checkpoint (TrainConfig::init_from).
+/// Loads the model of load_checkpoint(path). If the model has adapters, the adapters are merged into its
+/// matrices (merged_adapters()). The loaded parameters are frozen, so that the model takes no memory for
+/// gradients. To train a model further, start a run from its checkpoint (TrainConfig::init_from).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile

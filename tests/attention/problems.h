@@ -227,7 +227,7 @@ class RowsOfMinusInfinity {
 };
 
 /// Models often mark hidden keys by the lowest number of a dtype instead of -inf. In this problem all keys of
-/// row 3 are marked so. Its LSE times log2(e) exceeds float32.
+/// row 3 are marked so, and the row's LSE times log2(e) is outside the range of float32.
 inline Problem problem_with_lowest_scores() {
     return {.queries = 40,
             .keys = 72,

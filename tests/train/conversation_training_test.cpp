@@ -42,7 +42,8 @@ double loss_of(const LanguageModel& model, const std::vector<std::int32_t>& befo
 }
 
 /// The reference computes the loss of one target at a time: the model reads only the tokens of the same
-/// conversation that come before the target. Its logits are float32, so the loss has errors below 1e-5.
+/// conversation that come before the target. The model's logits are float32, so the loss has errors below
+/// 1e-5.
 TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     ConversationRun run;
     run.config.val_fraction = 0.0;

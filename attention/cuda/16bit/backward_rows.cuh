@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(256)
         const std::int64_t at =
             static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
         const float lse = exists ? p.lse[at] : -INFINITY;
-        // A row whose scores all lie near the lowest float32 has an LSE that overflows here. Its P becomes 0.
+        // If all scores of a row are near the lowest float32, its LSE overflows here, and P of the row
+        // becomes 0.
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);

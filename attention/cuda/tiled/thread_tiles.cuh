@@ -400,7 +400,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         }
     };
     struct KeySums : Sums {
-        /// += pairs^T y for y [rows, ..]
+        /// x += pairs^T y for y [rows, ..]
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
             Sums::template add<Base::Factor::by_keys>(pairs + first_of_lane(), y);
         }
