@@ -323,7 +323,8 @@ Finding bias(std::string what, const Vector& values, const Vector& expected, con
         total += projection;
         squares += projection * projection;
     }
-    // A normally distributed number deviates by more than this in one of two million cases.
+    // A normally distributed number deviates from its mean by more than this number of standard deviations in
+    // one of two million cases.
     constexpr double deviations = 5;
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};

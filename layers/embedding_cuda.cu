@@ -407,7 +407,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
             .width = static_cast<int>(width),
             .partials = scratch.data<S>(),
             .piece_blocks = 0};
-        // The number of pieces, which only the device knows, is rarely larger than this.
+        // Only the device knows the number of pieces, which is rarely larger than enough_blocks.
         constexpr std::int64_t enough_blocks = 512;
         gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.max_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&

@@ -54,8 +54,9 @@ struct RowRules {
 };
 
 /// Replaces the products s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
-/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives those of the scores. lse
-/// and derivatives may be null. With drops_elements, dropout multiplies P.
+/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives the derivatives of the
+/// scores with respect to the products. lse and derivatives may be null. With drops_elements, dropout
+/// multiplies P.
 template <class T>
 __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
                                const __grid_constant__ RowRules rules, bool drops_elements) {

@@ -110,7 +110,7 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     double sum = 0.0;
     for (const Candidate& candidate : candidates) sum += candidate.weight;
     LikeliestFirst sorted(std::move(candidates));
-    // With top_p, the draw is among the fewest tokens that have this part of the sum.
+    // With top_p, the draw is among the fewest tokens whose weights add up to at least top_p * sum.
     double drawable = sum;
     if (options.top_p < 1.0) {
         drawable = 0.0;

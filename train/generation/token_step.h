@@ -38,7 +38,7 @@ class TokenStep {
         std::int64_t place = 0, position = 0;
         std::int32_t token = 0;
     };
-    /// Reads the tokens into the cache and returns the logits [V] after each. Places are different.
+    /// Reads the tokens into the cache and returns the logits [V] after each token. The places must differ.
     std::vector<std::vector<double>> logits(std::span<const Input> inputs);
     /// Like logits(), but returns the most likely next token of each text. Throws Error when a logit is not
     /// finite.

@@ -14,7 +14,7 @@ template <class A>
 struct RuleInShared {
     alignas(8) unsigned char bytes[sizeof(ScoreRule<A>)];
 
-    /// One thread calls; a barrier must follow.
+    /// One thread calls this function; a barrier must follow.
     __device__ __forceinline__ void set(const ScoreRule<A>& rule) {
         *reinterpret_cast<ScoreRule<A>*>(bytes) = rule;
     }
