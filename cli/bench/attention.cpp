@@ -1,8 +1,8 @@
 // gradtile bench attention: time of attention's forward and backward, compared with a large square product.
 // FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
 // instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
-// Of read, on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass without its
-// inputs and outputs.
+// The column "of read", on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass
+// without its inputs and outputs.
 #include <array>
 #include <charconv>
 #include <iostream>
