@@ -41,8 +41,8 @@ struct TrainConfig {
     ChatTemplate chat_template = ChatTemplate::automatic;
 
     bool packed = false;               ///< attention within documents, which begin inside windows
-    std::int64_t document_token = -1;  ///< packed: begins a document; -1: the data's own rule
-    std::int64_t max_documents = 0;    ///< packed: in a window; 0: context / 8, at least 8
+    std::int64_t document_token = -1;  ///< packed: id that begins documents; -1: the data's own rule
+    std::int64_t max_documents = 0;    ///< packed: limit per window; 0: context / 8, at least 8
 
     // Optimisation
     std::int64_t steps = 2000;

@@ -37,7 +37,7 @@ struct DecodeBlock {
                                                : heads_together > 2 ? 2
                                                                     : 4) /
                                                   vectors);
-    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // that a block reads at once
+    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
     static constexpr int pass_keys = keys * unroll;
 };
 

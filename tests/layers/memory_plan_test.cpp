@@ -112,8 +112,8 @@ TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
     EXPECT_NO_THROW(model.logits(inside, tokens));
 }
 
-/// A layer of GPT-2's shapes saves 16 times as many elements as its input x has; 10 times as many with
-/// recomputed activations, and as many with recomputed blocks. LSE and statistics are not counted.
+/// A layer of GPT-2's shapes saves 16 times the elements of its input x; with recomputed activations 10
+/// times, and with recomputed blocks once. LSE and statistics are not counted.
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
     const auto bytes_of = [&](Recompute recompute, std::int64_t layers) {

@@ -85,7 +85,7 @@ class LiveDisplay {
     bool is_new_ = true, ending_ = false;
     Clock::time_point last_step_ = start_, last_memory_{};
 
-    std::mutex drawing_mutex_;                // of the members below; locked before state_mutex_
+    std::mutex drawing_mutex_;                // protects the two members below; locked before state_mutex_
     std::vector<std::size_t> drawn_columns_;  // of the lines above the cursor
     TerminalSize drawn_size_;
 

@@ -69,8 +69,8 @@ class MpiCommunicator final : public Communicator {
 
     void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
         const auto waiting = group_.waiting("a reduce-scatter");
-        // The buffer holds one piece of every process's part at a time, without gaps. Memory plans do not
-        // count it.
+        // The buffer holds `piece` elements of every process's part at a time, without gaps. Memory plans do
+        // not count the buffer.
         const Tensor parts = whole.reshape({size(), part.elements()});
         const std::int64_t piece =
             std::min(part.elements(), std::max<std::int64_t>(max_exchange_elements(whole) / size(), 1));
