@@ -1,7 +1,7 @@
 // The attention of AlphaFold's Evoformer (Jumper et al. 2021, supplement, algorithms 7, 13 and 14): MSA row
 // attention with a mask bias and a pair bias, and triangle attention, which is the same call with other
-// meanings of the axes. Gradients of q, k, v and the pair bias, compared with the algorithm that stores S and
-// P.
+// meanings of the axes. The results and the gradients of q, k, v and the pair bias are compared with those of
+// the algorithm that stores S and P.
 #include <iostream>
 #include <limits>
 
