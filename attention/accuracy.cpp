@@ -18,7 +18,8 @@ std::size_t index(std::int64_t i) {
     return static_cast<std::size_t>(i);
 }
 
-/// The key of all problems with dropout. The first sample is not 0, so that a kernel that ignores it fails.
+/// The key of all problems with dropout. Its first sample is not 0, so that a kernel that ignores the first
+/// sample fails.
 const DropoutKey dropout_key = DropoutKey::of_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
 
 /// One output of attention: its member of Result and the number of columns of a row.
@@ -322,7 +323,8 @@ Finding bias(std::string what, const Vector& values, const Vector& expected, con
         total += projection;
         squares += projection * projection;
     }
-    // A normally distributed number deviates by more than this in one of two million cases.
+    // A normally distributed number deviates from its mean by more than this number of standard deviations in
+    // one of two million cases.
     constexpr double deviations = 5;
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};

@@ -29,7 +29,7 @@ struct Problem {
     std::int64_t first_sample = 0;  ///< the first sequence's number for dropout
     bool d_lse = false;             ///< the gradient with respect to the LSE is not 0
 
-    /// Returns the options without their tensors, which are in Inputs.
+    /// Returns the options with undefined tensors; with_tensors() adds the tensors of an Inputs.
     Options options(Algorithm algorithm = Algorithm::flash) const;
     double scale_or_default() const;
 };
@@ -39,9 +39,9 @@ struct NamedProblem {
     std::string name;
     Problem problem;
 };
-/// The list of all options that change scores or probabilities: `base` with each of them alone, and at the
-/// end, named all-options, with all of them. Tests and `gradtile gradcheck` take their problems from this
-/// list.
+/// Returns `base` with each option that changes scores or probabilities, one option per problem, and at the
+/// end a problem named all-options with all of these options. Tests and `gradtile gradcheck` take their
+/// problems from this list.
 std::vector<NamedProblem> score_option_problems(const Problem& base);
 
 struct Inputs {
@@ -49,7 +49,7 @@ struct Inputs {
     Tensor k;    ///< [B, Sk, Hkv, Dqk]
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor d_o;  ///< [B, Sq, Hq, Dv]
-    // Undefined where the problem lacks the option.
+    // Tensors of options; undefined if the problem does not set the option.
     std::array<Tensor, max_biases> biases = {};  ///< float32
     Tensor alibi_slopes = {}, sink = {};         ///< [Hq] float32
     Tensor d_lse = {};                           ///< [B, Hq, Sq]
@@ -57,7 +57,7 @@ struct Inputs {
     Inputs to(const Context& ctx, DType dtype) const;
     /// Returns the options with the tensors of these inputs.
     Options with_tensors(Options options) const;
-    /// All tensors that may be undefined.
+    /// Returns the members that are undefined if the problem does not set their option.
     std::array<Tensor*, max_biases + 3> option_tensors() {
         return {&biases[0], &biases[1], &alibi_slopes, &sink, &d_lse};
     }
@@ -96,8 +96,8 @@ struct Roundoff {
     /// roundings_per_block roundings, and adding it to the other blocks rounds once more.
     std::int64_t roundings_per_block, terms_per_block;
 
-    /// Bound of a sum's error, relative to the sum of its terms' magnitudes. It holds even if all terms have
-    /// one sign and all roundings one direction.
+    /// Returns a bound of a sum's error, divided by the sum of its terms' magnitudes. The bound holds even if
+    /// all roundings have the same sign.
     double sum_error(std::int64_t terms) const;
 };
 /// Roundoff of the kernels for a dtype on a device.
@@ -109,7 +109,7 @@ struct Reference {
     /// The error that flash's own roundings may add to the error of the naive form.
     Result floor;
     /// Like floor, but for the root mean square over many elements, and including the roundings of P and dS
-    /// before they are multiplied. It bounds the whole error of a 16-bit kernel.
+    /// before they are multiplied. This floor alone bounds the error of a 16-bit kernel.
     Result root_mean_square;
     /// The error if all roundings of the arithmetic had the same sign: the part of an error that does not
     /// average out over rows.
@@ -156,9 +156,9 @@ std::vector<Finding> largest_errors(const Result& naive, const Result& result, c
 std::vector<Finding> root_mean_square_errors(const Result& naive, const Result& result,
                                              const Reference& reference, const Factors& factors);
 /// Checks that errors are as likely positive as negative. Every row's errors are projected onto the row's
-/// expected values. (Errors of LSE are used as they are; errors of dQ are also projected onto the effect of
-/// an error in D.) The projections must add up to at most 5 standard deviations of a sum with random signs,
-/// plus the bound Reference::systematic. The rows must differ from each other, as those of random_inputs and
+/// expected values. (Errors of LSE are not projected; errors of dQ are also projected onto the effect of an
+/// error in D.) The projections must add up to at most 5 standard deviations of a sum with random signs, plus
+/// the bound Reference::systematic. The rows must differ from each other, as those of random_inputs and
 /// offset_inputs do.
 std::vector<Finding> biases(const Problem& problem, const Result& result, const Reference& reference);
 

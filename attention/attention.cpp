@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::int64_t max_head_dim = 256;
 
-/// Throws an Error with the names of the algorithm and of the option if it does not take that option.
+/// Throws an Error with the names of the algorithm and of the option if the algorithm does not support the
+/// option.
 void refuse_unavailable_algorithm(const Options& options) {
     if (options.algorithm != Algorithm::memory_efficient && options.algorithm != Algorithm::flash1) return;
     for (const auto& [tensor, name] :

@@ -21,13 +21,13 @@ inline constexpr std::size_t max_biases = 2;
 
 enum class Algorithm : std::uint8_t {
     flash2,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
-    /// Stores S and P; in float64 the reference for other algorithms. On a GPU its products take all pairs,
-    /// so that a NaN in a hidden key or in another packed sequence reaches every row.
+    /// Stores S and P; in float64 the reference for other algorithms. On a GPU its matrix products include
+    /// the hidden pairs (row, key), so a NaN in a hidden key or in another packed sequence reaches every row.
     naive,
-    // For comparison. They refuse packed sequences and, on a GPU with 99 KB of shared memory per thread
-    // block, float64 gradients of head dims above 128:
-    /// Rabe & Staats: K/V blocks with a running maximum, in linear memory; backward block of rows by block of
-    /// rows. Unfused on the CPU.
+    // memory_efficient and flash1 are for comparison. Both refuse packed sequences and, on a GPU with 99 KB
+    // of shared memory per thread block, float64 gradients of head dims above 128.
+    /// Rabe & Staats: a loop over K/V blocks with a running maximum, in linear memory; the backward pass
+    /// handles one block of rows after the other. On the CPU each operation writes its result to memory.
     memory_efficient,
     flash1,          ///< FlashAttention: the outer loop is over K/V blocks in forward, too
     flash = flash2,  ///< another name of flash2
@@ -52,10 +52,11 @@ struct Options {
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
-    /// Makes gradients equal to the bit from run to run. On the CPU they always are, and on a GPU dK and dV
-    /// of flash2 and naive and all gradients of flash1 are. On a GPU this option also fixes the order of
-    /// flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed (31 to 41% on
-    /// Hopper GPUs), and of memory_efficient's to dK and dV: one thread block then computes a K/V head.
+    /// Makes gradients equal to the bit from run to run. Without this option, all gradients on the CPU, and
+    /// on a GPU dK and dV of flash2 and naive and all gradients of flash1, are equal anyway. On a GPU the
+    /// option also fixes the order of flash2's additions to dQ, which costs the 16-bit backward pass 11 to
+    /// 22% of its speed (31 to 41% on Hopper GPUs). It also fixes the order of memory_efficient's additions
+    /// to dK and dV: one thread block then computes a whole K/V head.
     bool deterministic = false;
 
     // ---- Options of the scores and probabilities ----
@@ -80,9 +81,10 @@ struct Options {
     /// 1 of k and v: int32 [B + 1] on q's device, contiguous, both set or none. q, k, v and o then have no
     /// batch axis: q is [total rows, Hq, Dqk], k is [total keys, Hkv, Dqk]; lse is [Hq, total rows]. A row
     /// sees keys of its own sequence only, and the mask, ALiBi and dropout count rows and keys from its
-    /// start. Lengths may be 0. Rows and keys after the last sequence belong to none: O and gradients are 0
-    /// there, LSE is -inf. The first offset is 0 and offsets do not decrease; the CPU throws Error on others,
-    /// while a GPU, whose kernels read them when they run, limits them to the tensors. Biases are refused.
+    /// start. Lengths may be 0. Rows and keys after the last sequence belong to no sequence: their O and
+    /// gradients are 0, and LSE is -inf. The first offset must be 0, and offsets must not decrease. The CPU
+    /// throws Error on other offsets. A GPU reads the offsets only when its kernels run, and limits them to
+    /// the tensors' lengths. Biases are refused.
     Tensor cumulative_q = {};
     Tensor cumulative_k = {};
 };
@@ -95,7 +97,7 @@ struct Saved {
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor o;    ///< [B, Sq, Hq, Dv]
     Tensor lse;  ///< [B, Hq, Sq], natural log; float32 (float64 for float64 inputs)
-    // Of Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
+    // Defined for Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
     Tensor row_max = {};  ///< the row's largest score
     Tensor row_sum = {};  ///< the sum of exp(score - row_max)
 };
@@ -104,17 +106,18 @@ struct Gradients {
     Tensor q;  ///< [B, Sq, Hq, Dqk]
     Tensor k;  ///< [B, Sk, Hkv, Dqk]
     Tensor v;  ///< [B, Sk, Hkv, Dv]
-    /// Gradients of the biases, in their dtypes and shapes. Along an axis of length 1 or stride 0 an element
-    /// holds the sum, which is taken in float32 (float64 for float64 inputs) in a fixed order.
+    /// Gradients of the biases, in the dtypes and shapes of the biases. Along an axis of length 1 or stride 0
+    /// the gradient is a sum over that axis, computed in float32 (float64 for float64 inputs) in a fixed
+    /// order.
     std::array<Tensor, max_biases> biases = {};
     Tensor sink = {};  ///< [Hq] float32
 };
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
-/// 256. (A GPU copies 16-bit tensors whose head dim is no multiple of 8.) Sums are in float32 or wider.
-/// Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row that sees
-/// no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
+/// 256; on a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied. Sums are in float32
+/// or wider. Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row
+/// that sees no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
 /// float64 the number of sequences times Hq must not exceed 65,535. Throws Error on other shapes, dtypes or
 /// options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,

@@ -62,7 +62,7 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
 
 namespace cpu {
 
-/// Row by row with the kernels for few queries.
+/// Computes one row after the other with the kernels for few queries.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch&) {
     for (std::int64_t row = 0; row < o.size(0); ++row) {

@@ -8,8 +8,8 @@
 
 namespace gradtile::attention {
 
-/// The new token of each text, and where its cache is. All tensors are on the context's device; elements of a
-/// head lie side by side.
+/// The query, key and value of the new token of each text, and the text's place in the cache. All tensors are
+/// on the context's device; the elements of a head are adjacent.
 struct DecodeInputs {
     Tensor q;          ///< [R, Hq, D]
     Tensor k, v;       ///< [R, Hkv, D]
@@ -27,21 +27,22 @@ struct DecodeScratch {
     Tensor counters;  ///< int32
     Tensor o, sums;   ///< float32
 
-    /// For up to `rows` texts with a cache like `cache` and `heads` query heads. Empty on the CPU.
+    /// Allocates memory for up to `rows` texts, `heads` query heads and the shape of `cache`; nothing on the
+    /// CPU.
     DecodeScratch(const Context& ctx, std::int64_t rows, std::int64_t heads, const DecodeCache& cache);
 };
 
-/// Whether decode() takes caches of this dtype and head dim on a device: on a GPU, heads of whole 16-byte
-/// vectors up to 256 elements, but not float64.
+/// Whether decode() accepts this dtype and head dim on a device. On a GPU the dtype must not be float64, and
+/// a head must have at most 256 elements and a multiple of 16 bytes.
 bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 
 /// Appends k and v of each row to its cache, and computes o [R, Hq, D] = softmax(scores) V over the keys of
-/// the cache that the row sees: with window.left all up to `left` positions before its own. Uses scale,
-/// window.left, softcap, alibi_slopes and sink of `options`, which must be causal; dropout is not applied.
-/// Positions and places outside the cache are an Error on the CPU; a GPU writes NaN to their rows of o.
-/// A GPU may read places, positions and earlier keys and values while the preceding kernel of the stream
-/// still runs, so that kernel must not write them; it may write q, k and v. Throws Error on other shapes,
-/// dtypes or options.
+/// the cache that the row sees: all earlier ones and its own, or with window.left only the last `left`
+/// earlier ones and its own. Uses scale, window.left, softcap, alibi_slopes and sink of `options`, which must
+/// be causal; dropout is not applied. For a position or place outside the cache, the CPU throws Error, and a
+/// GPU writes NaN to that row of o. A GPU may read places, positions and earlier keys and values while the
+/// preceding kernel of the stream still runs, so that kernel must not write them; it may write q, k and v.
+/// Throws Error on other shapes, dtypes or options.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch);
 

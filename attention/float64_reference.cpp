@@ -152,7 +152,7 @@ class ReferenceEvaluation {
         Vector p = {};        ///< probabilities of the visible keys, before dropout
         Vector dropout = {};  ///< factors of P: 0 or the scale of kept elements
         Vector derivative = {},
-               derivative_error = {};            ///< derivatives of the scores with respect to the products
+               derivative_error = {};            ///< derivatives of scores by products, and their errors
         double p_error = 0, p_error_of_lse = 0;  ///< relative errors of exp(s - m) and of exp(s - LSE)
         double sum_error = 0;                    ///< relative error of a sum over the row's keys
         double delta = 0;                        ///< D = dO . O - dLSE

@@ -6,8 +6,9 @@
 
 namespace gradtile::attention {
 
-// Kernel files are compiled for different instruction sets. The compiler must never emit a shared inline
-// function out of line there: the linker might keep the copy that older machines cannot run.
+// Kernel files are compiled for different instruction sets. If the compiler emitted a shared inline function
+// out of line in such a file, the linker might keep that copy for the whole program, and older machines could
+// not run it.
 #define GRADTILE_ATTENTION_INLINE [[gnu::always_inline]] GRADTILE_HOST_DEVICE inline
 
 /// Half-open range of indices; empty if end <= begin.

@@ -3,9 +3,9 @@
 ///
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
-/// with product = scale * q_i . k_j. All algorithms and kernels of both devices take the formula, its
-/// derivative and its numbers from this file, as they take the visible keys from Mask. They ask general
-/// questions, such as ScoreFormula::changes_products(), and know no option by name.
+/// with product = scale * q_i . k_j. All algorithms and kernels of both devices use the formula and its
+/// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(), and
+/// do not name any option, so that a new option does not change them.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -44,11 +44,12 @@ struct ScoreFormula {
     A softcap = 0;  ///< 0: none
     A alibi_slope = 0;
 
-    /// Returns 0 if of_product() does not change its argument: kernels then omit it, and the derivative is 1.
+    /// Returns 0 if of_product() does not change its argument. Kernels then do not call of_product(), and the
+    /// derivative is 1.
     GRADTILE_ATTENTION_INLINE A change_of_products() const { return softcap; }
     GRADTILE_ATTENTION_INLINE bool changes_products() const { return change_of_products() != 0; }
-    /// Called only if changes_products(). The derivative is never negative: the 16-bit kernels of the GPU
-    /// mark dropped elements by its sign.
+    /// Must be called only if changes_products(). The derivative must not be negative, because the 16-bit
+    /// kernels of the GPU mark dropped elements by its sign.
     GRADTILE_CALLS_EITHER_DEVICE
     template <class Math>
     GRADTILE_ATTENTION_INLINE Score<A> of_product(A product) const {
@@ -79,8 +80,8 @@ struct ScoreRule {
 
     /// Whether any element may be dropped.
     GRADTILE_ATTENTION_INLINE bool drops() const { return dropout_threshold != 0; }
-    /// So many neighbouring columns of a row share one Philox draw: column c uses 16 bits of draw c /
-    /// columns_per_draw.
+    /// The number of neighbouring columns of a row that share one Philox draw: column c uses 16 bits of draw
+    /// c / columns_per_draw.
     static constexpr int columns_per_draw = 8;
     /// Returns the counter of a draw of row i.
     GRADTILE_ATTENTION_INLINE Philox::Counter counter_of(std::int64_t i, std::int64_t draw) const {
@@ -135,7 +136,8 @@ struct ScoreOptions {
         plain = scores_are_products && sink == nullptr;
     }
 
-    /// On a GPU it reads the slopes, the sink and the seed, so kernels must call it while they run.
+    /// Returns the rule of one head. The slopes, the sink and the seed are in device memory, so on a GPU only
+    /// kernels can call this function.
     template <class A>
     GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
         ScoreRule<A> rule;

@@ -90,11 +90,12 @@ class InputLines {
     bool at_end_ = false;
 };
 
-/// Prints what the user cannot see in the answer: that turns were dropped, or why the answer ended early.
+/// Prints what the user cannot see in the answer: that old messages were dropped, or why the answer ended
+/// early.
 void explain(const ChatAnswer& answer, std::int64_t context, bool& told_of_dropped) {
     if (answer.dropped_messages > 0 && !std::exchange(told_of_dropped, true))
-        print_message(
-            concat("the context of ", context, " tokens is full; from now on the oldest turns are dropped"));
+        print_message(concat("the context of ", context,
+                             " tokens is full; from now on the oldest messages are dropped"));
     if (answer.end == ChatAnswer::End::context)
         print_message(concat("the answer ends because the context of ", context, " tokens is full"));
     if (answer.end == ChatAnswer::End::tokens)

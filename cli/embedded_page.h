@@ -17,8 +17,8 @@ namespace cli {
 std::string_view text_of(std::span<const EmbeddedFile> files, std::string_view path);
 /// Replaces the first `@name@` of a page. Throws Error when there is none.
 void insert_text(std::string& page, const std::string& name, std::string_view text);
-/// Returns JSON that cannot end the script element that holds it: in HTML a "<" could. In JSON it occurs in
-/// strings only, where an escape may stand for it.
+/// Returns JSON in which every "<" is escaped, because in HTML a "<" could end the script element that
+/// contains the JSON. In JSON a "<" occurs only in strings, where an escape has the same meaning.
 std::string json_in_script(const std::string& json);
 
 }  // namespace cli

@@ -16,7 +16,7 @@ std::atomic<int> write_end{-1};
 
 void note_interrupt(int) {
     const int error = errno;
-    // If the pipe is full, an interrupt is noted already.
+    // If the pipe is full, an earlier interrupt was not taken yet, so nothing is lost.
     if (::write(write_end, "", 1) < 0) errno = error;
     errno = error;
 }

@@ -37,7 +37,7 @@ bool is_ignored(int signal) {
 
 /// Blocks the launcher's signals; next() returns them one by one. A signal that was ignored at the start
 /// (nohup, a shell's background job) stays ignored. A SIGHUP sent because the terminal closed is ignored too,
-/// because it is no request to stop the run.
+/// because it is not a request to stop the run.
 class BlockedSignals {
   public:
     BlockedSignals() {

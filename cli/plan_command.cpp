@@ -344,7 +344,7 @@ void add_plan(CommandLine& program) {
     command.add_value("--model", flags->model, presets);
     command.add_value("--config", flags->config_file, "JSON file of settings, with the names of the flags");
     command.add_value("--gpus", flags->gpus, "GPUs that share the batch");
-    command.add_value("--gpus-per-node", flags->gpus_per_node, "GPUs connected by NVLink");
+    command.add_value("--gpus-per-node", flags->gpus_per_node, "GPUs of a node, which NVLink connects");
     command.add_value("--gpu-memory", flags->gpu_memory, "GiB of each GPU");
     command.add_value("--nvlink-bandwidth", flags->nvlink_bandwidth,
                       "GB/s of a collective per GPU inside a node; 0: the fitted value");

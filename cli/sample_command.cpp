@@ -30,7 +30,7 @@ struct Flags {
 };
 
 constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
-/// A text that waits for its turn takes memory, too.
+/// The largest number of texts; texts that are not generated yet also take memory.
 constexpr std::size_t max_texts = 10'000'000;
 constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
 
@@ -116,8 +116,8 @@ void print_sample(const LanguageModel& model, const SampleOptions& options) {
     check_output();
 }
 
-/// Prints texts that grow at the same time one after another: the first incomplete one grows on the output,
-/// and later ones wait.
+/// Prints texts one after another although they are generated at the same time: the first incomplete text is
+/// printed while it grows, and later texts are kept until their turn.
 class OrderedTexts {
   public:
     OrderedTexts(const std::vector<std::string>& prompts, std::size_t samples)
@@ -151,7 +151,7 @@ class OrderedTexts {
         std::string text;
         bool complete = false;
     };
-    /// Prints what comes before the text: a separator and the prompt.
+    /// Prints the separator and the prompt, which precede the text.
     void begin() {
         if (std::exchange(is_begun_, true)) return;
         if (current_ > 0) std::cout << "---\n";
@@ -251,11 +251,14 @@ void add_sample(CommandLine& program) {
                       "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for "
                       "standard input; continues each as --prompt would");
     add_sampling_flags(command, options);
-    command.add_value("--num-samples", flags->samples, "number of texts of a prompt, separated by lines ---");
-    command.add_value("--batch", flags->batch,
-                      "most texts that are generated at once; 0: up to 64, by the memory of their caches");
-    command.add_switch("--json", flags->json,
-                       "print one JSON object a text: prompt, text, tokens, stopped (by --stop)");
+    command.add_value("--num-samples", flags->samples,
+                      "number of texts for each prompt; lines --- separate them");
+    command.add_value(
+        "--batch", flags->batch,
+        "largest number of texts generated at once; 0: up to 64, if the memory suffices for their caches");
+    command.add_switch(
+        "--json", flags->json,
+        "print one JSON object for each text: prompt, text, tokens, stopped (true: ended by --stop)");
     command.set_action([flags] { return sample_texts(*flags); });
 }
 

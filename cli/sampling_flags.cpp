@@ -6,7 +6,8 @@ namespace gradtile::cli {
 
 void add_sampling_flags(Command& command, SampleOptions& options) {
     command.add_value("--tokens", options.tokens, "largest number of tokens to draw");
-    command.add_list("--stop", options.stop, "texts before which the generated text ends");
+    command.add_list("--stop", options.stop,
+                     "the generated text ends before the first occurrence of one of these texts");
     command.add_value("--temperature", options.temperature,
                       "divisor of the logits; 0: always the most likely token");
     command.add_value("--top-k", options.top_k, "draw among the k most likely tokens; 0: all");

@@ -18,7 +18,7 @@ bool holds_markup(const std::filesystem::path& path) {
 
 void write_text_file(const char* what, const std::filesystem::path& path, const std::string& text) {
     with_file_name(what, path, [&] {
-        // A file is replaced by its name, which would put a regular file in the place of /dev/null.
+        // The file is replaced by a rename, which would replace a device such as /dev/null by a regular file.
         const bool is_new = !std::filesystem::exists(path);
         check(is_new || std::filesystem::is_regular_file(path), "is not a regular file");
         check(is_new || holds_markup(path),

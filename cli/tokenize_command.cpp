@@ -50,8 +50,8 @@ void add_tokenize(CommandLine& program) {
                       "added token, <|endoftext|> for example: its text ends a document within a file, and "
                       "its id is written before each document; empty: none");
     command.add_value("--val-fraction", options.val_fraction,
-                      "last part of the documents, written to --val-out; 0: none");
-    command.add_value("--val-out", options.val_out, "token file for them");
+                      "fraction of the documents, the last ones, that is written to --val-out; 0: none");
+    command.add_value("--val-out", options.val_out, "token file for the documents of --val-fraction");
     command.add_value("--threads", flags->threads, "number of threads; 0: one per core");
     for (const char* flag : {"--tokenizer", "--out"}) command.require(flag);
     command.set_action([flags] {

@@ -276,7 +276,8 @@ void add_train(CommandLine& program) {
         flags->preset = name;
         flags->settings.show_defaults(preset(name));
     });
-    // An empty path, of a variable that a script forgot to set, would start a run with other settings.
+    // An empty path is refused: it is usually a variable that a script forgot to set, and would start a run
+    // with other settings.
     const auto add_path = [&](const char* flag, std::string& path, const char* help) {
         command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
             check(!value.empty(), flag, " '': expected a path");

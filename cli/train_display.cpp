@@ -11,7 +11,7 @@
 namespace gradtile::cli {
 namespace {
 
-/// The memory of this process, of the machine's.
+/// Returns the memory that this process uses, and the machine's total memory.
 MemoryUse process_memory() {
     std::ifstream file("/proc/self/statm");
     std::size_t program_pages = 0, resident_pages = 0;

@@ -1,5 +1,5 @@
-# oneDNN's header and library as the target DNNLLibrary::DNNL. oneDNN's own CMake config asks for OpenCL headers that its CPU side does
-# not need.
+# oneDNN's header and library as the target DNNLLibrary::DNNL. oneDNN's own CMake config is not used, because
+# it requires OpenCL headers that oneDNN does not need on the CPU.
 find_path(DNNL_INCLUDE_DIR dnnl.hpp)
 find_library(DNNL_LIBRARY dnnl)
 include(FindPackageHandleStandardArgs)

@@ -47,7 +47,8 @@ if(GRADTILE_MISSING)
   message(FATAL_ERROR "gradtile: missing libraries; scripts/setup.sh installs them all:\n${GRADTILE_MISSING}")
 endif()
 
-# Exported: what is linked are targets and names that gradtileConfig.cmake finds again on the consumer's machine, never paths.
+# This target is exported, so it links only targets and names that gradtileConfig.cmake finds again on the
+# consumer's machine, never paths.
 add_library(gradtile_dependencies INTERFACE)
 target_link_libraries(gradtile_dependencies INTERFACE
   Threads::Threads hdf5::hdf5 OpenSSL::Crypto nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})

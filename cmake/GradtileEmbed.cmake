@@ -1,6 +1,6 @@
 # gradtile_embed(TARGET HEADER FUNCTION FILE...): makes the text of files, given relative to the project, a part of a program. HEADER
-# declares FUNCTION, a function without arguments that returns std::span<const gradtile::EmbeddedFile>. The text is copied by the build,
-# so it is always that of the files that the build compiles.
+# declares FUNCTION, a function without arguments that returns std::span<const gradtile::EmbeddedFile>. The
+# build copies the text, so it always equals the files that the build compiles.
 #
 # The build runs this file as a script, with OUTPUT, HEADER, FUNCTION, ROOT and FILES.
 if(CMAKE_SCRIPT_MODE_FILE)

@@ -1,5 +1,6 @@
-# cmake --install, find_package(gradtile) and pkg-config. The library is static, so a consumer also links what it stands on;
-# gradtileConfig.cmake and gradtile.pc find that on the consumer's machine and carry no path of this one.
+# cmake --install, find_package(gradtile) and pkg-config. The library is static, so a consumer also links the
+# libraries that gradtile uses. gradtileConfig.cmake and gradtile.pc find these on the consumer's machine and
+# contain no path of the building machine.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS gradtile gradtile_dependencies EXPORT gradtileTargets
@@ -22,7 +23,7 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/gradtileConfigVersi
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfigVersion.cmake
   cmake/FindDNNLLibrary.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
 
-# gradtile.pc: relative to itself, so that an installation can be moved.
+# gradtile.pc states paths relative to its own location, so that an installation can be moved.
 file(RELATIVE_PATH gradtile_prefix_from_pc ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" gradtile_prefix_from_pc "${gradtile_prefix_from_pc}")
 set(gradtile_pc_libraries "-ldl -pthread")

@@ -26,10 +26,11 @@ class Allocator {
     virtual Device device() const = 0;
 };
 
-/// malloc (CPU) or cudaMalloc (CUDA).
+/// Returns the allocator that calls malloc (CPU) or cudaMalloc (CUDA).
 std::shared_ptr<Allocator> system_allocator(Device device);
 
-/// Host memory for asynchronous copies from and to `device`: page-locked for CUDA, plain for the CPU.
+/// Returns an allocator of host memory for asynchronous copies from and to `device`: page-locked for CUDA,
+/// pageable for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
 /// Allocates from `preferred`, and from `otherwise` when `preferred` fails. Both allocators have the same
@@ -37,8 +38,8 @@ std::shared_ptr<Allocator> transfer_allocator(Device device);
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
                                          std::shared_ptr<Allocator> otherwise);
 
-/// Like transfer_allocator(), but for gigabytes. When the host cannot lock more pages, the allocator provides
-/// plain memory, which is copied more slowly.
+/// Like transfer_allocator(), but for gigabytes: when the host cannot lock more pages, the allocator provides
+/// pageable memory, which is copied more slowly.
 std::shared_ptr<Allocator> staging_allocator(Device device);
 
 /// One block of memory, given back to its allocator on destruction.

@@ -48,7 +48,8 @@ namespace detail {
 struct Condition {
     bool holds;
     std::source_location where;
-    // NOLINTNEXTLINE(google-explicit-constructor): the conversion is the point.
+    // NOLINTNEXTLINE(google-explicit-constructor): callers pass a bool, and the conversion adds their
+    // location.
     Condition(bool condition, std::source_location location = std::source_location::current())
         : holds(condition), where(location) {}
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// The difference between two tensors, for assertions in tests and for people.
+/// The difference between two tensors, for assertions in tests and as printed text.
 #include <iosfwd>
 
 #include <gradtile/core/tensor.h>

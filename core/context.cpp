@@ -29,7 +29,7 @@ Context Context::with_stream(std::shared_ptr<void> stream) const {
 
 Context Context::plan(std::shared_ptr<Arena> planning_arena) const {
     Context copy = *this;
-    // An arena of any device, because a dry run accesses no memory.
+    // The arena's device may differ from this context's device, because a dry run accesses no memory.
     copy.allocator_ = std::move(planning_arena);
     copy.planning_ = true;
     return copy;

@@ -63,7 +63,7 @@ class Context {
     bool deterministic_ = false;
 };
 
-/// ctx with an Arena of `slack` times the memory that work(ctx) needs; a dry run measures it. An arena saves
+/// Returns ctx with an Arena of `slack` times the memory that a dry run of work(ctx) needs. An arena saves
 /// time on a GPU, where a system allocation takes longer than many operators.
 template <class Work>
 Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
@@ -73,8 +73,8 @@ Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
 }
 
-/// A CPU context for preparing and reading elements on the host. Shares ctx's threads if ctx is on the CPU;
-/// allocates from the system.
+/// Returns a CPU context for preparing and reading elements on the host. The context shares ctx's threads if
+/// ctx is on the CPU, and allocates from the system's allocator.
 Context host_of(const Context& ctx);
 
 /// Calls the function for ctx's device with (ctx, args...), or nothing in a dry run:
@@ -90,9 +90,9 @@ void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Arg
 }
 
 /// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
-/// at a time per thread, so that a block may wait for a lower one. If the
-/// borders of the blocks do not depend on the number of threads, results do not either. A call from inside a
-/// block runs serially if there are several blocks. The first exception is rethrown.
+/// at a time per thread, so that a block may wait for a block with a lower number. If the borders of the
+/// blocks do not depend on the number of threads, the results do not depend on it. If a block of several
+/// calls parallel_for, the inner call runs serially. The first exception is rethrown.
 template <class Body>
 void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
     ctx.threads().run(blocks, std::forward<Body>(body));

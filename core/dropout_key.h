@@ -7,10 +7,11 @@
 
 namespace gradtile {
 
-/// A list of numbers that mix_seed() mixes into a seed, one after the other. Needed if the seed is known only
-/// when the kernel runs.
+/// A list of numbers that mix_seed() mixes into a seed, one after the other. The list is needed because a
+/// kernel that reads the seed from device memory must do the mixing itself.
 struct SeedPurposes {
-    static constexpr int max_count = 3;  // the number of a block, the place in the block, and one more number
+    static constexpr int max_count =
+        3;  // enough for the number of a block, the place in the block, and one more number
     std::array<std::uint64_t, max_count> values{};
     int count = 0;
 

@@ -142,8 +142,8 @@ Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<do
             width = (at + h) - (at - h);
         }
         slope[i] = difference.value / width;
-        // One step may leave an output unchanged because of rounding, while the other step changes it by one
-        // rounding.
+        // The larger of both steps' values: because of rounding, one step may leave an output unchanged that
+        // the other step changes.
         size = std::max(size, difference.size);
         noise = std::max(noise, difference.noise);
     }
@@ -167,7 +167,8 @@ GradientReport::Input Checker::check_input(const std::string& name, const Tensor
     const double rms = std::sqrt(squares / static_cast<double>(count));
     const double scale = rms > 0.0 ? rms : 1.0;
 
-    // The first options.elements of a random order are the sample. Sorting by random words makes the order.
+    // The sample is the first options.elements indices of a random order. The order is made by sorting the
+    // indices by random words.
     std::vector<std::int64_t> order(values.size());
     std::iota(order.begin(), order.end(), std::int64_t{0});
     std::vector<double> signs(values.size());

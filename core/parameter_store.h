@@ -37,8 +37,8 @@ struct GradientTarget {
 
     bool accumulates() const { return write == GradientWrite::accumulate; }
 };
-/// Used by operators that can only add: returns the target's grad, after zeroing it if it is to be
-/// overwritten.
+/// For operators that can only add to a gradient: returns the target's grad; if the target says overwrite,
+/// fills grad with zeros first.
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
 /// A handle of one named parameter, valid as long as its store. value() and grad() exist once the store is
@@ -66,7 +66,7 @@ class Parameter {
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
     /// value() and grad() with the rows of zeros that ParameterStore::add appended. Only zeros may be written
-    /// to these rows. Updates and checkpoints skip them.
+    /// to these rows. Updates and checkpoints skip the rows.
     const Tensor& padded_value() const { return entry_->padded_value; }
     const Tensor& padded_grad() const { return entry_->padded_grad; }
     /// Index of the first element in the flat blocks.
@@ -146,7 +146,7 @@ class ParameterStore {
     Tensor master_of(const Parameter& parameter) const;
 
     /// Call at the start of a step: the first contribution to each gradient then overwrites the last step's
-    /// gradient. This saves a pass that writes zeros, and the read of these zeros.
+    /// gradient. So no pass has to write zeros into the gradients, and none has to read these zeros.
     void reset_gradients() const;
     /// Zeroes the gradients that received no contribution since reset_gradients().
     void zero_unwritten_gradients(const Context& ctx) const;

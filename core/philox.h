@@ -15,8 +15,8 @@ struct Philox {
 
     static constexpr int rounds = 10;
 
-    // Kernels compiled for one instruction set call these functions, and must not emit them out of line: the
-    // linker might keep a copy that other machines cannot run.
+    // The functions are always_inline because kernels compiled for one instruction set call them: the linker
+    // might keep an out-of-line copy that other machines cannot run.
 
     /// All 64 bits of a product.
     [[gnu::always_inline]] GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a,

@@ -9,8 +9,8 @@ struct Seed {
     std::uint64_t value = 0;
 };
 
-/// A tensor of standard normal numbers (Box-Muller on Philox words, in float64); i counts elements in
-/// row-major order.
+/// Returns a tensor of standard normal numbers (Box-Muller on Philox words, in float64). The number of
+/// an element follows from the seed and the element's row-major index, and is then rounded to dtype.
 Tensor randn(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
 /// Returns a tensor of uniform numbers in [0, 1).
 Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed);

@@ -119,8 +119,10 @@ Tensor Tensor::reshape(Shape shape) const {
     view.strides_ = contiguous_strides(shape);
     if (elements() == 0 || is_contiguous()) return view;
     int old_axis = rank() - 1;
-    std::int64_t run_left = 1,
-                 run_stride = 1;  // elements of the current run without a new axis yet, and their step
+    std::int64_t
+        run_left = 1,
+        run_stride =
+            1;  // run_left: elements of the current run that no new axis covers yet; run_stride: their step
     for (int i = shape.rank() - 1; i >= 0; --i) {
         if (shape[i] == 1) {
             view.strides_[i] = 1;

@@ -18,10 +18,10 @@ class Tensor {
     Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
            Strides strides);
     /// A contiguous tensor over memory of the caller, which no tensor frees: shape.elements() elements of
-    /// dtype in row-major order, from `data` on, in the memory of `device`. Operators read and write that
-    /// memory. It must stay valid until the last view of it is destroyed and, on CUDA, until the stream has
-    /// done the work enqueued on it. Throws Error unless `data` is aligned for dtype, and when it is null and
-    /// the shape has elements.
+    /// dtype in row-major order, from `data` on, in the memory of `device`. Operators read and write this
+    /// memory. The memory must stay valid until the last view of it is destroyed and, on CUDA, until the
+    /// stream has done the enqueued work that uses the memory. Throws Error unless `data` is aligned for
+    /// dtype, and when it is null and the shape has elements.
     static Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
 
     bool defined() const { return dtype_known_; }

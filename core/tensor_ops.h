@@ -22,8 +22,8 @@ Tensor from_host(const Context& ctx, std::span<const double> values, const Shape
 Tensor from_host(const Context& ctx, std::span<const float> values, const Shape& shape,
                  DType dtype = DType::f32);
 Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const Shape& shape);
-/// Returns x itself if it is on ctx's device, else a contiguous copy of a host tensor there. Waits for the
-/// copy.
+/// Returns x itself if x is on ctx's device; otherwise x must be on the host, and the result is a contiguous
+/// copy on ctx's device. Waits for the copy.
 Tensor to_device(const Context& ctx, const Tensor& x);
 /// Returns the elements of x in row-major order, as double. Waits for the work that computes them.
 std::vector<double> to_host(const Context& ctx, const Tensor& x);

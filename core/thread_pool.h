@@ -1,7 +1,7 @@
 #pragma once
-/// A small pool of threads for parallel_for (see context.h). The calling thread works, too; idle threads spin
-/// briefly and then sleep. OpenMP is not used, because ThreadSanitizer does not understand libgomp and
-/// because blocks must start in order.
+/// A small pool of threads for parallel_for (see context.h). The calling thread also runs blocks; idle
+/// threads spin briefly and then sleep. OpenMP is not used, because ThreadSanitizer does not understand
+/// libgomp and because blocks must start in order.
 #include <cstdint>
 #include <memory>
 #include <type_traits>

@@ -69,8 +69,8 @@ Vector online_attention(const Inputs& x) {
     return o;
 }
 
-/// Step 4: tiling. Rows i0 .. and keys j0 .. of a tile, in any order of tiles: O is rescaled when the maximum
-/// moves, so each key is read once.
+/// Step 4: tiling. Processes the tile of `size` rows from i0 on and `size` keys from j0 on. Tiles may come in
+/// any order. O is rescaled when the maximum changes, so each key is read once per row.
 void attend_tile(const Inputs& x, int i0, int j0, int size, std::vector<Statistics>& rows, Vector& o) {
     for (int i = i0; i < i0 + size; ++i)
         for (int j = j0; j < j0 + size; ++j) {
@@ -80,8 +80,8 @@ void attend_tile(const Inputs& x, int i0, int j0, int size, std::vector<Statisti
         }
 }
 
-/// Steps 5 and 6. flash1 has the keys outside and moves O, maximum and sum of every row for each block of
-/// keys. flash2 has the rows outside and keeps these on the chip.
+/// Steps 5 and 6. The outer loop of flash1 is over keys, so O, maximum and sum of every row are loaded and
+/// stored for each block of keys. The outer loop of flash2 is over rows, so these stay on the chip.
 Vector tiled_attention(const Inputs& x, int size, bool keys_outside, Vector& lse) {
     Vector o(N * d);
     std::vector<Statistics> rows(N);
@@ -99,8 +99,8 @@ Vector tiled_attention(const Inputs& x, int size, bool keys_outside, Vector& lse
 struct Gradients {
     Vector q = Vector(N * d), k = q, v = q;
 };
-/// Step 7: backward. P is recomputed from the LSE; D = rowsum(dO * O) is all that is needed of O:
-/// dS = P * (dO V^T - D).
+/// Step 7: backward. P is recomputed from the LSE, and O is needed only for D = rowsum(dO * O): dS = P * (dO
+/// V^T - D).
 Gradients backward(const Inputs& x, const Vector& o, const Vector& lse, const Vector& d_o) {
     Gradients gradients;
     for (int i = 0; i < N; ++i) {

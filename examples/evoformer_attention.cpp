@@ -1,6 +1,7 @@
 // The attention of AlphaFold's Evoformer (Jumper et al. 2021, supplement, algorithms 7, 13 and 14): MSA row
-// attention with a mask bias and a pair bias, and triangle attention, which is the same call with its axes
-// named otherwise. Gradients of q, k, v and the pair bias, compared with the algorithm that stores S and P.
+// attention with a mask bias and a pair bias, and triangle attention, which is the same call with other
+// meanings of the axes. The results and the gradients of q, k, v and the pair bias are compared with those of
+// the algorithm that stores S and P.
 #include <iostream>
 #include <limits>
 
@@ -65,7 +66,7 @@ bool agree(const Context& ctx, const char* name, const RowAttention& x) {
 
 int main() {
     const Context ctx{Device::cpu()};
-    // Two samples with an alignment of 6 sequences of 40 residues, 3 of them padding.
+    // Two samples, each an alignment of 6 sequences of 40 residues, of which 3 residues are padding.
     bool ok = agree(ctx, "MSA row attention", random_rows(ctx, 2, 6, 40, 3));
 
     // Edges (i, j) of one sample's pair representation, [I, J, H, D]. Around the starting node i, edge (i, j)
@@ -73,7 +74,8 @@ int main() {
     RowAttention edges = random_rows(ctx, 1, 24, 24, 2);
     ok &= agree(ctx, "triangle attention, starting node", edges);
 
-    // Around the ending node j, edge (i, j) attends to the edges (k, j): rows are j. Views swap the axes.
+    // Around the ending node j, edge (i, j) attends to the edges (k, j), so the rows of the call are the
+    // nodes j. Transposed views swap the axes.
     for (Tensor* x : {&edges.q, &edges.k, &edges.v}) *x = x->transpose(0, 1);
     ok &= agree(ctx, "triangle attention, ending node", edges);
     return ok ? 0 : 1;

@@ -8,8 +8,9 @@
 namespace gradtile {
 
 /// Returns one slope for each head. For a power of two, n heads, the slopes are the geometric sequence
-/// 2^(-8/n), 2^(-16/n), ..., 2^-8. For other numbers the slopes are those of the largest power of two below,
-/// p, followed by every second slope of 2p heads, from the first on, as in the authors' program.
+/// 2^(-8/n), 2^(-16/n), ..., 2^-8. For another number of heads, p is the largest power of two below it. The
+/// slopes are then those of p heads, followed by the first, third, fifth, ... slope of 2p heads, as in the
+/// authors' program.
 std::vector<double> alibi_slopes(std::int64_t heads);
 
 /// The slopes as the tensor that attention takes (attention::Options::alibi_slopes).

@@ -24,7 +24,8 @@ inline constexpr std::int64_t column_sum_rows = 128;
 
 /// Allocates the partial column sums of x, in accumulator_of(x.dtype()).
 Tensor empty_column_sums(const Context& ctx, const Tensor& x /*[.., C]*/);
-/// Writes the column sums of dy to `total` [C]. Computes them unless they are attached to dy.
+/// Writes the column sums of dy to total.grad [C], or adds them, as `total` says. Computes the sums unless
+/// they are attached to dy.
 void add_column_sums(const Context& ctx, const GradientTarget& total, const SummedGradient& dy);
 
 }  // namespace gradtile

@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
 
 // ---- Wide rows that cross_entropy_in_clusters() does not take: one block per row ----
 // A block uses each row twice: for the softmax and for the gradient. A row that fits in shared memory is kept
-// there in between; every thread accesses only its own vectors. A longer row is read twice. Each block
-// processes several rows. If rows are kept, a thread that writes a vector of the gradient also starts to copy
-// a vector of the next row to the freed place in shared memory, so that global memory is read and written at
-// the same time. Otherwise the next row's first logits are loaded while the gradient is written.
+// there between the two uses; every thread accesses only its own vectors. A longer row is read twice. Each
+// block processes several rows. If rows are kept, a thread that writes a vector of the gradient also starts
+// to copy a vector of the next row to the freed place in shared memory, so that global memory is read and
+// written at the same time. Otherwise the next row's first logits are loaded while the gradient is written.
 
 constexpr int wide_threads = 512;  // the number is small, so that each thread has registers for many logits
 constexpr std::size_t bytes_of_sums = 3 << 10;  // shared memory for reductions; the rest can hold a row
@@ -168,8 +168,8 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
     own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
 }
 
-/// The softmax over this thread's elements of the row. The elements are in `kept`. If `kept` is null,
-/// `packed` holds the first elements, and the others are loaded.
+/// Returns the softmax over this thread's elements of the row. The elements are in `kept`. If `kept` is null,
+/// `packed` holds the first elements, and the function loads the others.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
                                                  const uint4* kept) {

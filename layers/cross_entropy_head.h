@@ -37,7 +37,7 @@ struct CrossEntropyHead {
     /// the number of targets that are not ignored. The result is then the mean loss of these targets (0 if
     /// all targets are ignored). With the count of a whole step, the results of its micro-batches add up to
     /// the mean of the step. The same pass adds the gradient of gradient_scale * loss to the weight's
-    /// gradient, so a factor of the loss must be given here.
+    /// gradient. So a factor of the loss must be passed to forward, not to backward.
     Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
                    double gradient_scale = 1.0, const Tensor& target_count = {}) const;
     /// Returns dx [..,C], the gradient of gradient_scale * loss.
@@ -59,7 +59,8 @@ struct CrossEntropyHead {
     Parameter weight;
 
   private:
-    /// The losses of rows x [N,C], and in `count` the number of targets [N] that are not ignored.
+    /// Returns the losses of rows x [N,C], and writes the number of targets [N] that are not ignored to
+    /// `count`.
     Tensor row_losses(const Context& ctx, const Tensor& x, const Tensor& targets, const Tensor& count) const;
 };
 

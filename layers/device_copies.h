@@ -14,8 +14,8 @@ class DeviceCopies {
 
     const Tensor& original() const;
     /// Returns the values in float32 or float64 on ctx's device. The first call for a GPU copies them to
-    /// memory of the GPU's system allocator, and waits for the copy. In a dry run the result has no elements
-    /// to read and takes no memory of the plan.
+    /// memory of the GPU's system allocator, and waits for the copy. In a dry run the result's elements
+    /// cannot be read, and the result does not count in the memory plan.
     Tensor on_device(const Context& ctx, DType dtype) const;
 
   private:

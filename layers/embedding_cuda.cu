@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(gather_threads)
 // ---- Token embedding, backward ----
 // The rows of each token are added in order of position, in runs whose borders depend only on the tokens. A
 // warp adds 32 vectors of each row; the grid's second axis divides wider rows. Threads use few registers, so
-// that many warps can load at the same time. More rows at a time per warp, with half as many warps, took
-// longer.
+// that many warps can load at the same time. Half as many warps, each of which loads more rows at a time,
+// were slower.
 
 constexpr int add_threads = 128, add_warps = add_threads / 32;
 constexpr int add_unroll = 4;  // rows that a warp loads at the same time
@@ -407,7 +407,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
             .width = static_cast<int>(width),
             .partials = scratch.data<S>(),
             .piece_blocks = 0};
-        // The number of pieces, which only the device knows, is rarely larger than this.
+        // Only the device knows the number of pieces, which is rarely larger than enough_blocks.
         constexpr std::int64_t enough_blocks = 512;
         gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.max_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&

@@ -66,7 +66,7 @@ void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x,
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
     check_fused_linear(y, x, op);
     if (y.elements() == 0) return;
-    // A dry run counts the memory of the steps, which is more.
+    // A dry run counts the memory of the separate steps, which need more memory than the kernel.
     if (ctx.device().is_cuda() && !ctx.is_planning() && cuda::fused_linear(ctx, y, x, op)) return;
     fused_linear_in_steps(ctx, y, x, op);
 }

@@ -1,7 +1,8 @@
 #pragma once
 /// A norm, a linear layer, an activation and an addition as one operator, for a step of generation. With few
-/// rows each of them takes a kernel's start and end on a GPU, which is longer than its work; and the product
-/// takes the time of reading the weights, which a GPU can begin before the rows are computed.
+/// rows on a GPU, starting and ending a separate kernel for each part would take longer than the part's work.
+/// And the time of the product is the time of reading the weights, which the kernel can begin to read before
+/// its input rows are computed.
 #include <optional>
 
 #include <gradtile/core/tensor.h>
@@ -25,9 +26,10 @@ struct FusedLinear {
 };
 
 /// Writes y [rows, out] from x [rows, in]. All tensors have one floating dtype; y may also have its
-/// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU up to 8 rows are
-/// one kernel, which rounds to 16 bits only norm(x) and y; it may read parameters while the preceding kernel
-/// of the stream still runs, so that kernel must not write them. Throws Error on other shapes or dtypes.
+/// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU one kernel
+/// computes up to 8 rows, and rounds only norm(x) and y to 16 bits. This kernel may read parameters while the
+/// preceding kernel of the stream still runs, so the preceding kernel must not write parameters. Throws Error
+/// on other shapes or dtypes.
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
 
 }  // namespace gradtile

@@ -1,7 +1,7 @@
-// fused_linear.h on the GPU for up to 8 rows. The time of such a product is that of reading the weights, if
-// enough of them are on their way at any moment. So each lane copies its own 16-byte vectors of the weights
-// to shared memory, many ahead, and the first ones before the preceding kernel has ended. No other thread
-// reads a lane's vectors, so the ring needs no barrier.
+// fused_linear.h on the GPU for up to 8 rows. The time of such a product is the time of reading the weights,
+// if enough loads are in flight at any moment. So each lane copies its own 16-byte vectors of the weights to
+// a ring in shared memory, many vectors ahead, and the first ones before the preceding kernel has ended. No
+// other thread reads a lane's vectors, so the ring needs no barrier.
 #include <cstdlib>
 #include <string_view>
 
@@ -20,7 +20,8 @@ namespace {
 using namespace device;
 
 constexpr int max_fused_rows = 8;
-constexpr int own_shared_bytes = 2048;  // at least the kernel's arrays and CUDA's 1 KB of a thread block
+constexpr int own_shared_bytes =
+    2048;  // enough for the kernel's static arrays and the 1 KB that CUDA reserves in each thread block
 
 template <class T>
 struct FusedLinearParameters {
@@ -34,7 +35,7 @@ struct FusedLinearParameters {
     int parts_log2;  // 2^parts_log2 warps share a row of the weights
 };
 
-/// The columns of y of a thread block.
+/// The range of columns of y that a thread block computes.
 struct Columns {
     int begin, count;
 };
@@ -52,7 +53,8 @@ struct FusedLinearShared {
 __host__ __device__ inline int padded_vectors(int vectors) {
     return (vectors + 31) / 32 * 32;
 }
-/// `rows` is that of the kernel, `sums` the number of dot products of a thread block and row of x.
+/// `rows` is the kernel's number of rows, `sums` the number of dot products that a thread block computes for
+/// each row of x.
 __host__ __device__ inline FusedLinearShared fused_linear_shared(int rows, int vectors, int warps, int stages,
                                                                  int sums) {
     return {rows * padded_vectors(vectors) * 16, warps * stages * 32 * 16, rows * sums * 4};
@@ -73,7 +75,7 @@ __device__ __forceinline__ float activated(int activation, float x, float up) {
     return x;
 }
 
-/// The sum over the threads that share a row of x: `row_warps` neighbouring warps of `warps`.
+/// Returns the sum over the threads that share a row of x, which are `row_warps` neighbouring warps.
 template <int row_warps, int warps>
 __device__ __forceinline__ float sum_of_row(float value, float* of_warp) {
     value = reduce_lanes<32>(value, Sum{});
@@ -89,7 +91,8 @@ __device__ __forceinline__ float sum_of_row(float value, float* of_warp) {
     return value;
 }
 
-/// Copies the rows of x to shared memory, normalised. Rows and vectors that do not exist are zeros.
+/// Normalises the rows of x and writes them to shared memory. Rows and vectors that do not exist become
+/// zeros.
 template <class T, int rows, int warps>
 __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uint4* to, int vectors,
                                           uint4 first_weight, uint4 first_bias) {
@@ -136,14 +139,16 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
     }
 }
 
-/// A column of a row of y without its sum.
+/// The numbers that are added to the dot product of one element of y.
 struct Addends {
     float bias, bias_of_up, residual;
 };
 
 template <class T, int rows, int warps, int stages>
 __global__ void __launch_bounds__(warps * 32,
-                                  rows * sizeof(T) <= 16 ? 32 / warps : 1)  // room for the next kernel
+                                  rows * sizeof(T) <= 16
+                                      ? 32 / warps
+                                      : 1)  // leaves registers for the next kernel's blocks
     fused_linear_kernel(const __grid_constant__ FusedLinearParameters<T> p) {
     constexpr int n = vector_length<T>, threads = warps * 32;
     extern __shared__ uint4 shared[];
@@ -153,8 +158,8 @@ __global__ void __launch_bounds__(warps * 32,
     const int weight_rows = p.gated ? 2 * columns : columns;
     const int thread = static_cast<int>(threadIdx.x), warp = warp_index(), lane = thread % 32;
     uint4* const x = shared;  // [rows, padded]
-    uint4* const ring =
-        shared + rows * padded + warp * stages * 32 + lane;  // of this lane: [stages], step 32
+    uint4* const ring = shared + rows * padded + warp * stages * 32 +
+                        lane;  // this lane's vectors: one per stage, 32 vectors apart
     float* const sums = reinterpret_cast<float*>(shared + rows * padded + warps * stages * 32);
 
     allow_successor();
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(warps * 32,
 
     float sum[rows] = {};
     Position at{warp, 0};
-    int filled = 0;  // the place of the step in the ring
+    int filled = 0;  // index of the stage in `ring` that holds the current step
 #pragma unroll 1
     while (at.task < tasks) {
         wait_for_copies<stages - 2>();
@@ -319,7 +324,8 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
         std::min<std::int64_t>(out, std::int64_t{processors_of(ctx)} * tiles.blocks_of_multiprocessor));
     const int vectors = static_cast<int>(in * static_cast<std::int64_t>(size_of(x.dtype())) / 16);
     const int weight_rows = static_cast<int>(ceil_div(out, blocks)) * (gated ? 2 : 1);
-    // Few rows of the weights are divided, so that all warps have work. A part has at least four steps.
+    // If there are few rows of the weights, each row is divided into parts, so that all warps have work. A
+    // part has at least four steps.
     int parts_log2 = 0;
     while (weight_rows << (parts_log2 + 1) <= tiles.warps && vectors >= 32 * 4 << (parts_log2 + 1))
         ++parts_log2;

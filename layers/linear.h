@@ -40,7 +40,7 @@ struct Linear {
     std::int64_t out_features() const { return weight.shape()[0]; }
     /// Whether backward reads x: for the gradient of the weight or of an adapter.
     bool backward_needs_x() const { return adapter || !weight.is_frozen(); }
-    /// Whether column sums of dy have a use.
+    /// Whether backward uses the column sums of dy.
     bool bias_has_gradient() const { return bias.defined() && !bias.is_frozen(); }
 
     Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;
@@ -49,7 +49,7 @@ struct Linear {
     /// Like backward, but does not compute dx: for a first layer, and when another operator computes dx.
     void accumulate_gradients(const Context& ctx, const SummedGradient& dy /*[.., out]*/,
                               const Saved& saved) const;
-    /// Announces all parameters whose gradients backward computed.
+    /// Calls hooks.gradient_complete for all parameters whose gradients backward computed.
     void announce_gradients(const BackwardHooks& hooks) const;
 
   private:

@@ -16,10 +16,10 @@ namespace gradtile {
 void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
                                const Tensor& weight, const Tensor& bias, Activation activation);
 
-/// d_hidden = (dy W) * f'(hidden): the gradient before the activation f, if y = f(hidden) W^T.
+/// d_hidden = (dy W) * f'(hidden): the gradient with respect to hidden, where y = f(hidden) W^T.
 ///   dy [.., out], weight [out, in], hidden [.., in], or [.., 2 in] if the activation is gated; d_hidden,
 ///   with the shape of hidden, is overwritten; it must not be the tensor `hidden`. If d_hidden has a tensor
-///   for column sums, this is overwritten, too; a gated activation has none.
+///   for column sums, that tensor is overwritten, too; with a gated activation it must have none.
 void linear_activation_backward(const Context& ctx, const SummedGradient& d_hidden, const Tensor& dy,
                                 const Tensor& weight, const Tensor& hidden, Activation activation);
 

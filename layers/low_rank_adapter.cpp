@@ -18,8 +18,8 @@ LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& na
 
 namespace {
 
-/// alpha/r x A^T. The factor stands here, in the smallest product, because a matrix library may multiply by
-/// a factor in a pass of its own.
+/// alpha/r x A^T. The factor is applied in this product, which has the smallest result, because a matrix
+/// library may multiply the result in a separate pass.
 Tensor scaled_features(const Context& ctx, const Tensor& x, const Parameter& a, double scale) {
     const Tensor u = empty(ctx, {x.size(0), a.shape()[0]}, x.dtype());
     gemm(ctx, u, x, a.value(), {.trans_b = true, .alpha = scale});

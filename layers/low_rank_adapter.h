@@ -16,7 +16,7 @@ struct LowRankOptions {
 /// dtype. A is [r, in], B [out, r]. B starts at zero, so the term does, too.
 ///   with u = alpha/r x A^T and du = alpha/r dy B:   y += u B^T;   dB += dy^T u,   dA += du^T x,   dx += du
 ///   A.
-/// u is computed again in backward instead of being saved: it costs r / out of the layer's product.
+/// backward computes u again instead of saving it: this costs only r / out of the FLOPs of W x.
 struct LowRankAdapter {
     Parameter a, b;
     double scale = 0.0;  ///< alpha / r

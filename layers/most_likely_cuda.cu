@@ -9,8 +9,8 @@ namespace {
 
 constexpr int argmax_threads = 1024;
 
-/// A logit and its index as one number, whose order is that of the logits and then from the last index to
-/// the first.
+/// A logit and its index as one number. Numbers are ordered by logit; of equal logits, the smaller index has
+/// the larger number.
 using Candidate = unsigned long long;
 
 __device__ __forceinline__ Candidate candidate(float logit, unsigned index) {

@@ -8,22 +8,22 @@
 namespace gradtile {
 
 struct ForwardHooks {
-    /// Called before the first read of the parameters up to and including `last`, in the store's order. The
-    /// callback can wait until their values have arrived from other processes.
+    /// Called before the first read of any parameter up to and including `last`, in the store's order. The
+    /// callback can wait until the values of these parameters have arrived from other processes.
     std::function<void(const Parameter& last)> before_use = {};
 };
 
 struct BackwardHooks {
     /// Called once per parameter, directly after the last contribution to its gradient was enqueued.
     std::function<void(const Parameter&)> gradient_complete = {};
-    /// Called directly before a block's attention is enqueued, which is a good time to start an exchange.
-    /// Attention kernels have many short thread blocks, so an exchange only takes its share of the
-    /// multiprocessors while it runs. The thread blocks of a matrix product run as long as the product, so an
-    /// exchange would delay the whole product.
+    /// Called directly before the attention of a transformer block is enqueued, which is a good time to start
+    /// an exchange between processes. Attention kernels have many short thread blocks, so a concurrent
+    /// exchange only uses its share of the multiprocessors. The thread blocks of a matrix product run as long
+    /// as the product itself, so a concurrent exchange would delay the whole product.
     std::function<void()> before_attention = {};
 };
 
-/// Announces each defined parameter that is not frozen, in order.
+/// Calls hooks.gradient_complete for each parameter that is defined and not frozen, in order.
 template <class... Parameters>
 void announce(const BackwardHooks& hooks, const Parameters&... parameters) {
     if (!hooks.gradient_complete) return;

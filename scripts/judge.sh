@@ -3,8 +3,9 @@
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 # The pages of `gradtile lab --html` and `gradtile report` are judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
-# again, and compare weights that are imported and exported, the figures of `gradtile eval`, and chat templates.
-# With --llama-cpp also llama.cpp, which pip compiles in build/judge-llama-cpp: it must read exported GGUF files and compute the same.
+# again, and check imported and exported weights, the figures of `gradtile eval`, and chat templates. With
+# --llama-cpp also llama.cpp, which pip compiles in build/judge-llama-cpp: it must read exported GGUF files
+# and compute the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 with_torch=false

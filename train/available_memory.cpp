@@ -29,8 +29,9 @@ std::size_t available_to_the_machine() {
     return unlimited;
 }
 
-/// The files in which a control group states its limit and its use, and the statistics that give the page
-/// cache's part of that use. The kernel frees the page cache when memory runs short.
+/// The files that contain a control group's limit and use of memory, and the statistics that give the page
+/// cache's part of that use. The page cache counts as available, because the kernel frees it when memory runs
+/// short.
 struct ControlGroupFiles {
     const char *limit, *used, *statistics, *active_pages, *inactive_pages;
 };

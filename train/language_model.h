@@ -40,7 +40,7 @@ struct LanguageModel {
 /// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// Copies the weights like the function above, but the masters into a flat block other than the store's.
+/// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source);
 
@@ -78,9 +78,9 @@ struct LoadOptions {
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// Loads the model of load_checkpoint(path). If it has adapters, they are merged into its matrices
-/// (merged_adapters()). Its parameters are frozen, so that it takes no memory for gradients; training starts
-/// from a checkpoint (TrainConfig::init_from).
+/// Loads the model of load_checkpoint(path). If the model has adapters, the adapters are merged into its
+/// matrices (merged_adapters()). The loaded parameters are frozen, so that the model takes no memory for
+/// gradients. To train a model further, start a run from its checkpoint (TrainConfig::init_from).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace gradtile

@@ -29,8 +29,8 @@ class Replica {
     // Collective: every process calls each of the following.
     /// Draws the weights, the same in every process.
     void initialize(Seed seed);
-    /// Loads the weights from process 0's checkpoint, which has no adapters; those of this replica are drawn.
-    /// `source` names the checkpoint in errors.
+    /// Loads the weights from process 0's checkpoint, which must have no adapters; draws the adapters of this
+    /// replica, if it has any, at random. `source` names the checkpoint in errors.
     void start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed);
     /// Loads the weights and the optimizer's state from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
@@ -41,8 +41,8 @@ class Replica {
     /// so call this function before the first step.
     void reserve_host_memory();
 
-    /// The name of the first parameter whose summed gradient holds an infinity or NaN in any process; empty
-    /// when there is none.
+    /// Returns the name of the first parameter whose summed gradient holds an infinity or NaN in any process;
+    /// an empty text when there is none.
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:

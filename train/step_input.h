@@ -28,9 +28,9 @@ class StepInput {
     /// Throws Error when the data cannot be read; then nothing is prepared, and the next call reads the same
     /// data.
     void prepare(std::int64_t step);
-    /// Prepares a step whose data could not be read, when the other processes wait for this process's
-    /// gradients. The target count is so small that the gradients are infinite, so every process refuses the
-    /// update. Takes no data from the loader.
+    /// Prepares a step whose data could not be read, so that this process can take part in the exchange of
+    /// gradients for which the other processes wait. The target count is so small that the gradients are
+    /// infinite, so every process refuses the update. Takes no data from the loader.
     void prepare_refusal(std::int64_t step);
     /// Makes the prepared step's input the current one, in stream order. Stores `vote` for vote().
     void upload(const Context& ctx, double vote = 0.0);

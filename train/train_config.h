@@ -31,18 +31,18 @@ struct TrainConfig {
     ModelConfig model;
 
     // Data
-    std::string data;                             ///< text, conversations (.jsonl) or tokens (.bin)
-    std::string val_data;                         ///< empty: the last part of data
-    double val_fraction = 0.1;                    ///< part of data kept for validation when val_data is empty
-    std::string tokenizer = "characters";         ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
+    std::string data;                      ///< text, conversations (.jsonl) or tokens (.bin)
+    std::string val_data;                  ///< empty: the last part of data
+    double val_fraction = 0.1;             ///< fraction of data kept for validation when val_data is empty
+    std::string tokenizer = "characters";  ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
-    std::int64_t ignore_token = -1;               ///< targets of this id do not count; -1: none
+    std::int64_t ignore_token = -1;               ///< targets with this id do not count in the loss; -1: none
     /// The template of conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
 
     bool packed = false;               ///< attention within documents, which begin inside windows
-    std::int64_t document_token = -1;  ///< packed: begins a document; -1: the data's own rule
-    std::int64_t max_documents = 0;    ///< packed: in a window; 0: context / 8, at least 8
+    std::int64_t document_token = -1;  ///< packed: id that begins documents; -1: the data's own rule
+    std::int64_t max_documents = 0;    ///< packed: limit per window; 0: context / 8, at least 8
 
     // Optimisation
     std::int64_t steps = 2000;
@@ -61,7 +61,7 @@ struct TrainConfig {
 
     // Run
     std::string out = "runs/default";
-    std::int64_t sample_every = 0;    ///< steps between texts of the model in metrics.jsonl; 0: none
+    std::int64_t sample_every = 0;    ///< steps between texts that the model writes to metrics.jsonl; 0: none
     std::int64_t sample_tokens = 60;  ///< of such a text
     std::string sample_prompt;        ///< that it continues; empty: it starts after a line break
     std::string tensorboard;          ///< directory for TensorBoard's event files; empty: none
@@ -109,14 +109,16 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("bias", c.model.bias, "biases in linear layers and layer norms", any_value);
     visit("tied-head", c.model.tied_head, "output head shares the token embedding", any_value);
     visit("qk-norm", c.model.qk_norm, "RMSNorm on every head's q and k", any_value);
-    visit("window", c.model.window, "keys a token sees in attention, itself included; 0: all before it",
+    visit("window", c.model.window,
+          "number of keys that a token sees in attention, itself included; 0: all up to itself",
           model_limits::window);
     visit("window-pattern", c.model.window_pattern,
           "every N-th layer sees the whole context instead of the window; 0: no layer",
           model_limits::window_pattern);
     visit("softcap", c.model.softcap, "attention scores s become softcap*tanh(s/softcap); 0: off",
           model_limits::softcap);
-    visit("sinks", c.model.sinks, "a learned logit per head, to which attention can give weight", any_value);
+    visit("sinks", c.model.sinks,
+          "one learned logit per head in attention's softmax, without a key and a value", any_value);
     visit("dropout", c.model.dropout, "dropout probability of embeddings and residual branches",
           model_limits::dropout);
     visit("attention-dropout", c.model.attention_dropout, "dropout probability of attention's probabilities",
@@ -133,12 +135,13 @@ void visit_settings(Config& c, Visit&& visit) {
 
     visit("data", c.data, "text file, conversations (.jsonl) or token file (.bin) to train on", any_value);
     visit("val-data", c.val_data, "file to validate on; empty: the last part of data", any_value);
-    visit("val-fraction", c.val_fraction, "part of data kept for validation", proper_fraction);
+    visit("val-fraction", c.val_fraction, "fraction of data kept for validation", proper_fraction);
     visit("tokenizer", c.tokenizer,
           "how text becomes tokens: characters, bytes, or the file of a BPE tokenizer (tokenizer.json)",
           any_value);
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
-    visit("ignore-token", c.ignore_token, "targets of this id do not count; -1: none", Range{-1, 2147483647});
+    visit("ignore-token", c.ignore_token, "targets with this id do not count in the loss; -1: none",
+          Range{-1, 2147483647});
 
     visit("chat-template", c.chat_template,
           "how conversations become text; auto: by the tokenizer's special tokens, else plain", any_value);
@@ -150,14 +153,16 @@ void visit_settings(Config& c, Visit&& visit) {
           any_value);
     visit("document-token", c.document_token, "packed: id that begins a document; -1: see packed",
           Range{-1, 2147483647});
-    visit(
-        "max-documents", c.max_documents,
-        "packed: documents in a window, tokens of later ones are not trained on; 0: context / 8, at least 8",
-        Range{0, 1 << 24});
+    visit("max-documents", c.max_documents,
+          "packed: largest number of documents in a window; tokens of further ones are not trained on; 0: "
+          "context / 8, at least 8",
+          Range{0, 1 << 24});
 
-    visit("steps", c.steps, "optimizer steps; the schedule's horizon", Range{1, max_steps});
-    visit("batch", c.batch, "sequences an optimizer step sees, over all ranks", Range{1, max_sequences});
-    visit("micro-batch", c.micro_batch, "sequences a rank holds at once; 0: all of its part of the batch",
+    visit("steps", c.steps, "number of optimizer steps; the horizon of the learning rate's schedule",
+          Range{1, max_steps});
+    visit("batch", c.batch, "sequences of an optimizer step, over all ranks", Range{1, max_sequences});
+    visit("micro-batch", c.micro_batch,
+          "sequences that a rank processes at once; 0: all of its part of the batch",
           Range{0, max_sequences});
     visit("optimizer", c.optimizer, "optimizer", any_value);
     visit("lr", c.lr, "peak learning rate", positive);
@@ -166,18 +171,19 @@ void visit_settings(Config& c, Visit&& visit) {
     std::apply(visit_all, c.optimizer_settings);
     visit("schedule", c.schedule, "learning rate after warm-up", any_value);
     visit("warmup", c.warmup, "warm-up steps", Range{0, max_steps});
-    visit("wsd-decay", c.wsd_decay, "wsd: last part of the horizon, where the rate falls", Range{0, 1});
+    visit("wsd-decay", c.wsd_decay, "wsd: fraction of the horizon, at its end, in which the rate falls",
+          Range{0, 1});
     visit("weight-decay", c.weight_decay, "decoupled weight decay, of matrices only", Range{0, 1e30});
     visit("clip", c.clip, "largest global gradient norm; 0: no clipping", Range{0, 1e30});
     visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops",
           Range{1, max_steps});
 
     visit("out", c.out, "directory of the run", any_value);
-    visit("sample-every", c.sample_every, "steps between texts of the model in metrics.jsonl; 0: none",
-          Range{0, max_steps});
-    visit("sample-tokens", c.sample_tokens, "tokens of such a text", Range{1, 1000});
-    visit("sample-prompt", c.sample_prompt, "text that it continues; empty: it begins after a line break",
-          any_value);
+    visit("sample-every", c.sample_every,
+          "steps between texts that the model writes to metrics.jsonl; 0: none", Range{0, max_steps});
+    visit("sample-tokens", c.sample_tokens, "number of tokens of each of these texts", Range{1, 1000});
+    visit("sample-prompt", c.sample_prompt,
+          "text that these texts continue; empty: they begin after a line break", any_value);
     visit("tensorboard", c.tensorboard, "directory for TensorBoard's event files; empty: none", any_value);
     visit("init-from", c.init_from, "run or checkpoint whose model and weights to start from", any_value);
     visit("seed", c.seed, "seed of weights, data order and dropout", Range{0, 18446744073709551615.0});
@@ -195,7 +201,7 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("keep-last", c.keep_last, "number of newest checkpoints to keep", Range{1, max_steps});
     visit("keep-every", c.keep_every, "also keep checkpoints whose step is a multiple of this; 0: none",
           Range{0, max_steps});
-    visit("memory-budget", c.memory_budget, "MiB a step may hold; 0: what the device has",
+    visit("memory-budget", c.memory_budget, "memory in MiB that training may use; 0: what the device has",
           Range{0, max_mebibytes});
 }
 
@@ -218,8 +224,8 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
-/// Returns the plan_memory() request of one process of a run of `ranks` processes, which have equal ones.
-/// validate(config, ranks) must not throw.
+/// Returns the plan_memory() request of one process of a run of `ranks` processes; it is the same for each
+/// process. validate(config, ranks) must not throw.
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
@@ -229,7 +235,7 @@ nlohmann::json to_json(const TrainConfig& config);
 void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
 /// Overwrites settings like the function above, from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
-/// Returns the text of a JSON file of settings: a regular file of at most max_config_bytes.
+/// Returns the text of a JSON file of settings, which must be a regular file of at most max_config_bytes.
 constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
 /// Reads a JSON file of settings and applies it.

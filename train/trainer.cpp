@@ -160,7 +160,8 @@ void Trainer::prepare_input(std::int64_t step) {
     }
 }
 
-/// Ignores a read error: the current step is complete, and the next step reads again and reports the error.
+/// Prepares the input of the next step. Ignores a read error: the current step is complete, and the next step
+/// reads the data again and reports the error.
 void Trainer::prepare_ahead(std::int64_t step) {
     try {
         draw_input(step);
@@ -196,7 +197,7 @@ void Trainer::report_part(StepPart::Kind kind, std::int64_t done, std::int64_t a
     if (on_part_) on_part_({.step = step, .kind = kind, .done = done, .all = all});
 }
 
-/// The optimizer has refused the update: weights and state are unchanged.
+/// Reports a step whose update the optimizer has refused. Weights and state are unchanged.
 void Trainer::handle_bad_step(StepReport& report) {
     ++bad_steps_;
     ++bad_steps_in_a_row_;
@@ -354,7 +355,8 @@ void Trainer::write_sample() {
     });
 }
 
-/// While the disk is full, reports once and not at every step.
+/// Calls write(). Reports a failure only if the previous call succeeded, so that a full disk is not reported
+/// at every step.
 void Trainer::report_first_failure(bool& failing, const std::function<void()>& write) {
     try {
         write();

@@ -226,7 +226,7 @@ class Trainer {
     std::int64_t submitted_step_ = -1;              // newest step that was passed to writer_, or resumed from
     std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
-    // Wall time of earlier processes and of earlier calls of run().
+    // Seconds of training in earlier processes and in earlier calls of run().
     double wall_s_before_ = 0.0;
     std::chrono::steady_clock::time_point run_start_;  // the start of the current call of run()
     std::optional<double> loss_, val_loss_, best_val_loss_;

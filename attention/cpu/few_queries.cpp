@@ -28,7 +28,8 @@ std::vector<ScoreRule<float>> rules_without_sinks(const ScoreOptions& scores, st
     return rules;
 }
 
-/// With fewer keys a call takes a few microseconds either way.
+/// Calls with fewer keys use the kernels for many queries: such a call takes a few microseconds with either
+/// kernels.
 constexpr std::int64_t min_keys_of_few_queries = 16;
 
 }  // namespace

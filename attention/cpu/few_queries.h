@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL. Few queries against many keys, as when a model generates text: the driver of the kernels in
-/// few_queries/. A task takes all rows of a K/V head, that is, the queries of all query heads that share it,
-/// and one part of the keys, so that K and V are read once.
+/// few_queries/. A task computes all rows of a K/V head, that is, the queries of all query heads that share
+/// the K/V head, against one part of the keys. So each task reads its part of K and V once.
 #include <string>
 
 #include <gradtile/attention/cpu/kernels.h>
@@ -9,7 +9,7 @@
 
 namespace gradtile::attention::cpu {
 
-/// How a call is divided. With heads_together = 0 the call does not take this path.
+/// How a call is divided into tasks. heads_together = 0: the call uses the kernels for many queries.
 struct FewQueriesPlan {
     std::int64_t heads_together = 0;  ///< query heads of a task
     KeyParts parts = {};
@@ -17,8 +17,8 @@ struct FewQueriesPlan {
     explicit operator bool() const { return heads_together > 0; }
 };
 
-/// The most queries and the most rows of a task. The kernels for many queries hold 16 or 32 queries of one
-/// head in the lanes of a vector or in a tile; with more queries they are faster.
+/// The most queries and the most rows of a task. With more queries the kernels for many queries are faster:
+/// they hold 16 or 32 queries of one head in the lanes of a vector or in a tile.
 inline constexpr std::int64_t max_queries_of_few_rows = 8;
 inline constexpr std::int64_t max_rows_of_few_queries = 64;
 

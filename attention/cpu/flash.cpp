@@ -25,8 +25,8 @@ namespace gradtile::attention::cpu {
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block) {
     const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    // The K/V block that has the turn started before this block, so the wait takes at most the time of one
-    // block. The thread yields early, because there may be more threads than cores.
+    // The task of the K/V block whose turn it is started before this task, so the wait takes at most the time
+    // of one block. The thread yields early, because there may be more threads than cores.
     constexpr int spins = 2000;
     for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
         if (i >= spins) std::this_thread::yield();

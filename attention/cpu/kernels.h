@@ -39,7 +39,7 @@ struct ForwardTask {
     StridedRows<T> o;
     Accumulator<T>* lse = nullptr;  ///< [Sq] of this head, natural log
     IndexRange rows{};
-    /// The head's rule; null when score = product.
+    /// The head's rule; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
 
     /// One part of the keys, see key_parts.h. The kernel ignores keys outside the part, and writes O and the
@@ -66,7 +66,7 @@ struct FewQueriesTask {
     StridedRows<const T> k;
     StridedRows<const T> v;
     IndexRange part{};
-    /// [heads]; null when score = product. Rules have no sink.
+    /// [heads]; null if no rule changes the scaled products. The rules have no sink.
     const ScoreRule<float>* rules = nullptr;
     float* o = nullptr;     ///< [rows, Dv]: O of the part, 0 for a row that sees none of its keys
     double* lse = nullptr;  ///< [rows]: LSE of the part, -inf for such a row
@@ -120,7 +120,7 @@ struct BackwardTask {
                                             ///< which gives exp(s - lse) = 0 without a branch
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O) - dLSE
     DqTurns turns;
-    /// [group]; null when score = product.
+    /// [group]; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 

@@ -34,7 +34,8 @@ inline constexpr std::int64_t max_queries_of_divided_keys = 64;
 /// number of threads. Most machines have fewer cores; their threads compute several parts each.
 inline constexpr std::int64_t threads_of_divided_keys = 64;
 /// Parts begin at multiples of this number of keys: a multiple of 256, because the kernels' blocks of keys
-/// begin there, too. With more queries a task has more to do before its first key.
+/// begin there, too. With more than 8 queries the parts are longer, because a task then has more work before
+/// its first key.
 inline std::int64_t keys_of_part_multiple(std::int64_t queries) {
     return queries <= 8 ? 256 : 512;
 }

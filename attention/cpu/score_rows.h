@@ -25,7 +25,7 @@ template <class A>
 GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s) {
     for (std::int64_t j = 0; j < n; ++j) s[j] = formula.template of_product<VectorMath>(s[j]).value;
 }
-/// The same; also computes the derivatives.
+/// Like the function above, but also computes the derivatives.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s,
                                                  A* derivatives) {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(sink_threads)
     for (std::int64_t row = threadIdx.x; row < std::int64_t{batch_size} * queries; row += sink_threads) {
         const std::int64_t batch_head = row / queries * heads + head, i = row % queries;
         const double of_row = static_cast<double>(lse[batch_head * queries + i]);
-        // Only rows without a sink, which follow packed sequences, have an LSE of -inf here.
+        // With a sink, LSE = -inf occurs only in the rows after the last packed sequence, which have no sink.
         if (logit == -HUGE_VAL || of_row == -HUGE_VAL) continue;
         std::int64_t delta_row = i;
         if (padded) {
@@ -80,7 +80,8 @@ __device__ A dot(const A* a, const A* b, int n) {
 
 constexpr int bias_tile = 16;  // rows and keys of a tile; one thread per pair
 
-/// Each thread block computes a tile of the gradient: one row or key of it where rows or keys are summed.
+/// Each thread block computes a tile of the gradient. Along an axis over which the gradient is summed, the
+/// tile has length 1.
 template <class A>
 __global__ void __launch_bounds__(bias_tile* bias_tile)
     bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<A> p,

@@ -1,8 +1,8 @@
 #pragma once
 /// INTERNAL. Gradients of biases and of the sink on the GPU. The gradient of a bias is a sum of dS over the
-/// axes along which the bias is broadcast. One thread block computes each element of it alone, in a fixed
-/// order: it recomputes P and dS of all pairs that contribute. So the kernels need neither atomic additions
-/// nor scratch memory, and their results are equal to the bit in every run.
+/// axes along which the bias is broadcast. One thread block computes each element of the gradient alone, in a
+/// fixed order: the block recomputes P and dS of all pairs that contribute to the element. So the kernels
+/// need neither atomic additions nor scratch memory, and their results are equal to the bit in every run.
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/packed_tasks.h>

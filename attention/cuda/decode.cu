@@ -1,10 +1,10 @@
 // decode.h on the GPU. Lanes of a warp hold columns of K and V, 16 bytes each, so that a warp reads whole
 // cache lines and no tensor cores are needed: with one query, the call takes the time of reading K and V.
 //
-// With few keys, a call takes the time of the accesses to memory that wait for each other. So the first keys
-// and values are read before the preceding kernel has ended: all but the new key, which is the only one that
-// the kernel may have written. The splits of a text are thread blocks of one cluster, and merge in shared
-// memory.
+// With few keys, the time of a call is the latency of memory accesses that depend on each other. So the first
+// keys and values are read before the preceding kernel has ended, except the new key and value, which only
+// that kernel may write. The splits of a text are thread blocks of one cluster and merge their results in
+// shared memory.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -25,17 +25,19 @@ namespace {
 
 namespace kernels = gradtile::cuda::device;
 
-/// The thread block of a kernel. A key has `lanes` lanes, and each of them `vectors` vectors of 16 bytes.
+/// The thread block of a kernel. `lanes` lanes read a key together; each of them reads `vectors` vectors of
+/// 16 bytes.
 template <int lanes, int vectors, int heads_together>
 struct DecodeBlock {
-    // More heads have larger results in shared memory.
+    // With more heads there are fewer threads, because the results of the warps in shared memory are larger.
     static constexpr int threads = heads_together > 4 ? 128 : 256, warps = threads / 32;
-    /// Keys that each thread reads at once. Keys and values of 16 bytes take 8 registers of a key.
+    /// The number of keys that each thread reads at once. A vector of 16 bytes of K and one of V take 8
+    /// registers together.
     static constexpr int unroll = std::max(1, (heads_together > 4   ? 1
                                                : heads_together > 2 ? 2
                                                                     : 4) /
                                                   vectors);
-    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // that a block reads at once
+    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
     static constexpr int pass_keys = keys * unroll;
 };
 
@@ -83,7 +85,8 @@ struct KeysOfSplit {
     int splits;  // splits that have keys
 };
 
-/// Few keys have few splits: a split for each pass of a block, until a cluster is full.
+/// Few keys are divided into few splits: one split for each pass of a thread block, until the splits fill a
+/// cluster.
 template <class Block>
 __device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
     const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
@@ -104,7 +107,8 @@ template <class Block, int heads_together, int max_dim>
 struct DecodeShared {
     float warp_o[Block::warps][heads_together][max_dim];
     float2 warp_sums[Block::warps][heads_together];
-    // From each block of the cluster the columns that this block merges. Their number is rounded up.
+    // The columns that this block merges, from each block of the cluster. The number of columns per block is
+    // rounded up.
     float cluster_o[heads_together * max_dim + DecodePlan::max_cluster];
     float2 cluster_sums[DecodePlan::max_cluster][heads_together];  // like warp_sums: maximum and sum
     std::uint64_t barrier;
@@ -171,7 +175,8 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     const auto key_of = [&](int pass, int u) {
         return pass + u * Block::keys + warp * Block::warp_keys + lane / lanes;
     };
-    // All but the new key, from the L2 cache: another multiprocessor may have written them.
+    // Loads all keys but the new one, from the L2 cache and not from L1, because another multiprocessor may
+    // have written them.
     const auto load_cached = [&](uint4(&to)[unroll][vectors], const T* from, std::int64_t stride, int pass) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {

@@ -3,9 +3,9 @@
 /// 16bit/few_queries.cuh and f32/few_queries.cu. This header is plain C++, so that tests can check plans
 /// without a GPU.
 ///
-/// One thread block takes all rows of a K/V head: the queries of all query heads that share it. If there are
-/// fewer such blocks than the GPU can run, the keys are split between several blocks, whose results are
-/// merged by their LSE.
+/// One thread block computes all rows of a K/V head, that is, the queries of all query heads that share the
+/// K/V head. If there are fewer such blocks than the GPU can run at the same time, the keys are split between
+/// several blocks, whose results are merged by their LSE.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -21,11 +21,11 @@ struct FewQueriesTiles {
     static constexpr int max_rows = 64;
     int head_dim, row_tiles;  ///< row_tiles: tiles of 16 rows, 1, 2 or 4
 
-    /// Blocks of K and V in shared memory: 64 to 96 KB up to head dim 128, where two thread blocks share a
-    /// multiprocessor, and 144 or 192 KB beyond.
+    /// The number of blocks of K and V in shared memory. They take 64 to 96 KB up to head dim 128, where two
+    /// thread blocks share a multiprocessor, and 144 or 192 KB beyond.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : head_dim <= 96 ? 4 : 3; }
-    /// Tiles of rows that a warp takes. Two halve the reads of K and V from shared memory; from 192 columns
-    /// on O would take all registers.
+    /// The number of row tiles of a warp. Two tiles halve the reads of K and V from shared memory; from 192
+    /// columns on, O of two tiles would take all registers.
     constexpr int warp_row_tiles() const { return row_tiles == 4 && head_dim <= 128 ? 2 : 1; }
     constexpr int shared_bytes() const { return 2 * head_dim * (16 * row_tiles + 2 * stages() * keys); }
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
@@ -38,10 +38,11 @@ struct F32FewQueriesTiles {
     static constexpr int max_rows = 16;
     int head_dim, rows;  ///< rows: 1, 4, 8 or 16
 
-    /// The rows of a warp. Each K and V that a warp reads from shared memory serves all of them.
+    /// The number of rows of a warp. Each element of K and V that a warp reads from shared memory is used for
+    /// all of these rows.
     constexpr int warp_rows() const { return std::min(rows, 4); }
-    /// Blocks of K and V in shared memory: 64 to 96 KB up to head dim 128, where two thread blocks share a
-    /// multiprocessor, and 192 KB beyond.
+    /// The number of blocks of K and V in shared memory. They take 64 to 96 KB up to head dim 128, where two
+    /// thread blocks share a multiprocessor, and 192 KB beyond.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : 3; }
     constexpr int shared_bytes() const { return 4 * head_dim * (rows + 2 * stages() * keys); }
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
@@ -56,10 +57,10 @@ struct FewQueriesShape {
     bool is_f32 = false;
 };
 
-/// Time that a thread block takes in addition to its keys, in blocks of keys.
+/// The time that a thread block needs besides processing its keys, in units of the time of one block of keys.
 inline constexpr std::int64_t start_up = 2;
 
-/// How a call is divided. With heads_together = 0 the call does not take this path.
+/// How a call is divided into thread blocks. heads_together = 0: the call uses the kernels for many queries.
 struct FewQueriesPlan {
     int heads_together = 0;              ///< query heads of a thread block
     int rows = 0;                        ///< rows of a thread block
@@ -71,8 +72,8 @@ struct FewQueriesPlan {
 };
 
 inline constexpr int max_splits = 256;
-/// The limit on thread blocks, as a multiple of the number that can run at the same time. More blocks save no
-/// time.
+/// The largest number of thread blocks, as a multiple of the number that can run at the same time. More
+/// blocks save no time.
 inline constexpr int max_runs = 4;
 /// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
 /// run without a GPU uses this number.
@@ -92,7 +93,7 @@ inline SplittableWork work_of(const FewQueriesPlan& plan, std::int64_t keys) {
             .start_up = start_up};
 }
 
-/// Plans a call. `shared_bytes` is the most that a thread block may use.
+/// Plans a call. `shared_bytes` is the shared memory that a thread block may use, in bytes.
 inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int processors, int shared_bytes) {
     const int max_rows = shape.is_f32 ? F32FewQueriesTiles::max_rows : FewQueriesTiles::max_rows;
     if (shape.queries < 1 || shape.queries > max_rows || shape.batch * shape.heads == 0 ||
@@ -119,8 +120,8 @@ inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int process
     return plan;
 }
 
-/// The plan of a call. `head_dim` is that of the kernel. A dry run may have no GPU to ask: it plans with the
-/// most thread blocks that any GPU runs.
+/// Plans a call. `head_dim` is the kernel's head dim. A dry run may have no GPU, so it assumes max_places
+/// thread blocks.
 FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                 const Tensor& k, int head_dim);
 /// Says what a plan does, for bench attention --explain.

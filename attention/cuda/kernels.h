@@ -18,7 +18,7 @@ BackwardFunction flash_f64_backward;
 ForwardFunction flash_f32_forward;
 BackwardFunction flash_f32_backward;
 ExplainFunction explain_f32_forward;
-/// The forward pass of calls for which there is a plan.
+/// The forward pass of calls with few queries, by their plan (few_queries_plan()).
 void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                              const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                              const FewQueriesPlan& plan);

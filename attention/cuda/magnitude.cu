@@ -86,7 +86,7 @@ void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& 
     }
     if (magnitudes.elements() == 0 || max_heads == 0 || max_rows == 0) return;
     constexpr std::int64_t rows_per_block = 8 * measure_rows_at_once, max_blocks = 1024;
-    // Packed sequences are short on average.
+    // For packed sequences, the number of rows is an average, because the host does not know their lengths.
     const std::int64_t rows = packed ? ceil_div(max_rows, magnitudes.size(1)) : max_rows;
     const dim3 blocks(static_cast<unsigned>(magnitudes.size(1) * max_heads),
                       static_cast<unsigned>(std::min(ceil_div(rows, rows_per_block), max_blocks)),

@@ -54,8 +54,9 @@ struct RowRules {
 };
 
 /// Replaces the products s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
-/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives those of the scores. lse
-/// and derivatives may be null. With drops_elements, dropout multiplies P.
+/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives the derivatives of the
+/// scores with respect to the products. lse and derivatives may be null. With drops_elements, dropout
+/// multiplies P.
 template <class T>
 __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
                                const __grid_constant__ RowRules rules, bool drops_elements) {
@@ -96,7 +97,8 @@ __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
 }
 
 /// Replaces d_p [rows, keys] by dS = P * (Z dP - D) for visible keys, 0 for the others, and P by Z P. Z holds
-/// dropout's factors; D = rowsum(P * Z dP) - d_lse. lse and d_lse may be null; delta receives D unless it is.
+/// dropout's factors; D = rowsum(P * Z dP) - d_lse. lse and d_lse may be null; delta receives D unless delta
+/// is null.
 template <class T>
 __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumulator<T>* lse,
                                         const Accumulator<T>* d_lse, Accumulator<T>* delta,
@@ -142,7 +144,8 @@ __global__ void differentiate_scores_kernel(T* d_s, const T* derivatives,
                                                  core_device::convert<A>(derivatives[begin + j]));
 }
 
-/// Sums dS [B, H, Sq, Sk] to the gradient of a bias. One thread block for each element of the gradient.
+/// Computes the gradient of a bias as a sum of dS [B, H, Sq, Sk]. Each thread block computes one element of
+/// the gradient.
 template <class T>
 __global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ BiasGradient g, int heads,
                                          std::int64_t queries, std::int64_t keys) {
@@ -167,8 +170,8 @@ void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Argumen
                            arguments...);
 }
 
-/// Sets what follows the last packed sequence to 0: the products take the whole matrices, and NaN there would
-/// reach every sequence. x [heads, rows, columns]; one thread block per head.
+/// Sets the rows after the last packed sequence to 0: the matrix products use whole matrices, and a NaN in
+/// these rows would reach every sequence. x [heads, rows, columns]; one thread block per head.
 template <class T>
 __global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool of_queries, std::int64_t rows,
                                   std::int64_t columns) {
@@ -178,8 +181,8 @@ __global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool of_queries, s
         head[i] = T{};
 }
 
-/// A copy of a [B, S, H, D] tensor in the order [B, H, S, D]. Query heads that share a K/V head are adjacent
-/// in it, so their rows form one matrix: [B * Hkv, group * Sq, D].
+/// A copy of a [B, S, H, D] tensor in the order [B, H, S, D]. In the copy, query heads that share a K/V head
+/// are adjacent, so their rows form one matrix: [B * Hkv, group * Sq, D].
 class ByHead {
   public:
     ByHead(const Context& ctx, const Tensor& x, std::int64_t key_heads)

@@ -8,7 +8,7 @@ namespace {
 constexpr int threads = 256, warps = threads / 32;
 
 /// A sequence with n blocks has one task of each rank 1 to n. Tasks are ordered by decreasing rank, then by
-/// sequence. Grid: the sequences and what follows them.
+/// sequence. The grid has one block per sequence, and one for the rows or keys after the last sequence.
 __global__ void __launch_bounds__(threads)
     make_tasks_kernel(PackedOffsets offsets, PackedOrder order, int block, PackedTasks table) {
     gradtile::cuda::device::await_predecessor();

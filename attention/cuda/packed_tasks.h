@@ -1,7 +1,8 @@
 #pragma once
 /// INTERNAL. Packed sequences on the GPU. The host does not know their lengths: kernels read the offsets when
-/// they run, so that a captured CUDA graph can be replayed with others. A small kernel first makes a table of
-/// tasks, a block of rows or keys of one sequence each, as long as the longest that the totals allow.
+/// they run, so that a captured CUDA graph can be replayed with other offsets. A small kernel first writes a
+/// table of tasks, each a block of rows or keys of one sequence. The table is long enough for every division
+/// of the total number of rows or keys into sequences.
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -63,7 +64,7 @@ struct PackedOffsets {
 
 /// In scratch memory with padded rows, packed sequences begin at multiples of this number.
 constexpr int packed_row_padding = 128;
-/// Padded rows of all packed sequences together.
+/// Returns the number of padded rows of all packed sequences together.
 inline std::int64_t padded_packed_rows(const PackedSequences& packed, std::int64_t total) {
     return (total / packed_row_padding + packed.count + 2) * packed_row_padding;
 }
@@ -80,7 +81,7 @@ struct alignas(16) PackedTask {
     int unused[2];
 };
 
-/// For kernels whose thread blocks take one task after the other.
+/// Counters for kernels whose thread blocks take one task after the other.
 struct PackedCounters {
     int tasks;  ///< the tasks in the table
     int taken;  ///< 0 at first; kernels add to it
@@ -98,8 +99,8 @@ struct PackedTasks {
     }
 };
 
-/// Allocates a table for all blocks of at least 16 rows or keys, and its counters; an empty one unless the
-/// call is packed.
+/// Allocates a table that is long enough for blocks of 16 or more rows or keys, with its counters. Unless the
+/// call is packed, the table is empty.
 inline Tensor packed_task_table(const Context& ctx, const PackedSequences& packed, std::int64_t total) {
     const std::int64_t tasks = packed ? total / 16 + packed.count + 2 : 0;
     return empty(ctx, {tasks * std::int64_t{sizeof(PackedTask) / sizeof(std::int32_t)}}, DType::i32);

@@ -25,8 +25,8 @@ int padded_head_dim(Dims dims, int d) {
     return padded;
 }
 
-// GPUs differ in the shared memory that a thread block may use, so kernels with large tiles are compiled in
-// up to three sizes.
+// GPUs differ in the shared memory that a thread block may use, so kernels with large tiles are compiled with
+// up to three tile sizes.
 
 /// Limits of shared memory per thread block, in bytes: on compute capability 9.0 and 10.x; on 8.0 and 8.7; on
 /// 8.6, 8.9 and 12.x.

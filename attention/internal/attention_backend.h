@@ -8,7 +8,8 @@
 
 namespace gradtile::attention {
 
-/// The packed sequences of a call. Tensors then have batch 1, and sequence b takes a part of their rows.
+/// The packed sequences of a call. The tensors of a packed call have batch 1, and a sequence is a range of
+/// their rows.
 struct PackedSequences {
     Tensor q_offsets, k_offsets;  ///< int32 [count + 1], contiguous; undefined: the call is not packed
     std::int64_t count = 0;
@@ -20,8 +21,8 @@ struct PackedSequences {
 /// Options with their defaults filled in for the shapes of a call.
 struct ResolvedOptions {
     double scale = 1.0;
-    /// The lengths and the offset are those of a whole tensor. Packed sequences have other lengths and
-    /// offsets.
+    /// The mask of the whole tensor. For packed sequences, kernels replace its lengths and its offset by
+    /// those of each sequence.
     Mask mask;
     ScoreOptions scores;
     PackedSequences packed;

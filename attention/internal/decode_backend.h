@@ -13,9 +13,9 @@ namespace gradtile::attention {
 struct DecodePlan {
     static constexpr int max_heads_together = 8, max_splits = 64;
     static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
-    /// With fewer keys in a split, its start takes longer than its keys.
+    /// A split with fewer keys would spend more time on starting than on its keys.
     static constexpr std::int64_t min_keys_of_split = 128;
-    /// The merge of clusters takes as long as the reading of this number of keys.
+    /// Merging the results of several clusters takes as long as reading this number of keys.
     static constexpr int min_keys_beyond_a_cluster = 512;
     /// Enough thread blocks to use the bandwidth of a GPU with 132 multiprocessors.
     static constexpr std::int64_t enough_blocks = 264;

@@ -1,11 +1,11 @@
 #pragma once
-/// INTERNAL. Adapts tensors to the layouts that kernels support. Kernels need the elements of a row side by
-/// side; tensors with other layouts are copied to or from scratch memory.
+/// INTERNAL. Adapts tensors to the layouts that kernels support. Kernels need adjacent elements in a row;
+/// tensors with other layouts are copied to or from scratch memory.
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention {
 
-/// Whether the elements of a row are side by side. The rows themselves may be anywhere.
+/// Whether the elements of a row are adjacent. The strides of the other axes do not matter.
 inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }
@@ -39,7 +39,7 @@ class Readable {
     bool direct_;
 };
 
-/// A tensor whose elements are all side by side: the tensor itself, or a copy. An undefined tensor stays so.
+/// Returns a contiguous tensor: x itself or a copy. An undefined x stays undefined.
 inline Readable contiguous(const Context& ctx, const Tensor& x) {
     return {ctx, x, !x.defined() || x.is_contiguous()};
 }

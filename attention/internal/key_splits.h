@@ -6,8 +6,8 @@
 
 namespace gradtile::attention {
 
-/// Fewer keys are not split. On a GPU the kernels for many queries then compute the call as fast; on a CPU it
-/// takes a few microseconds.
+/// Calls with fewer keys are not split: on a GPU the kernels for many queries are as fast, and on a CPU the
+/// whole call takes only a few microseconds.
 inline constexpr std::int64_t min_keys_to_split = 512;
 
 /// Splits of equal length; the last split may be shorter.
@@ -28,7 +28,7 @@ struct SplittableWork {
         const std::int64_t length = (key_blocks + most - 1) / most;
         return {(key_blocks + length - 1) / length, length};
     }
-    /// Returns the part of the places that work, averaged over the run.
+    /// Returns the fraction of the places that are busy, averaged over the run time.
     double occupancy(const KeySplits& splits) const {
         const std::int64_t tasks = tasks_per_split * splits.count, runs = (tasks + places - 1) / places;
         const double work = static_cast<double>(tasks_per_split * key_blocks),

@@ -3,7 +3,7 @@
 /// al. 2022, section 2.1). The slow memory has any size, the fast memory a fixed one. The algorithms access
 /// slow memory only through load() and store(), and these functions count the elements. So the reported
 /// traffic is measured and never computed by a formula. memory_efficient and flash1 are the operator's own
-/// code. A run has one head, float32, and no mask.
+/// code. A run computes one head in float32 without a mask.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -69,7 +69,7 @@ void run_standard(const Context& ctx, const Tensor& q, const Tensor& k, const Te
 
 Roofline measure_roofline() {
     const Context ctx(Device::cpu(), 1);
-    // Copies 128 MiB; multiplies matrices of 1024 x 1024.
+    // The copy has 128 MiB, and the product multiplies matrices of 1024 x 1024.
     constexpr std::int64_t copied = 32 << 20, size = 1024;
     const Tensor from = zeros(ctx, {copied}, DType::f32), to = zeros(ctx, {copied}, DType::f32);
     const double copy_seconds = best_seconds(3, [&] { copy(ctx, to, from); });

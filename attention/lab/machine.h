@@ -35,7 +35,7 @@ struct Verdict {
     bool holds = false;
     std::string figures = {};
 };
-/// Judges the claims. Runs the algorithms at other lengths and sizes of the fast memory, too.
+/// Tests the claims. For some claims, also runs the algorithms at other lengths and sizes of the fast memory.
 std::vector<Verdict> judge_claims(const Setup& setup, const std::vector<Measurement>& attention,
                                   const std::vector<SoftmaxMeasurement>& softmax, const Machine& machine);
 

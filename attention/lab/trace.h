@@ -61,8 +61,8 @@ struct Trace {
     std::vector<RowUpdate> updates;  ///< in the order of the steps
 };
 
-/// Runs what measure_attention() runs, and records it. Throws Error if the passes have more than `max_steps`
-/// steps together.
+/// Runs the same algorithms as measure_attention() and records their steps. Throws Error if the passes have
+/// more than `max_steps` steps together.
 std::vector<Trace> trace_attention(const Setup& setup, std::int64_t max_steps);
 
 }  // namespace gradtile::attention::lab

@@ -26,7 +26,7 @@ inline constexpr std::int64_t partition_warps = 4, partition_rows = 64, partitio
 struct SharedTraffic {
     std::int64_t loads = 0, stores = 0;
 };
-/// Without a mask. `heads` is batch * heads.
+/// Returns the bytes of a call without a mask. `heads` counts the heads of all sequences of the batch.
 SharedTraffic shared_traffic(WarpPartition partition, std::int64_t heads, std::int64_t queries,
                              std::int64_t keys, std::int64_t head_dim);
 

@@ -2,8 +2,8 @@
 // FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
 // instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
 // With --tune, each way in which this build can compute a pass on a GPU: attention_tuning.h.
-// Of read, on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass without its
-// inputs and outputs.
+// The column "of read", on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass
+// without its inputs and outputs.
 #include <array>
 #include <charconv>
 #include <iostream>
@@ -41,7 +41,7 @@ struct Shapes {
     std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
 
     /// The number of pairs (row, key) in which the row sees the key. Causal rows are aligned with the last
-    /// key; for equal lengths the number is k^2 / 2, with which published figures count.
+    /// key; for equal lengths the number is taken as k^2 / 2, as in published figures.
     static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
         const double q = static_cast<double>(queries), k = static_cast<double>(keys);
         if (!causal) return q * k;
@@ -111,7 +111,7 @@ std::vector<Shapes> default_shapes(Device device) {
             {1, 12, 4, 1024, 1024, 64}};
 }
 
-/// The shapes given by flags, or the default list.
+/// Returns the shapes that the flags give, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     if (flags.packed.empty() && flags.queries.empty() && flags.lengths.empty() && !flags.batch &&
         !flags.heads && !flags.kv_heads && !flags.head_dim)
@@ -242,7 +242,7 @@ class Passes {
     }
 
   private:
-    /// Removes the batch axis of every tensor and sets the offsets of the sequences.
+    /// Makes the call packed: removes the batch axis of every tensor and sets the offsets of the sequences.
     void pack(const Shapes& shapes) {
         for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
             *x = x->select(0, 0);
@@ -482,7 +482,8 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
     command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");
-    command.add_switch("--alibi", flags->score.alibi, "subtract a multiple of the distance from scores");
+    command.add_switch("--alibi", flags->score.alibi,
+                       "subtract from scores a multiple of the distance between query and key");
     command.add_value<std::string>("--bias",
                                    "add a bias with these axes to the scores and compute its gradient: bhqk "
                                    "or a part, for example hqk or bk (default: no bias)",
@@ -497,7 +498,7 @@ void add_bench_attention(Command& bench) {
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,
-                       "bit-identical results in every run on a GPU, at some cost; always so on the CPU");
+                       "the same bits in every run on a GPU, but slower; the CPU always gives the same bits");
     command.add_switch("--explain", flags->explain,
                        "print which kernels compute the forward pass, and why, and time nothing");
     command.add_switch("--tune", flags->tune,

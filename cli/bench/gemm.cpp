@@ -98,7 +98,8 @@ class Bench {
     const DType dtype;
 
   private:
-    /// Times each way to compute the product: by cuBLASLt or in steps, and by each own kernel that applies.
+    /// Times each way to compute the product: by cuBLASLt or in steps, and by each of gradtile's kernels that
+    /// applies.
     void measure_candidates(const Product& product) const {
         const auto measure_one = [&](std::uint64_t kernel, const std::string& name) {
             cuda::restrict_gemm(ctx, kernel);
@@ -133,7 +134,7 @@ class Bench {
     double ceiling_ = 0, ms_ = 0, plain_ms_ = 0, flops_ = 0;
 };
 
-/// Forward, data gradient and weight gradient of a layer over `tokens` rows.
+/// Measures the products of a layer over `tokens` rows: forward, data gradient and weight gradient.
 void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const ModelConfig& model) {
     const Context& ctx = bench.ctx;
     const auto& [name, shape, fused] = layer;
@@ -194,7 +195,7 @@ Chunk chunk_of(const Context& ctx, const Step& step) {
     return {logits.size(0), logits.size(1), logits.dtype()};
 }
 
-/// The three products of the output head over a chunk; a step has `count` chunks.
+/// Measures the three products of the output head over a chunk; a step has `count` chunks.
 void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std::int64_t width,
                   double count) {
     const Context& ctx = bench.ctx;

@@ -1,7 +1,7 @@
 // gradtile bench generate: times greedy generation with a cache of keys and values: the prompt in one pass,
-// then token by token. A token reads every weight once, and on average the keys and values of the texts at
-// half of the tokens, so its time is compared with a read of these bytes: of the weights on a CPU, and on a
-// GPU of both at the rate of a large copy.
+// then token by token. A token reads every weight once, and the keys and values of the texts' tokens so far.
+// So the time of a token is compared with the time of reading these bytes: on a CPU only the weights, on a
+// GPU also the keys and values, at the rate of a large copy.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -119,7 +119,7 @@ void read(const Context& ctx, const Tensor& values) {
     });
 }
 
-/// Bytes per millisecond that a GPU moves in a large copy within its memory, reads and writes counted.
+/// Returns the bytes per millisecond that a GPU reads and writes together in a large copy within its memory.
 double copied_bytes_per_ms(const Context& ctx) {
     const Shape shape{std::int64_t{1} << 28};  // 512 MiB of 16-bit numbers: larger than any cache
     const Tensor from = zeros(ctx, shape, DType::bf16), to = empty_like(ctx, from);

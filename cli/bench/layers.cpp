@@ -219,8 +219,8 @@ void rope(Bench& bench) {
                   [&] { differentiate_heads(ctx, y, rstd, queries_keys, transform, weights); });
 }
 
-/// Measures chunks of the size that training uses. d_logits is the memory of the logits, as in training, so
-/// every repetition reads the gradients of the last one as logits.
+/// Measures chunks of the size that training uses. d_logits is in the memory of the logits, as in training,
+/// so every repetition reads the previous repetition's gradients as logits.
 void cross_entropy(Bench& bench) {
     const Context& ctx = bench.ctx;
     const std::int64_t classes = bench.model.vocabulary;

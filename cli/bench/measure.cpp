@@ -83,7 +83,7 @@ ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sa
 }
 
 double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling) {
-    // Vectors of GCC, because this file is compiled without automatic vectorisation.
+    // Uses GCC's vector types, because this file is compiled without automatic vectorisation.
     using Words = std::uint64_t __attribute__((vector_size(64)));
     constexpr std::int64_t words = 4, block = 256 * words;  // words of a step; words of a block, 64 KiB
     const std::int64_t blocks = std::max<std::int64_t>(1, bytes / (block * 64));

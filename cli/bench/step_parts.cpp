@@ -59,7 +59,7 @@ void add_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& 
                      [=, &ctx] { up.backward(ctx, d_hidden, Linear::Saved{x}); }});
 }
 
-/// The norm and the rotation of queries and keys.
+/// Adds the norm and the rotation of queries and keys.
 void add_head_transform(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers,
                         const MultiHeadAttention& attn, const Tensor& x, std::int64_t count) {
     const std::int64_t transformed = attn.heads + attn.kv_heads;
@@ -80,7 +80,7 @@ void add_head_transform(std::vector<Part>& parts, const Context& ctx, const Rand
                      }});
 }
 
-/// Attention of the layers with each window.
+/// Adds attention, with one part for each different window of the layers.
 void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConfig& config,
                    const MultiHeadAttention::Saved& saved) {
     const attention::Saved operands = saved.attention;

@@ -148,8 +148,8 @@ void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report)
                          report});
 }
 
-/// Also sums over the rank. Three intermediate results are rounded to `dtype`: A x or dy B, the product with
-/// the weight, and in backward A x once more.
+/// With an adapter there are also sums over the rank. Three intermediate results are rounded to `dtype`: A x
+/// or dy B, the product with the weight, and in backward A x once more.
 void check_lora(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const double intermediate = 3 * storage_roundoff(dtype) / float32_roundoff;
     for (const std::int64_t rank : {1, 8, 20})
@@ -167,7 +167,8 @@ void check_lora(const Context& ctx, DType dtype, const AccuracyReport& report) {
                      report});
 }
 
-/// The roundings of two sums over the width (32 lanes, reduced in 5 steps) and of about ten other operations.
+/// Returns the number of roundings of two sums over the width (32 lanes, reduced in 5 steps) and of about ten
+/// other operations.
 double norm_operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }

@@ -25,7 +25,8 @@ Tensor input(const Context& ctx, const Shape& shape, std::uint64_t seed) {
     return randn(ctx, shape, DType::f64, Seed{seed});
 }
 
-/// Float64 parameters away from their initial values, so that no gradient vanishes by symmetry.
+/// Draws random float64 parameters that differ from the usual initial values, so that no gradient vanishes by
+/// symmetry.
 void draw_parameters(const Context& ctx, ParameterStore& store) {
     store.allocate(ctx, DType::f64);
     fill_normal(ctx, store.values(), 0.5, 0.5, Seed{99});
@@ -65,8 +66,8 @@ Problem attention_problem(Problem options = {}) {
     return options;
 }
 
-/// Checks the gradients of q, k, v and the biases. If a gradient arrives at the LSE, the LSE is an output of
-/// the checked function, too.
+/// Checks the gradients of q, k, v and the biases. If the problem has a gradient with respect to the LSE, the
+/// LSE is also an output of the checked function.
 GradientReport check_attention(const Context& ctx, const Problem& problem,
                                Algorithm algorithm = Algorithm::flash) {
     const attention::accuracy::Inputs in = random_inputs(ctx, problem, DType::f64);
@@ -102,7 +103,7 @@ GradientReport check_attention(const Context& ctx, const Problem& problem,
     return gradient_check(ctx, function, inputs, {}, {.names = std::move(names)});
 }
 
-/// Packed sequences, two of them without rows or keys, and tokens after the last one.
+/// Checks packed sequences, two of them without rows or keys, and with tokens after the last sequence.
 GradientReport check_packed_attention(const Context& ctx) {
     const auto offsets = [&](const std::vector<std::int32_t>& list) {
         return from_host(ctx, list, {std::ssize(list)});

@@ -1,6 +1,6 @@
 #pragma once
 /// How gradtile's GPU kernels divide the keys if there is one query per head, which is the case when a model
-/// generates text. The rule is that of FlashAttention's num_splits. It is computed here without a GPU.
+/// generates text. The rule is that of FlashAttention's num_splits. The functions here need no GPU.
 #include <cstdint>
 #include <vector>
 

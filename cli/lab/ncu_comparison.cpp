@@ -49,7 +49,7 @@ std::vector<PassTraffic> traffic_of_passes(const std::vector<KernelTraffic>& ker
                                            std::int64_t heads) {
     std::vector<PassTraffic> passes;
     const double matrix = 4 * number(setup.length * setup.head_dim * heads);
-    // flash2 in 16 bits has a kernel of its own in place of the one that the other algorithms share.
+    // flash2 in 16 bits computes the row statistics with its own kernel; the other algorithms share a kernel.
     const bool flash2_has_own_statistics = std::ranges::any_of(
         kernels, [](const KernelTraffic& k) { return k.kernel == "prepare_backward_kernel"; });
     for (const Measurement& m : measure_attention(setup)) {

@@ -12,8 +12,8 @@ namespace gradtile {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports also tests whether the operating system saves the registers. In some of the
-// supported compilers it does not know F16C, bf16 and AMX, so CPUID is used for them.
+// __builtin_cpu_supports also tests whether the operating system saves the registers. Some of the supported
+// compilers do not accept the names of F16C, bf16 and AMX there, so these features are read with CPUID.
 namespace {
 
 struct CpuidLeaf {

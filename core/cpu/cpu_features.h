@@ -1,9 +1,9 @@
 #pragma once
-/// Tests for instruction sets: the processor has them and the operating system saves their registers. All
-/// false on processors other than x86-64.
+/// Whether instruction sets can be used: the processor has them and the operating system saves their
+/// registers. All functions return false on processors other than x86-64.
 namespace gradtile {
 
-/// AVX2, FMA and F16C, which every processor with AVX2 has, but a virtual machine may hide.
+/// AVX2, FMA and F16C. Every processor with AVX2 also has the other two, but a virtual machine may hide them.
 bool cpu_has_avx2_fma();
 /// AVX-512 F, BW, DQ and VL, which every server processor with AVX-512 since Skylake has.
 bool cpu_has_avx512();

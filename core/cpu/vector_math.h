@@ -1,7 +1,7 @@
 #pragma once
-/// exp, log, tanh, erf and sigmoid without branches, so that a plain loop over an array vectorises; calls of
-/// libm's float functions would not. The double overloads call libm, because float64 is for verification, not
-/// for speed.
+/// exp, log, tanh, erf and sigmoid without branches, so that the compiler can vectorise a loop over an array.
+/// It cannot vectorise calls of libm's float functions. The double overloads call libm, because float64 is
+/// for verification, not for speed.
 ///
 /// Largest errors over all float inputs, in units in the last place (measured in
 /// tests/core/vector_math_test): exp 1.1, log 0.9, tanh 1.4, erf 1.4, sigmoid 2.5, normal 8 + x^2/2. NaN
@@ -17,8 +17,9 @@
 
 namespace gradtile::vector_math {
 
-// Kernels compiled for one instruction set use exp and tanh. A copy out of line there might be the one that
-// the linker keeps, and other machines could not run it: hence always_inline.
+// exp and tanh are always_inline because kernels compiled for one instruction set use them: the linker might
+// keep an out-of-line copy from such a kernel's source for the whole program, and other machines could not
+// run this copy.
 
 namespace detail {
 [[gnu::always_inline]] inline float from_bits(std::uint32_t bits) {

@@ -11,8 +11,8 @@ namespace gradtile::cuda {
 
 class GemmState;
 
-/// Throws Error for an operator that this build does not implement on CUDA. The message is "built without
-/// CUDA" in a build without the toolkit, and else that the operator has no kernel.
+/// Throws Error for an operator that this build does not implement on CUDA. The message says "built without
+/// CUDA" in a build without the CUDA toolkit, and otherwise that the operator has no kernel.
 [[noreturn]] void operator_absent();
 
 std::byte* device_malloc(Device device, std::size_t bytes);

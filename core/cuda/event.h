@@ -14,7 +14,7 @@ class Event {
 
     /// Marks the end of the work that is enqueued on a stream (cudaStream_t) so far.
     void record(void* stream) const;
-    /// Later work of `stream` runs after the work before the mark.
+    /// Work that is enqueued on `stream` later waits for the work before the mark.
     void wait_in(void* stream) const;
     /// Waits until the device has reached this mark. Returns the time since `start`.
     double milliseconds_since(const Event& start) const;

@@ -16,11 +16,12 @@ class SideStream {
     /// for it.
     explicit SideStream(Device device);
 
-    /// Returns ctx with the side stream. Work enqueued there runs after the work that ctx's stream has so
-    /// far, and concurrently with its later work. Matrix products are not allowed there, because they share a
-    /// workspace. Arena memory used there must not be reused before join().
+    /// Returns ctx with the side stream. Work enqueued on the returned context runs after the work that is
+    /// already on ctx's stream, and concurrently with later work of ctx's stream. The returned context must
+    /// not run matrix products, because they would share a workspace. Arena memory that its work uses must
+    /// not be freed before join().
     Context after(const Context& ctx) const;
-    /// Later work of ctx's stream runs after all work on the side stream.
+    /// Makes later work of ctx's stream wait for all work on the side stream.
     void join(const Context& ctx) const;
 
   private:

@@ -77,8 +77,9 @@ bool has_packed_tensor_map(const Tensor& x) {
 
 TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle) {
     // A row's address is base + (row + batch) * stride, because both axes have the stride of rows. The axis
-    // of rows ends at S. A sequence of `length` rows begins `length` rows before, so its end is the end of
-    // this axis, and the hardware cuts boxes there. The axis of batches moves the sequence to its place:
+    // of rows ends at S. A sequence of `length` rows begins at row S - length of this axis, so its end is the
+    // end of the axis, and the hardware cuts boxes there. The axis of batches moves the sequence to its
+    // place:
     //     (S - length + r) + (first + length) = S + first + r,
     // so the base is S rows before the tensor. Nothing is read or written before the tensor.
     const cuuint64_t stride = bytes_between(x, 1);

@@ -43,7 +43,8 @@ template <class T>
 FewRowsProduct<T> few_rows_product(const GemmBlock& product) {
     const FewRowsKernels* const kernels = chosen_kernels();
     if (kernels == nullptr || product.k < 1 || product.trans_a || !product.trans_b) return nullptr;
-    constexpr std::int64_t max_rows_16_bit = 8;  // more would do where the library only widens; not measured
+    constexpr std::int64_t max_rows_16_bit =
+        8;  // if the library has no 16-bit products, a larger number may be faster; not measured
     if constexpr (std::is_same_v<T, float>) {
         return product.m <= kernels->max_rows_f32 ? kernels->f32 : nullptr;
     } else if constexpr (std::is_same_v<T, bfloat16>) {
@@ -61,8 +62,9 @@ template FewRowsProduct<bfloat16> few_rows_product(const GemmBlock&);
 template FewRowsProduct<float16> few_rows_product(const GemmBlock&);
 
 std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_bytes, int threads) {
-    constexpr std::int64_t cache_line = 16;       // elements of c: threads write different lines
-    constexpr std::int64_t blocks_of_thread = 4;  // so that a thread may start late
+    constexpr std::int64_t cache_line = 16;  // in elements of c, so that threads write different cache lines
+    constexpr std::int64_t blocks_of_thread =
+        4;  // so that other threads can do the work of a thread that starts late
     constexpr std::int64_t smallest_block = std::int64_t{32}
                                             << 10;  // bytes of b, about the time of a hand-over
     const std::int64_t row_bytes = product.k * static_cast<std::int64_t>(element_bytes);

@@ -8,7 +8,7 @@ namespace {
 
 struct Avx2 {
     using Vector = __m256;
-    // Four registers a step: 2 rows keep 8 of 16 registers as sums.
+    // A step has four registers, so 2 rows need 8 of the 16 registers for sums.
     static constexpr int rows = 2;
 
     template <class T>

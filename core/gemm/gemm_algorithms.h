@@ -11,8 +11,9 @@
 
 namespace gradtile {
 
-/// The algorithm of one kind of product, as plain numbers. It is valid only for the same cuBLASLt on the same
-/// kind of GPU. `problem` contains both, so a choice never matches another version or GPU.
+/// The algorithm of one kind of product, as plain numbers. An algorithm is valid only for the same version of
+/// cuBLASLt on the same kind of GPU. `problem` contains both, so a choice is never used with another version
+/// or GPU.
 struct GemmAlgorithm {
     std::array<std::int64_t, 27> problem;
     std::array<std::uint64_t, 8> algorithm;

@@ -52,7 +52,8 @@ constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k,
     }
 }
 
-/// Returns one thread's scratch memory for `elements`; it only grows.
+/// Returns one thread's scratch memory for `elements` elements. The memory grows when needed and never
+/// shrinks.
 template <class T>
 T* scratch(std::vector<T>& held, std::int64_t elements) {
     if (std::ssize(held) < elements) held.resize(static_cast<std::size_t>(elements));
@@ -76,7 +77,8 @@ void widen_transposed(std::int64_t rows, std::int64_t columns, const From* from,
 }
 
 /// Multiplies a block after copying its operands to float32, 512 elements of k at a time. Used for float16,
-/// for bfloat16 without processor support, and for a^T b^T, for which oneDNN is up to three times slower.
+/// for bfloat16 without processor support, and for a^T b^T, which oneDNN computes up to three times more
+/// slowly.
 template <class In>
 void gemm_widened(const GemmBlock& block, const In* a, const In* b, float* c) {
     constexpr std::int64_t depth = 512;

@@ -24,7 +24,7 @@ std::int64_t batch_step(const Tensor& x) {
     return x.rank() > 2 ? x.stride(0) : 0;
 }
 
-/// The product by one kernel that also adds the bias, or false if there is none.
+/// Computes the product by one kernel that also adds the bias. Returns false if there is no such kernel.
 bool gemm_fused(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
                 const GemmOptions& options) {
     const ProductOperands operands{.a = a,

@@ -20,13 +20,14 @@ constexpr int proposals = 8;  // the heuristic returns at most 8, best estimate 
 /// kinds per token, each used once, so timing all of them would cost more than it saves.
 constexpr std::size_t max_timed = 256;
 
-/// Whether the product is valid, but this algorithm or library does not support it.
+/// Whether this status means that the product is valid, but that this algorithm or library does not support
+/// it.
 bool refused(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/// Whether gradtile's kernels, whose tiles are large, may win.
+/// Whether the product is large enough that gradtile's kernels, whose tiles are large, may be the fastest.
 bool is_large(const GemmProblem& p) {
     constexpr std::int64_t least = std::int64_t{1} << 30;  // about 4 us
     return p.m >= 128 && p.n >= 128 && p.m * p.n >= least / std::max<std::int64_t>(1, p.k);
@@ -73,7 +74,8 @@ class GemmState::Operation {
                           gemm_workspace_bytes, stream);
     }
 
-    /// Whether a restored algorithm is valid for this problem and needs no more than the workspace.
+    /// Whether a restored algorithm is valid for this problem and needs no more memory than the workspace
+    /// has.
     bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
         cublasLtMatmulHeuristicResult_t result{};
         const cublasStatus_t status =
@@ -241,7 +243,8 @@ void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
     for (Timing& timing : timings) {
         (void)milliseconds(timing, 1);  // loads the kernel
         timing.milliseconds = milliseconds(timing, 1);
-        // The time of one short launch is mostly launch overhead.
+        // The measured time of one short launch is mostly launch overhead, so ten launches are timed
+        // together.
         if (timing.milliseconds < 0.1f) timing.milliseconds = milliseconds(timing, 10);
     }
     sort();
@@ -324,8 +327,9 @@ namespace {
 
 using Numbers = decltype(GemmAlgorithm::algorithm);
 
-/// The first number of a stored choice of a kernel of gradtile; the second one is the kernel's. A choice to
-/// compute in steps is stored as zeros. All else is an algorithm of cuBLASLt.
+/// In a checkpoint, the choice of one of gradtile's kernels is stored as this number, followed by the
+/// kernel's number. The choice to compute in steps is stored as zeros. All other stored choices are
+/// algorithms of cuBLASLt.
 constexpr std::uint64_t own_kernel = 0x67726164'74696c65;  // "gradtile"
 
 Numbers numbers_of(const GemmChoice& choice) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Parallel loops over tensors of any strides on the CPU, in runs of elements along the last axis.
+/// Parallel CPU loops over tensors of any strides. A loop processes runs of elements along the last axis.
 #include <algorithm>
 
 #include <gradtile/core/tensor.h>

@@ -165,7 +165,7 @@ void require_regular_file(const struct stat& status) {
     check(S_ISREG(status.st_mode), "is not a regular file");
 }
 
-// O_NOFOLLOW refuses a link, too, but with the message "Too many levels of symbolic links".
+// O_NOFOLLOW would also refuse a link, but with the message "Too many levels of symbolic links".
 void refuse_symbolic_link(const std::filesystem::path& path, int flags) {
     struct stat status {};
     const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);

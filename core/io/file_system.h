@@ -23,7 +23,7 @@ class FileSystem {
     /// must not wait for its other end.
     virtual int open(const std::filesystem::path& path, int flags, int mode);
     virtual int close(int file);
-    /// Return the bytes read or written, which may be fewer than requested.
+    /// Return the number of bytes read or written, which may be less than requested.
     virtual std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t size(int file);

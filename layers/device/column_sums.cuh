@@ -9,14 +9,14 @@ namespace gradtile::cuda {
 namespace device {
 
 constexpr int sum_columns_wide = 32;  // vectors of columns per block
-constexpr int sum_lanes = 4;          // threads per column, each with every fourth row
+constexpr int sum_lanes = 4;          // threads per column; each thread sums every fourth row
 constexpr int sum_fetches = 8;        // vectors that a thread loads at the same time
 
 /// parts[block] = the column sums of column_sum_rows rows, with n columns per thread. source.read(row,
 /// column) loads n elements of each of Source::inputs matrices. source.finish(values, fetched, row, column)
 /// computes the values to be summed from them. Source::blocks is the minimum number of blocks per
-/// multiprocessor; without it, the compiler uses so few registers that fewer loads overlap (GELU's backward
-/// took 399 us instead of 313).
+/// multiprocessor; without this minimum, the compiler uses fewer registers, so that fewer loads overlap
+/// (GELU's backward pass took 399 us instead of 313 us).
 template <int n, class S, class Source>
 __global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
     column_sums_kernel(S* parts, const Source source, std::int64_t rows, std::int64_t columns,

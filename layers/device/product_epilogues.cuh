@@ -9,7 +9,8 @@ namespace gradtile::cuda::device {
 using ProductGelu = activation_formulas::GeluTanh<ActivationMath, float>;
 using ProductSwiGlu = activation_formulas::SwiGlu<ActivationMath, float>;
 
-/// hidden = a b + bias, y = gelu(hidden), as a separate pass over the stored `hidden` would compute it.
+/// hidden = a b + bias, y = gelu(hidden). y is computed from the rounded hidden, so it has the same bits as
+/// after a separate pass.
 template <class T>
 struct StoreGelu {
     using Element = T;
@@ -38,8 +39,8 @@ struct StoreGeluGradient {
     }
 };
 
-/// gate = a b[0], up = a b[1], y = silu(gate) * up, as a separate pass over the stored gate and up would
-/// compute it.
+/// gate = a b[0], up = a b[1], y = silu(gate) * up. y is computed from the rounded gate and up, so it has the
+/// same bits as after a separate pass.
 template <class T>
 struct StoreSwiGlu {
     using Element = T;

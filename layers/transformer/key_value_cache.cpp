@@ -30,8 +30,8 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
 
 namespace {
 
-/// The texts [first, first + count) of a pass, which have neighbouring places and equal numbers of tokens, so
-/// that one call of attention takes all of them. Their tokens begin at `begin`.
+/// The texts [first, first + count) of a pass. They have neighbouring places and equal numbers of tokens, so
+/// that one call of attention computes all of them. Their tokens begin at index `begin` of the pass.
 struct EqualTexts {
     PackedTexts::Text first;
     std::int64_t count = 0, begin = 0;
@@ -85,7 +85,7 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     return proj.forward(ctx, o.reshape({1, x.size(1), heads * head_dim}), discarded.proj);
 }
 
-/// `place` is what attention needs to know of the tokens: the start of all texts, or PackedTexts.
+/// `place` gives the positions of the tokens: the start of all texts, or PackedTexts.
 template <class Place>
 Residual TransformerBlock::through_cache(const Context& ctx, Residual& stream, const Place& place,
                                          const KeyValueCache::Layer& cache) const {

@@ -11,11 +11,11 @@
 
 namespace gradtile {
 
-/// Holds up to `context` tokens of B texts. Keys with rotary or learned positions belong to the places of
-/// their tokens: to drop the first tokens, clear the cache and read the rest again. To drop the last tokens,
-/// reduce `length`.
+/// Holds up to `context` tokens of B texts. Keys with rotary or learned positions depend on the positions of
+/// their tokens. So to drop the first tokens, clear the cache and read the other tokens again. To drop the
+/// last tokens, reduce `length`.
 ///
-/// A pass of PackedTexts reads other numbers of tokens into each text and ignores `length`.
+/// Transformer::logits() of PackedTexts ignores `length`, because each text has its own length.
 struct KeyValueCache {
     struct Layer {
         Tensor k, v;  // [B, context, Hkv, D]
@@ -28,8 +28,9 @@ struct KeyValueCache {
     void clear() { length = 0; }
 };
 
-/// The next tokens of several texts of different lengths, for one pass: each text has a place in the batch of
-/// a cache, where `start` tokens are held. Matrix products and norms take the tokens of all texts together.
+/// The next tokens of several texts of different lengths, for one pass. Each text has a place, which is its
+/// index on the batch axis of a cache; the cache already holds `start` tokens of the text. Matrix products
+/// and norms process the tokens of all texts together.
 struct PackedTexts {
     struct Text {
         std::int64_t place = 0;   ///< index in the cache's batch

@@ -59,7 +59,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
           " is too large to plan");
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen);
-    const std::int64_t multiple = 64 * request.optimizer_shards;  // so that the parts are equal and aligned
+    const std::int64_t multiple = 64 * request.optimizer_shards;  // so that the shards are equal and aligned
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
     const OptimizerPart part = request.optimizer_part

@@ -20,11 +20,12 @@ Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
     return ActivationLayer{activation}.forward(ctx, hidden, saved);
 }
 
-/// Whether `up` and the activation are one operator. An adapter's term lies between them.
+/// Whether `up` and the activation are one operator. With an adapter they are not, because the adapter's term
+/// must be added before the activation.
 bool Mlp::fuses_forward() const {
     return !up.adapter;
 }
-/// The same for the backward pass of the activation and `down`.
+/// Whether the backward passes of `down` and of the activation are one operator.
 bool Mlp::fuses_backward() const {
     return !down.adapter;
 }

@@ -25,7 +25,7 @@ struct Mlp {
     Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Computes forward without its last product, and with it everything that backward needs.
+    /// Computes forward without its last product, and saves everything that backward needs.
     void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,

@@ -61,14 +61,16 @@ struct ModelConfig {
     bool qk_norm = false;   ///< RMSNorm over each head's q and k
     /// Keys that a token sees in a layer with a window: itself and the window - 1 tokens before it. 0: all.
     std::int64_t window = 0;
-    /// Every layer whose number (from 1) is a multiple sees the whole context; 0: no layer does. 2 alternates
-    /// as Gemma 2 and GPT-OSS do, 6 is Gemma 3's pattern. Without a window it has no effect.
+    /// If the number of a layer, counted from 1, is a multiple of window_pattern, the layer sees the whole
+    /// context; 0: no layer does. With 2 the layers alternate as in Gemma 2 and GPT-OSS; 6 is Gemma 3's
+    /// pattern. Without a window, window_pattern has no effect.
     std::int64_t window_pattern = 0;
     double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
     double dropout = 0.0;  ///< probability, for embeddings and residual branches
     double attention_dropout = 0.0;  ///< probability, for attention's probabilities
-    /// LoRA: the rank of adapters of the blocks' matrices, which are then all that training changes; 0: none.
+    /// LoRA: the rank of the adapters of the blocks' matrices; training then changes only the adapters. 0:
+    /// none.
     std::int64_t lora_rank = 0;
     double lora_alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
     std::string lora_on = "all";  ///< the matrices that have adapters; see adapted_matrices()

@@ -150,7 +150,7 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
     const auto [q, k] = queries_and_keys(ctx, packed, angles_of(ctx, documents, x.size(1), x.dtype()), saved);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     saved.options = options_of_pass(ctx, key);
-    // Attention's dropout counts documents, which are the sequences of a packed call, and not windows.
+    // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents) saved.options.dropout_key.first_sample *= documents.of_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     const Tensor o = attention::forward(ctx, operand(documents, q), operand(documents, k),

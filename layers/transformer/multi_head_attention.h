@@ -59,8 +59,8 @@ struct MultiHeadAttention {
                    const Documents& documents = {}) const;
     /// The options of a call of attention in a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
-    /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds keys and
-    /// values of the tokens before them; theirs are appended.
+    /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds the keys and
+    /// values of the tokens before `start`; the function appends those of the new tokens.
     Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[B,T,C]*/, std::int64_t start,
                               const KeyValueCache::Layer& cache) const;
     /// Computes y [1,N,C] for the tokens of packed texts like the function above, with one call of attention

@@ -25,7 +25,7 @@ Tensor applied(const Context& ctx, const Tensor& x, std::int64_t out, const Fuse
     return y;
 }
 
-/// The positions of a step, for the layers that need them.
+/// The positions of the tokens of a step, for the layers that depend on positions.
 struct StepPlaces {
     const NextTokens& next;
     Rope::Angles angles;  // with rotary positions

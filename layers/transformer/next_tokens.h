@@ -15,8 +15,8 @@ struct NextTokens {
     Tensor tokens, positions, places;
 };
 
-/// Whether next_logits() computes models of this config and dtype on this device. On a GPU heads are whole
-/// 16-byte vectors and the dtype is not float64; no model may have adapters.
+/// Whether next_logits() computes models of this config and dtype on this device. On a GPU the bytes of a
+/// head must be a multiple of 16, and the dtype must not be float64. The model must not have adapters.
 bool can_step(Device device, const ModelConfig& config, DType dtype);
 
 /// Reads the tokens into the cache and writes logits [R,V] in accumulator_of(dtype), equal to

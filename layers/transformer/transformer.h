@@ -76,10 +76,11 @@ struct Transformer {
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
     /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
-    /// Throws Error when they are more than the context in all.
+    /// Throws Error when cached and new tokens together are more than the context.
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
-    /// Throws Error when a text has more than the context in all, or a place that the cache has not.
+    /// Throws Error when cached and new tokens of a text together are more than the context, or when a text's
+    /// place is outside the cache.
     Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
@@ -97,9 +98,9 @@ struct Transformer {
 std::int64_t parameter_count(const ModelConfig& config);
 
 /// Floating-point operations of a training step per token (forward 1/3, backward 2/3). Each element of a
-/// weight matrix costs 6; the head is included, embedding look-ups are not. Each visible key costs 12 * width
-/// per layer (mean_visible_keys()). Recomputation is not counted, because this is the
-/// numerator of model FLOP utilisation. With adapters, an element of another matrix costs 4, because its
+/// weight matrix costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs
+/// 12 * width operations per layer (mean_visible_keys()). Recomputation is not counted, because the result is
+/// the numerator of model FLOP utilisation. With adapters, an element of a frozen matrix costs 4, because its
 /// gradient is not computed.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence);
 

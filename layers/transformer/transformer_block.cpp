@@ -76,7 +76,7 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
     Activations kept = saved.activations ? *saved.activations : recompute_activations(ctx, saved);
 
     const Tensor& stream = dy.dy;
-    // The column sums of dx are the gradient of the last bias in the branch below, unless dropout scales dx
+    // The column sums of dx are the gradient of the last bias in the branch below, unless dropout changes dx
     // first.
     const bool has_use = attn.proj.bias_has_gradient() && !dropout.drops(kept.attn_dropout.key);
     const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;

@@ -107,7 +107,7 @@ TEST(AttentionContract, RowsWithoutVisibleKeysHaveZeroOutputsAndGradients) {
         EXPECT_THAT(part(ctx, saved.lse, 2, 0, rows_without_keys), Each(-infinity));
         EXPECT_THAT(part(ctx, all.q, 1, 0, rows_without_keys), Each(0.0));
 
-        // The problem without these rows gives the same O.
+        // The problem without these rows gives the other rows the same O.
         const auto seeing = [&](const Tensor& x) {
             return x.slice(1, rows_without_keys, problem.queries - rows_without_keys);
         };
@@ -172,7 +172,7 @@ TEST(AttentionContract, CausalEqualsAWindowWithRightSideZero) {
     const Problem window{.queries = 70, .keys = 90, .window = {.left = 20, .right = 0}};
     const Inputs in = random_inputs(ctx, causal, DType::f32);
     EXPECT_EQ(run(ctx, in, causal.options()), run(ctx, in, window.options()));
-    // Sides longer than any sequence see everything, without overflow.
+    // A window whose sides are longer than any sequence hides nothing, and no sum overflows.
     const Problem all{.queries = 70, .keys = 90};
     constexpr std::int64_t far = std::numeric_limits<std::int64_t>::max();
     const Problem wide{.queries = 70, .keys = 90, .window = {.left = far, .right = far}};

@@ -73,7 +73,7 @@ class AttentionCuda : public testing::Test {
         const Result naive = run(cpu, coarse_inputs, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
         for (const Algorithm algorithm : algorithms) {
-            if (deterministic && algorithm == Algorithm::naive) continue;  // it has no such option
+            if (deterministic && algorithm == Algorithm::naive) continue;  // naive has no such option
             SCOPED_TRACE(::testing::Message() << algorithm);
             Options options = problem.options(algorithm);
             options.deterministic = deterministic;

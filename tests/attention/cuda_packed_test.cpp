@@ -37,7 +37,7 @@ struct PackedInputs {
         shape.queries = q_offsets.back() + lengths.rest;
         shape.keys = k_offsets.back() + lengths.rest;
         in = random_inputs(cpu, shape, dtype);
-        // Nobody may read what follows the sequences.
+        // No kernel may read the rows after the last sequence: they are NaN.
         for (Tensor* x : {&in.q, &in.k, &in.v, &in.d_o}) {
             const std::int64_t used = x->size(1) - lengths.rest;
             fill(cpu, x->slice(1, used, lengths.rest), std::numeric_limits<double>::quiet_NaN());
@@ -94,7 +94,7 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-/// Rows that see no key have LSE = -inf.
+/// The largest magnitude of the finite numbers in x. Rows that see no key have LSE = -inf.
 double largest_finite_of(const std::vector<double>& x) {
     double largest = 0;
     for (const double e : x)
@@ -244,7 +244,7 @@ TEST_P(AttentionCudaPacked, EqualDenseCallsAtTheEdgesOfBlocks) {
             expect_equal_to_dense(problem, edges, deterministic);
         }
 }
-/// The thread blocks of a GPU take many tasks each.
+/// With so many heads, each thread block computes many tasks.
 TEST_P(AttentionCudaPacked, EqualDenseCallsWithManyHeads) {
     const Lengths lengths{.queries = {300, 20, 513, 90}, .keys = {300, 20, 513, 90}};
     expect_equal_to_dense({.d_qk = 64, .d_v = 64, .causal = true, .heads = 48, .key_heads = 48}, lengths);
@@ -347,7 +347,8 @@ TEST_P(AttentionCudaPacked, ReplayedGraphsTakeOtherLengths) {
     }
 }
 
-/// Kernels must not read foreign memory; compute-sanitizer watches.
+/// With wrong offsets, kernels must not access memory outside the tensors. Only compute-sanitizer detects
+/// such accesses.
 TEST_P(AttentionCudaPacked, WrongOffsetsStayInsideTheTensors) {
     const Problem problem{.d_qk = 32, .d_v = 32, .causal = true, .heads = 2, .key_heads = 1};
     PackedInputs packed(cpu, problem, {.queries = {60, 40}, .keys = {60, 40}}, GetParam());

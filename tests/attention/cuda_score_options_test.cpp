@@ -88,7 +88,8 @@ TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
     add([](Problem& p) { p.d_qk = 64, p.d_v = 40, p.window.left = 30, p.scale = -0.3; });
     add([](Problem& p) { p.biases = {Shape{4, 1, 1, 152}, Shape{2, 4, 70, 152}}, p.batch_divisor = 2; });
     add([](Problem& p) { p.biases = {Shape{4, 4, 70, 152}, Shape{4, 1, 1, 152}}, p.causal = true; });
-    // So many tiles that the gradient has a kernel of its own, with keys and rows beyond the last tile.
+    // The bias's gradient has so many tiles that one thread block sums each of them. Rows and keys do not
+    // fill the last tiles.
     add([](Problem& p) {
         p.queries = 200, p.keys = 264, p.heads = p.key_heads = 16;
         p.biases = {Shape{2, 16, 200, 264}, Shape{4, 1, 1, 264}}, p.batch_divisor = 2;
@@ -97,7 +98,7 @@ TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
         p.queries = p.keys = 256, p.heads = 16, p.d_qk = p.d_v = 64, p.batch = 3;
         p.causal = p.top_left = true, p.biases = {Shape{1, 16, 256, 256}};
     });
-    // dQ of so many sequences is summed in several parts.
+    // With so many sequences, dQ is computed for one part of them after another.
     add([](Problem& p) { p.queries = 9, p.keys = 8, p.batch = 1601, p.biases = {Shape{1, 4, 9, 8}}; });
     for (const Problem& problem : problems)
         for (const bool deterministic : {false, true})
@@ -225,7 +226,8 @@ TEST_P(AttentionCudaDtypes, BiasesOfEveryDtypeAndLayoutGiveTheSameResults) {
     EXPECT_EQ(strided.d_bias_0, expected.d_bias_0);
 }
 
-/// The magnitude of dLSE has no bound in those of V and dO, by which the float32 kernels scale dS.
+/// The float32 kernels scale dS by the magnitudes of V and dO, but dLSE may be larger or smaller than any
+/// product of them.
 TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
     const Problem problem{.queries = 70, .keys = 90, .d_qk = 24, .d_v = 40, .causal = true, .d_lse = true};
     for (const int exponent : {-60, 0, 30, 90})

@@ -1,5 +1,5 @@
-// dQ of the 16-bit Hopper backward pass, whose float32 sums exist only for the heads in flight. A small ring
-// makes every slot serve many heads also in small problems.
+// dQ of the 16-bit Hopper backward pass. Its float32 sums exist only for the heads that are being computed,
+// in a ring of slots. With a small ring, each slot is used by many heads also in small problems.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Limits the ring to sets of one head, with two slots.
+/// Limits the ring to sets of one head, with two slots, while it exists.
 class SmallRing {
   public:
     SmallRing() : choice_({.set_heads = 1, .more_slots = 1}) {}
@@ -42,7 +42,7 @@ class AttentionCudaDqRing : public AttentionCudaDtypes {
                                   factors_of(GetParam()));
         }
     }
-    /// Inputs on the GPU and gradients of one backward pass after another.
+    /// The inputs of several backward passes on the GPU, and what their common forward pass saved.
     struct Passes {
         Inputs in;
         Options options;
@@ -144,7 +144,8 @@ TEST_P(AttentionCudaDqRing, TakesMemoryForTheHeadsInFlightOnly) {
     const SmallRing ring;
     const auto arena = std::make_shared<Arena>(Device::cuda(0), planned);
     const std::size_t peak = peak_bytes(gpu().with_allocator(arena), *arena);
-    // 2 * 6 heads of 200 rows, padded to 256. The ring has 2 slots.
+    // 2 * 6 heads of 200 rows, which are padded to 256 rows. A dry run counts the sums of all heads; the ring
+    // has 2 slots.
     constexpr std::size_t bytes_of_head = 256 * 64 * sizeof(float);
     EXPECT_EQ(planned - peak, (2 * 6 - 2) * bytes_of_head);
 }

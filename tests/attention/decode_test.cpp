@@ -37,7 +37,8 @@ const DecodeCase decode_cases[] = {
     {.heads = 3, .kv_heads = 3, .dim = 80, .context = 150, .positions = {100, 149}},
     {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 250, 3}, .left = 100},
     {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 20}, .left = 0, .sink = true},
-    // One text, whose splits are one cluster on a Hopper GPU; then more than one, and heads of 16 bytes.
+    // On a Hopper GPU the splits of a short text are one cluster, and those of a long text several. The last
+    // case has heads of 4 columns.
     {.heads = 2, .kv_heads = 2, .dim = 64, .context = 1024, .positions = {127}},
     {.heads = 2, .kv_heads = 2, .dim = 64, .context = 1024, .positions = {128}},
     {.heads = 2, .kv_heads = 1, .dim = 64, .context = 9000, .positions = {8999, 4095, 4096, 5}, .sink = true},
@@ -94,11 +95,12 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
     return made;
 }
 
-/// Errors are relative to the largest |v|, since o is a mean of values: with scores up to about 6, an error
-/// of 2^-24 (dim + 50) of a score changes its weight by as much; and o is rounded to its dtype.
+/// The bound is relative to the largest |v|, because o is a weighted mean of values. Scores are up to about 6
+/// and have relative errors of 2^-24 (dim + 50); the absolute error of a score is the relative error of its
+/// weight. o is also rounded to its dtype.
 void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, DType dtype) {
     const DecodeOperands x = decode_operands(ctx, c, dtype);
-    // In float64 on the CPU, from the same rounded numbers.
+    // The expected values are computed in float64 on the CPU, from the same rounded inputs.
     DecodeOperands exact = x;
     for (Tensor* t : {&exact.in.q, &exact.in.k, &exact.in.v, &exact.cache.k, &exact.cache.v})
         *t = decode_float64(ctx, cpu, *t);
@@ -118,7 +120,7 @@ void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, 
     attention::decode(cpu, y64, exact.in, exact.cache, exact.options, none);
     const std::vector<double> expected = to_host(cpu, y64);
     const double bound = (2 * 0x1p-24 * static_cast<double>(c.dim + 50) * 6 + epsilon_of(dtype)) * 5;
-    // Twice, because the counters of the first call must be zero for the second.
+    // Calls decode() twice: the first call must leave its counters at zero for the second.
     for (int call = 0; call < 2; ++call) {
         fill(ctx, y, std::numeric_limits<double>::quiet_NaN());
         attention::decode(ctx, y, x.in, x.cache, x.options, scratch);

@@ -105,7 +105,7 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaive) {
                              .heads = 4,
                              .key_heads = queries % 3 == 0 ? 4 : 1},
                             GetParam());
-    // One row in a thread block.
+    // Thread blocks with a single row: one query, and no head shares a K/V head.
     expect_accurate({.queries = 1, .keys = 1500, .d_qk = 64, .d_v = 64, .heads = 2, .key_heads = 2},
                     GetParam());
 }

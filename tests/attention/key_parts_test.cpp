@@ -38,15 +38,16 @@ TEST(KeyParts, HoldEveryVisibleKeyOnce) {
                 EXPECT_LE(parts.count * tasks, 4 * 64 + 63);
             }
 }
-/// 64 threads are assumed. The time of a task is its blocks of 256 keys, and one block more.
+/// divide_keys() assumes 64 threads, and that a task takes the time of its blocks of 256 keys plus the time
+/// of one more block.
 TEST(KeyParts, AreTheFewestWithin95PercentOfTheBestOccupancy) {
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 1024}, 1).count, 4);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 16384}, 1).count, 64);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 1).count, 64);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 8).count, 8);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 64).count, 1);
-    // One task for each of 33 heads would leave 31 threads without work; 5 x 33 tasks, in three runs, use 86%
-    // of the threads.
+    // One task for each of 33 heads would leave 31 threads without work; 5 x 33 tasks, of which each thread
+    // computes up to three, use 86% of the threads' time.
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 33).count, 5);
     EXPECT_EQ(divide_keys({.queries = 9, .keys = 1024}, 1).count, 2);
     // The keys that a window hides are in no part.
@@ -139,7 +140,7 @@ TEST_P(DividedKeys, AreAsAccurateAsNaiveUnderEveryOption) {
     for (const std::int64_t queries : {1, 6, 40})
         expect_accurate_parts(problem_with_every_score_option(queries, 1500, 24, 64));
 }
-/// One head leaves all threads but one without work unless the keys are divided.
+/// With one head, only one thread would have work if the keys were not divided.
 TEST_P(DividedKeys, OfOneHeadAreAsAccurateAsNaiveForUpTo64Queries) {
     for (const std::int64_t queries : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 32, 33, 63, 64})
         for (const std::int64_t keys : {512, 1000, 1024, 4099})
@@ -162,7 +163,8 @@ TEST_P(DividedKeys, AreAsAccurateAsNaiveAtAnyHeadDim) {
                                    .heads = 3,
                                    .key_heads = queries == 3 ? 1 : 3});
 }
-/// Groups of heads whose rows are complete groups of four, and groups that leave one, two and three rows.
+/// The kernels compute four rows (queries times heads of a group) at a time. The groups have numbers of rows
+/// that are multiples of four, and numbers that leave one, two and three rows.
 TEST_P(DividedKeys, AreAsAccurateAsNaiveForAnyGroupOfHeads) {
     for (const std::int64_t group : {1, 2, 3, 5, 6, 8, 11})
         for (const std::int64_t queries : {1, 2, 7})

@@ -116,8 +116,9 @@ TEST(Lab, TheFlashAlgorithmsMoveWhatTheirLoopsSay) {
         EXPECT_EQ(flash2.loads, n * d + ceil_div(n, flash2.block_rows) * 2 * n * d);
         EXPECT_EQ(flash2.stores, n * d + n);
 
-        // Backward: K, V, dK, dV once; flash1 reads Q, O, dO, dQ, l, m again for each block of keys, flash2
-        // Q, dO, dQ, LSE, D after a pass that computes D. dQ is cleared first and stored by every block.
+        // Both backward passes move K, V, dK and dV once. For each block of keys, flash1 reads Q, O, dO, dQ,
+        // l and m. flash2 first computes D in a separate pass, and then reads Q, dO, dQ, LSE and D for each
+        // block of keys. dQ is set to zero first, and stored for every block of keys.
         const Measurement& flash1_backward = measurement(all, "flash1", "backward");
         const std::int64_t blocks1 = ceil_div(n, flash1_backward.block_keys);
         EXPECT_EQ(flash1_backward.loads, 2 * n * d + blocks1 * n * (4 * d + 2));
@@ -219,8 +220,8 @@ TEST(Lab, JudgesTheClaimsByItsFigures) {
             if (v.claim.find(words) != std::string::npos) return v;
         throw Error(concat("no verdict on ", words));
     };
-    // A machine whose ridge is between the intensities of naive and flash2. On this machine flash2 is 3 times
-    // faster.
+    // A machine whose roofline has its ridge between the intensities of naive and flash2, and on which flash2
+    // is 3 times faster than naive.
     const double naive = measurement(attention, "naive", "forward").intensity();
     const double flash2 = measurement(attention, "flash2", "backward").intensity();
     ASSERT_LT(naive, flash2);
@@ -238,7 +239,7 @@ TEST(Lab, JudgesTheClaimsByItsFigures) {
     EXPECT_TRUE(verdict("binary16", verdicts).holds);
     EXPECT_THAT(verdict("binary16", verdicts).figures, HasSubstr("from x = 11.0938 on"));
 
-    // Memory so fast that nothing is memory-bound, and kernels that are not faster.
+    // A machine whose memory is so fast that no algorithm is memory-bound, and on which flash2 is not faster.
     const lab::Machine other{.roofline = {.bytes_per_s = 1e12, .flops_per_s = 1e9},
                              .speed = {.standard_ms = 1, .flash2_ms = 1}};
     const std::vector<lab::Verdict> others = judge_claims(setup, attention, softmax, other);
@@ -254,7 +255,8 @@ TEST(Lab, MeasuresThisMachine) {
     EXPECT_GT(speed.flash2_ms, 0);
 }
 
-/// Two products of N x N x d forward. Backward four, and S again unless P was kept.
+/// The forward pass has two products of N x N x d. The backward pass has four, and a fifth for S unless the
+/// forward pass kept P.
 TEST(Lab, IntensityIsTheWorkOfTheProductsPerByte) {
     for (const Measurement& m : measure_attention({.length = 64, .head_dim = 16, .fast_memory = 4096})) {
         const double products = m.pass == "forward" ? 2 : m.name == "naive" ? 4 : 5;

@@ -28,7 +28,8 @@ Tensor tokens_of(const Tensor& x, std::int64_t first, std::int64_t length) {
     return x.slice(0, first, length).expand({1, length, x.size(1), x.size(2)});
 }
 
-/// Concatenates results of sequences, and fills up the unused tokens.
+/// Concatenates the results of the sequences. Tokens that belong to no sequence get zeros, and their LSE is
+/// `unused_lse`.
 class Assembly {
   public:
     Assembly(const PackedProblem& problem, double unused_lse) : p_(problem) {

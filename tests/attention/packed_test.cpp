@@ -118,7 +118,8 @@ TEST_P(PackedAttention, ReadsNoTokenOfAnotherSequence) {
     });
 }
 
-/// A column of V per key shows which probabilities are kept.
+/// V has a 1 in column j at key j of each sequence and zeros elsewhere, so column j of O is not 0 where the
+/// probability of key j is kept.
 TEST_P(PackedAttention, DropoutDropsWhatDenseCallsDrop) {
     const PackedProblem problem{
         {.d_qk = 8, .d_v = 64, .heads = 3, .key_heads = 3, .scale = 0.0, .dropout_p = 0.4},
@@ -193,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, PackedAttention, testing::ValuesIn(places()), 
 
 // ---- The CPU ----
 
-/// Each block of a sequence is the same call of the same kernel.
+/// For each block of a sequence, a packed call and a dense call run the same kernel on the same numbers.
 TEST(PackedAttentionOnTheCpu, EqualsDenseCallsToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const PackedProblem& problem : packed_problems())

@@ -22,7 +22,7 @@ struct Maps {
 /// Which of the products a test computes.
 enum class Kind { a_bt, a_b_from_registers, a_b, at_b };
 
-/// Of b, a product reads the columns from `first_column` on.
+/// The shapes of one product. It reads only the columns of b from `first_column` on.
 template <class T, Kind kind, int b_rows, int b_columns, int b_panel_columns, int first_column_>
 struct Shapes {
     static constexpr int first_column = first_column_;
@@ -226,7 +226,8 @@ struct PackedCopy {
     bool to_is_packed;
 };
 
-/// Copies a box of a packed sequence to the same place of another tensor or to the start of an ordinary one.
+/// Copies a box of a packed sequence to the same place of another packed tensor, or to the first rows of a
+/// tensor with a batch axis.
 template <class Tile>
 __global__ void packed_copy_kernel(const __grid_constant__ PackedCopy p) {
     extern __shared__ __align__(1024) unsigned char shared[];

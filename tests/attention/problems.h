@@ -182,7 +182,7 @@ inline std::vector<Problem> problems_of_score_option_shapes() {
     return problems;
 }
 
-/// A problem whose bias is -inf in two rows, which therefore see nothing, with a sink or without.
+/// A problem whose bias is -inf in two rows. These rows therefore see no key.
 class RowsOfMinusInfinity {
   public:
     explicit RowsOfMinusInfinity(bool with_sink)
@@ -201,7 +201,8 @@ class RowsOfMinusInfinity {
         in.biases[0] = from_host(ctx, bias, problem_.biases[0], DType::f32);
         return in;
     }
-    /// The LSE of these rows is that of the sink, with an error of at most `lse_error`.
+    /// Expects that O, dQ and the bias's gradient of these rows are 0, and that their LSE is the sink (-inf
+    /// without a sink) with an error of at most `lse_error`.
     void expect_zeros(const Context& ctx, const Inputs& in, const Result& result, double lse_error) const {
         for (const std::size_t row : rows) {
             if (problem_.sink) {
@@ -226,7 +227,7 @@ class RowsOfMinusInfinity {
 };
 
 /// Models often mark hidden keys by the lowest number of a dtype instead of -inf. In this problem all keys of
-/// row 3 are marked so. Its LSE times log2(e) exceeds float32.
+/// row 3 are marked so, and the row's LSE times log2(e) is outside the range of float32.
 inline Problem problem_with_lowest_scores() {
     return {.queries = 40,
             .keys = 72,

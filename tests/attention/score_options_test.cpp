@@ -30,7 +30,7 @@ TEST(ScoreOptions, Float64IsTheDefinition) {
     }
 }
 
-/// Sinks and biases stay float32, so they take part as tensors of that dtype.
+/// Tests with every dtype of q, k and v. Sinks and biases are always float32.
 class IsAsAccurateAsNaive : public testing::TestWithParam<DType> {
   protected:
     void expect_every_kernel_accurate(const std::vector<Problem>& problems) const {
@@ -105,7 +105,8 @@ TEST(ScoreOptions, GradientsAreThoseOfFiniteDifferences) {
     }
 }
 
-/// The sink and the LSE are float32 and an output: central differences of float64 runs, by hand.
+/// gradient_check() cannot change a sink, which is float32, nor use the LSE, which is a second output. So
+/// this test computes central differences of float64 runs itself.
 TEST(ScoreOptions, GradientsOfTheSinkAndThroughTheLseAreThoseOfFiniteDifferences) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 20,
@@ -211,8 +212,8 @@ std::vector<double> row_of(const std::vector<double>& rows, std::size_t row, std
 }
 const auto all_nan = testing::Each(testing::Truly([](double x) { return std::isnan(x); }));
 
-/// Its row of O, LSE, dQ and of the bias's gradient becomes NaN, and so do dK and dV of the keys that the row
-/// sees. Everything else stays equal to the bit.
+/// In the row of the NaN, O, LSE, dQ and the bias's gradient become NaN, and so do dK and dV of the keys that
+/// this row sees. All other elements stay equal to the bit.
 TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 80,
@@ -223,7 +224,7 @@ TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
                           .softcap = 3,
                           .sink = true,
                           .biases = {Shape{1, 1, 80, 80}}};
-    // Row 0 sees no other key, so that its maximum has no other candidate.
+    // Row 0 sees only one key, so its maximum is the NaN itself.
     for (const std::size_t bad : {0u, 37u})
         for (const DType dtype : floating_dtypes)
             for_every_algorithm(dtype, [&](Algorithm algorithm) {
@@ -256,7 +257,8 @@ TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
             });
 }
 
-/// A softcap makes the calls with and without a sink use the same code: a call without options has its own.
+/// Calls without any option of the scores have kernels of their own. With a softcap, the calls with and
+/// without a sink use the same kernel.
 TEST(ScoreOptions, AnExtremeSinkTakesAllOrNothing) {
     const Context ctx(Device::cpu(), 2);
     const Problem without{
@@ -282,7 +284,7 @@ TEST(ScoreOptions, AnExtremeSinkTakesAllOrNothing) {
         });
 }
 
-/// A bias in q's dtype: its numbers are used as they are, and its gradient is the float32 sum, rounded once.
+/// A bias in q's dtype is not rounded, and its gradient is a float32 sum that is rounded once.
 TEST(ScoreOptions, ABiasMayHaveTheDtypeOfTheInputs) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 70,
@@ -395,8 +397,8 @@ TEST(ScoreOptions, ResultsDoNotDependOnTheNumberOfThreads) {
         }
 }
 
-/// Evaluation, probability 0 and a default key drop nothing; a key is another mask for another step and
-/// sample.
+/// Nothing is dropped with the default key (as in evaluation) or with probability 0. Another step or sample
+/// gives another mask.
 TEST(ScoreOptions, DropoutFollowsItsKey) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 40, .keys = 70, .d_qk = 8, .d_v = 8};

@@ -51,7 +51,7 @@ Tensor copy_with_layout(const Context& ctx, const Tensor& x, Layout layout) {
     return view;
 }
 
-/// The second problem has few queries.
+/// The second problem has so few queries that the kernels for few queries compute it.
 const Problem problems[] = {{.queries = 45,
                              .keys = 70,
                              .d_qk = 24,
@@ -129,7 +129,8 @@ TEST(AttentionStrides, ExpandedTensorsGiveTheSameResultsAsCopies) {
     const Context ctx(Device::cpu(), 2);
     for_every_dtype_and_algorithm(problems, [&](const Problem& problem, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
-        // Cases: the gradient of a sum, one K/V for the whole batch, one key repeated, one column repeated.
+        // Cases: dO of the sum of all elements of O (all ones), one K and V for the whole batch, one key
+        // repeated, one column repeated.
         const Tensor ones = empty(ctx, {1, 1, 1, 1}, dtype);
         fill(ctx, ones, 1);
         const auto expect_same = [&](const char* what, const Inputs& repeated) {

@@ -54,7 +54,8 @@ TEST_F(Chat, AnswersTheLinesOfStandardInput) {
         const Outcome once = chat("ping\\n", {run_directory, "--temperature", "0"});
         expect_success(once);
         EXPECT_EQ(once.out, "pong\n") << chat_template;
-        // The last line may lack its end, empty lines are no messages, and each seed may be used.
+        // The last line may lack a line feed, and empty lines are no messages. With --top-k 1 the seed has no
+        // effect.
         const Outcome other = chat("\\n \\r\\ntock", {run_directory, "--top-k", "1", "--seed", "9"});
         expect_success(other);
         EXPECT_EQ(other.out, "tick\n") << chat_template;
@@ -151,7 +152,7 @@ class TerminalChat {
     std::string shown_;
 };
 
-/// An answer of this untrained model would have 16,000 characters.
+/// If nobody stops it, an answer of this untrained model has 16,000 characters.
 TEST_F(Chat, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
     const std::string stories = write_stories(place_, 40'000), out = place_ / "run";
     expect_success(

@@ -46,7 +46,7 @@ class CheckpointInput : public testing::Test {
         const Outcome resumed = run({"train", "--resume", out_.string(), "--quiet"});
         EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
         EXPECT_THAT(resumed.err, HasSubstr("step_00000008.h5"));
-        // The run that was resumed from step 4 has written this file again.
+        // The run was resumed from step 4 and has written the file of step 8 again.
         expect_success(run({"inspect", newest().string()}));
         EXPECT_EQ(steps_of(out_).size(), 8u);
     }

@@ -212,7 +212,7 @@ TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
     EXPECT_GT(std::filesystem::file_size(logits), 0u);
     EXPECT_EQ(run({"sample", out_.string(), "--prompt", "The "}).out,
               run({"sample", again, "--prompt", "The "}).out);
-    // The model's shape comes with the weights.
+    // The command line has no settings of the model: --init-from takes them from the imported run.
     const Outcome tuned =
         run({"train", "--init-from", again, "--data", stories_, "--out", (place_ / "tuned").string(),
              "--steps", "2", "--batch", "2", "--device", "cpu", "--threads", "1"});
@@ -226,7 +226,7 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
     expect_success(
         run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
     expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
-    // The model's shape comes from the base; the adapters are those of the command line.
+    // The model's sizes are those of the base, and the adapters are those of the command line.
     const Arguments tuning =
         Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", lora} +
         Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"} +
@@ -239,7 +239,7 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
               run({"sample", out_.string(), "--prompt", "The "}).out);
     expect_refused(run(tuning + Arguments{"--lora-on", "attn.qvk", "--out", again}),
                    {"lora-on: 'attn.qvk'", "expected all, attn, mlp, attn.qkv"});
-    std::filesystem::remove_all(out_);  // the run of the adapters holds the base, too
+    std::filesystem::remove_all(out_);  // the checkpoints of the LoRA run contain the base
     expect_success(run({"train", "--resume", lora, "--steps", "22"}));
     expect_success(run({"export", lora, "--out", folder}));
     expect_success(run({"import", folder, "--out", again}));

@@ -73,7 +73,7 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
-/// Only the adapters' gradients are summed; the base is broadcast at the start and at a resume.
+/// The processes sum only the adapters' gradients. The base is broadcast at a start and at a resume.
 TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const auto base = train(1);
     const Arguments lora{"--init-from", base.string(), "--lora-rank", "4",
@@ -104,8 +104,8 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     expect_same_curve(bf16, train(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
-/// A dropped probability depends on the sample's place in the step's batch, so every number of processes
-/// drops the same ones. Other masks would change the losses by far more than the bound.
+/// Which probabilities are dropped depends on the index of the sample in the step's batch, so the same ones
+/// are dropped with any number of processes. Other masks would change the losses by far more than the bound.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttention) {
     const Arguments options = {
         "--attention-dropout", "0.2", "--sinks", "--positions", "alibi", "--window", "5", "--softcap", "20"};

@@ -140,7 +140,7 @@ TEST_F(Live, LeavesTheCursorBelowTheDashboardWhenItIsKilled) {
 TEST_F(Live, DoesNotOverwriteWhatAShellPrintsWhileItIsStopped) {
     TerminalProgram program(endless(), 80, 40);
     program.wait_for(" |#");
-    constexpr int stops = 5;  // a stop comes at any moment of a drawing and of the wait between two
+    constexpr int stops = 5;  // at different moments of a drawing and of the wait between two drawings
     for (int stop = 0; stop < stops; ++stop) {
         std::this_thread::sleep_for(std::chrono::milliseconds(37 * stop));
         program.send(SIGSTOP);
@@ -187,7 +187,7 @@ TEST_F(Live, FollowsTheSizeOfTheTerminal) {
     TerminalProgram program(endless(), 100, 30);
     program.wait_for(" |#");
     program.resize(40, 12);
-    // The rest of the output is that of a terminal of 40 columns. The dashboard's 9 lines take more rows now.
+    // From here on the terminal has 40 columns, in which the dashboard's 9 lines take more than 9 rows.
     const std::size_t narrow = program.wait_for("A", program.output().size());
     program.wait_for(" |#", program.wait_for(" |#", narrow));
     program.send(SIGTERM);

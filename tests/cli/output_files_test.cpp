@@ -57,7 +57,8 @@ TEST_F(OutputFiles, OfARunAreNoPlaceForAPageOrLogits) {
 TEST_F(OutputFiles, AreNoPlaceOfAPipeOrDevice) {
     const std::filesystem::path trained = place_ / "run", pipe = place_ / "pipe";
     expect_success(run(tiny_training(stories_, trained)));
-    // A pipe stands for all files that are not regular: a test must not risk the machine's /dev/null.
+    // The test uses a pipe in place of a device: if the program had the defect, /dev/null of the machine
+    // would be lost.
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
     for (const Arguments& arguments :
          {Arguments{"eval", trained.string(), "--data", stories_, "--logits", pipe.string()},

@@ -44,7 +44,8 @@ TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
         EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 
-/// A token sees at most 128 of 1024 keys; half of the layers keep 512.5 on average.
+/// With the window, a token sees at most 128 of 1024 keys. With the pattern, every second layer has no
+/// window: its tokens see 512.5 keys on average.
 TEST(Plan, WindowsTakeLessTime) {
     const auto ms = [](const Arguments& more) {
         return plan_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
@@ -74,8 +75,9 @@ TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
     EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
 }
 
-/// Shards are equal and aligned, so each of 4 may be up to 64 elements larger than a quarter. Moments exist
-/// for parameters alone, but the vocabulary's 47 padding rows of 768 belong to a shard as well.
+/// Shards have equal sizes that are multiples of 64 elements, so each of the 4 shards may be up to 64
+/// elements larger than a quarter. Without shards, the 47 rows of 768 elements that pad the vocabulary have
+/// no moments; in shards they have.
 TEST(Plan, ZeroShardsMastersAndOptimizerState) {
     const json whole = plan_of(gpt2_plan(4, 8));
     const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});

@@ -21,8 +21,8 @@
 
 namespace gradtile::test {
 
-/// What a terminal of `columns` columns shows, with everything that has scrolled out of it. It knows the few
-/// control sequences that the program may use; any other one is counted in `unknown`.
+/// What a terminal of `columns` columns shows, including the lines that have scrolled out of its window. It
+/// knows the few control sequences that the program may use; unknown() counts all others.
 class Screen {
   public:
     explicit Screen(std::size_t columns) : columns_(columns) {}

@@ -220,7 +220,7 @@ TEST_F(Report, ShowsSamplesOverTime) {
         lines += concat(R"({"event":"sample","step":)", step, R"(,"prompt":"","text":"t"})", "\n");
     const json data = data_of(page_of({write_run("samples", lines), write_run("none", two_steps)}));
     const json& samples = data.at("runs").at(0).at("samples");
-    ASSERT_EQ(samples.size(), 12u);  // of 51
+    ASSERT_EQ(samples.size(), 12u);  // the page shows 12 of the 51 samples
     EXPECT_EQ(samples.front(), (json{{"step", 1}, {"text", "One day <b>\\u001b[31m"}}));
     EXPECT_EQ(samples.back().at("step"), 59);
     EXPECT_TRUE(data.at("runs").at(1).at("samples").empty());

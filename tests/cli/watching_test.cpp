@@ -86,7 +86,8 @@ TEST_F(Watching, WithoutAnEvaluationThereIsNoLineForIt) {
 
 TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
     const Results first = results_of(training() + Arguments{"--stop-after", "5"});
-    // As if the first process had been slow, and had done steps after its last checkpoint.
+    // Edits metrics.jsonl: the first process seems to have been slow, and to have done step 6 after its last
+    // checkpoint.
     std::string edited;
     std::istringstream before(contents_of(out_ / "metrics.jsonl"));
     for (std::string line; std::getline(before, line);) {

@@ -72,7 +72,7 @@ class FewRows : public testing::Test {
     }
 };
 
-/// A shape that the kernels compute themselves with each dtype.
+/// A product that the kernels accept in every dtype if m is small enough.
 cpu::GemmBlock product_of(std::int64_t m) {
     return {.m = m,
             .n = 5,
@@ -147,7 +147,7 @@ TEST_F(FewRows, BitsDependNeitherOnTheNumberOfThreadsNorOnTheOtherRows) {
         SCOPED_TRACE(kernels->name);
         const ForcedFewRowsKernels forced(kernels);
         for (const auto& [in, out] : all_types) {
-            // Large enough for several blocks; a tail in k.
+            // n is large enough for several blocks, and k is no multiple of a vector.
             const std::int64_t n = 403, k = 333, rows = in == DType::f32 ? kernels->max_rows_f32 : 8;
             const Tensor a = matrix(ctx, rows, k, in, 1), w = matrix(ctx, n, k, in, 2);
             std::vector<double> expected;

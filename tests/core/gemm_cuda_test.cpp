@@ -69,8 +69,9 @@ const FusedCase fused_cases[] = {
 constexpr double tanh_error = 0x1p-11;
 
 /// The bound for hidden: the error of the sum, one rounding of the product and one after adding the bias, as
-/// in gemm(). The bound for y: the bound for hidden times GELU's largest slope, 1.13, because two separate
-/// operators would also round hidden; one rounding of the output; and tanh's error times |hidden| / 2.
+/// in gemm(). The bound for y is the sum of three terms: the bound for hidden times GELU's largest slope,
+/// 1.13 (two separate operators would also round hidden); one rounding of y; and tanh's error times |hidden|
+/// / 2.
 TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
     for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
         const Tensor x = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);

@@ -30,10 +30,11 @@ class HopperProduct : public test::HopperProductTest {
         return randn(gpu(), {rows, rounded_up(columns, 8)}, type, Seed{seed}).slice(1, 0, columns);
     }
 
-    /// Computes a b, or a b^T, with every kernel, or with `only`. The bound: the error of a sum of k products
-    /// in any order is at most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and
-    /// Stability, 3.1); here eps, because tensor cores do not round to nearest, and one more addition for the
-    /// bias. One rounding to the result's type, in which f16 has subnormal numbers at distances of 2^-24.
+    /// Computes a b, or a b^T, with every kernel, or with the kernel `only`. The bound: the error of a sum of
+    /// k products in any order is at most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and
+    /// Stability, 3.1). The bound has eps instead of eps / 2, because tensor cores do not round to nearest,
+    /// and k + 1 additions because of the bias. One rounding to the result's type is added; subnormal numbers
+    /// of f16 have a distance of 2^-24.
     void check_kernels(std::int64_t m, std::int64_t n, std::int64_t k, DType type, bool trans_b,
                        bool has_bias, std::optional<std::uint64_t> only = {}) {
         ProductOperands operands{.a = matrix(m, k, type, 1),
@@ -75,7 +76,8 @@ class HopperProduct : public test::HopperProductTest {
     }
 };
 
-/// Each kind of tiles in a test of its own, because a defect on the GPU ends the process.
+/// Each kind of tiles has a test of its own, because after a fault on the GPU the process can compute nothing
+/// more.
 class HopperProductTiles : public HopperProduct, public testing::WithParamInterface<cuda::ProductTiles> {};
 
 TEST_P(HopperProductTiles, OneTile) {
@@ -114,7 +116,8 @@ TEST_F(HopperProduct, AddsABias) {
     }
 }
 
-/// There are no kernels for weight gradients, nor for a bias beside a b.
+/// There are no kernels for the products of weight gradients, nor for a b with a bias (only for a b^T with a
+/// bias).
 TEST_F(HopperProduct, LeavesOtherProductsToTheLibrary) {
     ProductOperands operands{.a = matrix(64, 64, DType::bf16, 1),
                              .b = {matrix(64, 64, DType::bf16, 2)},

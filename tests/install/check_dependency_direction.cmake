@@ -1,5 +1,6 @@
-# No file may include from a room to the right of its own: core <- attention <- layers <- train <- cli. Inside the rooms: the
-# parts of core that need no tensors, attention's two devices, layers and their models, a run and its parts. An installed header includes installed ones only.
+# Checks the includes of all sources. The top folders are ordered: core, attention, layers, train, cli. No
+# file may include a header of a later folder. The calls of deny() below also say which folders inside the top
+# folders must not include which others. An installed header may include only installed headers.
 cmake_policy(SET CMP0057 NEW)  # if(.. IN_LIST ..)
 set(violations "")
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/core/*.* ${SOURCE_DIR}/attention/*.* ${SOURCE_DIR}/layers/*.* ${SOURCE_DIR}/train/*.*
@@ -29,7 +30,7 @@ deny(attention/cpu/ "attention/cuda/")
 deny(attention/cuda/ "attention/cpu/")
 deny("layers/[^/]*$" "layers/transformer/")
 deny("layers/(internal|device)/" "layers/transformer/")
-# A part of a run knows its settings and other parts that it stands on, not the run.
+# The folders of train/ that a run uses must not include the run itself.
 deny("train/(checkpoint|corpus|cost_model|data|formats|optimizers|parallel|tokenizers)/" "train/(trainer|replica|run/|generation/|evaluation/|live/)")
 deny("train/(run|generation|evaluation)/" "train/(trainer|replica|live/)")
 deny("train/generation/" "train/(run|evaluation)/")

@@ -54,7 +54,8 @@ foreach(text IN LISTS texts)
   endif()
 endforeach()
 
-# One program for machines with and without MPI: it finds the plug-in beside itself, and needs no library of MPI's.
+# The same program runs on machines with and without MPI: it is not linked with MPI or NCCL, and finds its
+# plug-in for MPI in the installation.
 find_program(READELF readelf)
 if(READELF AND EXISTS ${SCRATCH}/prefix/bin/gradtile)
   run(${READELF} -d ${SCRATCH}/prefix/bin/gradtile)

@@ -49,7 +49,7 @@ def main(gradtile, directory):
     for name, (special, template) in TEMPLATES.items():
         tokenizer, out, tokens = directory / f"{name}.json", directory / name, directory / f"{name}.safetensors"
         run(gradtile, "tokenizer", "train", "--data", text, "--vocabulary", "320", "--out", tokenizer, "--special-tokens", *special)
-        # The template is not named: the tokenizer's special tokens say which it is.
+        # There is no --chat-template: the program chooses the template by the tokenizer's special tokens.
         run(gradtile, "train", "--data", data, "--val-data", data, "--tokenizer", tokenizer, "--layers", "1", "--width", "8", "--heads", "1",
             "--context", CONTEXT, "--batch", "1", "--steps", "1", "--device", "cpu", "--quiet", "--out", out)
         run(gradtile, "eval", out, "--data", data, "--device", "cpu", "--logits", tokens)

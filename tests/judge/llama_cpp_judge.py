@@ -21,9 +21,10 @@ MODELS = {
     "llama": ["--preset", "llama-tiny", "--layers", "2"],
     "gpt2": ["--preset", "shakespeare-char-cpu", "--layers", "2", "--bias", "--activation", "gelu-tanh"],
 }
-# Largest difference of logits, of the largest logit. Float32: as weights_judge.py; GELU's table rounds arguments and values to 11 bits, 2^-12 each
-# and at most twice that after the cancellation in a sum, in two layers: 2e-3. 16 bits: weights and activations of some ten products in a row are
-# rounded by 2^-9 (bfloat16) or 2^-12 (float16); if all errors add up, 20 x 2^-9 = 4e-2 and 20 x 2^-12 = 5e-3.
+# The largest difference of a logit, relative to the largest logit. Float32: as in weights_judge.py; GELU's
+# table rounds arguments and values to 11 bits, 2^-12 each and at most twice that after the cancellation in a
+# sum, in two layers: 2e-3. 16 bits: weights and activations of some ten products in a row are rounded by 2^-9
+# (bfloat16) or 2^-12 (float16); if all errors add up, 20 x 2^-9 = 4e-2 and 20 x 2^-12 = 5e-3.
 BOUNDS = {("llama", "f32"): 1e-5, ("gpt2", "f32"): 2e-3, ("llama", "f16"): 5e-3, ("gpt2", "f16"): 5e-3, ("llama", "bf16"): 4e-2, ("gpt2", "bf16"): 4e-2}
 
 TEXTS = [

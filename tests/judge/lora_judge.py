@@ -80,7 +80,7 @@ def train(parameters, config, source):
 
 
 def main(gradtile, directory):
-    # The base reads the words forwards, the adapters learn to read them backwards.
+    # The base is trained on a text, and the adapters on the same text backwards.
     forwards, text = directory / "forwards.txt", directory / "text.txt"
     forwards.write_text(text_of_words(400), encoding="utf-8")
     text.write_text(text_of_words(400)[::-1], encoding="utf-8")
@@ -90,7 +90,8 @@ def main(gradtile, directory):
         data = ["--data", text, "--val-data", text]
         run(gradtile, "train", "--data", forwards, "--val-data", forwards, *COMMON, *model, "--steps", "60", "--warmup", "5", "--out", base)
         tuning = [*data, *COMMON, *model, "--init-from", base, *TUNING, *lora]
-        # A first step with a rate of almost 0 shows the initial adapters: the zeros of B become 1e-30.
+        # The checkpoint after one step with a rate of almost 0 contains the initial adapters: the zeros of B
+        # have become 1e-30.
         run(gradtile, "train", *tuning, "--out", first, "--steps", "1", "--warmup", "0", "--lr", "1e-30", "--min-lr", "1e-30")
         initial, _, _ = read_checkpoint(first / "checkpoints" / "step_00000001.h5")
         run(gradtile, "train", *tuning, "--out", out, "--steps", STEPS)

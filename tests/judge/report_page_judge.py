@@ -54,7 +54,7 @@ def judge(browser, page_file, runs, directory):
     require(page.locator("#runs button").all_inner_texts() == ["fast", HOSTILE], "names:", page.locator("#runs button").all_inner_texts())
     cells = page.eval_on_selector_all("#samples tbody tr", "all => all.map(row => [...row.children].map(cell => cell.textContent))")
     require([row[0] for row in cells] == ["80", "160", "200"], "steps of samples:", [row[0] for row in cells])
-    # Control characters are escaped, and all else of a text is shown as it is.
+    # Control characters are escaped, and all other characters of a text are shown unchanged.
     escaped = lambda text: "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
     for sample, row in zip(samples, cells):
         shown = row[1]

@@ -325,7 +325,8 @@ def judge(gradtile, directory, name, flags, reference):
     else:
         text.write_text(text_of(flags), encoding="utf-8")
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
-    # A first step with a rate of almost 0 and AdamW shows the initial weights: those of 0 become 1e-30.
+    # The checkpoint after one step of AdamW with a rate of almost 0 contains the initial weights: zeros have
+    # become 1e-30.
     first = directory / f"{name}-first"
     run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--optimizer", "adamw", "--lr", "1e-30", "--min-lr", "1e-30")
     initial, _, tokenizer = read_checkpoint(first / "checkpoints" / "step_00000001.h5")

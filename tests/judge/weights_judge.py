@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from gradtile_runs import run
 
-# Of the largest logit. Both sides round in float32, in different orders.
+# The largest difference of a logit, relative to the largest logit. Both sides compute in float32 and add in
+# different orders.
 BOUND = 1e-5
 CONTEXT, VOCABULARY = 48, 131
 
@@ -124,7 +125,7 @@ def judge(gradtile, directory, tokens, case):
     torch.manual_seed(7)
     original, imported, exported = directory / "original", directory / "run", directory / "exported"
     model = make(**changes).to(dtype)
-    # Biases and norms are 0 and 1 at first, which would hide an exchange of two of them.
+    # Biases are all 0 and norms' weights all 1 at first, which would hide an exchange of two of them.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

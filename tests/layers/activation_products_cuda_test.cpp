@@ -26,7 +26,8 @@ struct ProductSizes {
 };
 constexpr ProductSizes product_sizes[] = {{64, 64, 64}, {200, 264, 72}, {333, 776, 136}, {3001, 3080, 200}};
 
-/// The largest product, with more tiles than a GPU has thread blocks, is computed once.
+/// The largest product has more tiles than a GPU has thread blocks. It is slow, so it is computed only in
+/// bfloat16 and with the first option.
 bool is_slow_repetition(std::int64_t rows, DType type, bool first) {
     return rows > 1000 && !(type == DType::bf16 && first);
 }

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// The examples of the paper: section 3 names the slopes of 8 heads, and says how those of 16 follow.
+/// The examples of the paper: its section 3 gives the slopes of 8 heads, and the rule for those of 16.
 TEST(Alibi, PowersOfTwoHaveTheSlopesOfThePaper) {
     EXPECT_THAT(alibi_slopes(1), ElementsAre(std::exp2(-8)));
     EXPECT_THAT(alibi_slopes(8),

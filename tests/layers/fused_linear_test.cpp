@@ -28,8 +28,8 @@ struct FusedCase {
     bool wide_result = false;
 };
 
-/// The sizes have rows of whole and of partial warps, parts of rows, and columns that thread blocks cannot
-/// divide evenly.
+/// The widths of x are multiples of what a warp reads at once and other numbers, and the columns of y do not
+/// always divide evenly among the thread blocks.
 const FusedCase fused_cases[] = {
     {1, 768, 2304, true, true, true, false, std::nullopt},
     {1, 3072, 768, false, false, true, true, std::nullopt},
@@ -41,10 +41,10 @@ const FusedCase fused_cases[] = {
     {7, 32, 24, true, true, true, false, Activation::gelu},
     {8, 1288, 1000, true, true, true, true, Activation::swiglu},
     {8, 64, 3, false, false, false, false, std::nullopt, true},
-    {1, 128, 5003, true, true, false, false, std::nullopt, true},  // two thread blocks a multiprocessor
+    {1, 128, 5003, true, true, false, false, std::nullopt, true},  // two thread blocks per multiprocessor
     {7, 264, 1703, true, true, true, true, Activation::swiglu},    // the same
-    {9, 64, 32, true, true, true, true, Activation::gelu},         // more rows than the kernel's
-    {2, 30, 16, true, true, true, true, Activation::gelu},         // no whole vectors
+    {9, 64, 32, true, true, true, true, Activation::gelu},         // more rows than the kernel accepts
+    {2, 30, 16, true, true, true, true, Activation::gelu},         // rows of x are no whole vectors
 };
 
 /// The operands of a case in one dtype, from the same random numbers.
@@ -118,10 +118,10 @@ std::vector<double> expected_of(const Context& ctx, const Context& cpu, const Op
     return to_host(cpu, y);
 }
 
-/// Errors relative to the magnitudes: one rounding of norm(x) to the dtype, with an error of the norm itself
-/// of (width / 32 + 40) float32 roundings; the sum's (in + 3) float32 roundings, which are far more than the
-/// kernel's; the activation's roundings; and up to three roundings of the result to the dtype (the steps
-/// round the hidden values, the activation and the sum with the residual).
+/// The bound, relative to the magnitudes, adds: one rounding of norm(x) to the dtype; the error of the norm
+/// itself, (width / 32 + 40) float32 roundings; (in + 3) float32 roundings of the sum, far more than the
+/// kernel needs; the activation's roundings; and up to three roundings of results to the dtype (hidden
+/// values, activation, sum with the residual).
 void expect_fused_linear(const Context& ctx, const Context& cpu, const FusedCase& c, DType dtype) {
     const Operands in = operands_of(ctx, c, dtype);
     const DType result = c.wide_result ? accumulator_of(dtype) : dtype;

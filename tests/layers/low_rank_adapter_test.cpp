@@ -226,7 +226,7 @@ TEST(LowRankAdapter, AModelNamesTheMatricesThatHaveAdapters) {
     EXPECT_THAT(message_of([&] { validate(large); }), HasSubstr("lora-rank: 9 is more than width 8"));
 }
 
-/// A frozen element of a matrix costs 4 operations per token instead of 6, an adapter's 6.
+/// Each element of a frozen matrix takes 4 operations per token, and each element of an adapter 6.
 TEST(LowRankAdapter, CountsNoGradientsOfFrozenMatrices) {
     const ModelConfig config = with_adapters(gpt2());
     const auto frozen = static_cast<double>(2 * block_matrices(config).elements() + 8 * 11);

@@ -112,8 +112,8 @@ TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
     EXPECT_NO_THROW(model.logits(inside, tokens));
 }
 
-/// A layer saves 16 times its input x; 10 times with recomputed activations, once with recomputed blocks
-/// (GPT-2's shapes, without LSE and statistics).
+/// A layer of GPT-2's shapes saves 16 times the elements of its input x; with recomputed activations 10
+/// times, and with recomputed blocks once. LSE and statistics are not counted.
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
     const auto bytes_of = [&](Recompute recompute, std::int64_t layers) {
@@ -157,7 +157,8 @@ TEST(MemoryPlan, CountsTheBytesOfParametersInTheirDtypes) {
     EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
 }
 
-/// With adapters, everything else is frozen: it has values, and nothing else.
+/// In a model with adapters, all other parameters are frozen: they have values, but neither gradients,
+/// masters nor state.
 TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     const Context ctx(Device::cpu(), 1);
     const ModelConfig model = with_lora(gpt2_style(Recompute::none));
@@ -187,7 +188,8 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     EXPECT_THAT(out.str(), testing::HasSubstr(concat("(", adapters.count(), " trained)")));
 }
 
-/// Parts are equal and aligned to 64 elements. A process stores all gradients, and the sums for its part.
+/// Shards have equal sizes that are multiples of 64 elements. A process stores all gradients, and the sums of
+/// its shard's gradients.
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};

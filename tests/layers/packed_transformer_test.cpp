@@ -115,8 +115,8 @@ struct PackedModel {
     }
 };
 
-/// In float32 both differ by roundings of sums over at most 24 tokens of a small model: 2^-24 of the largest
-/// gradient for each of about a thousand operations that lead to it.
+/// Packed and separate documents add in different orders. The bound allows about a thousand roundings of the
+/// largest gradient, each 2^-24 of it in float32.
 void expect_equal_to_documents_one_by_one(const ModelConfig& model) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         PackedModel f(model, dtype);
@@ -182,7 +182,7 @@ TEST_P(PackedTransformer, GradientsAreThoseOfFiniteDifferences) {
     EXPECT_TRUE(report.ok()) << report;
 }
 
-/// A plan does not know the documents; its memory must suffice for all.
+/// A dry run does not know the documents; the memory that it plans must suffice for any.
 TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     PackedModel f(GetParam().model);
     const std::vector<double> expected = f.packed();

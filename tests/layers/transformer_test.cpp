@@ -140,7 +140,8 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     EXPECT_TRUE(report.ok()) << report;
 }
 
-/// Attention reads sinks as float32, so the steps of the finite differences are powers of two.
+/// Attention rounds sinks to float32. The steps of the finite differences are powers of two, so that this
+/// rounding is exact.
 TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
     ModelFixture f(tiny_options());
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};

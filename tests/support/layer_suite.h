@@ -23,7 +23,7 @@ struct LayerSuite {
     /// Results within the layer that are rounded to the dtype, each at most as large as the largest element
     /// of the layer's result.
     double rounded_within = 0;
-    /// The leading axes of x, one shape a test. 3 x 171 rows are enough for several parallel blocks.
+    /// The leading axes of x, one shape for each test. 3 x 171 rows are enough for several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};
     bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers, so its accuracy is not compared
     bool strided = true;      ///< x and dy may be views with strided rows

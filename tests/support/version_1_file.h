@@ -75,8 +75,8 @@ inline std::vector<std::byte> changed_version_1(const std::function<void(hid_t f
 }
 
 /// A file with valid checksums on which libhdf5 1.10.8 crashes with a division by zero: the chunks of its
-/// first dataset have no elements. The second put_little_endian
-/// corrects HDF5's checksum (lookup3) of the changed object header.
+/// first dataset have no elements. The second call of put_little_endian() corrects HDF5's checksum (lookup3)
+/// of the changed object header.
 inline std::vector<std::byte> version_1_file_that_crashes_libhdf5() {
     std::vector<std::byte> file = version_1_file();
     put_little_endian(file.data() + 4477, std::uint8_t{0});

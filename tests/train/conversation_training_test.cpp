@@ -42,12 +42,13 @@ double loss_of(const LanguageModel& model, const std::vector<std::int32_t>& befo
 }
 
 /// The reference computes the loss of one target at a time: the model reads only the tokens of the same
-/// conversation that come before the target. Its logits are float32, so the loss has errors below 1e-5.
+/// conversation that come before the target. The model's logits are float32, so the loss has errors below
+/// 1e-5.
 TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     ConversationRun run;
     run.config.val_fraction = 0.0;
     run.config.model.context = 256;  // no conversation is cut
-    run.config.batch = 50;           // a step is the whole file, in any order
+    run.config.batch = 50;           // the step has all conversations of the file, in any order
     run.config.steps = 1;
     run.config.lr = run.config.min_lr = 1e-30;  // the weights stay as they were
     run.config.micro_batch = 10;
@@ -85,7 +86,8 @@ TEST(ConversationTraining, LossesDoNotDependOnMicroBatches) {
                 << key << " of step " << i + 1;
 }
 
-/// Windows of one token, of which one predicts the blank after "Assistant:".
+/// Each window has one token. One of the targets is the blank after "Assistant:", which is ignored, so its
+/// step has no target.
 TEST(ConversationTraining, AStepWithoutATargetHasALossOfZero) {
     TinyRun run;
     run.config.data = run.directory.write(

@@ -133,8 +133,8 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
 }
 
 /// A resumed run is equal to the bit without config.model.deterministic, too, if nothing is added in a
-/// varying order. Only attention's dQ is added in a varying order, when a row sees more than two K blocks; in
-/// these runs a row sees one.
+/// varying order. Only attention's dQ is added in a varying order, and only when a row sees more than two
+/// blocks of keys. In these runs a row sees one block.
 TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     run.config.model.deterministic = false;
     run.config.steps = 20;

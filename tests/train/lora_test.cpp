@@ -282,7 +282,7 @@ TEST(Lora, MemorisesOneBatch) {
             Transformer::Saved saved;
             loss = item(ctx, model.forward(ctx, batch.tokens, batch.targets, saved));
             model.backward(ctx, saved);
-            // A constant rate leaves the loss oscillating; then its last value depends on roundings.
+            // With a constant rate the loss would oscillate, and its last value would depend on roundings.
             optimizer->step(ctx, 1e-2 * std::min(1.0, 2.0 * (steps - step) / steps));
         }
         EXPECT_LT(loss, 0.01 * std::log(64.0)) << dtype;

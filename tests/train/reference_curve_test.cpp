@@ -31,8 +31,8 @@ constexpr std::uint32_t mix(std::uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/// Matrices are multiples of 2^-27 in [-1/16, 1/16), exact in float32. Vectors keep their initial values,
-/// which are ones or zeros.
+/// The elements of matrices are multiples of 2^-27 in [-1/16, 1/16), which float32 represents exactly.
+/// Vectors keep their initial values, which are ones or zeros.
 void set_reference_weights(const Context& ctx, const ParameterStore& parameters) {
     std::uint32_t index = 0;
     for (const Parameter& parameter : parameters.parameters()) {
@@ -52,7 +52,7 @@ struct CurveBatch {
     Tensor tokens, targets;
 };
 
-/// Token t+1 is three times token t plus 1 (mod V), but for one token in four a hash determines it.
+/// Token t+1 is 3 * token t + 1 (mod V), except for one token in four, which a hash determines.
 CurveBatch reference_batch(const Context& ctx, std::int64_t step) {
     std::vector<std::int32_t> tokens, targets;
     for (std::int64_t b = 0; b < batch_size; ++b) {

@@ -31,7 +31,7 @@ struct StoppedRun : TinyRun {
         return exists_already ? std::make_unique<Trainer>(Resume{.directory = config.out}, on_message)
                               : std::make_unique<Trainer>(config, on_message);
     }
-    /// Runs until `stop` was called `calls` times without a request to stop.
+    /// Runs until the trainer has asked `calls` times whether to stop; the next answer is yes.
     RunSummary run_for(std::int64_t calls) {
         const std::unique_ptr<Trainer> trainer = start_or_resume();
         trainer->stop_when([&] { return calls-- <= 0; });
@@ -52,7 +52,7 @@ class StopsAtAnyMoment : public testing::TestWithParam<test::RunSetting> {};
 INSTANTIATE_TEST_SUITE_P(Settings, StopsAtAnyMoment, testing::ValuesIn(test::run_settings),
                          [](const auto& info) { return info.param.name; });
 
-/// Each attempt allows one more call of `stop` than the one before, so stops occur at every place.
+/// Each attempt lets the trainer ask once more than the attempt before, so that stops occur at every place.
 TEST_P(StopsAtAnyMoment, AndResumesToTheBit) {
     StoppedRun run(GetParam().change);
     int dropped = 0, pending_evaluations = 0, attempts = 0;

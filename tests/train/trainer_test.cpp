@@ -332,8 +332,8 @@ TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
     }
 }
 
-/// Each line of the text is a document. The first window of a run holds several; the loss of the first step
-/// is that of the documents one by one.
+/// Each line of the text is a document. The first window of the run contains several documents. The loss of
+/// the first step must equal the loss of the documents one by one.
 TEST(Trainer, PackedTrainsOnDocumentsAsIfEachWereAlone) {
     TinyRun run;
     run.config.out = "";
@@ -343,7 +343,7 @@ TEST(Trainer, PackedTrainsOnDocumentsAsIfEachWereAlone) {
     run.config.steps = 1;
     Trainer trainer(run.config, run.on_message);
     const LanguageModel& model = trainer.model();
-    // The trainer's first batch, from a loader of its own.
+    // The same batch as the trainer's first one, from another loader.
     const std::vector<std::int32_t> ids = model.tokenizer->encode(test::some_text(2000), "text");
     const auto kept = static_cast<std::size_t>(0.9 * static_cast<double>(ids.size()));
     const Packing packing = packing_of(trainer.config(), model.tokenizer);
@@ -387,7 +387,7 @@ TEST(Trainer, PackedNeedsToKnowWhereDocumentsBegin) {
     EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }), "no error");
 }
 
-/// Shards say which token begins a document; the run records it.
+/// The format of a shard tells which token begins a document; the run records this token.
 TEST(Trainer, PackedTakesTheSeparatorOfShards) {
     TinyRun run;
     run.config.out = "";
@@ -397,7 +397,7 @@ TEST(Trainer, PackedTakesTheSeparatorOfShards) {
     EXPECT_EQ(Trainer(run.config, run.on_message).config().document_token, 50256);
 }
 
-/// `gradtile eval` divides text as training does: blank lines of text.
+/// `gradtile eval` divides the text into documents at blank lines, as training does.
 TEST(Trainer, PackedEvaluatesAsItTrains) {
     TinyRun run;
     std::string text;

@@ -84,7 +84,7 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
             const Hdf5Lock lock;
             write_hdf5(image, plan);
         } catch (const std::exception&) {
-            image.rethrow_failure();  // the file system's message says more than libhdf5's
+            image.rethrow_failure();  // reports the file system's error, which is more precise than libhdf5's
             throw;
         }
         CheckpointHeader header;

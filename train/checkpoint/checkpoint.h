@@ -3,7 +3,7 @@
 /// bit. docs/checkpoint_format.md describes the format, and states which versions later programs will read.
 ///
 /// Promise: a save that was reported is never lost; an interrupted save is never accepted as complete; a
-/// damaged file is refused by name. An error is one line, "checkpoint FILE: ...".
+/// damaged file is refused, and the error names the file. An error is one line, "checkpoint FILE: ...".
 #include <cstdint>
 #include <filesystem>
 #include <map>

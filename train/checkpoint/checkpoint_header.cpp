@@ -15,8 +15,8 @@ namespace {
 // The first line of the file. `head -1` prints it, and a transfer that converts line ends damages it visibly.
 constexpr std::string_view kMagic = "gradtile checkpoint\r\n\x1a\n";
 
-// Offsets of the little-endian fields; every other byte of the header is zero. Version, step and length lie
-// where version 1 had them.
+// Offsets of the little-endian fields; every other byte of the header is zero. Version, step and length have
+// the same offsets as in version 1.
 constexpr std::size_t kVersionAt = 32;
 constexpr std::size_t kBodyCrcAt = 36;
 constexpr std::size_t kStepAt = 40;

@@ -8,9 +8,11 @@
 namespace gradtile {
 
 namespace {
-// Smaller pieces are cheaper to copy than to write with a system call each.
+// The size in bytes from which a piece is written directly. Smaller pieces are collected in memory, because a
+// copy is cheaper than a system call for each.
 constexpr std::size_t kDirect = std::size_t{64} << 10;
-// The kernel starts to write finished ranges of this size while later ones are still being made.
+// The kernel is asked to write each finished range of this size to the disk while later ranges are still
+// being computed.
 constexpr std::uint64_t kWriteback = std::uint64_t{32} << 20;
 }  // namespace
 

@@ -3,9 +3,9 @@
 /// reader needs no HDF5 code. The manifest follows the header in the user block; docs/checkpoint_format.md
 /// gives the layout.
 ///
-/// The manifest is binary and not JSON for two reasons. Its size is known before the first address is, so the
-/// user block can be sized before libhdf5 begins. And a reader of the manifest needs no more memory than a
-/// small multiple of the manifest's size.
+/// The manifest is binary and not JSON for two reasons. First, its size does not depend on the addresses, so
+/// the size of the user block is known before libhdf5 writes anything. Second, reading a binary manifest
+/// needs at most a small multiple of the manifest's size in memory.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -43,7 +43,7 @@ struct StoredObject {
 struct CheckpointManifest {
     std::vector<StoredObject> objects;  ///< in name order
 
-    /// Returns the size of encode()'s result, which does not depend on addresses and checksums.
+    /// Returns the number of bytes of encode()'s result, which does not depend on addresses and checksums.
     std::uint64_t encoded_bytes() const;
     std::vector<std::byte> encode() const;
     /// Throws Error (without the file's name) unless a writer could have made these bytes for a file whose

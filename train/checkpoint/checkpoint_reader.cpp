@@ -80,8 +80,8 @@ void read_segments(const OpenFile& file, std::span<Segment> segments) {
 
 // Divides the segments into consecutive groups of about equal bytes, one for each thread.
 std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
-    // The maximum number of threads. One thread is slower than the page cache, and more than these gain
-    // little.
+    // The maximum number of threads. One thread is slower than the page cache; more threads than this are
+    // hardly faster.
     constexpr std::uint64_t kMaxThreads = 4;
     constexpr std::uint64_t kMinBytesPerThread = std::uint64_t{16} << 20;
     const std::uint64_t threads = std::clamp<std::uint64_t>(

@@ -110,9 +110,9 @@ class Writer {
                            "create " + name);
     }
 
-    // Writes a chunk as it is in the file and returns its address. H5Dwrite would copy it twice more and
-    // checksum it with libhdf5's own, slower, fletcher32. H5Dget_chunk_info_by_coord would walk all chunks
-    // for each address.
+    // Writes a chunk as it is in the file and returns its address. H5Dwrite would copy the chunk twice more
+    // and compute its checksum with libhdf5's slower fletcher32. H5Dget_chunk_info_by_coord would search all
+    // chunks for each address.
     std::uint64_t write_chunk(const Hdf5Dataset& dataset,
                               const std::array<std::int64_t, Shape::max_rank>& corner,
                               const std::vector<std::byte>& chunk, std::uint32_t crc,

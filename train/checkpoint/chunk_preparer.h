@@ -1,7 +1,7 @@
 #pragma once
 /// Cuts a checkpoint's tensors into the chunks of its file. A second thread prepares a few chunks ahead:
-/// while the kernel takes one chunk, the next one is copied, checked for infinities and NaNs, and
-/// checksummed.
+/// while the calling thread writes one chunk, the second thread copies the next one, checks it for infinities
+/// and NaNs, and computes its checksum.
 #include <array>
 #include <condition_variable>
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace schema = checkpoint_schema;
 
 constexpr std::uint64_t kUserBlock = Hdf5CheckpointReader::user_block;
 
-// Only a file made to do harm reaches this limit.
+// The largest depth of nested groups. Only a file made to do harm reaches this limit.
 constexpr int kMaxDepth = 16;
 
 struct GroupLink {

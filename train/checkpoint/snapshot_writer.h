@@ -28,8 +28,8 @@ struct SaveReport {
     double write_seconds = 0;  ///< time that the thread needed for the rest
 };
 
-/// All members are called from one thread, which also gets the results through poll(); there are no
-/// callbacks. A failed save is reported; it affects neither training nor older checkpoints.
+/// All members must be called from one thread, which gets the results by calling poll(). A failed save is one
+/// of these results; it affects neither training nor older checkpoints.
 ///
 /// save() waits while the previous save is still being written. So no save is skipped, and there is one copy
 /// of the state instead of a queue of copies. A caller that prefers to skip a save checks busy() first.

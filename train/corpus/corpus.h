@@ -28,9 +28,9 @@ struct Corpus {
 /// machine.
 Corpus generate_corpus(std::int64_t characters, Seed seed);
 
-/// Returns the stories of a text that generate_corpus() may have written, with their probabilities; empty if
-/// any part of the text has another origin. Every story has exactly one derivation (see Grammar), so its
-/// probability is the product of the probabilities of its choices.
+/// Returns the stories of a text with their probabilities, or nullopt if generate_corpus() cannot have
+/// written the whole text. Every story has exactly one derivation (see Grammar), so its probability is the
+/// product of the probabilities of its choices.
 std::optional<std::vector<Story>> parse_corpus(std::string_view text);
 
 /// Returns -ln p of the stories divided by their characters: the loss, in nats per character, of a predictor

@@ -273,8 +273,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     for (const Symbol& symbol : symbols) {
         if (symbol.kind == Kind::literal) {
             extend({symbol.text});
-            // A word and the literal after it distinguish enough; a second list of words would multiply the
-            // number of texts.
+            // The beginnings stop before a second word: a word and the literal after it distinguish
+            // alternatives well enough, and a second word would multiply the number of texts.
             if (has_word) break;
         } else if (symbol.kind == Kind::rule) {
             if (has_word) break;

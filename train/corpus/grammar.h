@@ -90,7 +90,7 @@ class Grammar {
     const std::vector<std::vector<std::string>>& words_of(const Symbol& symbol) const {
         return word_classes_[attributes_[symbol.attribute].word_class].words;
     }
-    /// Returns a word as the symbol prints it.
+    /// Returns word number `index` of the symbol's class in the form that the symbol asks for.
     std::string word(const Symbol& symbol, std::size_t index) const;
     /// Returns whether another attribute of the same class holds the word already.
     bool is_taken(const Symbol& introduction, std::size_t index, const Bindings& bindings) const;

@@ -41,8 +41,8 @@ struct WireBytes {
     }
 };
 
-/// Bytes of a reduce_scatter or an all_gather; `bytes` is the size of all parts together. An all_reduce takes
-/// twice as many.
+/// Returns the bytes that each GPU sends in a reduce_scatter or an all_gather; `bytes` is the size of all
+/// parts together. An all_reduce sends twice as many bytes.
 WireBytes scatter_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes);

@@ -30,8 +30,8 @@ struct Measurement {
     std::string note;
 };
 
-/// Collectives of fewer bytes have weight 0 by default: training uses larger ones, and NCCL has other
-/// protocols for small messages.
+/// Measurements of collectives with fewer bytes have weight 0 by default, because training uses larger
+/// collectives, and NCCL uses other protocols for small messages.
 inline constexpr double min_fitted_bytes = 4 << 20;
 
 /// Reads one JSON object per line: {"what": "step", "gpus": 4, "ms": 30.1, "preset": "gpt2-124m", "batch":

@@ -80,8 +80,8 @@ void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout
     }
 }
 
-/// A bucket is reduced after the backward piece that completes its gradients. The backward pass is the end of
-/// the compute queue.
+/// Adds the reduction of each bucket, which starts after the backward piece that completes the bucket's
+/// gradients. The backward pieces are the last pieces of the compute queue.
 void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                       const Links& links) {
     for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {

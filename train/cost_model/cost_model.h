@@ -62,7 +62,7 @@ struct ParameterBucket {
     bool equal_parts = true;
 };
 
-/// The parts of one process's step that its time depends on.
+/// One process's step: the numbers that determine the step's time.
 struct ParallelStep {
     StepWork work;  ///< work of a micro-batch
     DType dtype = DType::f32;
@@ -73,7 +73,7 @@ struct ParallelStep {
     double update_flops = 0;  ///< matrix products of the optimizer, in the process that has most of them
     double elements() const;  ///< parameters in all buckets
 };
-/// Returns what each of `gpus` processes does in a step. `config` is valid and has a vocabulary.
+/// Returns the step of each of `gpus` processes. `config` is valid and has a vocabulary.
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus);
 
 struct StepCost {

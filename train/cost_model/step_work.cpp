@@ -89,8 +89,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     }
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
-    // The traffic of the steps that the cost model is fitted to, in which AdamW wrote zeros into the
-    // gradients: 4 bytes more than now.
+    // The traffic in bytes per parameter of the measured steps to which the cost model is fitted. In these
+    // steps AdamW also wrote zeros into the gradients: 4 bytes more than now.
     const double update_bytes = is_16_bit(dtype)
                                     ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
                                     : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value

@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// The texts of a template around a turn: header, message, end.
+/// The texts of a template. A message is written between its role's header and an end.
 struct TemplateTexts {
     std::string begin{};  ///< the text at the beginning of a conversation
     std::array<std::string, 3> headers{};
@@ -102,8 +102,9 @@ void ChatFormat::add_turn(EncodedConversation& to, const ChatMessage& message,
     add(to, header_of(texts, message.role), false, SpecialTokens::recognised, of_template);
     const std::string_view content =
         template_ == ChatTemplate::llama3 ? trimmed(message.content) : std::string_view(message.content);
-    // A byte-level BPE token may begin with the blank before a word. Other tokenizers name the place of an
-    // error in the message.
+    // With BPE, the blank and the message are encoded together, because a token may begin with the blank
+    // before a word. With other tokenizers the message is encoded alone, so that the byte offset in an error
+    // is an offset in the message.
     if (tokenizer_.kind() == TokenizerKind::bpe) {
         add(to, texts.before_message + std::string(content), is_answer, SpecialTokens::as_text, source);
     } else {

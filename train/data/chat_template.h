@@ -1,5 +1,5 @@
 #pragma once
-/// Chat templates: how the turns of a conversation become one text.
+/// Chat templates: how the messages of a conversation become one text.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -50,13 +50,14 @@ std::string template_alphabet(ChatTemplate chat_template);
 /// A conversation as tokens.
 struct EncodedConversation {
     std::vector<std::int32_t> ids;
-    /// By token: the assistant's answers with the end of each, which are what a model is trained to write.
+    /// For each token: whether it belongs to an answer of the assistant or to the text that ends the answer.
+    /// A model is trained to predict only these tokens.
     std::vector<bool> is_target;
 };
 
-/// Writes conversations as tokens. The parts of a conversation are encoded one by one, so a chat and a
-/// training give the same tokens. The template's own texts become special tokens where the tokenizer has
-/// them, and are spelled out otherwise. A message never becomes a special token.
+/// Writes conversations as tokens. Each message and each text of the template is encoded separately, so chat
+/// and training get the same tokens. A text of the template becomes a special token if the tokenizer has this
+/// token; otherwise it is encoded as ordinary text. The text of a message never becomes a special token.
 class ChatFormat {
   public:
     ChatFormat(ChatTemplate chat_template, Tokenizer tokenizer);

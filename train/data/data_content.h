@@ -14,8 +14,8 @@
 namespace gradtile {
 
 /// The length and the hash of a file. The hash is "sha256:..." of every byte, as sha256sum prints it, or
-/// "sha256-sampled:..." of the parts that visit_samples() visits. The samples detect accidents; a person who
-/// knows their places can change a large file between them.
+/// "sha256-sampled:..." of the parts that visit_samples() visits. The samples detect accidental changes; an
+/// attacker can change the parts of a large file that are not sampled.
 struct DataContent {
     std::int64_t bytes = 0;
     std::string hash;

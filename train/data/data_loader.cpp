@@ -28,7 +28,7 @@ std::int64_t fill_window(const TokenSequence& sequence, const TokenWindow& input
                          const WindowRow& row, std::vector<std::int32_t>& starts) {
     const std::int64_t begin = inputs.begin, length = inputs.end - inputs.begin;
     const Examples* const examples = sequence.examples();
-    // Two more tokens show whether the first tokens follow a blank line.
+    // Two tokens before the window are read, too: they show whether the window follows a blank line.
     const std::int64_t before = options.packing && length > 0 ? std::min<std::int64_t>(begin, 2) : 0;
     if (length > 0) {
         window.resize(static_cast<std::size_t>(before + length + 1));
@@ -89,7 +89,7 @@ class BatchRows {
 
   private:
     /// Writes the offsets of the documents that the last filled row holds, and the end of the row. Documents
-    /// that the row does not use are empty, at its end.
+    /// that the row does not use are empty and begin at its end.
     void write_offsets(std::int64_t row) const {
         const std::int64_t first = row * options_.context, documents = options_.packing.max_documents;
         const std::span offsets = documents_.offsets.subspan(static_cast<std::size_t>(row * documents),

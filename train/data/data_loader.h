@@ -108,7 +108,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // empty if the data is one text
+    std::vector<TokenWindow> of_examples_;  // the windows of an epoch; empty if the sequence has no examples
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
@@ -120,9 +120,9 @@ class DataLoader {
 struct SequentialOptions {
     std::int64_t ignore_token = -1;
     Packing packing = {};
-    /// Tokens from the beginning of a window to that of the next, 1 to context; 0: context. A target that
-    /// several windows hold counts in the first of them, so with a smaller stride a target has at least
-    /// context - stride tokens before it. Examples and packed windows have no stride.
+    /// Tokens from the beginning of a window to that of the next, 1 to context; 0: context. A target that is
+    /// in several windows counts only in the first of them. So except at the start of the sequence, a target
+    /// has at least context - stride tokens before it. Examples and packed windows have no stride.
     std::int64_t stride = 0;
 };
 
@@ -140,8 +140,8 @@ class SequentialLoader {
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const;
     const Packing& packing() const { return options_.packing; }
-    /// Fills B rows with the next windows and returns the number of targets that count. Rows past the end
-    /// hold token 0 with ignored targets.
+    /// Fills B rows with the next windows and returns the number of targets that count. Rows after the last
+    /// window hold token 0 with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
     std::int64_t next(const Batch& batch);

@@ -19,7 +19,7 @@ using nlohmann::json;
 /// Reads a file's text into memory.
 std::string read_text(const std::string& path, TokenizerKind kind) {
     const DataFile file(path);
-    // 32-bit ids need memory besides the text.
+    // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
     const std::size_t bytes_each = kind == TokenizerKind::bytes ? 1 : 5;
     const std::size_t available = available_memory(Device::cpu());
     check(static_cast<std::size_t>(file.size()) <= available / bytes_each, path, ": ", file.size(),

@@ -45,24 +45,24 @@ struct Dataset {
     /// If generate_corpus() wrote the validation text: the lowest loss that is possible on this text, in nats
     /// per character.
     std::optional<double> source_nll{};
-    /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if it has a file of its own;
-    /// one CONTENT per shard, as DataContent::to_json() writes it. Paths are not part of it.
+    /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if validation has its own file;
+    /// one CONTENT per shard, as DataContent::to_json() writes it. The value contains no paths.
     JsonValue content{};
     /// One line for each file: "train.bin: headerless uint16, 1,003,854 tokens, largest id 64".
     std::vector<std::string> description{};
 };
 
-/// Reads the files, makes the tokenizer from the training file's text, and splits: training is the first
-/// int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of generate_corpus()
-/// is split at the nearest border between two stories, except by a BPE tokenizer. A byte order mark at the
-/// start of a text is dropped, except by the byte tokenizer. Text is read into memory; token files stay on
-/// disk. If the vocabulary comes from the ids of a token file without a header, the ids of val_data count,
-/// too.
+/// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
+/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of
+/// generate_corpus() is split at the nearest border between two stories, unless the tokenizer is BPE. A byte
+/// order mark at the start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory;
+/// token files stay on disk. If the vocabulary comes from the ids of a token file without a header, the ids
+/// of val_data count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
 /// holds a character or id that the training data does not have, and when the data differs from
-/// `expected_content`. If `tokenizer` (of a checkpoint) is given, it is used.
+/// `expected_content`. If `tokenizer` is given (a checkpoint's), it is used instead of a new one.
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer = {});
 
 /// All tokens of a file, or of several shards.

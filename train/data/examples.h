@@ -7,8 +7,9 @@
 
 namespace gradtile {
 
-/// A window of a sequence with examples begins where an example begins (or continues, if the example is
-/// longer than the context), and only some of its tokens are targets.
+/// The examples of a token sequence. Each window of such a sequence begins at the first token of an example
+/// (or, if the example is longer than the context, at a later token of the example), and only some of the
+/// window's tokens are targets.
 struct Examples {
     /// The index of each example's first token, in increasing order from 0, and then the number of tokens.
     std::vector<std::int64_t> begins{0};

@@ -1,5 +1,5 @@
 #pragma once
-/// JSON Lines: one JSON value a line.
+/// JSON Lines: one JSON value per line.
 #include <functional>
 #include <string>
 #include <string_view>

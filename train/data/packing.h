@@ -9,8 +9,8 @@
 
 namespace gradtile {
 
-/// Where documents begin. The first token of a window begins one, too: a document that began before it is cut
-/// there.
+/// Where documents begin. The first token of a window always begins a document: a document that began before
+/// the window is cut there.
 struct DocumentRule {
     enum class Kind {
         none,         ///< a window counts as one document
@@ -24,26 +24,28 @@ struct DocumentRule {
     /// Whether tokens[i] begins a document. Reads the two tokens before tokens[i]; there is no line break
     /// before the span.
     bool begins_document(std::span<const std::int32_t> tokens, std::size_t i) const;
-    /// Whether the first token of a document is a target. A separator is one: it says only that the previous
-    /// document ends. Other first tokens are none, because nothing before them belongs to their document.
+    /// Whether the first token of a document is a target. A separator is a target, because the tokens before
+    /// it determine that their document ends. Other first tokens are not targets, because no token before
+    /// them belongs to their document.
     bool predicts_first_token() const { return kind != Kind::blank_lines; }
 };
 
 /// The windows of a batch as packed documents.
 struct Packing {
     DocumentRule rule = {};
-    /// The documents of a window. Where a window has more, the targets after the last of them are ignored.
+    /// The largest number of documents in a window. If a window has more, the targets after the last of these
+    /// documents are ignored.
     std::int64_t max_documents = 1;
 
     explicit operator bool() const { return rule.kind != DocumentRule::Kind::none; }
-    /// The documents of `windows` windows; 0 if they are not packed.
+    /// The number of documents in `windows` windows; 0 if windows are not packed.
     std::int64_t documents_of(std::int64_t windows) const { return *this ? windows * max_documents : 0; }
 };
 
 /// The id with which a tokenizer's documents begin: BPE's <|endoftext|>, if it has this token.
 std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer);
-/// The rule of a run: documents begin at `document_token`, or if it is -1 after blank lines of a text. Throws
-/// Error if there is neither.
+/// Returns the rule of a run: documents begin at `document_token`, or, if `document_token` is -1, after blank
+/// lines of a text. Throws Error if there is neither.
 DocumentRule document_rule(std::int64_t document_token, const std::optional<Tokenizer>& tokenizer);
 
 /// One row of a batch: inputs, targets and, if packed, the position of each token in its document.

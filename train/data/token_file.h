@@ -60,7 +60,7 @@ struct EnumNames<TokenFormat> {
 };
 
 struct TokenFileOptions {
-    /// Every id is below it; 0: the vocabulary of the format, or the largest id + 1.
+    /// Every id must be less than this number; 0: the vocabulary of the format, or the largest id + 1.
     std::int64_t vocabulary = 0;
     TokenType type = TokenType::automatic;
 };
@@ -84,8 +84,9 @@ bool is_token_file(std::string_view path);
 /// is below the vocabulary; each later read is checked again.
 ///
 /// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, or
-/// not tokens; when it looks like a shard but has the wrong magic number; when it looks like 32-bit ids but
-/// no option says so; or when it holds an id outside the vocabulary (with its position).
+/// not a token file; when it looks like a shard but has the wrong magic number; when it looks like 32-bit ids
+/// but TokenFileOptions::type is not uint32; or when it holds an id outside the vocabulary (with its
+/// position).
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
 
 /// Throws Error when an id does not fit the format or the file cannot be written.

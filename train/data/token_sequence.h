@@ -53,8 +53,8 @@ class TokenSequence {
     void read(std::int64_t begin, std::span<std::int32_t> out) const;
     /// Throws Error when a file of this sequence was changed since it was opened; see require_unchanged().
     void require_unchanged() const;
-    /// Returns tokens [begin, end) as a sequence without copying them. A sequence with examples() has no
-    /// other slice than the whole. Throws Error for other ranges of it.
+    /// Returns tokens [begin, end) as a sequence without copying them. For a sequence with examples(), throws
+    /// Error unless the range is the whole sequence.
     TokenSequence slice(std::int64_t begin, std::int64_t end) const;
 
   private:

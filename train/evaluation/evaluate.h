@@ -35,7 +35,8 @@ struct EvaluateOptions {
 };
 
 /// Evaluates windows of the model's context, in order: every token but the first is predicted once, from the
-/// tokens before it in its window; of examples, every marked token. Throws Error for fewer than two tokens.
+/// tokens before it in its window. If the sequence has examples, only the tokens that are marked as targets
+/// count. Throws Error for fewer than two tokens.
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
 /// Evaluates like the function above, with activations allocated from `ctx` (a training arena).

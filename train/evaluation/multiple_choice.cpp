@@ -114,7 +114,7 @@ std::vector<double> sums_of(const Context& ctx, const LanguageModel& model, std:
     return sums;
 }
 
-/// On a GPU, batches have different lengths; see NextToken about its context.
+/// Returns the context for the batches. On a GPU, batches have different lengths; see generation_context().
 Context choice_context(const LanguageModel& model, std::int64_t rows) {
     if (model.ctx.device().is_cpu()) return model.ctx;
     return with_arena_for(

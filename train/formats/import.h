@@ -25,8 +25,8 @@ struct ImportOptions {
 };
 
 /// Reads a model from
-/// - a folder of Hugging Face transformers, or a .safetensors file or its index in one: config.json of type
-///   gpt2 or llama, model.safetensors or model.safetensors.index.json;
+/// - a folder of Hugging Face transformers, or a .safetensors file or its index in such a folder: config.json
+///   of type gpt2 or llama, model.safetensors or model.safetensors.index.json;
 /// - a .bin file of llm.c: GPT-2, version 3 (float32) or 5 (bfloat16).
 /// Buffers of masks and rotary frequencies are skipped. Throws Error that names the file, and the tensor if
 /// it is missing, unknown or of another shape.

@@ -18,7 +18,8 @@ struct TokenRequest {
     std::uint64_t number = 0;
 };
 
-/// Receives what happens to the texts, which are counted in the order of the requests. Either may be empty.
+/// Receives the tokens and the ends of the texts. `text` is the index of the request. Either function may be
+/// empty.
 struct BatchTokenHandler {
     /// Returns false to end the text with this token.
     std::function<bool(std::size_t text, std::int32_t token)> on_token = {};

@@ -76,7 +76,8 @@ std::vector<std::int32_t> ChatSession::prompt() const {
     return format_.prompt(messages, "message");
 }
 
-/// Drops the first message and all up to the next user's. Returns false if there is no other user's message.
+/// Drops the first message and all messages up to the user's next message. Returns false if there is no other
+/// user's message.
 bool ChatSession::drop_oldest_turn() {
     if (history_.empty()) return false;
     const auto next = std::find_if(history_.begin() + 1, history_.end(),

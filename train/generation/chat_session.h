@@ -21,10 +21,10 @@ struct ChatOptions {
 
 struct ChatAnswer {
     enum class End {
-        turn,        ///< the model generated the end of its turn
+        turn,        ///< the model generated the text that ends an answer
         stop_text,   ///< the answer contains one of ChatOptions::sampling.stop
         tokens,      ///< the answer has the largest number of tokens
-        context,     ///< no older turn is left to drop from the context
+        context,     ///< the context is full, and no older message is left to drop
         interrupted  ///< the caller interrupted the answer
     };
     std::string text{};

@@ -41,8 +41,8 @@ class NextToken {
     /// Without a cache, every call computes the whole window. Keeps a reference to the model.
     NextToken(const LanguageModel& model, bool use_cache);
 
-    /// Returns the logits [V] after `text`, which has at least one token. Tokens that the window of the
-    /// previous call began with are not read again.
+    /// Returns the logits [V] after `text`, which has at least one token. The model reads only the tokens
+    /// after the common beginning of this call's window and the previous call's window.
     std::vector<double> logits(std::span<const std::int32_t> text);
     /// Returns the most likely token after `text`, the smallest id among equal ones. On a GPU, with a cache,
     /// only the token is copied to the host. Throws Error when a logit is not finite.

@@ -12,8 +12,8 @@ std::int64_t tokens_of_pass(std::int64_t context, std::int64_t places) {
     return std::max(context, places);
 }
 
-/// Returns a context with memory for the activations of any pass (generation_context()). The caches are not
-/// part of it, because twice their size would be much.
+/// Returns a context with memory for the activations of any pass (generation_context()). The caches are
+/// allocated elsewhere, because the context's arena has twice the size that it needs.
 Context context_for(const LanguageModel& model, std::int64_t places) {
     const Transformer& transformer = model.transformer;
     const std::int64_t context = transformer.config.context;

@@ -23,10 +23,10 @@ class NextTokenBatch {
         std::int64_t place = 0;
         std::span<const std::int32_t> tokens;
     };
-    /// The place gets another text.
+    /// Call before logits() with a new text at this place.
     void begin_text(std::int64_t place) { places_[static_cast<std::size_t>(place)] = Place(context_); }
-    /// Returns the logits [V] after each text. The texts are in the order of their places; since the last
-    /// call or begin_text(), each may only have grown.
+    /// Returns the logits [V] after each text. The texts must be in the order of their places. Since the last
+    /// call or begin_text(), a text must not have changed except for new tokens at its end.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
     /// Returns the most likely token after each text, like NextToken::most_likely().
     std::vector<std::int32_t> most_likely(std::span<const Text> texts);

@@ -54,8 +54,8 @@ struct Candidate {
     }
 };
 
-/// Candidates in their order, which are sorted only as far as they are asked for: a draw seldom needs more
-/// than some hundred of a vocabulary of 50,000, whose sort takes longer than a GPU's pass.
+/// Candidates in their order. Only the requested candidates are sorted: a draw seldom needs more than a few
+/// hundred of a vocabulary of 50,000, and sorting all of them takes longer than a GPU's forward pass.
 class LikeliestFirst {
   public:
     explicit LikeliestFirst(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
@@ -110,7 +110,7 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     double sum = 0.0;
     for (const Candidate& candidate : candidates) sum += candidate.weight;
     LikeliestFirst sorted(std::move(candidates));
-    // With top_p, the draw is among the fewest tokens that have this part of the sum.
+    // With top_p, the draw is among the fewest tokens whose weights add up to at least top_p * sum.
     double drawable = sum;
     if (options.top_p < 1.0) {
         drawable = 0.0;
@@ -122,7 +122,7 @@ std::int32_t choose_token(std::span<const double> logits, const SampleOptions& o
     for (std::size_t i = 0; i < sorted.size(); ++i) {
         chosen = sorted[i].token;
         cumulative += sorted[i].weight;
-        // The sums may be rounded so that no cumulative sum is larger than u times them.
+        // Rounding can make every cumulative sum at most u * drawable. The last candidate is then drawn.
         if (cumulative > u * drawable || (options.top_p < 1.0 && cumulative >= drawable)) break;
     }
     return chosen;

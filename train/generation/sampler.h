@@ -21,8 +21,8 @@ struct SampleOptions {
     std::int64_t top_k = 0;     ///< draw among the k most likely tokens; 0: all
     double top_p = 1.0;         ///< draw among the fewest most likely tokens whose probabilities add up to p
     double min_p = 0.0;         ///< draw among tokens at least min_p times as likely as the most likely one
-    /// Makes tokens of the text so far less likely: a positive logit is divided by it, a negative one
-    /// multiplied (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
+    /// Makes tokens of the text so far less likely: a positive logit is divided by this number, a negative
+    /// one multiplied by it (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
     double repetition_penalty = 1.0;
     std::vector<std::string> stop = {};  ///< the text ends before the first of these texts
     std::uint64_t seed = 1;
@@ -97,9 +97,9 @@ using TokenHandler = std::function<bool(std::int32_t token)>;
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 
-/// Returns the tokens of a prompt for a text; those that a text without a prompt begins with if it is empty.
-/// Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt contains a character that
-/// the tokenizer does not know.
+/// Returns the tokens of a prompt. If the prompt is empty, returns the tokens that a text without a prompt
+/// begins with: a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
+/// contains a character that the tokenizer does not know.
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where = "prompt");
 

@@ -6,15 +6,16 @@
 
 namespace gradtile {
 
-/// The end of the text is held back while it may be the beginning of a stop text; the next piece decides.
+/// next() does not return the end of the text while this end may be the beginning of a stop text.
 class StopTexts {
   public:
     /// Empty stop texts are ignored.
     explicit StopTexts(std::vector<std::string> texts);
 
-    /// Returns what is certain to come before a stop text.
+    /// Adds a piece of the text. Returns the part of the text that certainly precedes any stop text and was
+    /// not returned before.
     std::string next(std::string_view piece);
-    /// Returns what was held back; empty once a stop text was found.
+    /// Call after the last piece. Returns the rest of the text; empty once a stop text was found.
     std::string finish();
     bool found() const { return found_; }
 

@@ -29,7 +29,7 @@ bool TokenStep::exists_for(const LanguageModel& model) {
 
 void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
                      std::int64_t places) {
-    // Logits and inputs are in other memory.
+    // Logits and inputs are not allocated from the arena, so the dry run of the arena does not count them.
     const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
     const Tensor ids = empty(elsewhere, {places}, DType::i32);
     next_logits(dry, empty(elsewhere, {places, model.transformer.config.vocabulary}, DType::f32),
@@ -56,7 +56,7 @@ TokenStep::TokenStep(const Context& ctx, const LanguageModel& model, const KeyVa
     in_both(most_likely_, host_most_likely_, {places}, DType::i32);
 }
 
-/// The step of a number of texts on ctx_'s stream, with the copies of its inputs and tokens.
+/// Enqueues a step of `texts` texts on ctx_'s stream, with the copies of its inputs and tokens.
 void TokenStep::enqueue(std::int64_t texts) {
     const auto copy = [&](const Tensor& to, const Tensor& from) {
         cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx_.device(), ctx_.stream());

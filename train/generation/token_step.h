@@ -12,10 +12,11 @@
 namespace gradtile {
 
 /// Runs next_logits() on a GPU. The host writes tokens, positions and places into page-locked memory, starts
-/// the step, and waits once for its result. The kernels depend on the number of texts only. Steps of one
-/// number run kernel by kernel at first, because libraries initialise at first use; the second one is
-/// captured as a graph, with the copies from and to the host, and replayed from then on. If a step cannot be
-/// captured, one line on the standard error says so, and generation continues kernel by kernel.
+/// the step, and waits once for its result. The kernels depend on the number of texts only. For each number
+/// of texts, the first step launches kernel by kernel, because libraries initialise at first use. The second
+/// step is captured as a graph, with the copies from and to the host, and the graph is replayed for all later
+/// steps. If a step cannot be captured, one line on the standard error says so, and generation continues
+/// kernel by kernel.
 ///
 /// The environment variable GRADTILE_GENERATION_GRAPH=off turns graphs off, and =passes turns TokenStep off:
 /// NextToken and NextTokenBatch then compute a token like the tokens of a prompt. Both are for comparisons.
@@ -27,8 +28,8 @@ class TokenStep {
     static void plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
                      std::int64_t places);
 
-    /// For steps of up to `places` texts. ctx has an Arena, which is used by nothing else during a step.
-    /// Keeps a reference to the model, and views of the cache.
+    /// For steps of up to `places` texts. ctx must have an Arena that nothing else uses during a step. Keeps
+    /// a reference to the model, and views of the cache.
     TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache,
               std::int64_t places);
 
@@ -37,9 +38,10 @@ class TokenStep {
         std::int64_t place = 0, position = 0;
         std::int32_t token = 0;
     };
-    /// Reads the tokens into the cache and returns the logits [V] after each. Places are different.
+    /// Reads the tokens into the cache and returns the logits [V] after each token. The places must differ.
     std::vector<std::vector<double>> logits(std::span<const Input> inputs);
-    /// Like logits(), but returns the most likely token after each. Throws Error when a logit is not finite.
+    /// Like logits(), but returns the most likely next token of each text. Throws Error when a logit is not
+    /// finite.
     std::vector<std::int32_t> most_likely(std::span<const Input> inputs);
 
     /// The graph of steps with this number of texts, for tests.

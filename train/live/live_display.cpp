@@ -29,14 +29,15 @@ ContinueSignal::ContinueSignal() {
 }
 
 ContinueSignal::~ContinueSignal() {
-    // Other signals may have been blocked in the meantime, and stay so.
+    // Only SIGCONT is unblocked: other signals may have been blocked in the meantime and must stay blocked.
     if (sigismember(&former_mask_, SIGCONT) == 0) pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
 }
 
 bool ContinueSignal::wait(std::chrono::milliseconds time) const {
     const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
     int received = -1;
-    // The stop itself interrupts the wait; the signal that ended the stop is received by the next one.
+    // A stop of the process interrupts the call (EINTR). The next call receives the SIGCONT that has ended
+    // the stop.
     do {
         received = sigtimedwait(&set_, nullptr, &limit);
     } while (received < 0 && errno == EINTR);
@@ -115,7 +116,7 @@ void LiveDisplay::run() {
         const bool in_foreground = is_in_foreground();
         bool resized = false;
         if (continued || !in_foreground) {
-            // Somebody else has printed below the dashboard, so the next one begins at the cursor.
+            // Another program has printed below the dashboard, so the next dashboard begins at the cursor.
             const std::lock_guard drawing(drawing_mutex_);
             drawn_columns_.clear();
         } else {

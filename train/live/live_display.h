@@ -37,15 +37,17 @@ class ContinueSignal {
 struct LiveOptions {
     ProgressOptions progress;
     Glyphs glyphs = Glyphs::ascii;
-    /// The parent is a launcher with a process group of its own: in the foreground means that the parent is.
+    /// The parent is a launcher with its own process group: this process counts as in the foreground if its
+    /// parent is.
     bool has_launcher = false;
     LossHistory history = {};                ///< of earlier processes of the run
     std::function<MemoryUse()> memory = {};  ///< called on the training thread; undefined: not shown
 };
 
-/// A thread of this object writes to the terminal, so a terminal that stands still (Ctrl-S) does not stop
-/// training. It draws at most ten times per second, and only if there is something new: a step, a part of a
-/// long step, another size of the terminal. While the process is in the background it draws nothing.
+/// A thread of this object writes to the terminal, so a terminal whose output is paused (Ctrl-S) does not
+/// stop training. The thread draws at most ten times per second, and only if there is something new: a step,
+/// a part of a long step, another size of the terminal. While the process is in the background it draws
+/// nothing.
 class LiveDisplay {
   public:
     LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued);
@@ -83,7 +85,7 @@ class LiveDisplay {
     bool is_new_ = true, ending_ = false;
     Clock::time_point last_step_ = start_, last_memory_{};
 
-    std::mutex drawing_mutex_;                // of the members below; locked before state_mutex_
+    std::mutex drawing_mutex_;                // protects the two members below; locked before state_mutex_
     std::vector<std::size_t> drawn_columns_;  // of the lines above the cursor
     TerminalSize drawn_size_;
 

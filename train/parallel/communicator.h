@@ -31,7 +31,8 @@ class Communicator {
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
     /// Replaces x by the x of process `root`.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;
-    /// Returns when every process has called it and this process's device has completed all enqueued work.
+    /// Returns when every process has called barrier() and this process's device has completed all enqueued
+    /// work.
     void barrier(const Context& ctx) const;
 
     /// Allocator for tensors that are exchanged often. Between GPUs of one host, sums of tensors in such

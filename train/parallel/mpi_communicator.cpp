@@ -17,7 +17,8 @@ using mpi::mpi_check;
 /// small bound keeps scratch memory small.
 constexpr std::int64_t max_exchange_bytes = 32 << 20;
 
-/// n elements divided into one share per process; shares are equal except that the last ones may be shorter.
+/// n elements divided into one share per process. Shares are equal, but the last shares may be shorter or
+/// empty.
 struct Shares {
     std::int64_t n, share;
     Shares(std::int64_t n, int processes) : n(n), share(ceil_div(n, processes)) {}
@@ -68,8 +69,8 @@ class MpiCommunicator final : public Communicator {
 
     void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
         const auto waiting = group_.waiting("a reduce-scatter");
-        // The buffer holds one piece of every process's part at a time, without gaps. Memory plans do not
-        // count it.
+        // The buffer holds `piece` elements of every process's part at a time, without gaps. Memory plans do
+        // not count the buffer.
         const Tensor parts = whole.reshape({size(), part.elements()});
         const std::int64_t piece =
             std::min(part.elements(), std::max<std::int64_t>(max_exchange_elements(whole) / size(), 1));

@@ -83,7 +83,7 @@ void configure_nccl(bool deterministic) {
 }
 
 /// Reports an error of NCCL's own threads, such as a broken network connection. Without this check a
-/// collective would wait for ever.
+/// collective would wait forever.
 ncclResult_t async_error(ncclComm_t comm) {
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = nccl().comm_get_async_error(comm, &error);

@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t message_bytes_without_texts = 4096;
-// The previous run may still use the port for a moment.
+// The time that rank 0 waits for its port, which the previous run may still use for a moment.
 constexpr auto max_wait_for_port = std::chrono::seconds(5);
 // The seconds by which StartDeadline is later than the deadlines of other waits, whose messages have more
 // detail.

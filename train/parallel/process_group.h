@@ -1,7 +1,7 @@
 #pragma once
 /// ProcessGroup: the processes that train one model together, one for each GPU. The group exchanges small
 /// texts (settings, addresses; tensors go through a Communicator) and detects lost processes, so that no
-/// process waits for ever for one that is gone.
+/// process waits forever for a lost process.
 ///
 /// Each process has a control connection to rank 0 and a thread that serves it. A process that dies is
 /// detected at once by its closed connection. A process that hangs is detected after `timeout`, by missing
@@ -55,13 +55,13 @@ class ProcessGroup {
     /// between ranks: ...", naming the first JSON member that differs when both texts are JSON objects.
     void require_equal(const std::string& what, const std::string& text);
 
-    /// Records the current step, for the message that reports a loss.
+    /// Records the current step, for the message that reports a lost process.
     void report_step(std::int64_t step);
-    /// While the returned object lives, the main thread counts as waiting for other processes in `what` ("the
-    /// all-reduce of the gradients"). The timeout limits the duration.
+    /// While the returned object exists, the main thread counts as waiting for other processes in the
+    /// operation `what` ("the all-reduce of the gradients"). The timeout limits this time.
     class Waiting;
     [[nodiscard]] Waiting waiting(const char* what);
-    /// While the returned object lives, the control thread calls `probe` with every heartbeat. A probe that
+    /// While the returned object exists, the control thread calls `probe` with every heartbeat. A probe that
     /// returns a text reports a fault of this process, for example of NCCL while the main thread is stuck in
     /// it; all processes then end with that text.
     class Inspection;

@@ -150,8 +150,8 @@ std::string first_host(const char* name, const std::string& list) {
     return host;
 }
 
-/// The port is computed from job and step, so that every task computes the same one. It is below Linux's
-/// ephemeral ports.
+/// The port is computed from job and step, so that every task computes the same one. The port is below
+/// Linux's ephemeral ports.
 int port_of_step(const Environment& environment) {
     constexpr std::int64_t max_id = std::numeric_limits<std::uint32_t>::max();
     const std::int64_t job = environment.number("SLURM_JOB_ID", 0, max_id).value_or(0);

@@ -104,8 +104,8 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole = parameters.subspan(begin, count);
-    // Both borders move outwards to a multiple of `multiple`, because only such lengths can be cut into equal
-    // parts.
+    // Both borders of the range of whole parameters move outwards to a multiple of `multiple`, because only
+    // ranges of such lengths can be cut into equal parts.
     const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
     const std::int64_t whole_begin = whole.front().offset() / multiple * multiple;
     const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;

@@ -87,7 +87,8 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
         if (step > last_step) return;
         if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint_event(object)) return;
         if (is_checkpoint_event(object)) has_event |= step == last_step;
-        // A line may have been edited; a time that is not one must not spoil all later ones.
+        // A user may have edited the line: a wall_s that is no number is ignored, so that the times of later
+        // lines stay right.
         if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);

@@ -6,8 +6,8 @@
 ///     {"event":"checkpoint","step":250}
 ///     {"event":"sample","step":250,"prompt":"One day","text":" a fox went to the forest."}
 ///
-/// (one line in the file). `tokens` counts from the beginning of the run, `wall_s` is the time that the run
-/// has trained; see StepReport.
+/// (The first object is one line in the file.) `tokens` counts from the beginning of the run; `wall_s` is the
+/// time in seconds that the run has trained; see StepReport.
 ///
 /// Floats have 9 significant digits; a number that is not finite is null. A step whose update was refused
 /// also has "not_finite", the name of the first tensor that was not finite.

@@ -24,9 +24,9 @@ namespace gradtile {
 /// closed pipe then fails like a write to a full disk.
 ///
 /// No handler runs on any thread: the signals are blocked, and a thread of this object waits for them. Create
-/// the object before the process has other threads, because threads inherit the blocked signals; a signal
-/// would end an older thread, and with it the process. Destroy the object on the thread that created it.
-/// There is at most one object at a time. A child process inherits the blocked signals, unless they are
+/// the object before the process has other threads, because only later threads inherit the blocked signals; a
+/// signal that an older thread receives would end the process. Destroy the object on the thread that created
+/// it. There is at most one object at a time. A child process inherits the blocked signals, unless they are
 /// unblocked between fork and exec.
 class StopSignals {
   public:

@@ -15,15 +15,15 @@
 
 namespace gradtile {
 
-/// Returns data with the lengths and checksums of a record.
+/// Returns the record that contains `data`.
 std::string tensorboard_record(std::string_view data);
 
 /// Writes the steps of one process of a run. Each key of metrics.jsonl but "step" is a tag. Scalars are
 /// float32; numbers that are not finite are written as they are.
 ///
 /// A process that resumes a run begins another file, since a running TensorBoard does not notice that a file
-/// has become shorter. The new file comes after the others in the order of names, and says that a session
-/// starts at its first step. TensorBoard then forgets all events of this step and later ones, which a
+/// has become shorter. The name of the new file sorts after the others, and its first event says that a
+/// session starts at its first step. TensorBoard then forgets all events of this step and later ones, which a
 /// previous process wrote after its last checkpoint.
 class TensorBoardEvents {
   public:

@@ -7,8 +7,9 @@
 namespace gradtile {
 namespace {
 
-/// The longest token that is accepted. No language has longer ones, and two times grow with its length: to
-/// find a token's parts by tiktoken's rule, and to search a text for added tokens.
+/// The longest token that is accepted. Known vocabularies have no longer tokens, and two computations take
+/// longer with longer tokens: finding a token's parts by tiktoken's rule, and searching a text for added
+/// tokens.
 constexpr std::size_t max_token_bytes = 2048;
 
 std::string shown_bytes(std::string_view bytes) {

@@ -17,8 +17,8 @@ namespace gradtile {
 ///
 /// The text is cut at added tokens, and then cut into pieces by the patterns. In each piece, the pair of
 /// adjacent tokens whose merge comes first in the list is replaced by the merge's result, and of equal pairs
-/// the leftmost one. This step is repeated until no pair has a merge. Bytes that are not UTF-8 are pieces of
-/// their own, so every text is accepted and decodes to the same bytes.
+/// the leftmost one. This step is repeated until no pair has a merge. Each run of bytes that are not UTF-8 is
+/// one piece, so every text is accepted and decodes to the same bytes.
 class BytePairEncoding {
   public:
     /// Throws Error that begins with `source` when an id is out of range or has two texts, when a merge's

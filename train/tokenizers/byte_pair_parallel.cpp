@@ -4,7 +4,7 @@
 // them is cut into chunks at arbitrary characters. The end of a piece depends only on the text and on the
 // start of the piece. So if two scans have one border of pieces in common, they have all later borders in
 // common. Each chunk is therefore encoded from its first character, although a piece may not begin there.
-// joined() then drops the chunk's first pieces, up to a border that the scan of the previous text also has.
+// joined() then drops the chunk's first pieces, up to a border that the scan of the previous chunk also has.
 // Usually one of the first borders is such a border.
 #include <algorithm>
 #include <mutex>
@@ -136,9 +136,9 @@ class BytePairEncoding::ParallelEncoding {
         job.ids.reserve((job.end - job.begin) / 3);
         job.stop = job.begin;
         job.borders.push_back({job.begin, 0});
-        // If the last piece is longer than that, joined() encodes it. Otherwise every chunk of a very long
-        // word would search for the end of the word, and the time would grow with the square of the word's
-        // length.
+        // The end of the last piece is searched for only in the next max_overhang bytes. If the piece is
+        // longer, joined() encodes it. Otherwise every chunk of a very long word would search for the end of
+        // the word, and the time would grow with the square of the word's length.
         const bool is_last = job.end + max_overhang >= job.run.size();
         const std::string_view part = is_last ? job.run : whole_characters(job.run, job.end + max_overhang);
         while (job.stop < job.end) {

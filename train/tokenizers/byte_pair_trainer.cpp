@@ -28,8 +28,8 @@ void count_piece(CountByPiece& counts, std::string_view piece, std::int64_t time
     }
 }
 
-/// Returns whether a piece of GPT-2's pattern begins at `at` for every text before it. This is true between a
-/// line break and a visible character, because no piece contains both.
+/// Returns whether a piece of GPT-2's pattern begins at `at`, whatever the text before `at - 1` is. A piece
+/// begins between a line break and a visible ASCII character, because no piece contains both.
 bool is_safe_border(std::string_view text, std::size_t at) {
     return text[at - 1] == '\n' && text[at] > ' ' && text[at] < '\x7F';
 }

@@ -18,7 +18,7 @@ std::string_view llama3_pattern() {
 }
 
 std::string_view o200k_pattern() {
-    // A word is capital letters and then small ones; letters without case and marks count as both.
+    // A word is capital letters and then small ones; letters without case, and marks, count as both kinds.
     return R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
            R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
            R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"

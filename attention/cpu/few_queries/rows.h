@@ -18,7 +18,7 @@ std::int64_t padded_columns(std::int64_t d) {
     return round_up(d, V::lanes);
 }
 
-/// Prefetches one row of K or V into the L2 cache. More lines can be on their way to L2 than to L1.
+/// Prefetches one row of K or V into the L2 cache. More cache lines can be in flight to L2 than to L1.
 template <class T>
 [[gnu::always_inline]] inline void prefetch_row(const T* row, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -125,8 +125,8 @@ class FewQueriesBlock {
         }
     }
 
-    /// Adds a block of keys to all rows. Row 0 of k and v is the first key of the block; they have `readable`
-    /// rows, of which those after the block may be prefetched.
+    /// Processes a block of keys for all rows. Row 0 of k and v is the first key of the block. k and v have
+    /// `readable` rows; the rows after the block may be prefetched.
     template <class E>
     void process(IndexRange keys, const StridedRows<const E>& k, const StridedRows<const E>& v,
                  std::int64_t readable) const {
@@ -276,7 +276,8 @@ class FewQueriesBlock {
         if (column < g_.d_v) add_columns<R, 1, true>(row, column, v, count, readable);
     }
 
-    /// The same for C vectors of columns. If is_rest is true, the vector is the last, incomplete one.
+    /// Like add_values(), for C vectors of columns only. is_rest: C is 1, and the vector is the last,
+    /// incomplete one.
     template <int R, int C, bool is_rest, class E>
     [[gnu::noinline]] void add_columns(std::int64_t row, std::int64_t column, StridedRows<const E> v,
                                        std::int64_t count, std::int64_t readable) const {

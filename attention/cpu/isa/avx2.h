@@ -30,7 +30,7 @@ struct Avx2 {
     static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
     /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
-    /// AVX2 has no masked loads of 16-bit elements.
+    /// A separate overload, because AVX2 has no masked loads of 16-bit elements.
     template <class T>
     requires(sizeof(T) == 2) static Vector load_first(const T* p, std::int64_t n) {
         alignas(16) std::uint16_t elements[lanes] = {};
@@ -145,7 +145,7 @@ struct Avx2 {
         return add(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
                    _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
     }
-    /// The vectors of V's columns that a group of `rows` rows takes together: 8 sums leave half of the
+    /// How many vectors of V's columns a group of `rows` rows processes together: 8 sums leave half of the
     /// registers for operands.
     static constexpr int value_vectors(int rows) {
         return 8 / rows;

@@ -142,8 +142,8 @@ struct Avx512 {
         };
         return add_groups(add_groups(fours[0], fours[1]), add_groups(fours[2], fours[3]));
     }
-    /// The vectors of V's columns that a group of `rows` rows takes together: 16 sums take half of the
-    /// registers. Fewer rows take at most eight vectors, a head dim of 128.
+    /// How many vectors of V's columns a group of `rows` rows processes together: four rows have 16 sums,
+    /// half of the registers. Fewer rows process at most eight vectors, the columns of head dim 128.
     static constexpr int value_vectors(int rows) {
         return rows == 4 ? 4 : 8;
     }

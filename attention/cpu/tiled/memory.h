@@ -40,8 +40,8 @@ class MemoryObserver {
     /// The matrices at `offset` and at larger offsets were freed.
     virtual void released(std::size_t offset) = 0;
     virtual void moved(Transfer transfer, const SlowRegion& slow, const void* fast, SourceLine where) = 0;
-    /// The matrix `result` was computed from the pairs (row, key) of a tile. Empty ranges mean that it does
-    /// not depend on pairs.
+    /// The matrix `result` was computed from the pairs (row, key) of a tile. Empty ranges mean that `result`
+    /// does not depend on pairs.
     virtual void computed(const void* result, IndexRange rows, IndexRange keys, SourceLine where) = 0;
     /// A row's running maximum and sum were updated to these numbers.
     virtual void updated_statistics(std::int64_t row, double maximum, double sum, SourceLine where) = 0;

@@ -3,13 +3,13 @@
 /// of keys and loops over blocks of rows of Q and dO.
 ///
 /// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T and dS^T are already the left
-/// operands of dV = P^T dO and dK = dS^T Q. dV and dK need the same two products of different tiles. The work
-/// is therefore divided between two warps that share their keys: the first computes S^T, P^T and dV, the
-/// second dP^T, dS^T and dK. P^T goes from the first warp to the second through shared memory. So a warp
-/// accumulates one gradient instead of two, registers allow twice as many keys per warp, and each fragment
-/// that ldmatrix loads is used in two products. The second warp replaces P^T in shared memory by dS^T. All
-/// warps read dS^T for dQ += dS K one block of rows later, so that they do not wait for its computation. dQ
-/// is summed in float32 in global memory.
+/// operands of dV = P^T dO and dK = dS^T Q. The work for dV and for dK has the same form, two products of
+/// tiles each. It is therefore divided between two warps that share their keys: the first warp computes S^T,
+/// P^T and dV, the second warp dP^T, dS^T and dK. The first warp passes P^T to the second through shared
+/// memory. So a warp accumulates one gradient instead of two, registers allow twice as many keys per warp,
+/// and each fragment that ldmatrix loads is used in two products. The second warp replaces P^T in shared
+/// memory by dS^T. All warps read dS^T for dQ += dS K one block of rows later, so that they do not wait for
+/// its computation. dQ is summed in float32 in global memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -40,15 +40,15 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     backward_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ BlockSequence shared_sequence;
-    // Blocks of the first keys start first, because under a causal mask most rows see them. The tensors of a
-    // set of heads stay in the L2 cache during this time.
+    // The blocks of the first keys start first, because under a causal mask they have the most work: most
+    // rows see these keys. TaskOrder processes the heads in sets whose tensors fit the L2 cache.
     //
-    // Before take_task(): the previous kernel sets the counter to 0.
+    // This wait must precede take_task(), because the previous kernel sets the counter to 0.
     gradtile::cuda::device::await_predecessor();
     const int index = p.next_task != nullptr ? take_task(p.next_task, shared) : static_cast<int>(blockIdx.x);
     const int key_heads = p.sizes.heads / p.sizes.group;
     if (Policy::may_be_packed && p.packed) {
-        // With turns, blocks that run at the same time should add to different heads.
+        // If blocks add to dQ in turns, blocks that run at the same time should add to different heads.
         const int key_head = p.turns != nullptr ? index % key_heads : index / p.key_tasks.count;
         const PackedTask task =
             p.key_tasks.first[p.turns != nullptr ? index / key_heads : index % p.key_tasks.count];
@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
         for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
             differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, key_block);
-            __syncthreads();  // the gradients are stored through the tiles of K and V; dQ's sums are complete
+            __syncthreads();  // all warps have read K and V, through whose memory gradients are stored; dQ's
+                              // sums are complete
         }
         const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
         const std::uint32_t warp_rows =
@@ -92,7 +93,7 @@ struct Bits16BackwardPolicy {
     static constexpr RuleKind rule = rule_;
     static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
-/// The same for kernels whose thread blocks process whole heads.
+/// The policy of kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
 struct Bits16WholeHeadPolicy
     : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, RuleKind::none, false> {
@@ -145,15 +146,17 @@ void launch_backward_kernels(Bits16BackwardParameters p, cudaStream_t stream) {
     }
     if (p.mask.keys > 0) {
         // Bytes per row of a head that should stay in the L2 cache: Q and dO, which every block of keys
-        // reads, and the float32 sums of dQ, to which every block adds. With turns this is 0, which puts all
-        // heads into one set of TaskOrder: blocks that run at the same time should then add to different
-        // heads.
+        // reads, and the float32 sums of dQ, to which every block adds. If blocks add in turns, row_bytes is
+        // 0, which puts all heads into one set of TaskOrder, so that blocks that run at the same time add to
+        // different heads.
         const std::int64_t row_bytes = p.turns != nullptr ? 0
                                                           : 2 * (p.sizes.qk_dim + p.sizes.v_dim) +
                                                                 std::int64_t{sizeof(float)} * head_dim;
         const std::int64_t batch_key_heads = batch_heads / p.sizes.group;
         Bits16BackwardParameters ordered = p;
-        if (rows == 0) ordered.next_task = nullptr;  // no kernel has set it to 0, and no block waits
+        if (rows == 0)
+            ordered.next_task =
+                nullptr;  // without rows no kernel has set the counter to 0, and no block waits
         ordered.order = device::TaskOrder(batch_key_heads, static_cast<int>(key_blocks),
                                           p.sizes.group * p.padded_rows * row_bytes);
         launch_on(stream, device::backward_kernel<T, head_dim, Policy>,

@@ -1,6 +1,6 @@
 #pragma once
-/// What the 16-bit backward pass does row by row, before and after its kernel over the blocks of keys: D and
-/// LSE, and the float32 sums of dQ.
+/// The kernels of the 16-bit backward pass that run before and after the kernel over blocks of keys: one
+/// computes D and LSE of each row, the other rounds the float32 sums of dQ.
 #include <cfloat>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -34,8 +34,8 @@ __device__ __forceinline__ void add_float4(float* to, const FragmentC& x) {
 #endif
 }
 
-/// Rounds 16 rows of dQ from their float32 sums to 16 bits and stores them. The warp copies them through
-/// `warp_rows`, its rows of a shared tile.
+/// Rounds 16 rows of dQ from their float32 sums to 16 bits and stores them. The warp writes them to
+/// `warp_rows`, its rows of a shared tile, and from there to global memory.
 template <class T, int head_dim, class RowTile>
 __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
                                            int sums_batch_head, const BlockSequence& sequence, int head,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
 
 constexpr int prepared_rows = 32, finished_rows = 64;  // rows per thread block; both divide padded_rows
 
-/// The rows of one sequence and head that a thread block takes, `rows` of the padded ones.
+/// The rows of one sequence and head that a thread block processes: `rows` of the padded rows.
 template <int rows>
 struct PaddedRows {
     BlockSequence sequence;
@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(256)
         const std::int64_t at =
             static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
         const float lse = exists ? p.lse[at] : -INFINITY;
-        // A row whose scores all lie near the lowest float32 has an LSE that overflows here. Its P becomes 0.
+        // If all scores of a row are near the lowest float32, its LSE overflows here, and P of the row
+        // becomes 0.
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/// Runs after backward_kernel. Rounds dQ to 16 bits; each warp takes 16 rows.
+/// Runs after backward_kernel. Rounds dQ to 16 bits; each warp processes 16 rows.
 template <class T, int head_dim>
 __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     using RowTile = Tile<finished_rows, head_dim>;

@@ -8,17 +8,18 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// Barriers of one pair of warps: the first warp announces that P is in shared memory, and the second warp
-/// awaits it.
+/// Barriers of one pair of warps: the first warp calls announce() when P is in shared memory, and the second
+/// warp waits for it in await().
 __device__ __forceinline__ void await(int pair) {
     asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
 }
 __device__ __forceinline__ void announce(int pair) {
 #ifdef GRADTILE_RACECHECK
     // After a bar.arrive, racecheck reports false hazards between the reads before the next __syncthreads and
-    // the loads after it. Builds for racecheck therefore use bar.sync. No announcement lies between those
-    // reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other tools need
-    // bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same branch.)
+    // the loads after it. Builds for racecheck therefore use bar.sync. announce() is never called between
+    // those reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other tools
+    // need bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same
+    // branch.)
     await(pair);
 #else
     asm volatile("bar.arrive %0, 64;" ::"r"(pair + 1) : "memory");
@@ -48,8 +49,8 @@ struct RarelyUsed {
     int2 positions[4];          ///< {head, row} of iteration i in [i % 4]
 };
 
-/// The score rules of the head of this iteration and of the next, in [head % 2]. Empty for a kernel that
-/// applies none.
+/// The score rules of this iteration's head and of the next head, at index head % 2. Empty for a kernel
+/// without rules.
 template <bool has_rule>
 struct RulesOfHeads {
     SharedRule of_head[2];

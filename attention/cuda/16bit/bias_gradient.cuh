@@ -1,6 +1,7 @@
 #pragma once
-/// The gradient of a bias on 16-bit tensor cores. Each thread block takes a tile of rows and keys of the
-/// gradient and adds up dS of all tiles of Q, K, V and dO that it stands for.
+/// The gradient of a bias on 16-bit tensor cores. Each thread block computes a tile of rows and keys of the
+/// gradient: the sum of dS over all batches, heads and tiles of pairs to which this tile of the bias is
+/// broadcast.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     for (int number = 0; n < count; ++number) {
         const int next = next_visible(n + 1);
         wait_for_copies<0>();
-        __syncthreads();  // this tile is copied, and no warp reads the stage of the last tile
+        __syncthreads();  // this tile is in shared memory, and no warp reads the stage of the previous tile
         if constexpr (tiles.stages > 1) start(number + 1, next);
 
         const BiasBlock::Pairs at = block(g, n);

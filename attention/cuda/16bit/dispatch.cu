@@ -21,7 +21,8 @@ namespace {
 
 using device::has_vector_rows;
 
-// Kernels read and write 16 bytes, 8 columns of a row, at a time. Columns of zeros change no result.
+// Kernels read and write 16 bytes (8 columns of a row) at a time. Copies are padded with columns of zeros,
+// which change no result.
 constexpr std::int64_t vector_columns = 8;
 Readable readable(const Context& ctx, const Tensor& x) {
     return {ctx, x, has_vector_rows(x), vector_columns};
@@ -46,8 +47,8 @@ void check_grid(const Tensor& q, const PackedSequences& packed) {
 
 constexpr double log2_e = std::numbers::log2e;
 
-/// Whether a bias can be copied in tiles of 16 bytes and more: neighbouring keys are adjacent in memory, and
-/// every row begins at a multiple of 16 bytes.
+/// Whether a bias can be copied 16 bytes at a time: neighbouring keys are adjacent in memory, and every row
+/// begins at a multiple of 16 bytes.
 bool has_tiles(const ScoreOptions::Bias& bias) {
     const std::int64_t of_16_bytes = 16 / static_cast<std::int64_t>(size_of(bias.dtype));
     return bias.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 &&
@@ -89,8 +90,8 @@ struct KernelScores {
     }
 };
 
-/// Parts of the sum of a bias's gradient: as many as make about as many thread blocks as a large GPU has
-/// multiprocessors.
+/// Returns the number of parts into which the sum of a bias's gradient is divided, so that there are about as
+/// many thread blocks as a large GPU has multiprocessors.
 std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queries, std::int64_t keys) {
     constexpr std::int64_t enough_blocks = 128, tile = 128;
     const std::int64_t tiles = std::int64_t{gradient.batches} * gradient.heads *
@@ -100,8 +101,8 @@ std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queri
                                     std::max<std::int64_t>(1, summed));
 }
 
-/// Batches whose dQ is summed at the same time. With biases, batches are often many short sequences; then the
-/// float32 sums of all of them would be the largest tensor of the pass.
+/// Returns the number of batches whose dQ is summed at the same time. Calls with biases often have many
+/// batches of short sequences. The float32 sums of all batches would then be the largest tensor of the pass.
 std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size, std::int64_t sums_of_batch,
                              std::int64_t blocks_of_batch) {
     constexpr std::int64_t max_sums = 12 << 20, enough_blocks = 2048;
@@ -231,7 +232,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const std::int64_t batches =
         batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
                         saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
-    // A dry run does not know the GPU. It counts the sums of all heads, which other kernels need.
+    // A dry run does not know the GPU. So a dry run counts the sums of all heads, which the kernels without
+    // the ring need.
     if (!ctx.is_planning()) gradtile::cuda::use_device(ctx.device());
     const bool uses_hopper =
         !ctx.is_planning() && !why_not_hopper_backward(options, sizes, batch_heads,
@@ -245,7 +247,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
               DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
-    // At most this many, also in a dry run: a block of rows has at least 64 rows.
+    // An upper bound, which a dry run can also compute: a block of rows has at least 64 rows.
     const std::int64_t ring_counters =
         options.deterministic || options.packed ? 0 : batch_heads * (padded_rows / 64 + 1);
     const Readable d_lse = contiguous(ctx, d_out.lse);

@@ -1,7 +1,7 @@
 #pragma once
 /// The forward pass for few queries and many keys on 16-bit tensor cores: see few_queries.h. The warps of a
-/// thread block divide the rows and the keys of each block of keys. They merge their results by LSE, as the
-/// thread blocks that share a row do afterwards.
+/// thread block divide the rows and the keys of each block of keys. The warps then merge their results by
+/// LSE; a second kernel merges the results of thread blocks that share a row in the same way.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/few_queries.h>
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
     for (int block = 0; first_key + block * keys < end_key; ++block) {
         wait_for_copies<stages - 2>();
-        __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
+        __syncthreads();  // this block's K and V are in shared memory, and no warp reads the stage that is
+                          // loaded next
         load_kv(block + stages - 1);
         const std::uint32_t stage =
             kv_tiles + block % stages * 2 * KvTile::bytes + warp_key * KvTile::row_bytes;

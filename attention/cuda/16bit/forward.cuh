@@ -31,8 +31,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     extern __shared__ __align__(128) unsigned char shared[];
     const std::uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + QTile::bytes;
 
-    // Row blocks vary fastest, so that a head's K and V stay in the L2 cache. The last row blocks come first:
-    // under a causal mask they have the most work, and short blocks then fill the end of the run.
+    // Consecutive thread blocks compute row blocks of the same head, so that the head's K and V stay in the
+    // L2 cache. The last row blocks start first: under a causal mask they have the most work, and row blocks
+    // with little work then fill the end of the run.
     __shared__ BlockSequence shared_sequence;
     BlockSequence own_sequence;
     int head, row_block;
@@ -120,7 +121,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     for (int block = first_block; block < end_block; ++block) {
         wait_for_copies<tiles.stages - 2>();
-        __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
+        __syncthreads();  // this block's K and V are in shared memory, and no warp reads the stage that is
+                          // loaded next
         if (block + tiles.stages - 1 < end_block) load_kv(block + tiles.stages - 1, pointers.k, pointers.v);
         commit_copies();
 
@@ -154,15 +156,15 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     if constexpr (kind == RuleKind::any) {
         softmax.add_sink(rule.get().sink, o);
     } else {
-        // In the units of S, to which scale_log2 is still to be applied.
+        // Converts the sink to the units of S, which is not yet multiplied by scale_log2.
         if (p.scores.sink != nullptr && !sequence.is_rest)
             softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (log2_e / p.scale_log2), o);
     }
     softmax.finish(o, lse, kind == RuleKind::none ? 1.0f : rule.get().dropout_scale);
     wait_for_copies<0>();
     if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
-    // Only this warp reads its rows of Q, and it has finished reading. O is stored through their shared
-    // memory.
+    // Only this warp reads its rows of Q, and it no longer needs them. So O is stored through the shared
+    // memory of these rows.
     const int out_row = warp_index() * tiles.warp_rows, valid_rows = block_rows - out_row;
     const std::uint32_t out_rows = q_tile + out_row * QTile::row_bytes;
     __syncwarp();

@@ -15,8 +15,8 @@ namespace gradtile::attention::cuda::device {
 // in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1
 // uses the whole range of binary16 and has full precision down to 2^-29.
 
-/// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration takes one block of
-/// rows.
+/// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration processes one block
+/// of rows.
 template <class T, int head_dim, class Policy>
 class KeyBlock {
     using Shared = Bits16BackwardShared<head_dim, Policy>;
@@ -76,10 +76,11 @@ class KeyBlock {
         clear(gradient);
         for (int i = 0; i < iterations_; ++i) {
             wait_for_copies<0>();
-            __syncthreads();  // rows i are copied, dS of i - 1 is complete, no warp reads the other stage
+            __syncthreads();  // the rows of iteration i are in shared memory, dS of iteration i - 1 is
+                              // complete, no warp reads the other stage
             load_next_rows(i);
-            // The second warp of a pair adds to dQ before its other work, the first warp after it. So P is
-            // ready earlier, and the second warp waits less for it.
+            // The second warp of a pair adds to dQ before its other work, the first warp after its other
+            // work. So the first warp has P ready earlier, and the second warp waits less for P.
             if (!makes_p_ && i > 0) add_d_q(i - 1);
 
             const std::uint32_t q_rows = base_ + Shared::row_stages + i % 2 * Shared::row_stage_bytes,
@@ -282,14 +283,16 @@ class KeyBlock {
         pack_fragment<T>(left, p[2 * k], p[2 * k + 1]);
     }
 
-    /// The same under a score rule. `left` receives P^T without dropped elements, `exchange` the product of
-    /// P^T and the derivative of the scores, with the sign bit set where an element is dropped.
+    /// Like make_p(), for a call with a score rule. `left` receives P^T without dropped elements, `exchange`
+    /// the product of P^T and the derivative of the scores, with the sign bit set where an element is
+    /// dropped.
     __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
                                                       const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
         const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
         const bool drops = rule.drops();
-        // With changes_products() instead, the compiler orders the four variants differently.
+        // change_of_products() != 0 is written out, because changes_products() makes the compiler order the
+        // four variants differently.
         if (rule.formula.change_of_products() != 0) {
             drops ? make_p_under_rule<true, true>(rule, left, x, exchange, lane_statistics, iteration)
                   : make_p_under_rule<true, false>(rule, left, x, exchange, lane_statistics, iteration);
@@ -305,7 +308,7 @@ class KeyBlock {
         const int first_row = position_of(iteration).row, key = kept_.key + warp_key_;
         const bool sees_all = mask().sees_all(first_row, rows, key, tiles.pair_keys);
         scale(x, p_.scale);
-        // 16 queries at a time, because the derivatives need registers, too.
+        // The loop processes 16 queries at a time, because the derivatives also need registers.
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
             const int row = first_row + k * 16;
@@ -342,7 +345,8 @@ class KeyBlock {
         }
     }
 
-    /// dS of one pair. `probability` is what crossed: under a rule, dropped elements are negative.
+    /// Returns dS of one pair. `probability` is the number that the first warp wrote to `exchange`; it is
+    /// negative if the element was dropped.
     __device__ __forceinline__ static float d_s_of(float probability, float d_p, float delta) {
         if constexpr (!may_drop) return probability * fmaf(d_p, 1 / p_factor, -delta);
         const bool is_dropped = __float_as_int(probability) < 0;

@@ -80,17 +80,19 @@ struct BiasGradientParts {
 template <class T>
 void launch_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
                           cudaStream_t stream);
-/// The same for the bias that kernels of RuleKind::pair_bias read in tiles.
+/// Enqueues the gradient of the bias that kernels of RuleKind::pair_bias read in tiles.
 template <class T>
 void launch_pair_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
                                const BiasGradientParts& parts, cudaStream_t stream);
 
-/// P and D are multiplied by powers of two between the kernels of a backward pass: see backward.cuh.
+/// The backward pass computes with p_factor * P, p_factor = 2^p_exponent: the stored LSE contains this
+/// factor, and the stored D is divided by it. key_block.cuh gives the reason.
 constexpr float p_exponent = 15, p_factor = 32768;
 
-/// The backward pass pads the rows to a multiple of this number, which is a multiple of every block of rows.
+/// The backward pass pads the rows to a multiple of this number, which every block size of rows divides.
 constexpr int backward_row_padding = packed_row_padding;
-/// Counters of turns per backward_row_padding rows: at most 8 warps for each block of at least 32 rows.
+/// The number of turn counters per backward_row_padding rows: up to 8 warps for each block, which has at
+/// least 32 rows.
 constexpr int backward_turns = 8 * backward_row_padding / 32;
 
 }  // namespace gradtile::attention::cuda

@@ -17,7 +17,8 @@ enum class RuleKind : std::uint8_t {
     pair_bias,  ///< a bias that is read in tiles of queries and keys, and perhaps a bias of keys alone
     any
 };
-/// Whether head dims up to `head_dim` have kernels of their own for a kind. Others use those for any rule.
+/// Whether the kernels for head dims up to `head_dim` have a version for this kind. If not, calls of this
+/// kind use the version for any rule.
 constexpr bool has_kernels(RuleKind kind, int head_dim) {
     return kind == RuleKind::dropout     ? head_dim == 64 || head_dim == 128
            : kind == RuleKind::pair_bias ? head_dim == 32 || head_dim == 64
@@ -26,7 +27,7 @@ constexpr bool has_kernels(RuleKind kind, int head_dim) {
 
 /// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
 inline constexpr int static_shared_bytes = 128;
-/// The same for the rules of two heads.
+/// Upper bound of the shared memory for the rules of two heads, in bytes.
 inline constexpr int rule_shared_bytes = 512;
 
 struct Bits16ForwardTiles {
@@ -54,9 +55,9 @@ struct Bits16ForwardTiles {
 template <int head_dim>
 struct Bits16ForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
-        // 32 rows per warp where two thread blocks then still fit a multiprocessor; per lane, O takes
-        // head_dim registers and S half as many as there are keys. With two blocks, the warps of one use the
-        // tensor cores while those of the other compute exponentials.
+        // A warp has 32 rows if two thread blocks then still fit a multiprocessor. Per lane, O then takes
+        // head_dim registers, and S half as many registers as the block has keys. With two blocks, the warps
+        // of one use the tensor cores while those of the other compute exponentials.
         if (head_dim <= 32)
             return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 2};
         if (head_dim <= 64)
@@ -133,9 +134,9 @@ struct Bits16BackwardTiles {
 template <int head_dim>
 struct Bits16BackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
-        // Per lane, a gradient of 32 keys takes head_dim registers, and S or dP half as many as there are
-        // rows. Where both are small, two thread blocks share a multiprocessor. Blocks of rows are as long as
-        // fits, because each costs a barrier.
+        // Per lane, a gradient of 32 keys takes head_dim registers, and S or dP half as many registers as the
+        // block has rows. If both are small, two thread blocks share a multiprocessor. Blocks of rows are as
+        // long as possible, because each block costs a barrier.
         if (head_dim <= 32)
             return {.rows = 64,
                     .pairs = 4,
@@ -179,9 +180,9 @@ struct Bits16BackwardChoice {
         return tiles;
     }
 
-    /// Maximum rows of a head that one thread block can process alone. Such a thread block loops over the
-    /// blocks of keys and keeps dQ in the shared memory that the tiles leave free. 0 if the head dim has no
-    /// such kernel.
+    /// The maximum number of rows of a head that one thread block can process alone. Such a thread block
+    /// loops over the blocks of keys and keeps dQ in the shared memory that the tiles leave free. 0 if the
+    /// head dim has no such kernel.
     static constexpr int whole_head_rows(int shared_limit) {
         if (head_dim != 64) return 0;
         const int left = shared_limit - static_shared_bytes - tiles(shared_limit).shared_bytes(head_dim);

@@ -9,7 +9,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-using namespace gradtile::cuda::device;  // the helper functions of all kernels
+using namespace gradtile::cuda::device;  // helper functions that all kernels of gradtile share
 
 /// c += a * b, where b is 16 x 8.
 template <class T>

@@ -23,7 +23,7 @@ struct PanelTile {
         row_bytes == 128 ? gradtile::cuda::Swizzle::of_128_bytes : gradtile::cuda::Swizzle::of_64_bytes;
     static_assert(columns % panel_columns == 0 && panel_bytes % 1024 == 0);
 
-    // For LanePointer, which stages results of warps.
+    // Read by LanePointer, with which warps store results in the tile.
     static constexpr int span_bytes = row_bytes, span_distance = panel_bytes;
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
         const int swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
@@ -43,13 +43,13 @@ struct PanelTile {
             load_box(tile + i * panel_bytes, map, {at.column + i * panel_columns, at.row, at.head, at.batch},
                      barrier);
     }
-    /// The operand whose reduced axis is the tile's columns, from `column` (a multiple of 16) on, and whose
-    /// first row is `tile`'s.
+    /// Describes an operand whose summed axis is the tile's columns, from `column` (a multiple of 16) on. The
+    /// operand's first row is the tile's first row.
     __device__ __forceinline__ static std::uint64_t by_columns(std::uint32_t tile, int column) {
         return operand_description<row_bytes>(tile + column_offset(column), 0);
     }
-    /// The operand whose reduced axis is the tile's rows, from `row` (a multiple of 16) on, and whose first
-    /// column is `tile`'s.
+    /// Describes an operand whose summed axis is the tile's rows, from `row` (a multiple of 16) on. The
+    /// operand's first column is the tile's first column.
     __device__ __forceinline__ static std::uint64_t by_rows(std::uint32_t tile, int row) {
         return operand_description<row_bytes>(tile + row * row_bytes, panel_bytes);
     }
@@ -66,8 +66,8 @@ __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std:
             c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
 }
 
-/// Starts c += a b for a [64, rows of b] in registers and as many columns of `b` as c has, over the rows of
-/// `b`.
+/// Starts c += a b for a [64, rows of b] in registers. c has `tiles` tiles of 8 columns; so many columns of
+/// `b` are used.
 template <class T, class TileB, int tiles>
 __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA (&a)[TileB::rows / 16][1],
                                           std::uint32_t b) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA
         Product<T, 8 * tiles>::template start<Order::output>(c, a[k][0], TileB::by_rows(b, k * 16), true);
 }
 
-/// The same for 64 rows of `a` in shared memory.
+/// Starts c += a b for 64 rows of `a` in shared memory.
 template <class T, class TileA, class TileB, int tiles>
 __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
     static_assert(TileA::columns == TileB::rows);
@@ -86,8 +86,8 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], std::uint32_t a
                                                                                TileB::by_rows(b, k), true);
 }
 
-/// Starts c = a^T b for 64 columns of `a`, all of one panel, and as many columns of `b` as c has, over the
-/// rows of both.
+/// Starts c = a^T b, summed over the rows of `a` and `b`, for 64 columns of `a`, all of one panel, and as
+/// many columns of `b` as c has.
 template <class T, class TileA, class TileB, int tiles>
 __device__ __forceinline__ void start_at_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
     static_assert(TileA::rows == TileB::rows && TileA::panel_columns == 64);

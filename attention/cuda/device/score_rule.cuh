@@ -224,7 +224,7 @@ __device__ __forceinline__ void apply_to_products(FragmentC (&s)[m_tiles][n_tile
         if (derivatives != nullptr) derivatives[m][n][e] = score.derivative;
     });
 }
-/// The same, if the formula changes products; all derivatives are 1 if it does not.
+/// Like apply_to_products() if the formula changes products. Otherwise only sets all derivatives to 1.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void differentiate_products(FragmentC (&s)[m_tiles][n_tiles],
                                                        FragmentC (&derivatives)[m_tiles][n_tiles],

@@ -69,8 +69,8 @@ class LanePointer {
         const int lane = lane_index();
         return LanePointer(tile + Tile::offset((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
     }
-    /// The address for the 16 x 16 block at (row, column), both multiples of 16. In unrolled loops it is an
-    /// XOR, the same for all rows, plus a constant. Tiles must start at multiples of 128 bytes.
+    /// The address for the 16 x 16 block at (row, column), both multiples of 16. In unrolled loops the
+    /// address is an XOR, the same for all rows, plus a constant. Tiles must start at multiples of 128 bytes.
     __device__ std::uint32_t at(int row, int column) const {
         const int in_span = column * 2 % Tile::span_bytes, span = column * 2 / Tile::span_bytes;
         return (base_ ^ static_cast<std::uint32_t>(in_span)) +

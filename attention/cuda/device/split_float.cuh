@@ -78,8 +78,8 @@ class SplitTile {
         }
     }
 
-    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the planes. It differs
-    /// from the default if this tile is a part of a longer tile.
+    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the two planes in
+    /// bytes, which is larger than the default if this tile is a part of a longer tile.
     __device__ __forceinline__ void store(std::uint32_t tile, float factor,
                                           int plane_bytes = Tile::bytes) const {
         const int thread = reread_thread_index();

@@ -8,8 +8,8 @@ namespace gradtile::attention::cuda::device {
 /// Maps a thread block's index to a (batch, head) and a part of its sequence. Thread blocks start in the
 /// order of their index. Long tasks should start first, so that short tasks fill the end of the run. Parts
 /// are therefore numbered by decreasing work, and part 0 of all heads precedes part 1. But the parts of one
-/// head read the same tensors. Therefore this order applies within a set of heads whose tensors fit the L2
-/// cache at the same time.
+/// head read the same tensors, which should stay in the L2 cache. Therefore the heads are divided into sets
+/// whose tensors fit the cache, and this order applies within a set.
 struct TaskOrder {
     int batch_heads = 0, parts = 0, cached_heads = 1;
 

@@ -1,14 +1,15 @@
 #pragma once
 /// Deterministic dQ: the blocks of keys that add to one piece of dQ take turns, so that its float32 additions
-/// have the same order in every run. For each piece, a counter in global memory says which block has the
-/// turn.
+/// have the same order in every run. For each piece of dQ, a counter in global memory holds the number of the
+/// block whose turn it is.
 #include <cstdint>
 
 namespace gradtile::attention::cuda::device {
 
-/// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start: CUDA
-/// does not guarantee that blocks start in the order of their index, and a block may only wait for blocks
-/// that already run. All threads must call this function. After the call `shared` may be used for other data.
+/// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start.
+/// blockIdx would not do: a block may only wait for blocks that already run, and CUDA does not guarantee that
+/// blocks start in the order of their index. All threads must call this function. After the call `shared` may
+/// be used for other data.
 __device__ __forceinline__ int take_task(std::int32_t* next_task, void* shared) {
     auto* const task = static_cast<std::int32_t*>(shared);
     if (threadIdx.x == 0) *task = atomicAdd(next_task, 1);

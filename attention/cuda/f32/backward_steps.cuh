@@ -14,9 +14,9 @@
 namespace gradtile::attention::cuda::device {
 
 /// The order in which blocks of keys add to dQ, for each step of rows. The last block that the rows see adds
-/// first, the first block last; the step's counter says how many blocks have added. With a causal mask,
-/// blocks then rarely wait. A block starts with the rows for which it is the last block, so it does not wait
-/// there. At later rows, the block that adds before it is one step ahead.
+/// first, the first block last; the step's counter holds the number of blocks that have added. With a causal
+/// mask, blocks then rarely wait: a block starts with the rows for which it is the last block, where it is
+/// the first to add. At later rows, the block that must add before it is usually one step ahead.
 template <class Policy>
 struct Turns {
     static constexpr int rows = Policy::tiles.rows;

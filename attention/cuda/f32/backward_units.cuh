@@ -41,8 +41,8 @@ namespace device {
 ///
 /// P <= 1 is multiplied by 2^14. |dP - D| <= 2 columns max|V| max|dO| + max|dLSE|, because the rows of O are
 /// averages of rows of V. V and dO are scaled to less than 2^14, so the first term becomes 2^29 * columns.
-/// The factor of dS, 2^-14 / columns, brings dS below 2^15. If dLSE is larger than this, V's factor is
-/// smaller.
+/// The factor of dS, 2^-14 / columns, brings dS below 2^15. If dLSE times the factors of V and dO would
+/// reach 2^28, V's factor is smaller.
 struct Units {
     PowerOfTwo q, k, v, d_o;
     float score, d_p;     ///< convert the sums S and dP to base 2 and to the units of dS

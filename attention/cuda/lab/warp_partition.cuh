@@ -27,12 +27,12 @@ inline constexpr int warps = lab::partition_warps, rows = lab::partition_rows, k
                      threads = 32 * warps, warp_rows = rows / warps, warp_keys = keys / warps;
 static_assert(warp_rows == 16 && warp_keys == 16);
 
-/// Offsets in shared memory. The parts that warps exchange exist with split K only.
+/// Offsets in shared memory. Only split K has the memory through which warps exchange their parts.
 template <int head_dim, WarpPartition partition>
 struct Layout {
     using QTile = Tile<rows, head_dim>;
     using KeyTile = Tile<keys, head_dim>;
-    /// Floats of a row of a part of O. The distance of rows lets eight rows use different banks.
+    /// Floats between rows of a part of O, such that eight neighbouring rows use different banks.
     static constexpr int part_row = head_dim + 8;
     static constexpr int q = 0, kv = QTile::bytes, stages = 2, stage_bytes = 2 * KeyTile::bytes,
                          parts = kv + stages * stage_bytes, parts_bytes = warps * rows * part_row * 4,
@@ -41,14 +41,14 @@ struct Layout {
     static constexpr int bytes = partition == WarpPartition::split_k ? running + rows * 4 : parts;
 };
 
-/// O and the softmax of the 16 rows that a warp owns. A lane has the rows lane/4 and lane/4 + 8 of them.
+/// O and the softmax of the 16 rows that a warp owns. A lane holds numbers of the rows lane/4 and lane/4 + 8.
 template <int head_dim>
 struct OwnRows {
     FragmentC o[1][head_dim / 8];
     OnlineSoftmax<1> softmax;
 };
 
-/// A warp's rows, all keys of the tile.
+/// Split Q: processes the warp's rows and all keys of the tile.
 template <class T, int head_dim>
 __device__ __forceinline__ void add_keys_split_q(OwnRows<head_dim>& own, const Parameters<T>& p,
                                                  std::uint32_t q, std::uint32_t k, std::uint32_t v,
@@ -84,7 +84,8 @@ struct Exchange {
     }
 };
 
-/// All rows, a warp's keys of the tile. Every thread of the block calls.
+/// Split K: processes all rows and the warp's keys of the tile. All threads of the block must call this
+/// function.
 template <class T, int head_dim>
 __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const Parameters<T>& p,
                                                  const Exchange& exchange, std::uint32_t q, std::uint32_t k,

@@ -18,7 +18,8 @@ namespace {
 using namespace tiled;
 using device::has_vector_rows, device::tensor_view;
 
-/// Kernels with tensor cores read and write 16 bytes of a row at a time. Columns of zeros change no result.
+/// Kernels with tensor cores read and write 16 bytes of a row at a time. Copies are padded with columns of
+/// zeros, which change no result.
 constexpr std::int64_t vector_columns = 8;
 
 template <class T>
@@ -142,7 +143,8 @@ struct BackwardPlan {
     int d_q_parts;
 };
 BackwardPlan flash1_plan(const Saved& saved) {
-    // With fewer blocks of keys per thread block, more thread blocks than heads work at the same time.
+    // If there are too few heads, several thread blocks divide the keys of a head; each has at least min_keys
+    // keys.
     constexpr std::int64_t enough_blocks = 128, min_keys = 512;
     const std::int64_t heads = std::max<std::int64_t>(1, saved.q.size(0) * saved.k.size(2));
     const std::int64_t splits = std::clamp<std::int64_t>(
@@ -165,7 +167,8 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
     const Writable d_q = sums_of<T>(ctx, into.q), d_k = sums_of<T>(ctx, into.k),
                    d_v = sums_of<T>(ctx, into.v);
     const Tensor delta = empty_like(ctx, saved.lse), scaled_lse = empty_like(ctx, saved.lse);
-    // Parts of dQ that thread blocks sum at the same time; one part is dQ itself.
+    // The parts of dQ that thread blocks sum at the same time. If there is only one part, dQ itself is the
+    // part.
     const Shape& d_q_shape = d_q.tensor().shape();
     const Tensor parts = empty(
         ctx,
@@ -224,7 +227,7 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
                              saved.q.size(1), 1.0, into.sink);
 }
 
-/// What explain_forward() says of a call.
+/// Returns the text of explain_forward() for a call.
 template <class T>
 std::string explain(const ResolvedOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
                     BlockSizes (*forward_blocks)(const TiledForwardParameters<T>&),

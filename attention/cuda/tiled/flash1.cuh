@@ -4,10 +4,10 @@
 /// keys loads, updates and stores O, m and l of the rows that see it; the backward pass does the same with
 /// dQ.
 ///
-/// The paper's first version has one thread block for each head. Where heads do not fill the GPU, several
-/// thread blocks divide the rows of a head forward, and its blocks of keys backward. In the forward pass the
-/// blocks of rows are independent of each other, so each warp takes rows of its own and waits for the others
-/// only when the block of keys changes.
+/// The paper's first version has one thread block for each head. Here, if there are too few heads to fill the
+/// GPU, several thread blocks compute one head: they divide its rows in the forward pass, and its blocks of
+/// keys in the backward pass. In the forward pass rows are independent of each other, so each warp has its
+/// own rows and waits for other warps only when the block of keys changes.
 #include <gradtile/attention/cuda/tiled/tiles.cuh>
 #include <gradtile/core/cuda/device/async_copy.cuh>
 
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     const StridedRows<A> o = p.o_sums.head(batch, head);
     const std::int64_t statistics = std::int64_t{batch_head} * mask.queries;
     A *const m = p.row_max + statistics, *const l = p.row_sum + statistics;
-    // The warps of all splits take strips of rows in turn. A warp alone reads and writes the O, m and l of
-    // its strips.
+    // The strips of rows are assigned to the warps of all splits in turn. Only the strip's warp reads and
+    // writes O, m and l of a strip.
     constexpr int strip = Tiles::warp_rows;
     const int own_row = (split * Tiles::warps + warp) * strip, step = p.splits * Tiles::warps * strip;
     const auto scratch = Tiles::at(shared, Layout::scratch + warp * Tiles::scratch_bytes);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             Tiles::load_keys(Tiles::at(shared, Layout::v + tile),
                              rows_from(v, key, mask.keys, p.sizes.v_dim));
         }
-        // The warp's first strip with a row from first_row on.
+        // `row` begins the first strip of this warp that contains a row >= first_row.
         const int earlier = max(0, first_row - (own_row + strip) + 1);
         int row = own_row + (earlier + step - 1) / step * step;
         load_queries(0, row, end_row);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         }
     }
     wait_for_copies<0>();
-    // LSE = m + ln l, and dropout's factor, which does not change the sums l.
+    // Computes LSE = m + ln l, and multiplies O by dropout's scale, which the sums l do not contain.
     const A dropout_scale = rule.get().dropout_scale;
     for (int row = own_row; row < mask.queries; row += step) {
         const int rows = mask.queries - row;
@@ -148,8 +148,8 @@ struct RowStep {
     int head, row;
 };
 
-/// `splits` thread blocks for each (batch, K/V head) divide the blocks of keys. Each adds to a part of dQ of
-/// its own, so the order of the additions is fixed.
+/// `splits` thread blocks for each (batch, K/V head) divide the blocks of keys. Each thread block adds to its
+/// own part of dQ, so the order of the additions is fixed.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     flash1_backward_kernel(const __grid_constant__ TiledBackwardParameters<typename Tiles::T> p) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                                                   : RowStep{at.head + 1, first_row};
         };
         typename Tiles::KeySums d_k, d_v;
-        // No row sees the keys if the first row is not before the last one.
+        // If first_row >= end_row, no row sees the keys.
         RowStep at{first_row < end_row ? first_head : first_head + p.sizes.group, first_row};
         __syncthreads();  // all warps have read the previous block of keys
         Tiles::load_keys(k_tile, rows_from(k, key, mask.keys, p.sizes.qk_dim));
@@ -234,8 +234,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     }
 }
 
-/// Thread blocks that divide the rows of a head: the fewest with which 90% of the multiprocessors work,
-/// averaged over the run, or else the best number. The paper's first version has one.
+/// Returns the number of thread blocks that divide the rows of a head: the smallest number that keeps 90% of
+/// the multiprocessors busy, averaged over the run time; if there is none, the number that keeps the most
+/// busy. The paper's first version has one thread block per head.
 inline int flash1_row_splits(std::int64_t heads, std::int64_t row_blocks, std::int64_t processors) {
     constexpr std::int64_t most = 32;
     int best = 1;

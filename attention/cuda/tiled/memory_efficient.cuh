@@ -1,10 +1,10 @@
 #pragma once
-/// Memory-efficient attention (Rabe & Staats 2021) on the GPU. The forward pass gives each thread block a
-/// block of rows, which loops over blocks of keys. Each row keeps a running maximum and a running sum, and
-/// its output is rescaled when the maximum moves. The output stays in registers up to a head dim of 128 and
-/// in global memory above, as in the kernels of xformers. The backward pass recomputes P from the LSE, block
-/// of rows by block of rows: dQ of the block stays in registers, and its contributions are added to dK and dV
-/// in global memory.
+/// Memory-efficient attention (Rabe & Staats 2021) on the GPU. In the forward pass each thread block computes
+/// a block of rows and loops over blocks of keys. Each row keeps a running maximum and a running sum, and its
+/// output is rescaled when the maximum changes. The output stays in registers up to a head dim of 128 and in
+/// global memory above, as in the kernels of xformers. The backward pass recomputes P from the LSE, block of
+/// rows by block of rows: dQ of the block stays in registers, and its contributions are added to dK and dV in
+/// global memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/tiled/tiles.cuh>
@@ -12,8 +12,8 @@
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Shared memory: Q of every warp, then the stages of K and V, then scratch memory of every warp. Two stages
-/// where they fit, so that the next keys are copied while these are in use.
+/// Shared memory: Q of every warp, then the stages of K and V, then scratch memory of every warp. If two
+/// stages fit, the next keys are copied while the current keys are in use.
 template <class Tiles, int shared_limit>
 struct MemoryEfficientForwardLayout {
     static constexpr int q = 0, kv = Tiles::warps * Tiles::query_bytes, stage_bytes = 2 * Tiles::key_bytes;
@@ -173,7 +173,8 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
 }
 
 /// `splits` thread blocks for each (batch, K/V head) divide the blocks of rows of its query heads. With one
-/// split, the additions to dK and dV have a fixed order: the same thread adds to an element every time.
+/// split, the additions to dK and dV have a fixed order, because one thread makes all additions to an
+/// element.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     memory_efficient_backward_kernel(const __grid_constant__ TiledBackwardParameters<typename Tiles::T> p) {

@@ -33,14 +33,14 @@ struct TiledBackwardParameters {
     using A = Accumulator<T>;
     device::TensorView<const T> q, k, v, d_o;
     device::TensorView<A> d_q, d_k, d_v;  ///< sums; those that a kernel adds to are 0 before it starts
-    /// [B, Hq, Sq]: P = exp(score - reference) * inverse_sum. memory_efficient: the LSE, +inf for rows that
-    /// see no key, and null for 1. flash1: m and l.
+    /// Each [B, Hq, Sq]: P = exp(score - reference) / row_sum. memory_efficient: `reference` is the LSE (+inf
+    /// for rows that see no key), and `row_sum` is null, which stands for 1. flash1: m and l.
     const A *reference, *row_sum;
     const A* delta;                ///< [B, Hq, Sq]: D = rowsum(dO * O) - dLSE
     std::int64_t d_q_part_stride;  ///< distance in elements of the parts of dQ; 0: one part
     int batch_size;
     /// Thread blocks for each (batch, K/V head). memory_efficient: they divide the blocks of rows and add to
-    /// dK and dV. flash1: they divide the blocks of keys, and each has a part of dQ of its own.
+    /// dK and dV. flash1: they divide the blocks of keys, and each has its own part of dQ.
     int splits;
     device::Sizes sizes;
     device::DeviceMask mask;
@@ -62,7 +62,8 @@ void launch_flash1_backward(const Context& ctx, const TiledBackwardParameters<T>
 struct BlockSizes {
     int rows, keys;
 };
-/// The blocks with which the functions above compute a call. Only sizes and scores of the parameters matter.
+/// Return the block sizes of the functions above for a call. They depend only on the sizes and score options
+/// in `parameters`.
 template <class T>
 BlockSizes memory_efficient_forward_blocks(const TiledForwardParameters<T>& parameters);
 template <class T>

@@ -14,7 +14,7 @@ template <class A>
 struct RuleInShared {
     alignas(8) unsigned char bytes[sizeof(ScoreRule<A>)];
 
-    /// One thread calls; a barrier must follow.
+    /// One thread calls this function; a barrier must follow.
     __device__ __forceinline__ void set(const ScoreRule<A>& rule) {
         *reinterpret_cast<ScoreRule<A>*>(bytes) = rule;
     }
@@ -44,7 +44,7 @@ __device__ __forceinline__ RowsInMemory<T> rows_from(const StridedRows<T>& x, in
     return {x.row(first), x.stride, end - first, columns};
 }
 
-/// How a sum reaches memory. A thread that adds is the only one that adds to the element, or adds atomically.
+/// How a sum is written to memory. `add` requires that no other thread adds to the element.
 enum class Write : std::uint8_t { store, add, add_atomically };
 
 template <Write write, class A>
@@ -57,7 +57,7 @@ __device__ __forceinline__ void put(A* to, A value) {
         atomicAdd(to, value);
     }
 }
-/// The same for two adjacent numbers at a multiple of 8 bytes.
+/// Like put(), for two adjacent numbers at an address that is a multiple of 8 bytes.
 template <Write write>
 __device__ __forceinline__ void put_pair(float* to, float first, float second) {
     if constexpr (write == Write::store) {

@@ -38,8 +38,8 @@ struct TensorForwardTiles : TensorAddresses {
     using A = float;
     static constexpr int head_dim = head_dim_;
     static constexpr bool has_rule = has_rule_;
-    /// Tiles of 16 rows per warp. With two, each fragment of K or V that is loaded enters two products; rules
-    /// and wide heads leave no registers for a second one.
+    /// The number of 16-row tiles per warp. With two tiles, each loaded fragment of K or V is used in two
+    /// products; rules and wide heads leave no registers for a second tile.
     static constexpr int row_tiles = head_dim <= (has_rule ? 32 : 64) ? 2 : 1;
     static constexpr int warps = warps_, threads = 32 * warps, warp_rows = 16 * row_tiles;
     static constexpr int keys = head_dim <= 128 ? 64 : 32;  ///< of a tile of K or V
@@ -108,7 +108,7 @@ struct TensorForwardTiles : TensorAddresses {
                 softmax_.set(i, exists ? m[row] : -INFINITY, exists && lane_index() % 4 == 0 ? l[row] : 0.0f);
             });
         }
-        /// Writes m for the caller, in base e.
+        /// Writes m in base e, for Saved::row_max.
         __device__ __forceinline__ void store_natural_max(float* m, int rows) const {
             for_each_row([&](int i, int row) {
                 if (row < rows && lane_index() % 4 == 0) m[row] = softmax_.maximum(i) * ln_2;
@@ -225,10 +225,11 @@ struct TensorBackwardTiles : TensorAddresses {
         load_tile_async<KeyTile, threads>(to, from.first, from.stride, from.rows, from.columns);
     }
 
-    /// What P and dS of a lane's rows need. Rows that do not exist have P = 0.
+    /// The numbers per row from which P and dS of a lane's rows are computed. Rows that do not exist get P =
+    /// 0.
     class Statistics {
       public:
-        /// The pointers belong to the tile's first row; `sums` is null for 1.
+        /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
         __device__ __forceinline__ void load(const float* references, const float* sums, const float* deltas,
                                              int existing_rows) {
 #pragma unroll
@@ -334,14 +335,14 @@ struct TensorBackwardTiles : TensorAddresses {
         }
     };
     struct RowSums : Sums<sizes.row_warps> {
-        /// += pairs y for y [keys, ..]
+        /// x += pairs y for y [keys, ..]
         __device__ __forceinline__ void add(std::uint32_t pairs, std::uint32_t y) {
             multiply_shared_a_b<T, keys, 4>(this->x, LanePointer<PairTile>::stacked(pairs), this->strip(),
                                             LanePointer<KeyTile>::stacked(y), this->first_column());
         }
     };
     struct KeySums : Sums<sizes.key_warps()> {
-        /// += pairs^T y for y [rows, ..]
+        /// x += pairs^T y for y [rows, ..]
         __device__ __forceinline__ void add(std::uint32_t pairs, std::uint32_t y) {
             multiply_at_b<T, rows, 4>(this->x, LanePointer<PairTile>::paired(pairs), this->strip(),
                                       LanePointer<RowTile>::stacked(y), this->first_column());

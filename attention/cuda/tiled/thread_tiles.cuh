@@ -36,7 +36,7 @@ struct ThreadTiles {
     }
     __device__ __forceinline__ static int half_warp() { return lane_index() / 16; }
     __device__ __forceinline__ static int half_lane() { return lane_index() % 16; }
-    /// The first of a lane's rows within its warp's, and its n-th column.
+    /// The index of a lane's first row among its warp's rows, and the lane's n-th column.
     __device__ __forceinline__ static int first_row() { return half_warp() * micro; }
     __device__ __forceinline__ static int column_of(int n) {
         return n / group * 16 * group + half_lane() * group + n % group;
@@ -60,8 +60,8 @@ struct ThreadTiles {
         return x;
     }
 
-    /// Copies a tile of `tile_rows` rows with every `step`-th thread from number `thread` on. What does not
-    /// exist becomes 0.
+    /// Copies a tile of `tile_rows` rows. `step` threads share the copy, and this thread is number `thread`
+    /// of them. Rows and columns that do not exist become 0.
     template <int tile_rows, int step>
     __device__ __forceinline__ static void load(Address to, const RowsInMemory<const A>& from, int thread) {
 #pragma unroll 4
@@ -106,7 +106,8 @@ struct ThreadTiles {
         }
     }
 
-    /// How a factor lies in a tile of pairs: its rows are the tile's rows or the tile's keys.
+    /// How a product reads a tile of pairs as its left factor: the factor's rows are the tile's rows or the
+    /// tile's keys.
     enum class Factor : std::uint8_t { by_rows, by_keys };
 
     /// sums = scale * sums + factor * right for a lane's rows and columns. `pairs` is the element of the
@@ -248,7 +249,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                 sum_[a] = l[row];
             });
         }
-        /// Writes m for the caller, in base e: store_statistics() does so, too.
+        /// Does nothing, because store_statistics() already writes m in base e.
         __device__ __forceinline__ void store_natural_max(A*, int) const {}
 
         /// Writes factor O / l, which is 0 for rows that see no key, and reads O again.
@@ -313,10 +314,11 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         return warp_index() * warp_rows + Base::first_row();
     }
 
-    /// What P and dS of a lane's rows need. Rows that do not exist have P = 0.
+    /// The numbers per row from which P and dS of a lane's rows are computed. Rows that do not exist get P =
+    /// 0.
     class Statistics {
       public:
-        /// The pointers belong to the tile's first row; `sums` is null for 1.
+        /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
         __device__ __forceinline__ void load(const A* references, const A* sums, const A* deltas,
                                              int existing_rows) {
             const int first = first_of_lane();
@@ -398,7 +400,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         }
     };
     struct KeySums : Sums {
-        /// += pairs^T y for y [rows, ..]
+        /// x += pairs^T y for y [rows, ..]
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
             Sums::template add<Base::Factor::by_keys>(pairs + first_of_lane(), y);
         }

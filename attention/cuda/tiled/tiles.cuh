@@ -39,7 +39,8 @@ struct KeysAreOuter {
         {.warps = 4, .row_warps = 2, .keys = 32, .stages = 1}};
 };
 
-/// The first candidate whose K, V, Q, dO, P and dS fit; `stages` multiplies the tiles of the inner loop.
+/// Chooses the first candidate whose tiles of K, V, Q, dO, P and dS fit. The tiles of the inner loop are
+/// needed `stages` times.
 template <class Order, int head_dim, bool has_rule, int shared_limit>
 struct TensorBackwardPolicy {
     static constexpr bool rows_are_outer = std::is_same_v<Order, RowsAreOuter>;
@@ -117,7 +118,7 @@ void visit_forward_tiles(const TiledForwardParameters<T>& p, F&& f) {
         }
     });
 }
-/// The same for a backward pass.
+/// Calls f<Tiles, limit>() for the tiles of a backward pass.
 template <class T, class Order, class F>
 void visit_backward_tiles(const TiledBackwardParameters<T>& p, F&& f) {
     visit_sizes<sizeof(T) == 2>(p, [&]<int head_dim, int limit, bool has_rule>() {

@@ -10,7 +10,7 @@ namespace gradtile::attention::lab {
 
 class SlowMemory {
   public:
-    /// A matrix that exists now. Later matrices never get the same `id`.
+    /// A matrix that exists now. No later matrix gets the same `id`.
     struct Matrix {
         int id = 0;
         std::string name;

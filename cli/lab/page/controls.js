@@ -74,7 +74,7 @@ function changeSpeed(direction) {
   update({speed: SPEEDS[clamped(index + direction, 0, SPEEDS.length - 1)]});
 }
 
-// A number of the address, or the present value if it is none.
+// Returns the number that `text` of the address states, or `present` if `text` is not a number.
 function numberOf(text, present) {
   return /^[0-9]{1,9}$/.test(text || "") ? Number(text) : present;
 }

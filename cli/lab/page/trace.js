@@ -10,7 +10,7 @@ function named(step) {
   return {kind, line, caller, tile, matrix, row, endRow, column, endColumn, size: (endRow - row) * (endColumn - column)};
 }
 
-// Where a tile that is computed from zeros will be stored, by the step that sets it to zero.
+// For each step that sets a tile to zero: the region to which the tile will be stored.
 function destinations(pass) {
   const result = new Map(), next = new Map();
   for (let i = pass.steps.length - 1; i >= 0; --i) {
@@ -60,7 +60,7 @@ class Playback {
   current() {
     return this.position === 0 ? null : named(this.pass.steps[this.position - 1]);
   }
-  // The tiles that lie in fast memory, with what they hold.
+  // The tiles that are in fast memory, with their contents.
   tiles() {
     const at = Math.max(0, this.position - 1), list = [];
     this.pass.tiles.forEach(([name, offset, bytes, rows, columns, first, end], index) => {
@@ -72,7 +72,7 @@ class Playback {
   updatesOf(row) {
     return this.pass.updates.filter((update) => update[1] === row && update[0] < this.position);
   }
-  // The name of what a tile holds: "K[16:32]", "S[0:16, 16:32]"; without rows if it is never stored.
+  // The name of a tile's contents: "K[16:32]", "S[0:16, 16:32]"; without rows if the tile is never stored.
   nameOf(region, tileName) {
     if (region.kind === COMPUTE && region.size === 0) return tileName;
     if (region.kind === COMPUTE) return `${tileName}[${region.row}:${region.endRow}, ${region.column}:${region.endColumn}]`;

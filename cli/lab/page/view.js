@@ -26,9 +26,9 @@ const NOTES = {
   "memory_efficient forward": "One block of rows and keys after the other, with a running maximum and sum for each row. S is only one block, so memory is linear in N. But the block is stored and loaded by every operation, so the traffic is still quadratic.",
   "memory_efficient backward": "P is not kept. Each block of P is computed again from Q, K and the LSE. The block still goes through slow memory.",
   "flash1 forward": "The outer loop takes a block of K and V, the inner loop all rows. S never leaves the fast memory. O, l and m are loaded and stored again for every block of keys.",
-  "flash1 backward": "K, V, dK and dV of a block stay in fast memory while all rows pass by. Q, O, dO and dQ are loaded again for every block of keys.",
+  "flash1 backward": "K, V, dK and dV of a block stay in fast memory while the inner loop goes over all rows. Q, O, dO and dQ are loaded again for every block of keys.",
   "flash2 forward": "The outer loop takes a block of rows, the inner loop all keys. O, l and m stay in fast memory until the rows are finished, and O is stored once. K and V are loaded again for every block of rows.",
-  "flash2 backward": "First D = rowsum(dO * O). Then K and V outside again: dK and dV stay in fast memory, and of the results only dQ is stored again for every block of keys.",
+  "flash2 backward": "First D = rowsum(dO * O). Then the outer loop is over blocks of K and V again: dK and dV stay in fast memory, and of the results only dQ is stored again for every block of keys.",
 };
 
 function place(node, rows, columns, {row, endRow, column, endColumn}) {
@@ -132,7 +132,8 @@ class View {
     const bar = [], chips = [];
     for (const tile of this.playback.tiles()) {
       const held = tile.holds, region = held ? this.playback.nameOf(held, tile.name) : tile.name;
-      // A tile of another name than its matrix: "x = Q[0:16]" was loaded, "l → LSE[0:16]" will be or was stored.
+      // If a tile and its matrix have different names, both are shown: "x = Q[0:16]" was loaded, "l →
+      // LSE[0:16]" will be or was stored.
       const isAlike = region.startsWith(`${tile.name}[`) || region === tile.name;
       const name = isAlike ? region : `${tile.name} ${held.kind === LOAD ? "=" : "→"} ${region}`;
       const color = colorOf(held && held.kind !== COMPUTE ? this.playback.pass.matrices[held.matrix][0] : tile.name);

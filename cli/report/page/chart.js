@@ -1,4 +1,4 @@
-// The curves: scales, paths and the cursor. All texts are set as text, never as HTML.
+// The curves: scales, paths and the cursor. All strings are inserted as text, never as HTML.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -41,7 +41,7 @@ function duration(seconds) {
 
 const readableX = (axis, value) => (axis === "seconds" ? duration(value) : readable(value));
 
-// The points [x, y] of a column; what is not known or not finite has no point.
+// The points [x, y] of a column. A value that is unknown or not finite has no point.
 function pointsOf(columns, axis, member) {
   const points = [];
   columns[axis].forEach((x, i) => {
@@ -78,7 +78,8 @@ function tickDistance(range, count) {
 function linearScale(low, high, from, to, count) {
   if (!(high > low)) [low, high] = [low - Math.max(Math.abs(low), 1) / 2, high + Math.max(Math.abs(high), 1) / 2];
   const distance = tickDistance(high - low, count), ticks = [];
-  // + 0 makes 0 of -0, which would be shown with its sign. The loop counts from 0, because beyond 2^53 adding 1 changes no number.
+  // "+ 0" turns -0 into 0, because -0 would be shown with its sign. The loop counts from 0, because adding 1
+  // to a number beyond 2^53 does not change it.
   const first = Math.ceil(low / distance - 1e-9) + 0, last = high / distance + 1e-9;
   for (let i = 0; Number.isFinite(distance) && i <= 2 * count && first + i <= last; ++i) ticks.push((first + i) * distance);
   return {low, high, ticks, at: (value) => from + (value - low) / (high - low) * (to - from)};

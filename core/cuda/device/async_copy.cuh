@@ -8,9 +8,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// The thread's index in its block. Each call reads the special register again, so that the compiler
-/// recomputes values that depend on the index, and rarely used ones do not occupy registers that accumulators
-/// need.
+/// The thread's index in its block. Each call reads the special register again. So the compiler recomputes
+/// rarely used values that depend on the index, instead of keeping them in registers that accumulators need.
 __device__ __forceinline__ unsigned reread_thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -25,7 +24,7 @@ __device__ __forceinline__ int warp_index() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }
 
-/// Starts copying 16 bytes, without caching them in L1. Writes zeros and reads nothing unless `valid`.
+/// Starts copying 16 bytes, without caching them in L1. If `valid` is false, writes zeros and reads nothing.
 __device__ __forceinline__ void copy_16_bytes_async(std::uint32_t to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");

@@ -1,6 +1,6 @@
 #pragma once
 /// Thread block clusters: neighbouring blocks of a grid that run at the same time and store into each other's
-/// shared memory. Code for an older architecture than Hopper has clusters of one block only.
+/// shared memory. In code that was compiled for an architecture before Hopper, a cluster has one block.
 #include <array>
 
 #include <gradtile/core/cuda/device/async_copy.cuh>
@@ -14,15 +14,16 @@ namespace device {
 #define GRADTILE_HAS_CLUSTERS
 #endif
 
-/// Values that the blocks of a cluster send to a block: asynchronous stores into its shared memory, whose
-/// bytes a barrier there counts. So neither sender nor receiver waits for other memory accesses, as they do
-/// at a barrier of the cluster. A block may end when its own values have come.
+/// Receives values from the blocks of a cluster. Senders store values asynchronously into the receiver's
+/// shared memory, and an mbarrier there counts the stored bytes. So neither sender nor receiver waits for
+/// other memory accesses, as they would at a barrier of the whole cluster. A block may end when it has
+/// received its own values.
 ///
 /// Thread 0 calls initialize() and then every thread begin(). After every thread has called
 /// await_all_begun(), any thread may send. Thread 0 calls expect() once.
 class ClusterReceiver {
   public:
-    /// `barrier` is at the same place in the shared memory of all blocks.
+    /// `barrier` must have the same address in the shared memory of all blocks.
     __device__ __forceinline__ explicit ClusterReceiver(std::uint64_t* barrier)
         : barrier_(shared_address(barrier)) {}
 
@@ -48,7 +49,7 @@ class ClusterReceiver {
         barrier_.arrive_and_expect(bytes);
 #endif
     }
-    /// Stores the value in block `rank`, in its copy of the variable at `own` in shared memory.
+    /// Stores the value in the shared memory of block `rank`, at the address that `own` has in this block.
     __device__ __forceinline__ void send(float* own, int rank, float value) const {
 #ifdef GRADTILE_HAS_CLUSTERS
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
@@ -87,7 +88,8 @@ class ClusterReceiver {
 }  // namespace device
 
 /// Launches kernel(arguments...) with clusters of `cluster` blocks, at most 8, along the grid's first axis,
-/// which is a multiple of it. A kernel for an older architecture has clusters of one block.
+/// whose length must be a multiple of `cluster`. A kernel for an older architecture has clusters of one
+/// block.
 template <class... Parameters, class... Arguments>
 void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, unsigned cluster,
                      Block block, Arguments&&... arguments) {
@@ -114,7 +116,7 @@ void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 gri
 
 /// Whether a kernel may be launched with clusters on the current device.
 inline bool has_clusters(const void* kernel) {
-    return starts_early(kernel);  // both came with Hopper
+    return starts_early(kernel);  // Hopper introduced clusters and early starts
 }
 
 }  // namespace gradtile::cuda

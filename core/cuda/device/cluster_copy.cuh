@@ -14,12 +14,13 @@ __device__ __forceinline__ int rank_in_cluster() {
     return static_cast<int>(rank);
 }
 
-/// Waits for all threads of the cluster. Their earlier accesses to shared memory precede the later ones.
+/// Waits for all threads of the cluster. Accesses to shared memory before the wait precede accesses after the
+/// wait.
 __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/// Arrives at the barrier at the same place in the thread block `rank` of the cluster.
+/// Arrives at the barrier that has the address of `barrier` in the thread block `rank` of the cluster.
 __device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
     asm volatile(
         "{.reg .b32 there;\n"
@@ -29,8 +30,8 @@ __device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
         : "memory");
 }
 
-/// Starts a load to the same place of all thread blocks of the cluster that `ranks` has a bit for. In each,
-/// the bytes report to its own barrier.
+/// Starts a load to the address `to` in every thread block of the cluster whose bit in `ranks` is set. In
+/// each of these blocks, the block's own barrier counts the bytes.
 __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t to, const TensorMap& map,
                                             BoxPosition at, Barrier barrier) {
     asm volatile(
@@ -41,7 +42,7 @@ __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t t
         : "memory");
 }
 
-/// Waits until shared memory has been read by all groups of this thread's stores, except the latest `groups`.
+/// Waits until all groups of this thread's stores, except the latest `groups`, have read shared memory.
 template <int groups>
 __device__ __forceinline__ void wait_until_stores_but_latest_have_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");

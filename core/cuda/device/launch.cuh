@@ -25,8 +25,8 @@ namespace device {
 
 /// The first call in a kernel that starts early. The kernel's blocks start while the last blocks of the
 /// preceding kernel still run; this call waits until all writes of that kernel are visible. Every block must
-/// call it: otherwise a third kernel might run before the first one has ended. Code for older architectures
-/// cannot wait; see starts_early().
+/// call this function: otherwise the kernel after this one might run before the preceding kernel has ended.
+/// Code for older architectures cannot wait; see starts_early().
 __device__ __forceinline__ void await_predecessor() {
 #if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -17,15 +17,15 @@ class Barrier {
     /// `memory` points to a std::uint64_t in shared memory.
     __device__ __forceinline__ explicit Barrier(std::uint32_t memory) : memory_(memory) {}
 
-    /// One thread calls this; publish_barriers() and a barrier of the block follow.
+    /// One thread must call this function; publish_barriers() and a barrier of the block must follow.
     __device__ __forceinline__ void initialize(int arrivals) const {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(memory_), "r"(arrivals) : "memory");
     }
     __device__ __forceinline__ void arrive() const {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(memory_) : "memory");
     }
-    /// Makes one arrival for the calling warp, after all that its lanes have read and written. All lanes call
-    /// this.
+    /// Makes one arrival for the calling warp, after all earlier reads and writes of its lanes. All lanes
+    /// must call this function.
     __device__ __forceinline__ void arrive_as_warp() const {
         __syncwarp();
         if (lane_index() == 0) arrive();
@@ -35,8 +35,8 @@ class Barrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(memory_), "r"(bytes)
                      : "memory");
     }
-    /// Waits for the end of a phase of this parity. Returns at once if the current phase has the other
-    /// parity.
+    /// Waits until the current phase ends if it has this parity. Returns at once if the current phase has the
+    /// other parity.
     __device__ __forceinline__ void wait(int parity) const {
 #ifdef GRADTILE_BOUNDED_WAITS
         // Only a defect reaches this limit. The limit is off by default: in a kernel that contains a trap,
@@ -75,7 +75,8 @@ class Barrier {
     std::uint32_t memory_;
 };
 
-/// Makes initialized barriers visible to copies. The thread that initialized them calls this.
+/// Makes initialized barriers visible to asynchronous copies. The thread that initialized the barriers must
+/// call this function.
 __device__ __forceinline__ void publish_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -98,11 +99,11 @@ class RingPosition {
     __device__ __forceinline__ int stage() const { return stage_; }
     __device__ __forceinline__ Barrier full() const { return Barrier(full_ + 8 * stage_); }
     __device__ __forceinline__ Barrier empty() const { return Barrier(empty_ + 8 * stage_); }
-    /// A consumer calls this before it reads the stage. Waits until the stage is full.
+    /// Waits until the stage is full. A consumer must call this function before it reads the stage.
     __device__ __forceinline__ void wait_full() const { full().wait(round_); }
-    /// The producer calls this before it fills the stage. Waits until the consumers have released its
-    /// previous contents. In the first round, stages are empty: the phase "before" phase 0 has the parity 1
-    /// and counts as ended.
+    /// Waits until the consumers have released the stage's previous contents. The producer must call this
+    /// function before it fills the stage. In the first round, stages are empty: the phase "before" phase 0
+    /// has the parity 1 and counts as ended.
     __device__ __forceinline__ void wait_empty() const { empty().wait(round_ ^ 1); }
     __device__ __forceinline__ void advance() {
         if (++stage_ == stages) {
@@ -116,15 +117,16 @@ class RingPosition {
     int stage_ = 0, round_ = 0;  ///< round_ is the round's parity
 };
 
-/// Every warp of the consumers calls this once for each stage: releases the stage and goes to the next one.
+/// Releases the stage and goes to the next one. Every warp of the consumers must call this function once for
+/// each stage.
 template <int stages>
 __device__ __forceinline__ void release(RingPosition<stages>& ring) {
     ring.empty().arrive_as_warp();
     ring.advance();
 }
 
-/// One thread initializes a ring: a stage becomes full by `fills` arrivals and the bytes they announce, and
-/// empty by `releases` arrivals.
+/// Initializes a ring; one thread must call this function. A stage becomes full by `fills` arrivals and the
+/// bytes that they announce, and empty by `releases` arrivals.
 template <int stages>
 __device__ __forceinline__ void initialize(Ring<stages>& ring, int releases, int fills = 1) {
     for (int i = 0; i < stages; ++i) {

@@ -18,12 +18,12 @@ struct BoxPosition {
 struct PackedRows {
     int total, first, length;
 };
-/// The first element of a box in a packed_tensor_map(): `row` counts from the first one of the sequence.
+/// Returns the first element of a box in a packed_tensor_map(). `row` counts from the sequence's first row.
 __device__ __forceinline__ BoxPosition packed_box(const PackedRows& sequence, int column, int row, int head) {
     return {column, sequence.total - sequence.length + row, head, sequence.first + sequence.length};
 }
 
-/// Starts a load. Its bytes, which are those of the whole box, report to `barrier`.
+/// Starts a load. `barrier` counts the bytes of the whole box, also of elements outside the tensor.
 __device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
                                          Barrier barrier) {
     asm volatile(
@@ -41,8 +41,8 @@ __device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, i
         : "memory");
 }
 
-/// Starts a store. publish_shared_writes() must precede it, by every thread that wrote to `from`, and a
-/// barrier between them and this thread.
+/// Starts a store. Before this call, every thread that wrote to `from` must call publish_shared_writes(), and
+/// a barrier must follow that these threads and this thread share.
 __device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, std::uint32_t from) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
@@ -50,7 +50,8 @@ __device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, 
         : "memory");
 }
 /// Starts to add `bytes` adjacent bytes of float32 numbers to global memory; addresses and length are
-/// multiples of 16. The same conditions apply, and the addition belongs to the thread's group of stores.
+/// multiples of 16. The conditions of store_box() apply, and the addition belongs to the thread's group of
+/// stores.
 __device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(to)),
@@ -61,24 +62,25 @@ __device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int by
 __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until shared memory has been read by all groups of this thread.
+/// Waits until all groups of this thread's stores have read shared memory.
 __device__ __forceinline__ void wait_until_stores_have_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// Waits until all groups of this thread are complete, except the latest `groups`: this thread sees the
-/// stores.
+/// Waits until all groups of this thread's stores, except the latest `groups`, are complete; this thread then
+/// sees the stored data.
 template <int groups>
 __device__ __forceinline__ void await_stores() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(groups) : "memory");
 }
-/// Orders accesses to global memory by this thread and by its copies, which use another path to it.
+/// Orders accesses to global memory by this thread before and after accesses by its asynchronous copies,
+/// which use another path to memory (the "async proxy").
 __device__ __forceinline__ void order_with_copies() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// Orders this thread's earlier writes to shared memory before later accesses by copies and by wgmma, which
-/// use another path to it (the "async proxy").
+/// Orders this thread's earlier writes to shared memory before later accesses by asynchronous copies and by
+/// wgmma, which use another path to memory (the "async proxy").
 __device__ __forceinline__ void publish_shared_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

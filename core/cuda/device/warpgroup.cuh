@@ -17,9 +17,9 @@ __device__ __forceinline__ bool is_first_of_warpgroup() {
     return reread_thread_index() % warpgroup_threads == 0;
 }
 
-/// Changes the registers per thread of the calling warpgroup. All registers of a block come from those that
-/// it was launched with, so some warpgroups must release registers before others can take them. `registers`
-/// is a multiple of 8 between 24 and 256. All warps of the warpgroup must call.
+/// Changes the registers per thread of the calling warpgroup. A block has only the registers that it was
+/// launched with, so some warpgroups must release registers before other warpgroups can take them.
+/// `registers` is a multiple of 8 between 24 and 256. All warps of the warpgroup must call the function.
 template <int registers>
 __device__ __forceinline__ void release_registers_down_to() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
@@ -29,8 +29,8 @@ __device__ __forceinline__ void take_registers_up_to() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Barriers 1 to 15 of a block, for a part of its warps. `threads` counts those that wait and those that only
-/// arrive; it is a multiple of 32.
+/// Functions for the barriers 1 to 15 of a block, which some of its warps use. `threads` is the number of
+/// threads that wait or only arrive; it must be a multiple of 32.
 __device__ __forceinline__ void wait_at(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

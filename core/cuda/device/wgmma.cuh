@@ -1,6 +1,6 @@
 #pragma once
 /// Asynchronous products of a warpgroup on tensor cores (wgmma, sm_90a): C [64, n] += A [64, 16] B [16, n],
-/// of 16-bit operands with float32 sums. B lies in shared memory, A in shared memory or in registers. PTX ISA
+/// of 16-bit operands with float32 sums. B is in shared memory, A in shared memory or in registers. PTX ISA
 /// 9.7.15 "Asynchronous warpgroup level matrix multiply-accumulate instructions".
 ///
 /// The accumulators of a warp are 16 rows of C in the layout of FragmentC, eight columns each. Between
@@ -12,9 +12,9 @@
 
 namespace gradtile::cuda::device {
 
-/// How an operand lies in shared memory: rows of 64 or 128 bytes whose 16-byte pieces are swizzled, as TMA
-/// writes them. A row holds elements of the reduction (Order::reduction) or elements of a row of C or a
-/// column of C (Order::output).
+/// The layout of an operand in shared memory: rows of 64 or 128 bytes whose 16-byte pieces are swizzled, as
+/// TMA writes them. Adjacent elements of a row differ in the summed index (Order::reduction) or in the row or
+/// column index of C (Order::output).
 enum class Order : std::uint8_t { reduction, output };
 
 /// Describes an operand to the hardware. `row_bytes` is 64 or 128; the columns that fit into a row are a
@@ -45,8 +45,8 @@ __device__ __forceinline__ void changed_by_products(float (&c)[tiles][4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(c[i][e]));
 }
-/// Waits until all groups of products are complete, except the latest `groups`. `c` are the accumulators of
-/// the completed ones.
+/// Waits until all groups of products, except the latest `groups`, are complete. `c` are the accumulators of
+/// the completed groups.
 template <int groups, class... Accumulators>
 __device__ __forceinline__ void await_products(Accumulators&... c) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");

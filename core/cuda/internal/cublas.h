@@ -51,7 +51,7 @@ cublasHandle_t cublas_handle(const Context& ctx);
 
 void cublas_check(cublasStatus_t status, const char* what);
 
-/// Returns cuBLAS's name of a dtype. Throws Error for int32.
+/// Returns cuBLAS's enumerator of a dtype. Throws Error for int32.
 cudaDataType_t cublas_type(DType type);
 
 }  // namespace gradtile::cuda

@@ -10,8 +10,8 @@ namespace gradtile::cuda {
 
 using TensorMap = CUtensorMap;
 
-/// How the 16-byte pieces of a box's rows are permuted in shared memory, so that columns of pieces lie in
-/// different banks. Rows are as long as the name says.
+/// How the 16-byte pieces of each row of a box are permuted in shared memory, so that pieces of one column
+/// are in different banks. The name gives the length of a row of the box.
 enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
 
 /// Whether TMA can address the rows of a [B, S, H, D] tensor of 16-bit elements: elements of a row adjacent,
@@ -24,9 +24,10 @@ bool has_tensor_map(const Tensor& x);
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
 /// The map of packed sequences in a [1, S, H, D] tensor of 16-bit elements, for boxes that end at the end of
-/// a sequence: elements of a box beyond it are read as zeros and not written. In the sequence of `length`
-/// rows from row `first` of the tensor on, row r is at row S - length + r and batch first + length: see
-/// device::packed_box(). has_packed_tensor_map(x) must hold, and no axis may have length 0.
+/// a sequence: elements of a box beyond the sequence are read as zeros and are not written. For the sequence
+/// that has `length` rows and begins at row `first` of the tensor, the map's coordinates of row r are row S -
+/// length + r and batch first + length: see device::packed_box(). has_packed_tensor_map(x) must hold, and no
+/// axis may have length 0.
 TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
 /// Whether x has a tensor_map() and a packed_tensor_map(): the map's address is S rows before the tensor's,

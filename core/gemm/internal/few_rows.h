@@ -1,7 +1,8 @@
 #pragma once
 /// The CPU's products with few rows, c = alpha * a b^T (+ c): a step of generation multiplies one row, or one
-/// row per text, by every weight matrix. Such a product takes the time of reading b, so b must be read once,
-/// in order, by all threads together. A matrix library is made for many rows.
+/// row per text, by every weight matrix. The time of such a product is the time of reading b, so all threads
+/// together must read b once, in order. Matrix libraries are slower, because they are optimised for many
+/// rows.
 #include <vector>
 
 #include <gradtile/core/gemm/internal/gemm_library.h>
@@ -33,8 +34,8 @@ const std::vector<const FewRowsKernels*>& usable_few_rows_kernels();
 template <class T>
 FewRowsProduct<T> few_rows_product(const GemmBlock& product);
 
-/// The columns of c [m, n] that one block has. May depend on the number of threads, because the elements of c
-/// do not depend on how it is cut.
+/// Returns the number of columns of c [m, n] in one block. The number may depend on the number of threads,
+/// because the elements of c do not depend on how c is cut.
 std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_bytes, int threads);
 
 /// While this object exists, every thread uses these kernels (null: the matrix library), so that tests reach

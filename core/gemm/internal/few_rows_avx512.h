@@ -12,7 +12,7 @@ namespace {
 
 struct Avx512 {
     using Vector = __m512;
-    // Two registers a step: 4 rows keep 8 sums in registers.
+    // A step has two registers, so 4 rows need 8 registers for sums.
     static constexpr int rows = 4;
 
     template <class T>

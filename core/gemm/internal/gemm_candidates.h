@@ -11,11 +11,11 @@ namespace gradtile::cuda {
 std::vector<std::uint64_t> own_gemm_kernels();
 /// Says which tiles a kernel has: "128x192 in turns, cluster 2".
 std::string own_gemm_kernel_name(std::uint64_t kernel);
-/// The own kernel that was chosen; nullopt for another choice.
+/// Returns the number of gradtile's kernel that was chosen; nullopt if another way was chosen.
 std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm& choice);
 
-/// Restricts the choice of ctx's products from now on: to cuBLASLt and separate steps (no_own_kernel), or to
-/// one own kernel where it applies. nullopt: no restriction. Forgets the choices made so far.
+/// Restricts how ctx computes products from now on: by cuBLASLt and separate steps (no_own_kernel), or by one
+/// of gradtile's kernels where it applies. nullopt: no restriction. Discards the choices made so far.
 void restrict_gemm(const Context& ctx, std::optional<std::uint64_t> kernel);
 inline constexpr std::uint64_t no_own_kernel = 0;
 

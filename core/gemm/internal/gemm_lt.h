@@ -12,9 +12,10 @@ namespace gradtile::cuda {
 /// as long as a separate pass over the matrix (bench/results/2026-11-21-h200-gemm.md).
 struct GemmFusion {
     enum class Gelu { none, forward, backward };
-    /// The same for an activation of gate and up, which lie side by side. cuBLASLt has no such kernels, only
-    /// alternatives are used: forward: hidden = the product, c = activation(hidden); backward: c = the
-    /// gradient of hidden from the product.
+    /// A gated activation of gate and up, which are adjacent in a row. cuBLASLt cannot fuse such activations,
+    /// so only alternatives compute them. forward: hidden = the product, c = activation(hidden). backward: c
+    /// = the gradient with respect to hidden, where the product is the gradient with respect to
+    /// activation(hidden).
     enum class Gated { none, forward, backward };
     Gelu gelu = Gelu::none;
     Gated gated = Gated::none;
@@ -22,11 +23,11 @@ struct GemmFusion {
     Tensor hidden = {};
 };
 
-/// Other ways than a kernel of cuBLASLt to compute the outputs of a product. The first product of a kind
-/// times them all; see gemm_algorithms.h.
+/// Ways to compute the outputs of a product without a fused kernel of cuBLASLt. The first product of a kind
+/// times all of them; see gemm_algorithms.h.
 struct GemmAlternatives {
     std::function<void()> in_steps = {};  ///< computes the same outputs by several operators
-    /// Completes the outputs after a kernel of cuBLASLt, if it does not compute them all.
+    /// Computes the outputs that a kernel of cuBLASLt did not compute; called after that kernel.
     std::function<void()> after_library = {};
     /// Numbers of gradtile's own kernels. They are stored in checkpoints, so each keeps its meaning.
     std::span<const std::uint64_t> kernels = {};

@@ -75,7 +75,7 @@ class GemmState {
     std::recursive_mutex mutex_;  // recursive, because in_steps() runs products, too
     std::int64_t library_ = 0, architecture_ = 0, multiprocessors_ = 0;
     cublasLtHandle_t handle_ = nullptr;
-    Buffer workspace_;  // allocated by the constructor, so that memory plans see it in use
+    Buffer workspace_;  // allocated by the constructor, so that memory plans count it
     std::map<GemmProblem, GemmChoice> chosen_;
     std::set<GemmProblem> restored_;  // restored algorithms that have not run yet
     std::size_t timed_ = 0;

@@ -30,7 +30,7 @@ bool is_best(std::int64_t step) {
     return step == 2 || step == 4;
 }
 
-// Saves steps 1 .. steps and marks each in the log once it was reported.
+// Saves all checkpoints, and adds a marker with the step to the log after each save() has returned.
 void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints) {
     const CheckpointDirectory directory(kDirectory, kRetention, fs);
     for (const Checkpoint& checkpoint : checkpoints) {
@@ -60,7 +60,8 @@ bool same_params(const Checkpoint& a, const Checkpoint& b) {
                       });
 }
 
-// Returns what the crash has broken in the run: "" if no reported save is lost.
+// Returns what a crash after the first `count` operations of the log breaks in the run; "" if no reported
+// save is lost.
 std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std::size_t count,
                        const std::vector<Checkpoint>& checkpoints,
                        const std::function<bool(std::size_t)>& happened) {

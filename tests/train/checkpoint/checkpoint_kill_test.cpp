@@ -138,8 +138,9 @@ std::string in_child(const std::function<std::string()>& work) {
     return message;
 }
 
-// Saves until the disk is full. Checks that every failure is one line, that the newest save stays, and that
-// freed space is used. Returns the first fault.
+// Saves until the disk is full. Checks that every failure is reported with its reason and file, leaves no
+// file behind and keeps the newest checkpoint, and that saves succeed after make_room(). Returns the first
+// fault, or "".
 std::string fill_disk(const std::filesystem::path& place, const std::string& expected_reason,
                       const std::function<void()>& make_room) {
     const Context ctx(Device::cpu(), 1);

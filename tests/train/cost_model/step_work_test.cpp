@@ -31,7 +31,8 @@ TEST(StepWork, FlopsAreThoseOfTheModelAndRecomputedScores) {
     }
 }
 
-/// Counts for one row of width C without biases: 8 C and 8 C for norms, 4 C and 4 C for GELU's input.
+/// The expected numbers of elements for one row of width C without biases: 8 C for the norms in forward and
+/// in backward, and 4 C for GELU's input in forward and in backward.
 TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
     ModelConfig model = gpt2_style();
     model.bias = false;

@@ -24,7 +24,7 @@ const Conversation two_turns{{ChatRole::system, "Be kind."},
                              {ChatRole::user, "  Bye "},
                              {ChatRole::assistant, "See you"}};
 
-/// Writes what is a target in brackets.
+/// The text of a conversation, with brackets around the tokens that are targets.
 std::string marked(ChatTemplate chat_template, const Conversation& conversation) {
     const EncodedConversation encoded =
         ChatFormat(chat_template, Tokenizer::bytes()).encode(conversation, "test");
@@ -64,7 +64,7 @@ TEST(ChatTemplates, TheFirstTokenIsNeverATarget) {
                              .is_target.front());
 }
 
-/// The prompt of a chat is the beginning of the conversation that the answer makes of it.
+/// The prompt's tokens are the first tokens of the same conversation with the answer.
 TEST(ChatTemplates, APromptIsTheTextBeforeTheAnswer) {
     for (const ChatTemplate chat_template :
          {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {

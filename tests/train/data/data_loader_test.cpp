@@ -22,7 +22,7 @@ namespace {
 
 using test::message_of;
 
-/// Tokens whose value is their position, so that a test can check which were visited.
+/// Tokens 0 to n - 1: each id is its position, so that a test can check which positions were visited.
 TokenSequence places(std::int64_t n) {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
     std::iota(ids.begin(), ids.end(), 0);

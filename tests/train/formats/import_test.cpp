@@ -42,9 +42,9 @@ void expect_reference_logits(const ImportedModel& model, const char* name) {
         largest = std::max(largest, std::abs(expected[i]));
         difference = std::max(difference, std::abs(own[i] - expected[i]));
     }
-    // A logit depends on a chain of about 20 sums of at most 48 products. Each sum has an error of about
-    // sqrt(48) roundings of 6e-8, on either side: 2 * 20 * 7 * 6e-8 = 1.7e-5 if all errors had one sign, and
-    // sqrt(20) / 20 of it if their signs are random.
+    // A logit depends on a chain of about 20 sums of at most 48 products. In each of the two programs a sum
+    // has an error of about sqrt(48) roundings of 6e-8: 2 * 20 * 7 * 6e-8 = 1.7e-5 if all errors had one
+    // sign, and sqrt(20) / 20 of it if their signs are random.
     EXPECT_LE(difference, 1e-5 * largest) << name;
 }
 

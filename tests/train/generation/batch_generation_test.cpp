@@ -56,7 +56,8 @@ std::vector<Tokens> batch_of(const LanguageModel& model, const std::vector<Token
     return texts;
 }
 
-/// The texts may differ from the first token on where the two best logits lie within 1e-5 relative.
+/// Texts may differ after a token whose logit and the largest logit have a relative difference of at most
+/// 1e-5.
 void expect_greedy_text(const LanguageModel& model, const Tokens& prompt, const Tokens& text) {
     NextToken next(model, /*use_cache=*/true);
     Tokens whole = prompt;

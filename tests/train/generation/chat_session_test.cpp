@@ -44,7 +44,7 @@ TEST(ChatSession, AnswersAreWhatTheModelWritesAfterThePrompt) {
         sample_tokens(*model, encoded(session.format(), {{ChatRole::user, "Hi"}}), sampling);
     EXPECT_EQ(first.text, model->tokenizer->decode(expected));
 
-    // The second answer reads only what is new, and is the same.
+    // For the second answer the model reads only the new tokens; the answer is the same as if it read all.
     const ChatAnswer second = session.answer("And now?");
     const auto again = sample_tokens(
         *model,
@@ -67,7 +67,7 @@ TEST(ChatSession, TheOldestTurnsAreDroppedAndTheSystemMessageStays) {
         EXPECT_EQ(history.size() % 2, 0u) << "a turn is dropped with its answer";
         EXPECT_EQ(history.front().role, ChatRole::user);
         EXPECT_EQ(history[history.size() - 2].content, message);
-        // Returns the tokens that the model draws if it reads only the visible history.
+        // The answer must be the one that the model draws when it reads only the visible history.
         std::vector<ChatMessage> visible(history.begin(), history.end() - 1);
         const std::vector<std::int32_t> prompt = encoded(session.format(), visible);
         EXPECT_LE(prompt.size(), 120u) << "a quarter of the context is free";
@@ -84,7 +84,7 @@ TEST(ChatSession, TurnsAreDroppedDuringAnAnswerAndTheAnswerEndsWhenNoneIsLeft) {
     session.answer("first");
     const ChatAnswer answer = ChatSession(*model, greedy(1000)).answer("alone");
     EXPECT_EQ(answer.end, ChatAnswer::End::context);
-    // 160 tokens are read to draw the last one.
+    // The model reads 160 tokens, as many as its context, before it draws the last one.
     const std::size_t prompt = encoded(session.format(), {{ChatRole::user, "alone"}}).size();
     EXPECT_EQ(session.format().encode(std::vector<ChatMessage>{}, "test").ids.size(), 0u);
     EXPECT_EQ(prompt + answer.text.size(), 161u);

@@ -43,7 +43,7 @@ class TokenSteps : public testing::TestWithParam<GenerationCase> {};
 INSTANTIATE_TEST_SUITE_P(Models, TokenSteps, testing::ValuesIn(test::generation_cases),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// Three texts of different lengths in a cache with five places, token by token.
+/// Three texts in a cache for five texts, token by token.
 TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
     const auto model = test::generation_model(GetParam(), DType::f64);
     const Context& ctx = model->ctx;
@@ -95,8 +95,8 @@ class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
 INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::generation_cases),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// Compares a greedy text with the logits of the whole windows, without a cache. Texts may differ from the
-/// first token on where the two best logits lie within 1e-5 relative.
+/// Compares a greedy text with the logits of the whole windows, without a cache. Texts may differ after a
+/// token whose logit and the largest logit have a relative difference of at most 1e-5.
 void expect_greedy_text(const LanguageModel& model, std::span<const std::int32_t> prompt,
                         std::span<const std::int32_t> text, const std::string& how) {
     NextToken whole(model, /*use_cache=*/false);
@@ -125,8 +125,8 @@ TEST_P(TokenStepsOnCuda, GreedyTokensEqualThoseWithoutACacheAlsoBeyondAFullConte
     }
 }
 
-/// Texts as long as the context, longer and shorter, more and fewer texts than the kernels' 8 rows; texts
-/// end at different times, so that steps have different numbers of texts.
+/// Prompts as long as the context, longer and shorter. There are more texts than the kernels' 8 rows at
+/// first, and fewer later, because texts end at different times.
 TEST_P(TokenStepsOnCuda, GreedyTextsOfABatchEqualThoseWithoutACache) {
     const auto small = model(DType::f32);
     Texts prompts;
@@ -152,8 +152,8 @@ TEST_P(TokenStepsOnCuda, GreedyTextsOfABatchEqualThoseWithoutACache) {
         }
 }
 
-/// Logits of a step with a graph are those without, to the bit; and in every dtype they are as accurate as
-/// those of passes over prompts, both against float64 with the same weights.
+/// The logits of steps are equal to the bit with and without a graph. In every dtype they are as accurate as
+/// the logits of passes over the whole text; both are compared with float64 and the same weights.
 TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         const auto small = model(dtype);
@@ -186,8 +186,9 @@ TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
             pass_error = std::max(pass_error, std::abs(passes[i] - expected[i]));
             largest = std::max(largest, std::abs(expected[i]));
         }
-        // Steps and passes round equally often, so their errors have one distribution. The largest of 1,200
-        // errors differs between two samples of it, by less than a factor of 3. NaN fails.
+        // Steps and passes round equally often, so their errors have the same distribution. The largest of
+        // 1,200 errors differs between two samples of this distribution, but by less than a factor of 3. The
+        // comparison also fails for NaN.
         EXPECT_LE(step_error, 3 * pass_error + 4 * 0x1p-24 * largest) << dtype << ", largest " << largest;
     }
 }
@@ -223,7 +224,8 @@ TEST_F(TokenStepOnCuda, ASecondStepOfANumberOfTextsIsCaptured) {
         EXPECT_FALSE(step.graph(texts).captured());
         step.most_likely(inputs_of(texts, 1));
         EXPECT_TRUE(step.graph(texts).captured());
-        // Two copies; tokens' rows, positions' rows and their sum; five kernels a layer; head and argmax.
+        // The graph's nodes: two copies; the rows of the tokens, the rows of the positions and their sum;
+        // five kernels for each layer; the head and the most likely token.
         EXPECT_EQ(step.graph(texts).nodes(), 2 + 3 + 5 * model->transformer.blocks.size() + 2);
         const auto logits = step.logits(inputs_of(texts, 2));
         const auto most_likely = step.most_likely(inputs_of(texts, 2));

@@ -32,8 +32,8 @@ struct ScalarAdamW {
 };
 
 /// The rounding error of `adamw_steps` updates in a dtype with this epsilon. Each step rounds w twice (after
-/// decay and after subtraction), and rounds the update, which is at most lr / sqrt(1 - beta2), about 16
-/// times.
+/// decay and after subtraction), and rounds about 16 times in computing the update, which is at most lr /
+/// sqrt(1 - beta2).
 double rounding_bound(double weight, double epsilon) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     return adamw_steps * epsilon * (2.0 * (std::abs(weight) + adamw_steps * update) + 16.0 * update);

@@ -158,7 +158,7 @@ TEST(ControlSecurity, RefusesAReplayedHandshake) {
     EXPECT_EQ(replaying.receive<Verdict>().kind, Verdict::Kind::wrong_key);
 }
 
-/// An impostor at rank 0's port either returns the process's own code or replays a verdict of another
+/// A false rank 0 sends either the code that it has received from the process, or a verdict of an earlier
 /// connection.
 TEST(ControlSecurity, ProcessRefusesAFalseRankZero) {
     const std::string key = random_key();

@@ -47,8 +47,8 @@ struct Exit {
 class ForkedRanks {
   public:
     using Body = std::function<void(ProcessGroup& group)>;
-    /// Exit codes: 0 when the body returns, 1 when it throws (output: the message), 3 when another process is
-    /// lost (output: the line).
+    /// Exit codes of the processes: 0 when the body returns; 1 when it throws, with the message as output; 3
+    /// when another process is lost, with the line that reports it as output.
     ForkedRanks(int size, double timeout) : size_(size), timeout_(timeout), port_(free_port()) {}
     ~ForkedRanks() {
         for (const auto& [process, rank] : running_) {

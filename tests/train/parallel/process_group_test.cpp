@@ -201,8 +201,8 @@ TEST(ProcessGroup, NotifiesAllOfAStoppedProcess) {
     }
 }
 
-/// mpirun continues a stopped rank 0 when another process has ended. Rank 0 then finds that process gone, but
-/// must report itself as the lost rank.
+/// mpirun continues a stopped rank 0 when another process has ended. Rank 0 then finds that this other
+/// process is gone, but must report that rank 0 was lost.
 TEST(ProcessGroup, NamesRankZeroAfterItWasStoppedAndContinued) {
     ForkedRanks ranks(3, 3.0);
     ranks.start(0, [&](ProcessGroup& group) { wait_forever(ranks, group); });
@@ -312,7 +312,7 @@ TEST(ProcessGroup, NotifiesAllOfAnErrorMessage) {
     }
 }
 
-/// Simulates a broken network: every process is alive, and all main threads wait for ever.
+/// Simulates a broken network: every process is alive, and all main threads wait forever.
 TEST(ProcessGroup, FaultFoundByAProbeEndsAllProcesses) {
     for (const int victim : {0, 2}) {
         ForkedRanks ranks(4, 60.0);

@@ -89,8 +89,9 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
     EXPECT_EQ(lines_of(path), expected);
 }
 
-/// A run saved a checkpoint with a pending evaluation, later wrote the line of that step, and was killed
-/// before the next checkpoint. The resumed run evaluates and writes the line again.
+/// A run saved the checkpoint of a step whose evaluation was pending, later wrote that step's line, and was
+/// killed before the next checkpoint. The resumed run evaluates and writes the line again, so the old line
+/// must be removed.
 TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
@@ -120,7 +121,8 @@ TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
     const std::vector<std::string> all = lines_of(path);
     EXPECT_EQ(parse_json(all[1]),
               (json{{"event", "sample"}, {"step", 1}, {"prompt", "One \xEF\xBF\xBD"}, {"text", "text 1"}}));
-    // A sample is no checkpoint, so the missing event is added. An unwritten step loses its sample, too.
+    // A sample's event is not a checkpoint's event, so the constructor adds the checkpoint's event. If the
+    // last step's line is unwritten, its sample is removed, too.
     EXPECT_EQ(MetricsFile::newest_checkpoint(path), 0);
     { MetricsFile metrics(path, 2); }
     EXPECT_EQ(lines_of(path), (std::vector<std::string>{all[0], all[1], all[2], all[3],

@@ -140,7 +140,8 @@ TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
             EXPECT_TRUE(one == three);  // EXPECT_EQ would print millions of ids
             EXPECT_TRUE(tokenizer->decode(three) == text);
         }
-    // Chunks of one endless word, or of one endless run of spaces, share no border with the scan before them.
+    // Texts that are a single word, or a single run of spaces: chunks begin inside it, where the division of
+    // the whole text has no border.
     for (const char c : {'a', ' ', '7'}) {
         const std::string word(3'000'000, c);
         EXPECT_TRUE(cl100k_.encode(word, "t", {.threads = 1}) == cl100k_.encode(word, "t", {.threads = 3}));
@@ -148,7 +149,7 @@ TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST_F(BytePairs, ALongWordTakesNoQuadraticTime) {
-    // At n^2 steps, these 8 million bytes would take days.
+    // With n^2 steps, the encoding of these 8 million bytes would take days.
     std::string word;
     for (std::uint32_t i = 0; i < 8'000'000; ++i)
         word += static_cast<char>('a' + Philox::draw({i}, {1})[0] % 26);
@@ -216,7 +217,7 @@ TEST_F(BytePairs, ASavedFileIsReadAgain) {
                 HasSubstr("this one is bytes"));
     EXPECT_THAT(message_of([&] { save_tokenizer((place_ / "none/x.json").string(), gpt2_); }),
                 HasSubstr("none/x.json: cannot create: No such file or directory"));
-    // Merges by rank become a list for other programs.
+    // cl100k merges by id. save_tokenizer() writes its merges as a list, because other programs need a list.
     save_tokenizer(path, cl100k_);
     expect_ids(load_tokenizer(path), json_of_file(reference("cl100k_ids.json"))["as_text"]);
 }

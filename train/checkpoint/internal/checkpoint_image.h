@@ -6,7 +6,8 @@
 /// GPT-2 124M with its optimizer). HDF5's default driver is not used for three reasons: tests cannot observe
 /// its calls or make them fail; libhdf5 crashes when a write fails while it closes a file; and since it
 /// rewrites its structures, the file's checksum would need another pass over the file. This class writes
-/// every byte of the file once, and computes its CRC from memory, before the kernel has the byte.
+/// every byte of the file once, and computes the CRC from the bytes in memory before it passes them to the
+/// kernel.
 #include <map>
 #include <memory>
 #include <vector>

@@ -9,8 +9,8 @@
 
 namespace gradtile {
 
-/// The list of what a checkpoint file will hold, made before the file is written, so that the user block can
-/// be sized.
+/// The list of a checkpoint file's objects. The list is made before the file is written, because the size of
+/// the user block depends on it.
 class CheckpointPlan {
   public:
     /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).

@@ -23,8 +23,8 @@ class Hdf5Storage {
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
-    /// Announces bytes that libhdf5 will pass to write() next, at the same place in memory, and their
-    /// CRC-32C.
+    /// Tells the storage which bytes, by their address in memory, libhdf5 will pass to write() next, and
+    /// their CRC-32C.
     void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc, {}}; }
     /// Returns the address at which libhdf5 wrote the announced bytes; empty if it has not written them.
     std::optional<std::uint64_t> announced_address() const { return announced_.address; }

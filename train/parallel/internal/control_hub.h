@@ -68,7 +68,7 @@ class ControlHub {
     WakeUp wake_;
     std::atomic<bool> stop_{false};
 
-    // Used by the thread only.
+    // Only `thread_` uses the following members.
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null: not connected yet
     PendingConnections pending_;
     SteadyTime start_, last_heartbeat_;

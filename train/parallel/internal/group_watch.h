@@ -21,11 +21,11 @@ struct ProcessGroup::Watch {
     /// Returns the texts of all processes, by rank.
     std::vector<std::string> exchange(const std::string& text);
     void report_step(std::int64_t step);
-    /// Returns false if another wait is active already; reports then continue to name that one.
+    /// Returns false if another wait is already active; reports then continue to name the other wait.
     bool begin_waiting(const char* what);
     void end_waiting();
     void begin_inspection(const Inspection& inspection, FaultProbe probe);
-    /// Removes the probe. Returns once the thread is not calling it.
+    /// Removes the inspection's probe. Returns once the thread is no longer calling the probe.
     void end_inspection(const Inspection& inspection);
     void leave();
     bool fail(const std::string& message);

@@ -74,9 +74,10 @@ class Handshake {
     std::string key_, opening_;
 };
 
-/// The process's side of the handshake, on a new connection to rank 0 at `place`. `key` is called once rank 0
-/// has answered. Returns nothing when the connection is closed before the verdict; another attempt may
-/// succeed. Throws Error when rank 0 refuses, when the other end does not know the key, and at the deadline.
+/// The process's side of the handshake, on a new connection to rank 0 at `place`. The function `key` returns
+/// the run's key and is called once rank 0 has answered. Returns nothing when the connection is closed before
+/// the verdict; another attempt may succeed. Throws Error when rank 0 refuses, when the other end does not
+/// know the key, and at the deadline.
 std::optional<SessionKeys> authenticate_to_root(const Descriptor& socket, const std::string& place,
                                                 const Identity& identity,
                                                 const std::function<std::string()>& key, SteadyTime deadline);

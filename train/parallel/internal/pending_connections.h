@@ -17,8 +17,9 @@ class PendingConnections {
     /// Holds at most `capacity` connections at a time.
     PendingConnections(std::string key, std::size_t capacity);
 
-    /// Accepts waiting connections. When there are more than `capacity`, the oldest one without a greeting is
-    /// dropped, or the oldest of all; a process of the run then connects again.
+    /// Accepts waiting connections. At `capacity`, a new connection replaces the oldest one that has
+    /// sent no greeting or, if all have sent one, the oldest. A process of the run whose connection is
+    /// dropped connects again.
     void accept(const Listener& listener);
 
     /// Returns the reason why a process that knows the key is refused; empty when it is admitted.

@@ -1,5 +1,5 @@
 #pragma once
-/// A deadline for calls without a timeout of their own: MPI_Init waits for missing processes for ever.
+/// A deadline for calls that have no timeout: MPI_Init waits for missing processes forever.
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -13,7 +13,8 @@ namespace gradtile {
 class StartDeadline {
   public:
     /// Unless this object is destroyed first, `on_expiry` is called at the deadline, on another thread, with
-    /// the last text of set_waiting_for. It must end the process, because nothing else ends the wait.
+    /// the last text of set_waiting_for. `on_expiry` must end the process, because nothing else ends the
+    /// wait.
     StartDeadline(SteadyTime deadline, std::function<void(const std::string& waiting_for)> on_expiry);
     ~StartDeadline();
     StartDeadline(const StartDeadline&) = delete;
