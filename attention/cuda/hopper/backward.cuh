@@ -5,11 +5,14 @@
 /// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T, rounded to 16 bits, are
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
-/// That product runs while a warpgroup waits for the dS of the other one. dQ is summed in float32 in global
-/// memory. If the order of the additions is fixed or the head dim is 128, a thread of the producer's
-/// warpgroup adds from shared memory, so that consumers wait neither for turns nor for the memory system.
-/// Otherwise consumers add, and unless sequences are packed, the sums exist for the heads in flight only:
-/// d_q_ring.cuh.
+/// That product runs while a warpgroup waits for the dS of the other one. Where registers allow it
+/// (tiles.overlaps_blocks), dK takes dS from registers, and the products with dS run during the exponentials
+/// of the next block of rows.
+///
+/// dQ is summed in float32 in global memory. If the order of the additions is fixed or the head dim is 128, a
+/// thread of the producer's warpgroup adds from shared memory, so that consumers wait neither for turns nor
+/// for the memory system. Otherwise consumers add, and unless sequences are packed, the sums exist for the
+/// heads in flight only: d_q_ring.cuh.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
@@ -27,6 +30,7 @@ namespace device {
 template <class Policy>
 struct HopperBackwardShared {
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
+    static_assert(tiles.stages == 2 || (tiles.overlaps_blocks && tiles.stages == 4 && tiles.rows == 64));
     using KvTile = PanelTile<tiles.keys, Policy::head_dim>;
     using RowTile = PanelTile<tiles.rows, Policy::head_dim>;
     using KTile = KvTile;
@@ -43,8 +47,9 @@ struct HopperBackwardShared {
                          rings = delta + tiles.stages * statistics_bytes;
     struct Rings {
         Ring<1> kv;
-        Ring<tiles.stages> q, d_o, tasks;
-        typename TaskOf<Policy>::Announced task[tiles.stages];
+        Ring<tiles.stages> q, d_o;
+        Ring<2> tasks;
+        typename TaskOf<Policy>::Announced task[2];
         Philox::Key dropout_key;                              ///< only if Policy::may_drop
         Ring<2> d_q;                                          ///< only if adds_in_bulk
         Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, as what follows
@@ -59,7 +64,7 @@ struct HopperBackwardShared {
                                  (Policy::adds_in_bulk && d_q_has_memory ? 2 * d_q_bytes : 0);
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o),
                          added = rings + offsetof(Rings, added), end_added = added + 8 * added_stages;
-    static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes && tiles.stages == 2);
+    static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes);
     static_assert(rings + HopperBackwardTiles::ring_bytes <= tiles.shared_bytes(Policy::head_dim));
 };
 
@@ -199,25 +204,125 @@ class BackwardConsumer {
         clear(d_v);
         if (task.has_rows()) {
             kv_.wait_full();
-            Scores s;
-            start_scores(s, stage_, round_);
-            const int end_head = (task.head + 1) * p_.rows.sizes.group;
-            const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
-            RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
-            draw(task, at);
-            await_products<0>(s[0]);
-            if constexpr (Policy::sums_in_ring) sums_offset_ = task.slot(p_) * p_.rows.sizes.group - at.head;
-            for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
-                add_rows</*has_next=*/true>(d_k, d_v, s, task, at, next);
-                at = next;
+            if constexpr (Policy::sums_in_ring)
+                sums_offset_ = (task.slot(p_) - task.head) * p_.rows.sizes.group;
+            if constexpr (tiles.overlaps_blocks) {
+                add_all_overlapped(d_k, d_v, task);
+            } else {
+                add_all(d_k, d_v, task);
             }
-            add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
             release(kv_);
         }
         const float dropout_scale = Policy::may_drop ? p_.rows.dropout_scale : 1.0f;
         scale(d_k, p_.rows.scale * dropout_scale);
         scale(d_v, 1 / p_factor * dropout_scale);
         store(d_k, d_v, task);
+    }
+
+    __device__ __forceinline__ void add_all(Gradient& d_k, Gradient& d_v, const Task& task) {
+        Scores s;
+        start_scores(s, stage_, round_);
+        const int end_head = (task.head + 1) * p_.rows.sizes.group;
+        const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
+        RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+        draw(task, at);
+        await_products<0>(s[0]);
+        for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
+            add_rows</*has_next=*/true>(d_k, d_v, s, task, at, next);
+            at = next;
+        }
+        add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
+    }
+
+    /// The same if tiles.overlaps_blocks. The tensor cores get the products in this order, where dK and dQ
+    /// belong to the previous block of rows:
+    ///
+    ///     dK, dQ, dP    while P is computed
+    ///     dV, next S    while dS is computed
+    ///
+    /// So they have work while both warpgroups compute, although these wait for each other's dS.
+    __device__ __forceinline__ void add_all_overlapped(Gradient& d_k, Gradient& d_v, const Task& task) {
+        Scores s, d_p;
+        LeftOperand p, d_s;
+        DqFragments d_q;
+        const int end_head = (task.head + 1) * p_.rows.sizes.group;
+        const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
+        RowPosition at{task.head * p_.rows.sizes.group, task.begin_row}, previous = at;
+        start_scores(s, stage_, round_);
+        await_products<0>(s[0]);
+        // All products lie in one loop body, so that ptxas gives an operand the same registers in all rounds.
+        for (bool is_first = true;; is_first = false) {
+            start_d_p(d_p, stage_, round_);
+            await_products<3>(s[0]);
+            make_probabilities<Policy>(s, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows,
+                                       task.mask(p_), at, task.key + warpgroup_ * 64 + warp_ * 16);
+            as_operand_a<T>(p, s);
+            start_with_left(d_v, p, Shared::d_o, stage_);
+            await_products<2>(d_k[0], d_q[0]);
+            if (!is_first) {
+                release_stage(Shared::q_ring, stage_before(stage_));
+                add_d_q(d_q, task, previous);
+            }
+            await_products<1>(d_p[0]);
+            make_d_s(d_p, s);
+            as_operand_a<T>(d_s, d_p);
+            stage_d_s(d_p);
+            const RowPosition next = row_blocks.after(at);
+            if (next.head == end_head) break;
+            previous = at;
+            at = next;
+            advance_stage();
+            start_scores(s, stage_, round_);
+            await_products<1>(d_v[0]);
+            finish_d_s(d_k, d_q, d_s, stage_before(stage_));
+        }
+        await_products<0>(d_v[0]);
+        finish_d_s(d_k, d_q, d_s, stage_);
+        await_products<0>(d_k[0], d_q[0]);
+        release_stage(Shared::q_ring, stage_);
+        add_d_q(d_q, task, at);
+        advance_stage();
+    }
+
+    /// Starts dK += dS^T Q and, when dS of both warpgroups is in shared memory, dQ. `stage` is that of Q and
+    /// of dO, which is no longer used.
+    __device__ __forceinline__ void finish_d_s(Gradient& d_k, DqFragments& d_q, const LeftOperand& d_s,
+                                               int stage) {
+        release_stage(Shared::d_o_ring, stage);
+        start_with_left(d_k, d_s, Shared::q, stage);
+        if constexpr (Policy::adds_in_bulk) {
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
+        }
+        wait_at(1, 2 * warpgroup_threads);
+        begin_products();
+        start_at_b<T, DsTile, KvTile>(d_q[0], base_ + Shared::d_s + d_s_buffer_ * DsTile::bytes,
+                                      base_ + Shared::k + KvTile::column_offset(warpgroup_ * d_q_columns));
+        commit_products();
+        d_s_buffer_ ^= 1;
+    }
+    /// Starts gradient += left * the tile of a stage.
+    __device__ __forceinline__ void start_with_left(Gradient& gradient, const LeftOperand& left, int tiles_of,
+                                                    int stage) const {
+        begin_products();
+        start_a_b<T, RowTile>(gradient[0], left, base_ + tiles_of + stage * RowTile::bytes);
+        commit_products();
+    }
+    /// Writes dS^T to shared memory, for dQ.
+    __device__ __forceinline__ void stage_d_s(const Scores& d_s) const {
+        stage_rows<T, DsTile>(base_ + Shared::d_s + d_s_buffer_ * DsTile::bytes +
+                                  (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes,
+                              d_s);
+        publish_shared_writes();
+    }
+    __device__ __forceinline__ void advance_stage() {
+        stage_ = (stage_ + 1) & (tiles.stages - 1);
+        round_ ^= stage_ == 0 ? 1 : 0;
+    }
+    __device__ __forceinline__ static int stage_before(int stage) {
+        return (stage + tiles.stages - 1) & (tiles.stages - 1);
+    }
+    __device__ __forceinline__ void release_stage(int ring, int stage) const {
+        Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive_as_warp();
     }
 
     /// Starts S^T = K Q^T for the rows of a stage.
@@ -342,11 +447,11 @@ class BackwardConsumer {
         } else {
             const int sums_head = head_of_sums(task, at.head);
             const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
+            // The fragments of adjacent columns are adjacent.
+            float* const to = sums.fragment<Policy::head_dim>(
+                sums_head, task.first_padded_row() + at.row + first_row, first_column);
 #pragma unroll
-            for (int n = 0; n < d_q_columns / 8; ++n)
-                add_float4(sums.fragment<Policy::head_dim>(
-                               sums_head, task.first_padded_row() + at.row + first_row, first_column + n * 8),
-                           d_q[0][n]);
+            for (int n = 0; n < d_q_columns / 8; ++n) add_float4(to + n * 128, d_q[0][n]);
             if constexpr (Policy::sums_in_ring) {
                 Barrier(added_).arrive_as_warp();
                 added_ += 8;
@@ -396,9 +501,10 @@ class BackwardConsumer {
     std::uint32_t base_;
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
-    RingPosition<tiles.stages> tasks_;
+    RingPosition<2> tasks_;
     RingPosition<2> d_q_;
-    int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
+    int stage_ = 0, round_ = 0;  ///< of Q and dO; round_ is the round's parity
+    int d_s_buffer_ = 0;         ///< of the two buffers, if overlaps_blocks; else stage_
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
     int sums_offset_ = 0;        ///< a query head's sums in the ring, minus its number in the batch
     Kept kept_;                  ///< of the rows whose S is complete or next
@@ -450,7 +556,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 }  // namespace device
 
 template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_,
-          HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_)>
+          HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_, cuda::may_drop(rule_))>
 struct HopperBackwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr bool may_drop = cuda::may_drop(rule);

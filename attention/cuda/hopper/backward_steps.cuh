@@ -136,7 +136,8 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     using DoTile = typename Shared::DoTile;
     constexpr auto tiles = Policy::tiles;
     RingPosition kv(rings.kv);
-    RingPosition tasks(rings.tasks), q(rings.q), d_o(rings.d_o);
+    RingPosition tasks(rings.tasks);
+    RingPosition q(rings.q), d_o(rings.d_o);
     SumsProducer<Policy::sums_in_ring> sums(rings);
     using Task = TaskOf<Policy>;
     for (;;) {

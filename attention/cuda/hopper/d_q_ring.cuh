@@ -145,7 +145,7 @@ __device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& 
     unsigned block = 0;           // the number of the next block of rows, of all tasks
     int other_groups = finisher;  // of the other finishers, before the next one of this finisher
     for (unsigned i = 0;; ++i) {
-        constexpr int task_stages = Policy::tiles.stages;
+        constexpr int task_stages = decltype(rings.tasks)::stages;
         const std::uint32_t barriers = shared_address(&rings.tasks) + i % task_stages * 8;
         Barrier(barriers).wait(i / task_stages % 2);
         const int index = rings.task[i % task_stages];

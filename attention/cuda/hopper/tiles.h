@@ -82,7 +82,11 @@ struct HopperBackwardTiles {
     /// Whether the sums of dQ exist for the heads in flight only, if one thread does not add them in bulk and
     /// sequences are not packed.
     bool sums_in_ring = true;
-    static constexpr int keys = 128, consumers = 2, stages = 2;
+    /// Blocks of rows of Q and dO that are in shared memory at the same time; a power of two.
+    int stages = 2;
+    /// Whether the products with dS of a block of rows run during the exponentials of the next one.
+    bool overlaps_blocks = false;
+    static constexpr int keys = 128, consumers = 2;
 
     static constexpr int threads() { return 128 * (consumers + 1); }
     /// Bytes of K, V and their gradients, of the stages of Q and dO with their statistics, and of dS.
@@ -95,13 +99,22 @@ struct HopperBackwardTiles {
     constexpr bool operator==(const HopperBackwardTiles&) const = default;
 };
 
-constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim) {
+/// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
+constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_rules = false) {
     // A block of rows costs a barrier, so the more rows the better. But S, dP and, for a while, dQ take rows
     // / 2 registers each beside dK and dV, which take head_dim / 2: too many for 128 rows and a head dim
     // of 64.
     // Bulk additions take bandwidth of shared memory in place of consumers' time. Measured on an H100: 13%
     // faster at head dim 128, but 2% slower at 64 and 3% slower at 32.
-    return {.rows = head_dim <= 32 ? 128 : 64, .adds_in_bulk = head_dim > 64};
+    // To overlap blocks of rows, S, dP, dQ and 16-bit P and dS take 112 registers beside dK and dV at 64 rows
+    // and a head dim of 64; the larger head dim and 128 rows have too few left. Q of a block is then in use
+    // until the middle of the next one, so two stages would leave no time for its load.
+    // Measured on an H100: 437 for 402 at S 16,384 causal, 384 for 367 at S 4,096, 273 for 267 at S 1,024.
+    const bool overlaps_blocks = head_dim > 32 && head_dim <= 64 && !applies_rules;
+    return {.rows = head_dim <= 32 ? 128 : 64,
+            .adds_in_bulk = head_dim > 64,
+            .stages = overlaps_blocks ? 4 : 2,
+            .overlaps_blocks = overlaps_blocks};
 }
 
 /// Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.
