@@ -43,8 +43,7 @@ struct Call {
         if (head_dim == hopper_short_head_dim && !options.packed && rule == HopperRule::products &&
             options.mask.keys <= hopper_short_keys)
             return hopper_short_forward_tiles;
-        return hopper_forward_tiles(head_dim, head_dim == 192 && sizes.v_dim <= 128 ? 128 : head_dim,
-                                    may_drop(rule));
+        return hopper_forward_tiles(head_dim, may_drop(rule));
     }
 };
 

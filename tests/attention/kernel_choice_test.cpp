@@ -73,7 +73,8 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
         EXPECT_FALSE(forward.empty());
         for (const HopperForwardTiles& tiles : forward) {
             EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
-            EXPECT_FALSE(tiles == hopper_forward_tiles(d, d));
+            // At hopper_short_head_dim the policy depends on the keys, so both of its tiles are candidates.
+            EXPECT_FALSE(d != hopper_short_head_dim && tiles == hopper_forward_tiles(d, false));
             EXPECT_EQ(std::ranges::count(forward, tiles), 1);
         }
         const auto backward = hopper_backward_candidates(d);

@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 }  // namespace device
 
 template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
-          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, v_dim_, may_drop(rule_))>
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, may_drop(rule_))>
 struct HopperForwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;

@@ -43,7 +43,7 @@ struct HopperForwardTiles {
 };
 
 /// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
-constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, int /*v_dim*/, bool applies_rules) {
+constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, bool applies_rules) {
     if (qk_dim <= 64 && applies_rules)
         return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     // Three consumers, causal: 469 for the 394 of two at S 16,384, and 258 for 221 at S 1,024. Turns: 494 for
