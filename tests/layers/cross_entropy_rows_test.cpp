@@ -222,7 +222,7 @@ TEST_F(OnCuda, CrossEntropyOfTheWidestRowsIsWithinRoundingBounds) {
     expect_rows(gpu(), {8, 655361, 655424}, {DType::bf16, DType::f32});
 }
 TEST_F(OnCuda, CrossEntropyOfUnalignedWideRowsIsWithinRoundingBounds) {
-    expect_rows(gpu(), {30, 50257, 50257}, {DType::bf16, DType::f16, DType::f32, DType::f64});
+    expect_rows(gpu(), {30, 50257, 50257}, {DType::bf16, DType::f16, DType::f32});
     expect_rows(gpu(), {30, 50257, 50304, 3}, {DType::bf16, DType::f32});
     expect_rows(gpu(), {10, 151937, 151937}, {DType::bf16});
 }
