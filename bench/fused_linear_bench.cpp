@@ -10,12 +10,11 @@
 #include <vector>
 
 #include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/event.h>
-#include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
+#include "graph_timing.h"
 
 namespace {
 
@@ -32,27 +31,6 @@ struct Variant {
     cuda::FusedLinearTiles tiles;
 };
 constexpr Variant variants[] = {{"16 warps", {16, 1}}, {"2 x 8 warps", {8, 2}}};
-
-/// Median microseconds of a graph of all calls, divided by their number.
-double microseconds(const Context& ctx, std::int64_t calls, const std::function<void(std::int64_t)>& call) {
-    const auto all = [&] {
-        for (std::int64_t i = 0; i < calls; ++i) call(i);
-    };
-    all();
-    StepGraph graph;
-    graph.capture(ctx, all);
-    std::vector<double> times;
-    for (int run = 0; run < 7; ++run) {
-        const cuda::Event begin(ctx.device()), end(ctx.device());
-        graph.replay(ctx);
-        begin.record(ctx.stream());
-        graph.replay(ctx);
-        end.record(ctx.stream());
-        times.push_back(1e3 * end.milliseconds_since(begin) / static_cast<double>(calls));
-    }
-    std::ranges::nth_element(times, times.begin() + 3);
-    return times[3];
-}
 
 void measure(const Context& ctx, std::int64_t rows, const Shape2& shape) {
     const auto [in, out] = shape;
@@ -73,7 +51,7 @@ void measure(const Context& ctx, std::int64_t rows, const Shape2& shape) {
                     1e-3 * bytes / us);
         std::fflush(stdout);
     };
-    print("cuBLASLt", microseconds(ctx, matrices, [&](std::int64_t i) {
+    print("cuBLASLt", bench::graph_microseconds(ctx, matrices, [&](std::int64_t i) {
               gemm(ctx, y, x, all.select(0, i), {.trans_b = true, .bias = bias});
           }));
     for (const auto& [name, tiles] : variants)
@@ -84,7 +62,8 @@ void measure(const Context& ctx, std::int64_t rows, const Shape2& shape) {
                 if (with_norm) op.norm = FusedLinear::Norm{.weight = norm, .bias = norm};
                 check(cuda::fused_linear(ctx, y, x, op, tiles), "fused_linear: not computed");
             };
-            print(std::string(name) + (with_norm ? ", norm" : ""), microseconds(ctx, matrices, call));
+            print(std::string(name) + (with_norm ? ", norm" : ""),
+                  bench::graph_microseconds(ctx, matrices, call));
         }
 }
 

@@ -10,8 +10,6 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/core/cuda/event.h>
-#include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
@@ -19,30 +17,15 @@
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/train/optimizers/muon.h>
+#include "graph_timing.h"
 
 namespace {
 
 using namespace gradtile;
 
-/// Median microseconds of a call, of graphs of `calls` calls.
+/// Median microseconds of a call.
 double microseconds(const Context& ctx, const std::function<void()>& call, int calls = 10) {
-    const auto all = [&] {
-        for (int i = 0; i < calls; ++i) call();
-    };
-    all();
-    StepGraph graph;
-    graph.capture(ctx, all);
-    std::vector<double> times;
-    for (int run = 0; run < 7; ++run) {
-        const cuda::Event begin(ctx.device()), end(ctx.device());
-        graph.replay(ctx);
-        begin.record(ctx.stream());
-        graph.replay(ctx);
-        end.record(ctx.stream());
-        times.push_back(1e3 * end.milliseconds_since(begin) / calls);
-    }
-    std::ranges::nth_element(times, times.begin() + 3);
-    return times[3];
+    return bench::graph_microseconds(ctx, calls, [&](std::int64_t) { call(); });
 }
 
 void print(const std::string& name, double us, const std::string& rate) {

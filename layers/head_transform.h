@@ -1,7 +1,7 @@
 #pragma once
-/// What happens to the queries and keys of a packed projection before attention, in one pass over memory:
-/// RMSNorm over the columns of each head (QK-norm; Henry et al. 2020, with the norm of rms_norm.h), and then
-/// rotary position embedding (rope.h). Either may be absent.
+/// The transformation of the queries and keys of a packed projection before attention, in one pass over
+/// memory: RMSNorm over the columns of each head (QK-norm; Henry et al. 2020, with the norm of rms_norm.h),
+/// and then rotary position embedding (rope.h). Either may be absent.
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/rope.h>
 

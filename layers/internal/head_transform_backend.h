@@ -7,10 +7,10 @@ namespace gradtile {
 /// Scratch memory of differentiate_heads: partial sums [head_partials(), 2, D] of the gradients of the
 /// weights of queries and of keys, in accumulator_of(x.dtype()).
 namespace cpu {
-/// `inverse` rotates back; then there is no norm.
+/// With `inverse`, rotates by the negative angles; the transform must then have no norm.
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
                      const HeadTransform& transform, bool inverse);
-/// There is a norm.
+/// The transform must have a norm.
 void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
                          const HeadTransform& transform, const HeadWeightGradients& weights,
                          const Tensor& partials);

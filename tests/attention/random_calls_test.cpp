@@ -206,10 +206,11 @@ Result naive_result(const Context& ctx, const LargeCall& large, DType dtype) {
     return run(ctx, call, in, Algorithm::naive, {});
 }
 
-/// What the rounding of the stored O adds to errors of dQ and dK. The naive form computes D from P and dP and
-/// lacks this error, which exceeds its other errors in rows that see few keys. As in Reference::floor, D has
-/// the error e = 3 u |dO * O|, the norm over the columns of a row. dQ = scale dS K then has an error of
-/// scale e P K, and dK of at most the sum over rows of scale e P |q|. These are O and dV of another call.
+/// Bounds of the errors of dQ and dK that the rounding of the stored O causes. The naive form computes D from
+/// P and dP and lacks this error, which exceeds its other errors in rows that see few keys. As in
+/// Reference::floor, D has the error e = 3 u |dO * O|, the norm over the columns of a row. dQ = scale dS K
+/// then has an error of scale e P K, and dK of at most the sum over rows of scale e P |q|. These are O and dV
+/// of another call.
 struct ErrorsFromO {
     std::vector<double> d_q, d_k;
 };

@@ -10,7 +10,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// What the draws of one head have in common.
+/// The parameters that all draws of one head share.
 struct HeadDraws {
     Philox::Key key;
     std::uint32_t head, sample, threshold;
@@ -96,8 +96,8 @@ class KeptKeys {
     }
 
   private:
-    /// Of column tile n: byte n % 2 * 2 + e of bits_[n % 4 / 2] is about column e, and its bit n / 4 * 2 + h
-    /// about row h * 8.
+    /// One bit for each element of the lane, set if the element is kept. The bit of column tile n, column e
+    /// (0 or 1) and row h * 8 (h is 0 or 1) is bit n / 4 * 2 + h of byte n % 2 * 2 + e of bits_[n % 4 / 2].
     std::uint32_t bits_[2];
 };
 
