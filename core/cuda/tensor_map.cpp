@@ -7,7 +7,9 @@
 namespace gradtile::cuda {
 namespace {
 
-constexpr std::int64_t element_bytes = 2;
+std::int64_t element_bytes(const Tensor& x) {
+    return static_cast<std::int64_t>(size_of(x.dtype()));
+}
 
 /// The driver's function. Programs are not linked with the driver, so that they start on machines without it.
 auto encode_function() {
@@ -29,7 +31,7 @@ cuuint64_t length_of(const Tensor& x, int axis) {
 /// The stride of an axis. An axis of length 1 may have any stride, which TMA would reject although it never
 /// uses it.
 cuuint64_t bytes_between(const Tensor& x, int axis) {
-    return x.size(axis) <= 1 ? 16 : static_cast<cuuint64_t>(x.stride(axis) * element_bytes);
+    return x.size(axis) <= 1 ? 16 : static_cast<cuuint64_t>(x.stride(axis) * element_bytes(x));
 }
 
 /// The axes of a map after the columns: rows, heads, batches.
@@ -40,13 +42,15 @@ struct MapAxes {
 TensorMap encode(const Tensor& x, void* base, const MapAxes& axes, int rows, Swizzle swizzle) {
     const cuuint64_t sizes[] = {length_of(x, 3), axes.sizes[0], axes.sizes[1], axes.sizes[2]};
     const bool narrow = swizzle == Swizzle::of_64_bytes;
-    const cuuint32_t box[] = {narrow ? 32u : 64u, static_cast<cuuint32_t>(rows), 1, 1};
+    const cuuint32_t box[] = {(narrow ? 64u : 128u) / static_cast<cuuint32_t>(element_bytes(x)),
+                              static_cast<cuuint32_t>(rows), 1, 1};
     const cuuint32_t steps[] = {1, 1, 1, 1};
     TensorMap map;
     const CUresult result = encode_function()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, base, sizes, axes.strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        &map, x.dtype() == DType::f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 4,
+        base, sizes, axes.strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     check(result == CUDA_SUCCESS, "cuda: no tensor map for ", x.shape(), ": error ",
           static_cast<int>(result));
     return map;
@@ -55,7 +59,7 @@ TensorMap encode(const Tensor& x, void* base, const MapAxes& axes, int rows, Swi
 }  // namespace
 
 bool has_tensor_map(const Tensor& x) {
-    const auto is_aligned = [](std::int64_t elements) { return elements * element_bytes % 16 == 0; };
+    const auto is_aligned = [&](std::int64_t elements) { return elements * element_bytes(x) % 16 == 0; };
     const auto fits = [&](int axis) {
         const std::int64_t stride = x.stride(axis);
         return x.size(axis) <= 1 || (stride > 0 && is_aligned(stride) && stride < std::int64_t{1} << 38);

@@ -127,6 +127,8 @@ const char* hopper_rules(const ScoreOptions& scores) {
             return ", with dropout";
         case HopperRule::formula:
             return ", with a formula of the scores";
+        case HopperRule::biases:
+            return ", with biases";
     }
     return "";
 }
@@ -191,8 +193,8 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     o.store(ctx);
 }
 
-std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                  const Tensor& k, const Tensor& v) {
+static std::string explain_kernels(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                   const Tensor& k, const Tensor& v) {
     const int head_dim = padded_head_dim(Bits16HeadDims{}, static_cast<int>(std::max(q.size(3), v.size(3))));
     const char* rules = options.scores.scores_are_products ? "" : ", with score rules";
     gradtile::cuda::use_device(ctx.device());
@@ -213,6 +215,18 @@ std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& opt
                   options.packed ? ", packed sequences" : "", "; no Hopper kernels, because ", why_not);
 }
 
+std::string explain_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
+                                  const Tensor& k, const Tensor& v) {
+    std::string forward = explain_kernels(ctx, options, q, k, v);
+    if (!options.scores.has_biases()) return forward;
+    // With biases, one pass may use the Hopper kernels and the other one not.
+    const char* const why_not =
+        why_not_hopper_backward(options, device::sizes_of(q, k, v), q.size(0) * q.size(2), {q, k, v});
+    if (why_not != nullptr) return concat(forward, "; backward: no Hopper kernels, because ", why_not);
+    return concat(forward, "; backward: Hopper's asynchronous products and copies",
+                  hopper_rules(options.scores));
+}
+
 void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
     const device::DeviceMask mask(options.mask);
@@ -229,9 +243,6 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
     const Tensor statistics = empty(ctx, {2, batch_heads, padded_rows}, DType::f32);
     const std::int64_t batch_size = saved.q.size(0);
-    const std::int64_t batches =
-        batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
-                        saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
     // A dry run does not know the GPU. So a dry run counts the sums of all heads, which the kernels without
     // the ring need.
     if (!ctx.is_planning()) gradtile::cuda::use_device(ctx.device());
@@ -240,10 +251,16 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                                                        {q.tensor(), k.tensor(), v.tensor(), o.tensor(),
                                                         d_o.tensor(), d_k.tensor(), d_v.tensor()});
     const DqRing ring = uses_hopper ? d_q_ring(options, sizes, batch_heads, padded_rows) : DqRing{};
+    const std::int64_t batches =
+        ring.slots > 0 ? batch_size
+                       : batches_at_once(options.scores, batch_size, saved.q.size(2) * padded_rows * head_dim,
+                                         saved.k.size(2) * ((saved.k.size(1) + 127) / 128));
+    const int max_sums_columns = std::max(head_dim, padded_hopper_head_dim(head_dim)),
+              sums_columns = uses_hopper ? padded_hopper_head_dim(head_dim) : head_dim;
     const Tensor d_q_sums =
         empty(ctx,
               {ring.slots > 0 ? std::int64_t{ring.slots} * sizes.group : batches * saved.q.size(2),
-               padded_rows, std::max(head_dim, padded_hopper_head_dim(head_dim))},
+               padded_rows, max_sums_columns},
               DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
@@ -253,17 +270,24 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {turn_count + 1 + ring_counters}, DType::i32);
     const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
+    // A dry run counts the parts that any GPU needs.
+    const bool may_use_hopper = head_dim <= hopper_biases_max_head_dim && !options.packed &&
+                                !options.scores.has_formula() && !options.scores.drops();
+    const int pair_bias =
+        kernel.pair_bias < 0 && may_use_hopper && !why_no_hopper_biases(options.scores, saved.q.dtype())
+            ? bias_matrix_index(options.scores)
+            : kernel.pair_bias;
     std::int64_t parts = 1;
-    if (kernel.pair_bias >= 0) {
-        const auto n = static_cast<std::size_t>(kernel.pair_bias);
+    if (pair_bias >= 0) {
+        const auto n = static_cast<std::size_t>(pair_bias);
         if (const Tensor& d_bias = into.biases[n]; d_bias.defined())
             parts = parts_of_pair_bias(
                 BiasGradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2)), saved.q.size(1),
                 saved.k.size(1));
     }
-    const Tensor part_sums = empty(
-        ctx, {parts > 1 ? parts * into.biases[static_cast<std::size_t>(kernel.pair_bias)].elements() : 0},
-        DType::f32);
+    const Tensor part_sums =
+        empty(ctx, {parts > 1 ? parts * into.biases[static_cast<std::size_t>(pair_bias)].elements() : 0},
+              DType::f32);
     const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1)),
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning()) return;
@@ -302,28 +326,26 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
             launch_sink_gradient(ctx, options.scores, saved.lse, parameters.delta, padded_rows,
                                  double{p_factor} * options.scores.dropout.scale, into.sink, packed);
     };
-    if (uses_hopper) {
-        parameters.next_task = turns.data<std::int32_t>() + turn_count;
-        hopper_backward(ctx,
-                        {.q = q.tensor(),
-                         .k = k.tensor(),
-                         .v = v.tensor(),
-                         .d_o = d_o.tensor(),
-                         .d_k = d_k.tensor(),
-                         .d_v = d_v.tensor(),
-                         .ring = ring},
-                        parameters);
-        for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
-        return make_sink_gradient();
-    }
+    const HopperBackwardTensors tensors{.q = q.tensor(),
+                                        .k = k.tensor(),
+                                        .v = v.tensor(),
+                                        .d_o = d_o.tensor(),
+                                        .d_k = d_k.tensor(),
+                                        .d_v = d_v.tensor(),
+                                        .ring = ring};
+    if (uses_hopper) parameters.next_task = turns.data<std::int32_t>() + turn_count;
     const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     for (std::int64_t first = 0; saved.q.elements() + saved.k.elements() > 0 && first < batch_size;
          first += batches) {
         parameters.first_batch = static_cast<int>(first);
         parameters.batch_size = static_cast<int>(std::min(batches, batch_size - first));
-        parameters.d_q_sums = d_q_sums.data<float>() - first * saved.q.size(2) * padded_rows * head_dim;
-        launch(parameters, stream);
+        parameters.d_q_sums = d_q_sums.data<float>() - first * saved.q.size(2) * padded_rows * sums_columns;
+        if (uses_hopper) {
+            hopper_backward(ctx, tensors, parameters);
+        } else {
+            launch(parameters, stream);
+        }
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
@@ -333,8 +355,10 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         const Tensor& d_bias = into.biases[n];
         if (!d_bias.defined() || d_bias.elements() == 0) continue;
         const BiasGradient gradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2));
-        if (kernel.pair_bias == static_cast<int>(n)) {
-            const BiasGradientParts of_sum{static_cast<int>(parts), part_sums.data<float>()};
+        const BiasGradientParts of_sum{static_cast<int>(parts), part_sums.data<float>()};
+        if (uses_hopper && pair_bias == static_cast<int>(n) && !gradient.sums_rows && !gradient.sums_keys) {
+            hopper_pair_bias_gradient(ctx, tensors, parameters, gradient, of_sum);
+        } else if (kernel.pair_bias == static_cast<int>(n)) {
             of_pairs(parameters, gradient, of_sum, stream);
         } else {
             of_any_bias(parameters, gradient, stream);

@@ -215,6 +215,18 @@ struct Bits16PairBiasGradientPolicy {
     static constexpr auto tiles = Bits16PairBiasGradientChoice<head_dim>::tiles(shared_limit);
 };
 
+/// Enqueues the addition of the parts of a sum, if there are several.
+inline void add_bias_gradient_parts(const BiasGradient& gradient, const BiasGradientParts& parts,
+                                    const device::DeviceMask& mask, cudaStream_t stream) {
+    if (parts.count == 1) return;
+    const std::int64_t elements = std::int64_t{gradient.batches} * gradient.heads * mask.queries * mask.keys;
+    constexpr int threads = 256;
+    gradtile::cuda::launch_on(stream, device::add_bias_gradient_parts_kernel<threads>,
+                              static_cast<unsigned>((elements + threads - 1) / threads),
+                              {.threads = threads, .starts_early = true}, gradient, parts, mask.queries,
+                              mask.keys);
+}
+
 template <class T>
 void launch_pair_bias_gradient(const Bits16BackwardParameters& p, const BiasGradient& gradient,
                                const BiasGradientParts& parts, cudaStream_t stream) {
@@ -238,14 +250,7 @@ void launch_pair_bias_gradient(const Bits16BackwardParameters& p, const BiasGrad
                        if constexpr (has_kernels(RuleKind::pair_bias, head_dim))
                            launch.template operator()<head_dim>();
                    });
-    if (parts.count == 1) return;
-    const std::int64_t elements =
-        std::int64_t{gradient.batches} * gradient.heads * p.mask.queries * p.mask.keys;
-    constexpr int threads = 256;
-    gradtile::cuda::launch_on(stream, device::add_bias_gradient_parts_kernel<threads>,
-                              static_cast<unsigned>((elements + threads - 1) / threads),
-                              {.threads = threads, .starts_early = true}, gradient, parts, p.mask.queries,
-                              p.mask.keys);
+    add_bias_gradient_parts(gradient, parts, p.mask, stream);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -54,14 +54,18 @@ struct HopperBackwardShared {
         Ring<2> d_q;                                          ///< only if adds_in_bulk
         Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, as what follows
         FinisherTask finisher_tasks[d_q_finishers];
+        [[no_unique_address]] typename BackwardBiasShared<Policy>::Rings biases;
     };
     /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in bulk. The
     /// memory is that of dK and dV, which are staged at other times, if it is large enough.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
     static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
+    using Biases = BackwardBiasShared<Policy>;
     static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
-                         bytes = tiles.shared_bytes(Policy::head_dim) +
-                                 (Policy::adds_in_bulk && d_q_has_memory ? 2 * d_q_bytes : 0);
+                         d_q_end = tiles.shared_bytes(Policy::head_dim) +
+                                   (Policy::adds_in_bulk && d_q_has_memory ? 2 * d_q_bytes : 0),
+                         biases = (d_q_end + 1023) / 1024 * 1024,
+                         bytes = Biases::bytes > 0 ? biases + Biases::bytes : d_q_end;
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o),
                          added = rings + offsetof(Rings, added), end_added = added + 8 * added_stages;
     static_assert(sizeof(Rings) <= HopperBackwardTiles::ring_bytes);
@@ -182,6 +186,7 @@ class BackwardConsumer {
           kv_(rings.kv),
           tasks_(rings.tasks),
           d_q_(rings.d_q),
+          biases_(base, rings, warpgroup * 64 + warp_index() % 4 * 16),
           warpgroup_(warpgroup),
           warp_(warp_index() % 4),
           added_(base + Shared::added) {}
@@ -203,6 +208,7 @@ class BackwardConsumer {
         clear(d_k);
         clear(d_v);
         if (task.has_rows()) {
+            biases_.begin(p_, task);
             kv_.wait_full();
             if constexpr (Policy::sums_in_ring)
                 sums_offset_ = (task.slot(p_) - task.head) * p_.rows.sizes.group;
@@ -354,6 +360,7 @@ class BackwardConsumer {
                             d_s = base_ + Shared::d_s + stage_ * DsTile::bytes;
         Scores d_p;
         start_d_p(d_p, stage_, round_);
+        biases_.add_to(p_, p, at.head);
         const std::uint32_t lse = base_ + Shared::lse + stage_ * Shared::statistics_bytes;
         const int key = warp_key(task);
         LeftOperand left;
@@ -503,6 +510,7 @@ class BackwardConsumer {
     RingPosition<1> kv_;
     RingPosition<2> tasks_;
     RingPosition<2> d_q_;
+    [[no_unique_address]] BackwardBiasReader<T, Policy, Shared> biases_;
     int stage_ = 0, round_ = 0;  ///< of Q and dO; round_ is the round's parity
     int d_s_buffer_ = 0;         ///< of the two buffers, if overlaps_blocks; else stage_
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
@@ -527,6 +535,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
                                     (Policy::sums_in_ring ? d_q_finishers : 0));
         if constexpr (Policy::sums_in_ring) initialize(rings.added, 1, consumer_warps);
         if constexpr (Policy::adds_in_bulk) initialize(rings.d_q, 1, consumer_warps);
+        rings.biases.initialize_all(consumer_warps);
         publish_barriers();
     }
     __syncthreads();
@@ -556,7 +565,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 }  // namespace device
 
 template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_,
-          HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_, cuda::may_drop(rule_))>
+          HopperBackwardTiles tiles_ =
+              hopper_backward_tiles(head_dim_, cuda::may_drop(rule_) || rule_ == HopperRule::biases)>
 struct HopperBackwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr bool may_drop = cuda::may_drop(rule);
@@ -567,8 +577,8 @@ struct HopperBackwardPolicy {
     static constexpr bool adds_in_bulk = in_turns || tiles.adds_in_bulk;  ///< whether one thread adds dQ
     /// Whether the sums of dQ exist for the heads in flight only.
     static constexpr bool sums_in_ring = tiles.sums_in_ring && !adds_in_bulk && !is_packed;
-    // Finishers need more registers than a producer.
-    static constexpr int producer_registers = !sums_in_ring    ? 24
+    // Finishers, and producers of biases, need more registers than other producers.
+    static constexpr int producer_registers = !sums_in_ring    ? (rule == HopperRule::biases ? 40 : 24)
                                               : head_dim == 64 ? 56
                                                                : 40,
                          consumer_registers = 240 - (producer_registers - 24) / 2;
@@ -606,6 +616,8 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
                                .d_k = map(x.d_k, 64, Shared::KvTile::swizzle),
                                .d_v = map(x.d_v, 64, Shared::KvTile::swizzle),
                                .rows = parameters};
+    if constexpr (Policy::rule == HopperRule::biases)
+        p.biases = HopperBiases(parameters.scores, x.q, parameters.mask, tiles.rows);
     const std::int64_t rows = prepare_tasks<Policy>(p, x, hopper_backward_row_bytes(head_dim, head_dim), ctx);
     constexpr Bits16BackwardTiles turns = tiles_of_turns(tiles);
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
@@ -634,11 +646,12 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
     visit_head_dim(HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
                    [&]<int head_dim>(HeadDim<head_dim>) {
                        const auto launch = [&]<bool in_turns, bool is_packed>() {
-                           visit_hopper_rule(parameters.scores, [&]<HopperRule rule>() {
+                           visit_hopper_backward_rule(parameters.scores, [&]<HopperRule rule>() {
                                constexpr HopperRule of_kernel =
                                    kernel_rule(rule, head_dim, is_packed || in_turns);
                                using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, of_kernel>;
-                               launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
+                               if constexpr (has_hopper_kernels(of_kernel, head_dim, is_packed))
+                                   launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                            });
                        };
                        visit_turns_and_packing(parameters, launch);

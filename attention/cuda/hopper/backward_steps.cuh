@@ -8,6 +8,7 @@
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/backward_biases.cuh>
 #include <gradtile/attention/cuda/hopper/d_q_ring.cuh>
 #include <gradtile/attention/cuda/hopper/distance_rule.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
@@ -35,9 +36,9 @@ struct KeyTask {
         const Bits16BackwardParameters& p = parameters.rows;
         const TaskOrder::Task task = p.order(announced);
         const int key_heads = p.sizes.heads / p.sizes.group;
-        key_batch_head = task.batch_head;
-        batch = task.batch_head / key_heads;
-        head = task.batch_head - batch * key_heads;
+        key_batch_head = p.first_batch * key_heads + task.batch_head;
+        batch = key_batch_head / key_heads;
+        head = key_batch_head - batch * key_heads;
         // The first keys come first: under a causal mask most rows see them. In turns the last keys come
         // first: blocks of keys that run at the same time then reach a block of rows one after the other.
         block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
@@ -139,6 +140,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     RingPosition tasks(rings.tasks);
     RingPosition q(rings.q), d_o(rings.d_o);
     SumsProducer<Policy::sums_in_ring> sums(rings);
+    BackwardBiasProducer<Policy, Shared> biases(base, rings);
     using Task = TaskOf<Policy>;
     for (;;) {
         const auto announced = Task::take(p);
@@ -177,6 +179,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
                 load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
                            p.rows.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
                 d_o.advance();
+                biases.load(p, task, head, row);
             }
         }
     }
@@ -191,8 +194,8 @@ __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     return pair;
 }
 
-/// Replaces S^T by P^T times p_factor. `lse` is the address of the rows' LSE in shared memory, and (at.row,
-/// key) the warp's first pair.
+/// Replaces S^T by P^T times p_factor. With biases, S^T are the scores in base 2; else S^T are products.
+/// `lse` is the address of the rows' LSE in shared memory, and (at.row, key) the warp's first pair.
 template <class Policy, int n_tiles>
 __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                    const Bits16BackwardParameters& p, const DeviceMask& seen,
@@ -200,12 +203,13 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
     if constexpr (Policy::rule != HopperRule::formula)
         apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
                                                          key);
+    const float factor = Policy::rule == HopperRule::biases ? 1.0f : p.scale_log2;
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
         const float2 shift = row_statistics(lse, n);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            s[0][n][e] = exp2_fast(fmaf(s[0][n][e], p.scale_log2, e % 2 == 0 ? -shift.x : -shift.y));
+            s[0][n][e] = exp2_fast(fmaf(s[0][n][e], factor, e % 2 == 0 ? -shift.x : -shift.y));
     }
     if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed_probabilities(s, seen, key, at.row);
 }
@@ -288,7 +292,8 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
                            std::int64_t row_bytes, const Context& ctx) {
     constexpr auto tiles = Policy::tiles;
     const device::Sizes& sizes = p.rows.sizes;
-    const std::int64_t batch_heads = x.q.size(0) * x.q.size(2), key_heads = batch_heads / sizes.group;
+    const std::int64_t batch_heads = std::int64_t{p.rows.batch_size} * x.q.size(2),
+                       key_heads = batch_heads / sizes.group;
     std::int64_t rows = batch_heads * p.rows.padded_rows,
                  key_blocks = (p.rows.mask.keys + tiles.keys - 1) / tiles.keys;
     if constexpr (Policy::is_packed) {

@@ -8,9 +8,9 @@
 
 namespace gradtile::attention::cuda {
 
-/// Says why a call must not use the Hopper kernels, or nullptr if it may. `tensors` are all that the kernels
-/// copy by TMA, first q, k and v. The environment variable GRADTILE_HOPPER_ATTENTION=off turns these kernels
-/// off.
+/// Says why the forward pass of a call must not use the Hopper kernels, or nullptr if it may. `tensors` are
+/// all that the kernels copy by TMA, first q, k and v. The environment variable GRADTILE_HOPPER_ATTENTION=off
+/// turns these kernels off.
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors);
 
 /// Enqueues the forward pass of a call that may use them. `row_tasks` is memory for the tasks of packed
@@ -43,5 +43,11 @@ HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim);
 /// deterministic, and the counters of the ring after it.
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters);
+
+/// Enqueues the gradient of the bias that is a matrix of queries and keys, after hopper_backward(). Sums
+/// neither axis.
+void hopper_pair_bias_gradient(const Context& ctx, const HopperBackwardTensors& tensors,
+                               const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
+                               const BiasGradientParts& parts);
 
 }  // namespace gradtile::attention::cuda

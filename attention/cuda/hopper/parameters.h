@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
+#include <gradtile/attention/cuda/hopper/biases.h>
 #include <gradtile/core/context.h>
 #include <gradtile/core/cuda/internal/tensor_map.h>
 
@@ -14,12 +15,20 @@ enum class HopperRule : std::uint8_t {
     products,        ///< scores are products
     distance_terms,  ///< terms of the distance between query and key (ALiBi) are added
     dropout,         ///< elements of P are dropped
-    formula          ///< a function of products (softcap), terms of the distance and dropout, each if needed
+    formula,         ///< a function of products (softcap), terms of the distance and dropout, each if needed
+    /// biases are added; only in the backward pass, up to hopper_biases_max_head_dim, sequences not packed
+    biases
 };
 constexpr bool may_drop(HopperRule rule) {
     return rule == HopperRule::dropout || rule == HopperRule::formula;
 }
+inline constexpr int hopper_biases_max_head_dim = 64;
+/// Whether a rule has kernels of this head dim.
+constexpr bool has_hopper_kernels(HopperRule rule, int head_dim, bool is_packed) {
+    return rule != HopperRule::biases || (head_dim <= hopper_biases_max_head_dim && !is_packed);
+}
 inline HopperRule hopper_rule(const ScoreOptions& scores) {
+    if (scores.has_biases()) return HopperRule::biases;
     if (scores.changes_products()) return HopperRule::formula;
     if (scores.drops()) return scores.has_distance_terms() ? HopperRule::formula : HopperRule::dropout;
     return scores.has_distance_terms() ? HopperRule::distance_terms : HopperRule::products;
@@ -42,7 +51,15 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
             return f.template operator()<HopperRule::dropout>();
         case HopperRule::formula:
             return f.template operator()<HopperRule::formula>();
+        case HopperRule::biases:
+            throw Error("attention: no Hopper kernel adds biases in the forward pass");
     }
+}
+/// The same for the backward pass, which has kernels for biases, too.
+template <class F>
+void visit_hopper_backward_rule(const ScoreOptions& scores, F&& f) {
+    if (hopper_rule(scores) == HopperRule::biases) return f.template operator()<HopperRule::biases>();
+    visit_hopper_rule(scores, f);
 }
 
 struct HopperForwardParameters {
@@ -108,6 +125,7 @@ struct HopperBackwardParameters {
     Bits16BackwardParameters rows;       ///< what the kernels before and after this one share with it
     int tasks;
     DqRing ring;
+    HopperBiases biases;  ///< set before the launch
 };
 
 /// Enqueues the backward pass. rows.next_task must not be null.
@@ -118,5 +136,13 @@ void launch_hopper_backward(const HopperBackwardTensors& tensors, const Bits16Ba
 template <class T>
 void launch_hopper_backward_columns(const HopperBackwardTensors& tensors,
                                     const Bits16BackwardParameters& parameters, const Context& ctx);
+
+/// Enqueues the gradient of the bias that is a matrix of queries and keys; the gradient sums neither axis.
+/// lse_log2 and delta of `parameters` must have been computed for all batches.
+template <class T>
+void launch_hopper_pair_bias_gradient(const HopperBackwardTensors& tensors,
+                                      const Bits16BackwardParameters& parameters,
+                                      const BiasGradient& gradient, const BiasGradientParts& parts,
+                                      const Context& ctx);
 
 }  // namespace gradtile::attention::cuda

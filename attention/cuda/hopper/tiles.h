@@ -99,7 +99,7 @@ struct HopperBackwardTiles {
     constexpr bool operator==(const HopperBackwardTiles&) const = default;
 };
 
-/// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
+/// `applies_rules`: whether the kernel applies a formula, dropout or biases, which need registers.
 constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_rules = false) {
     // A block of rows costs a barrier, so the more rows the better. But S, dP and, for a while, dQ take rows
     // / 2 registers each beside dK and dV, which take head_dim / 2: too many for 128 rows and a head dim
@@ -115,6 +115,29 @@ constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_r
             .adds_in_bulk = head_dim > 64,
             .stages = overlaps_blocks ? 4 : 2,
             .overlaps_blocks = overlaps_blocks};
+}
+
+/// Tiles of the gradient of a bias. Two consumer warpgroups take 64 rows each.
+struct HopperBiasGradientTiles {
+    static constexpr int rows = 128, keys = 128, consumers = 2;
+    int stages;  ///< batches whose Q, dO, K and V are in shared memory at the same time
+
+    static constexpr int threads() { return 128 * (consumers + 1); }
+    /// Warps that load biases of keys. A warp skips the stages of the others: with more warps than stages it
+    /// could run two phases ahead of the consumers, where a barrier's parity does not stop it.
+    constexpr int key_bias_warps() const { return stages < 3 ? stages : 3; }
+    // See HopperForwardTiles.
+    static constexpr int producer_registers = 40, consumer_registers = 232;
+    /// Bytes of the tile of the bias, which may be float32, of Q, dO, K and V, and of LSE, D and the biases
+    /// of keys.
+    constexpr int shared_bytes(int head_dim) const {
+        return 4 * rows * keys + stages * (2 * 2 * (rows + keys) * head_dim + 4 * (2 * rows + keys)) +
+               ring_bytes;
+    }
+    static constexpr int ring_bytes = 256;  ///< upper bound of the barriers
+};
+constexpr HopperBiasGradientTiles hopper_bias_gradient_tiles(int head_dim) {
+    return {.stages = head_dim <= 32 ? 4 : 2};
 }
 
 /// Bytes per row of Q, dO and the sums of dQ: all blocks of keys of a head use them, from the L2 cache.

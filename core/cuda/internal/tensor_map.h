@@ -14,13 +14,13 @@ using TensorMap = CUtensorMap;
 /// are in different banks. The name gives the length of a row of the box.
 enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
 
-/// Whether TMA can address the rows of a [B, S, H, D] tensor of 16-bit elements: elements of a row adjacent,
-/// address and other strides multiples of 16 bytes and, unless their axis has length 1, positive.
+/// Whether TMA can address the rows of a [B, S, H, D] tensor of 16-bit or float32 elements: elements of a row
+/// adjacent, address and other strides multiples of 16 bytes and, unless their axis has length 1, positive.
 bool has_tensor_map(const Tensor& x);
 
-/// The map of a [B, S, H, D] tensor of 16-bit elements for boxes of `rows` rows of one head. A row of a box
-/// has the bytes that the swizzle names: 64 (32 columns) or 128 (64 columns). has_tensor_map(x) must hold,
-/// and no axis may have length 0.
+/// The map of a [B, S, H, D] tensor of 16-bit or float32 elements for boxes of `rows` rows of one head. A row
+/// of a box has the bytes that the swizzle names: 64 or 128, which are 32 or 64 columns of 16 bits.
+/// has_tensor_map(x) must hold, and no axis may have length 0.
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
 /// The map of packed sequences in a [1, S, H, D] tensor of 16-bit elements, for boxes that end at the end of

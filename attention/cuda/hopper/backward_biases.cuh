@@ -1,0 +1,169 @@
+#pragma once
+/// Biases in the backward pass, whose scores have keys as rows. The producer copies a tile of the matrix of
+/// queries and keys with every block of rows. Biases of keys stay in registers for a whole task.
+#include <gradtile/attention/cuda/hopper/bias_tiles.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// The shared memory of the tiles; empty if the policy's rule is another one.
+template <class Policy, bool has_biases = Policy::rule == HopperRule::biases>
+struct BackwardBiasShared {
+    static constexpr int bytes = 0;
+    struct Rings {
+        __device__ void initialize_all(int) {}
+    };
+};
+template <class Policy>
+struct BackwardBiasShared<Policy, true> {
+    using Tile = BiasTile<Policy::tiles.rows>;
+    // A float32 tile takes two stages for a block of rows, a 16-bit tile takes one.
+    static constexpr int bytes = 64 << 10, stages = bytes / Tile::bytes;
+    struct Rings {
+        Ring<stages> matrix;
+        __device__ void initialize_all(int consumer_warps) { initialize(matrix, consumer_warps); }
+    };
+};
+
+/// The producer's part. The functions of other rules do nothing.
+template <class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
+class BackwardBiasProducer {
+  public:
+    __device__ __forceinline__ BackwardBiasProducer(std::uint32_t, typename Shared::Rings&) {}
+    template <class Task>
+    __device__ __forceinline__ void load(const HopperBackwardParameters&, const Task&, int, int) {}
+};
+template <class Policy, class Shared>
+class BackwardBiasProducer<Policy, Shared, true> {
+    using Tile = typename Shared::Biases::Tile;
+
+  public:
+    __device__ __forceinline__ BackwardBiasProducer(std::uint32_t base, typename Shared::Rings& rings)
+        : base_(base), matrix_(rings.biases.matrix) {}
+    /// Loads the tile of a block of rows of a head. Q and dO of the block must have been loaded before:
+    /// consumers need them to release the previous tile.
+    template <class Task>
+    __device__ __forceinline__ void load(const HopperBackwardParameters& p, const Task& task, int head,
+                                         int row) {
+        if (p.biases.matrix == BiasMatrix::none) return;
+        const int keys = bias_tile_keys(p.biases.matrix);
+        for (int key = 0; key < Policy::tiles.keys; key += keys) {
+            matrix_.wait_empty();
+            matrix_.full().arrive_and_expect(Tile::bytes);
+            load_bias_tile<Tile>(base_ + Shared::biases + matrix_.stage() * Tile::bytes, p.biases, task.batch,
+                                 head, row, task.key + key, matrix_.full());
+            matrix_.advance();
+        }
+    }
+
+  private:
+    std::uint32_t base_;
+    RingPosition<Shared::Biases::stages> matrix_;
+};
+
+/// A consumer warp's reader.
+template <class T, class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
+class BackwardBiasReader {
+  public:
+    __device__ __forceinline__ BackwardBiasReader(std::uint32_t, typename Shared::Rings&, int) {}
+    template <class Task>
+    __device__ __forceinline__ void begin(const HopperBackwardParameters&, const Task&) {}
+    template <class Scores>
+    __device__ __forceinline__ void add_to(const HopperBackwardParameters&, Scores&, int) {}
+};
+template <class T, class Policy, class Shared>
+class BackwardBiasReader<T, Policy, Shared, true> {
+    using Tile = typename Shared::Biases::Tile;
+    static constexpr int rows = Policy::tiles.rows;
+
+  public:
+    /// `key` is the warp's first one in a tile of 128.
+    __device__ __forceinline__ BackwardBiasReader(std::uint32_t base, typename Shared::Rings& rings, int key)
+        : tiles_(base + Shared::biases), key_(key), matrix_(rings.biases.matrix) {}
+
+    template <class Task>
+    __device__ __forceinline__ void begin(const HopperBackwardParameters& p, const Task& task) {
+        task_key_ = task.key;
+        batch_ = task.batch;
+        read_keys(p, task.head * p.rows.sizes.group);
+    }
+    /// s = scale_log2 * s + log2(e) * biases, for the next block of rows.
+    __device__ __forceinline__ void add_to(const HopperBackwardParameters& p, FragmentC (&s)[1][rows / 8],
+                                           int head) {
+        if (head != head_) read_keys(p, head);  // each head of a group has its own biases
+        const float scale = p.rows.scale_log2;
+        if (p.biases.matrix == BiasMatrix::bits16) {
+            matrix_.wait_full();
+            const std::uint32_t tile =
+                LanePointer<Tile>::paired(tiles_ + matrix_.stage() * Tile::bytes).at(0, key_);
+#pragma unroll
+            for (int n = 0; n < rows / 8; n += 2) {
+                std::uint32_t matrices[4];
+                load_matrices<true>(matrices, tile + n * 8 * Tile::row_bytes);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    add(&s[0][n + i / 2][i % 2 * 2], scale, unpack<T>(matrices[i]), of_keys_[i % 2]);
+            }
+            release(matrix_);
+        } else if (p.biases.matrix == BiasMatrix::float32) {
+#pragma unroll 1
+            for (int first_key = 0; first_key < 128; first_key += 64) {
+                matrix_.wait_full();
+                if (const int key = key_ - first_key; key >= 0 && key < 64)
+                    add_float32(s, tiles_ + matrix_.stage() * Tile::bytes, key, scale);
+                release(matrix_);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < rows / 8; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) add(&s[0][n][half * 2], scale, {0, 0}, of_keys_[half]);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void read_keys(const HopperBackwardParameters& p, int head) {
+        head_ = head;
+        const KeyBiases biases(p.biases, batch_, head);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int key = task_key_ + key_ + half * 8 + lane_index() / 4;
+            of_keys_[half] = key < p.rows.mask.keys ? log2_e * biases.template sum<T>(key) : 0.0f;
+        }
+    }
+    /// `tile` has 64 keys, and `key` is the warp's first one in it.
+    __device__ __forceinline__ void add_float32(FragmentC (&s)[1][rows / 8], std::uint32_t tile, int key,
+                                                float scale) const {
+        const int row = lane_index() % 4 * 2, lane_key = key + lane_index() / 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int at = lane_key + half * 8;
+            const std::uint32_t of_panel = tile + at / 32 * Tile::panel_bytes + at % 4 * 4;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const std::uint32_t first = of_panel + Tile::offset(row + e, at % 32 / 4);
+#pragma unroll
+                for (int n = 0; n < rows / 8; ++n) {
+                    float term;
+                    asm volatile("ld.shared.f32 %0, [%1];"
+                                 : "=f"(term)
+                                 : "r"(first + n * 8 * Tile::row_bytes)
+                                 : "memory");
+                    float& score = s[0][n][half * 2 + e];
+                    score = fmaf(score, scale, fmaf(term, log2_e, of_keys_[half]));
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ static void add(float* pair, float scale, float2 terms, float of_key) {
+        pair[0] = fmaf(pair[0], scale, fmaf(terms.x, log2_e, of_key));
+        pair[1] = fmaf(pair[1], scale, fmaf(terms.y, log2_e, of_key));
+    }
+
+    std::uint32_t tiles_;
+    int key_;
+    int task_key_ = 0, batch_ = 0, head_ = -1;
+    float of_keys_[2] = {};  ///< log2(e) times the biases of a lane's two keys
+    RingPosition<Shared::Biases::stages> matrix_;
+};
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,372 @@
+#pragma once
+/// The gradient of a bias that is a matrix of queries and keys, with the asynchronous products and copies of
+/// Hopper. A thread block owns a tile of the gradient and loops over the batches and heads that share it, as
+/// the sequences of an Evoformer share a pair bias. The tile of the bias stays in shared memory and the sum
+/// of dS in registers, so the order of the additions is fixed. Where the gradient has few tiles, several
+/// thread blocks divide the batches and heads of a tile, and another kernel adds their sums in a fixed order.
+#include <gradtile/attention/cuda/16bit/pair_bias_gradient.cuh>
+#include <gradtile/attention/cuda/hopper/bias_tiles.cuh>
+
+namespace gradtile::attention::cuda {
+
+struct HopperBiasGradientParameters {
+    gradtile::cuda::TensorMap q, d_o, k, v;  ///< boxes of a tile's rows or keys
+    HopperBiases biases;
+    Bits16BackwardParameters rows;
+    BiasGradient gradient;
+    BiasGradientParts parts;
+};
+
+namespace device {
+
+/// The shared memory of a thread block.
+template <class Policy>
+struct HopperBiasGradientShared {
+    static constexpr HopperBiasGradientTiles tiles = Policy::tiles;
+    static_assert(tiles.rows == tiles.keys);
+    using InputTile = PanelTile<tiles.rows, Policy::head_dim>;  ///< of Q, dO, K or V
+    using BiasTile = device::BiasTile<tiles.rows>;
+    static constexpr int statistics_bytes = 4 * tiles.rows;
+    static constexpr int stage_inputs = 4 * InputTile::bytes, stage_numbers = 3 * statistics_bytes;
+    static constexpr int bias = 0, inputs = 2 * BiasTile::bytes,
+                         numbers = inputs + tiles.stages * stage_inputs,
+                         rings = numbers + tiles.stages * stage_numbers;
+    struct Rings {
+        Ring<1> bias;
+        Ring<tiles.stages> stages;
+    };
+    static_assert(sizeof(Rings) <= HopperBiasGradientTiles::ring_bytes);
+    static_assert(rings + HopperBiasGradientTiles::ring_bytes == tiles.shared_bytes(Policy::head_dim));
+
+    /// The addresses of a stage.
+    struct Stage {
+        std::uint32_t q, d_o, k, v, lse, delta, key_biases;
+        __device__ __forceinline__ Stage(std::uint32_t base, int stage)
+            : q(base + inputs + stage * stage_inputs),
+              d_o(q + InputTile::bytes),
+              k(d_o + InputTile::bytes),
+              v(k + InputTile::bytes),
+              lse(base + numbers + stage * stage_numbers),
+              delta(lse + statistics_bytes),
+              key_biases(delta + statistics_bytes) {}
+    };
+};
+
+/// The batches and heads that a thread block adds up.
+struct BiasGradientWork {
+    BiasBlock block;
+    int begin, end;
+
+    __device__ BiasGradientWork(const HopperBiasGradientParameters& p, int tile_rows, int tile_keys)
+        : block(p.gradient, p.rows.mask.queries, p.rows.mask.keys, tile_rows, tile_keys) {
+        const bool is_visible = p.rows.mask.sees_any(static_cast<int>(block.row), tile_rows,
+                                                     static_cast<int>(block.key), tile_keys);
+        const int all = is_visible ? p.gradient.summed_batches * p.gradient.summed_heads : 0,
+                  part = static_cast<int>(blockIdx.y);
+        begin = static_cast<int>(std::int64_t{all} * part / p.parts.count);
+        end = static_cast<int>(std::int64_t{all} * (part + 1) / p.parts.count);
+    }
+    struct Head {
+        int batch, head;
+    };
+    __device__ Head operator()(const BiasGradient& g, int n) const {
+        const int batch = n / g.summed_heads;
+        return {block.batch * g.summed_batches + batch,
+                block.head * g.summed_heads + n - batch * g.summed_heads};
+    }
+    __device__ int row() const { return static_cast<int>(block.row); }
+    __device__ int key() const { return static_cast<int>(block.key); }
+};
+
+/// Starts all copies to shared memory. One thread runs this.
+template <class Policy>
+__device__ __forceinline__ void produce_bias_gradient(
+    const HopperBiasGradientParameters& p, std::uint32_t base,
+    typename HopperBiasGradientShared<Policy>::Rings& rings) {
+    using Shared = HopperBiasGradientShared<Policy>;
+    using Tile = typename Shared::InputTile;
+    using BiasTile = typename Shared::BiasTile;
+    constexpr auto tiles = Policy::tiles;
+    const BiasGradientWork work(p, tiles.rows, tiles.keys);
+    if (work.begin >= work.end) return;
+    const BiasGradientWork::Head first = work(p.gradient, work.begin);
+    const RingPosition bias(rings.bias);
+    const int bias_keys = bias_tile_keys(p.biases.matrix);
+    bias.full().arrive_and_expect(tiles.keys / bias_keys * BiasTile::bytes);
+    for (int i = 0; i < tiles.keys / bias_keys; ++i)
+        load_bias_tile<BiasTile>(base + Shared::bias + i * BiasTile::bytes, p.biases, first.batch, first.head,
+                                 work.row(), work.key() + i * bias_keys, bias.full());
+    RingPosition stages(rings.stages);
+    for (int n = work.begin; n < work.end; ++n) {
+        const BiasGradientWork::Head at = work(p.gradient, n);
+        const typename Shared::Stage to(base, stages.stage());
+        const BoxPosition rows{0, work.row(), at.head, at.batch},
+            keys{0, work.key(), at.head / p.rows.sizes.group, at.batch};
+        const std::int64_t statistics =
+            (static_cast<std::int64_t>(at.batch) * p.rows.sizes.heads + at.head) * p.rows.padded_rows +
+            work.row();
+        stages.wait_empty();
+        stages.full().arrive_and_expect(Shared::stage_inputs + 2 * Shared::statistics_bytes);
+        Tile::load(to.q, p.q, rows, stages.full());
+        Tile::load(to.k, p.k, keys, stages.full());
+        Tile::load(to.d_o, p.d_o, rows, stages.full());
+        Tile::load(to.v, p.v, keys, stages.full());
+        load_bytes(to.lse, p.rows.lse_log2 + statistics, Shared::statistics_bytes, stages.full());
+        load_bytes(to.delta, p.rows.delta + statistics, Shared::statistics_bytes, stages.full());
+        stages.advance();
+    }
+}
+
+/// Writes log2(e) times the biases of keys of each stage. Several warps run this and take the stages in
+/// turns, since one warp's loads from the L2 cache take longer than the products of a stage.
+template <class T, class Policy>
+__device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParameters& p, std::uint32_t base,
+                                                   typename HopperBiasGradientShared<Policy>::Rings& rings,
+                                                   int warp) {
+    using Shared = HopperBiasGradientShared<Policy>;
+    constexpr auto tiles = Policy::tiles;
+    constexpr int lane_keys = tiles.keys / 32, warps = tiles.key_bias_warps();
+    const BiasGradientWork work(p, tiles.rows, tiles.keys);
+    RingPosition stages(rings.stages);
+    float next[lane_keys] = {};
+    const auto read = [&](int n) {
+        if (n >= work.end) return;
+        const BiasGradientWork::Head at = work(p.gradient, n);
+        const KeyBiases biases(p.biases, at.batch, at.head);
+        biases.template sum<T>(next, work.key() + lane_index(), p.rows.mask.keys);
+    };
+    for (int i = 0; i < warp; ++i) stages.advance();
+    read(work.begin + warp);
+    for (int n = work.begin + warp; n < work.end; n += warps) {
+        float sums[lane_keys];
+#pragma unroll
+        for (int i = 0; i < lane_keys; ++i) sums[i] = log2_e * next[i];
+        read(n + warps);
+        stages.wait_empty();
+        const std::uint32_t to = typename Shared::Stage(base, stages.stage()).key_biases + lane_index() * 4;
+#pragma unroll
+        for (int i = 0; i < lane_keys; ++i)
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + i * 128), "f"(sums[i]) : "memory");
+        stages.full().arrive_as_warp();
+#pragma unroll
+        for (int i = 0; i < warps; ++i) stages.advance();
+    }
+}
+
+/// A consumer warpgroup. It computes 64 rows of the tile, half of the keys at a time: the products of one
+/// half are computed during the exponentials of the other one.
+template <class T, class Policy>
+class BiasGradientConsumer {
+    using Shared = HopperBiasGradientShared<Policy>;
+    using Tile = typename Shared::InputTile;
+    using BiasTile = typename Shared::BiasTile;
+    static constexpr auto tiles = Policy::tiles;
+    static constexpr int half_keys = tiles.keys / 2, half_tiles = half_keys / 8;
+    using HalfTile = PanelTile<half_keys, Policy::head_dim>;  ///< half of the rows of a panel
+    using Half = FragmentC[1][half_tiles];
+
+  public:
+    __device__ __forceinline__ BiasGradientConsumer(const HopperBiasGradientParameters& p, std::uint32_t base,
+                                                    typename Shared::Rings& rings, int warpgroup)
+        : p_(p),
+          base_(base),
+          bias_(rings.bias),
+          stages_(rings.stages),
+          warpgroup_row_(warpgroup * 64),
+          row_(warpgroup * 64 + warp_index() % 4 * 16) {}
+
+    __device__ __forceinline__ void consume() {
+        const BiasGradientWork work(p_, tiles.rows, tiles.keys);
+        Half sum[2];
+        clear(sum[0]);
+        clear(sum[1]);
+        if (work.begin < work.end) {
+            const bool sees_all = p_.rows.mask.sees_all(work.row() + row_, 16, work.key(), tiles.keys);
+            bias_.wait_full();
+            Half s[2], d_p[2];
+            stages_.wait_full();
+            start(s[0], d_p[0], stages_.stage(), 0);
+            await_products<0>(s[0][0], d_p[0][0]);
+            for (int n = work.begin + 1; n < work.end; ++n)
+                add</*has_next=*/true>(sum, s, d_p, work, sees_all);
+            add</*has_next=*/false>(sum, s, d_p, work, sees_all);
+        }
+        const BiasGradient into =
+            p_.parts.count == 1
+                ? p_.gradient
+                : sums_of_part(p_.gradient, p_.parts, static_cast<int>(blockIdx.y), p_.rows.mask);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            for_each_element(sum[half], [&](float& element, int, int n, int e) {
+                work.block.store(into, row_ + e / 2 * 8 + lane_index() / 4,
+                                 half * half_keys + n * 8 + lane_index() % 4 * 2 + e % 2, element,
+                                 p_.rows.mask.queries, p_.rows.mask.keys);
+            });
+    }
+
+  private:
+    /// Adds dS of a batch and head. The products of the first half are complete, and this function computes
+    /// those of the next batch and head.
+    template <bool has_next>
+    __device__ __forceinline__ void add(Half (&sum)[2], Half (&s)[2], Half (&d_p)[2],
+                                        const BiasGradientWork& work, bool sees_all) {
+        const typename Shared::Stage at(base_, stages_.stage());
+        start(s[1], d_p[1], stages_.stage(), 1);
+        add_d_s(sum[0], s[0], d_p[0], at, work, sees_all, 0);
+        await_products<0>(s[1][0], d_p[1][0]);
+        RingPosition<tiles.stages> next = stages_;
+        next.advance();
+        if constexpr (has_next) {
+            next.wait_full();
+            start(s[0], d_p[0], next.stage(), 0);
+        }
+        add_d_s(sum[1], s[1], d_p[1], at, work, sees_all, 1);
+        if constexpr (has_next) await_products<0>(s[0][0], d_p[0][0]);
+        stages_.empty().arrive_as_warp();
+        stages_ = next;
+    }
+
+    /// Starts S = Q K^T and dP = dO V^T for half of the keys.
+    __device__ __forceinline__ void start(Half& s, Half& d_p, int stage, int half) const {
+        const typename Shared::Stage at(base_, stage);
+        const int rows = warpgroup_row_ * Tile::row_bytes, keys = half * half_keys * Tile::row_bytes;
+        begin_products();
+        start_a_bt<T, Tile, HalfTile>(s[0], at.q + rows, at.k + keys);
+        start_a_bt<T, Tile, HalfTile>(d_p[0], at.d_o + rows, at.v + keys);
+        commit_products();
+    }
+
+    /// sum += P (dP - D).
+    __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
+                                            const typename Shared::Stage& at, const BiasGradientWork& work,
+                                            bool sees_all, int half) const {
+        const int key = half * half_keys;
+        if (!sees_all) mask_scores(s, p_.rows.mask, work.row() + row_, work.key() + key);
+        float lse[2], delta[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const std::uint32_t of_row = (row_ + lane_index() / 4 + i * 8) * 4;
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[i]) : "r"(at.lse + of_row) : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(delta[i]) : "r"(at.delta + of_row) : "memory");
+        }
+        const std::uint32_t key_biases = at.key_biases + key * 4 + lane_index() % 4 * 8,
+                            tile = base_ + Shared::bias + row_ * BiasTile::row_bytes;
+        const auto add = [&](int n, int i, float2 terms, float2 of_keys) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int element = i * 2 + e;
+                const float shift =
+                    fmaf(e == 0 ? terms.x : terms.y, log2_e, (e == 0 ? of_keys.x : of_keys.y) - lse[i]);
+                const float probability = exp2_fast(fmaf(s[0][n][element], p_.rows.scale_log2, shift));
+                sum[0][n][element] =
+                    fmaf(probability, fmaf(d_p[0][n][element], 1 / p_factor, -delta[i]), sum[0][n][element]);
+            }
+        };
+        if (p_.biases.matrix == BiasMatrix::bits16) {
+            const auto lane_tile = LanePointer<BiasTile>::stacked(tile);
+#pragma unroll
+            for (int n = 0; n < half_tiles; n += 2) {
+                std::uint32_t matrices[4];
+                load_matrices<false>(matrices, lane_tile.at(0, key + n * 8));
+                const float2 of_keys[2] = {load_two_floats(key_biases + n * 32),
+                                           load_two_floats(key_biases + n * 32 + 32)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) add(n + i / 2, i % 2, unpack<T>(matrices[i]), of_keys[i / 2]);
+            }
+        } else {
+            const std::uint32_t half_tile = tile + half * BiasTile::bytes;
+#pragma unroll
+            for (int n = 0; n < half_tiles; ++n) {
+                const float2 of_keys = load_two_floats(key_biases + n * 32);
+                const int column = n * 8 % 32 + lane_index() % 4 * 2;
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    add(n, i,
+                        load_two_floats(half_tile + n * 8 / 32 * BiasTile::panel_bytes +
+                                        BiasTile::offset(lane_index() / 4 + i * 8, column / 4) +
+                                        column % 4 * 4),
+                        of_keys);
+            }
+        }
+    }
+
+    const HopperBiasGradientParameters& p_;
+    std::uint32_t base_;
+    RingPosition<1> bias_;
+    RingPosition<tiles.stages> stages_;
+    int warpgroup_row_, row_;  ///< the first rows of the warpgroup and of the warp in the tile
+};
+
+template <class T, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), 1)
+    hopper_pair_bias_gradient_kernel(const __grid_constant__ HopperBiasGradientParameters p) {
+    using Shared = HopperBiasGradientShared<Policy>;
+    constexpr auto tiles = Policy::tiles;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    auto& rings = *reinterpret_cast<typename Shared::Rings*>(shared + Shared::rings);
+    if (threadIdx.x == 0) {
+        constexpr int consumer_warps = 4 * tiles.consumers;
+        initialize(rings.bias, consumer_warps);
+        initialize(rings.stages, consumer_warps, /*fills=*/2);
+        publish_barriers();
+    }
+    __syncthreads();
+    gradtile::cuda::device::await_predecessor();
+    const std::uint32_t base = shared_address(shared);
+    const int warpgroup = warpgroup_index();
+    if (warpgroup == tiles.consumers) {
+        release_registers_down_to<tiles.producer_registers>();
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce_bias_gradient<Policy>(p, base, rings);
+        if (const int warp = warp_index() - 4 * tiles.consumers - 1;
+            warp >= 0 && warp < tiles.key_bias_warps())
+            produce_key_biases<T, Policy>(p, base, rings, warp);
+    } else {
+        take_registers_up_to<tiles.consumer_registers>();
+        BiasGradientConsumer<T, Policy>(p, base, rings, warpgroup).consume();
+    }
+}
+
+}  // namespace device
+
+template <int head_dim_>
+struct HopperBiasGradientPolicy {
+    static constexpr int head_dim = head_dim_;
+    static constexpr HopperBiasGradientTiles tiles = hopper_bias_gradient_tiles(head_dim);
+};
+
+template <class T>
+void launch_hopper_pair_bias_gradient(const HopperBackwardTensors& x,
+                                      const Bits16BackwardParameters& parameters,
+                                      const BiasGradient& gradient, const BiasGradientParts& parts,
+                                      const Context& ctx) {
+    using namespace gradtile::cuda;
+    const device::DeviceMask& mask = parameters.mask;
+    visit_head_dim(
+        HeadDims<32, 64>{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+        [&]<int head_dim>(HeadDim<head_dim>) {
+            using Policy = HopperBiasGradientPolicy<head_dim>;
+            using Shared = device::HopperBiasGradientShared<Policy>;
+            constexpr HopperBiasGradientTiles tiles = Policy::tiles;
+            constexpr int shared_bytes = tiles.shared_bytes(head_dim);
+            static_assert(shared_bytes <= 227 * 1024);
+            const auto map = [](const Tensor& tensor) {
+                return tensor_map(tensor, Policy::tiles.rows, Shared::InputTile::swizzle);
+            };
+            const HopperBiasGradientParameters p{
+                .q = map(x.q),
+                .d_o = map(x.d_o),
+                .k = map(x.k),
+                .v = map(x.v),
+                .biases = HopperBiases(parameters.scores, x.q, mask, tiles.rows),
+                .rows = parameters,
+                .gradient = gradient,
+                .parts = parts};
+            const dim3 blocks(device::bias_blocks(gradient, mask.queries, mask.keys, tiles.rows, tiles.keys),
+                              static_cast<unsigned>(parts.count));
+            launch(ctx, device::hopper_pair_bias_gradient_kernel<T, Policy>, blocks,
+                   {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+        });
+    add_bias_gradient_parts(gradient, parts, mask, static_cast<cudaStream_t>(ctx.stream()));
+}
+
+}  // namespace gradtile::attention::cuda
