@@ -299,13 +299,24 @@ class ReferenceEvaluation {
         for (std::size_t b = 0; b < max_biases; ++b) {
             if (biases_[b].empty()) continue;
             const double terms_of_element = terms / static_cast<double>(biases_[b].size());
+            const double error_of_delta = sums_keys(b) ? 0 : p * row.delta_error;
             sums_.d_biases[b].add(
                 bias_element(b, row, row.visible[n]), d_score,
-                {std::hypot(d_score_error, p * row.delta_error),
+                {std::hypot(d_score_error, error_of_delta),
                  (2 * row.sum_error + u_ * terms_of_element) * std::abs(d_score) + p * row.delta_error_shared,
                  std::sqrt(2.0) * roundoff_.factors * d_score,
                  d_score_error + p * row.delta_error_same_sign});
         }
+    }
+
+    bool sums_keys(std::size_t b) const { return p_.biases[b][3] == 1; }
+    /// All keys of a row have the same D. So in a sum over keys its errors add up: they are not independent.
+    void add_errors_of_delta(const Row& row) {
+        double sum = 0;
+        for (const double p : row.p) sum += p;
+        for (std::size_t b = 0; b < max_biases; ++b)
+            if (!biases_[b].empty() && sums_keys(b))
+                sums_.d_biases[b].add(bias_element(b, row, 0), 0, {sum * row.delta_error, 0, 0, 0});
     }
 
     /// dSink = -(sum over rows of exp(sink - LSE) D).
@@ -355,6 +366,7 @@ class ReferenceEvaluation {
                                roundoff_.factors * term, row.p_error_of_lse * term});
             }
         }
+        add_errors_of_delta(row);
         for (std::int64_t c = 0; c < p_.d_qk; ++c) {
             const std::size_t i = index(c), at = index(row.index * p_.d_qk + c);
             const double by_delta = std::abs(scale_ * mean_key[i]);

@@ -103,9 +103,11 @@ void draw_biases(Draw& draw, Problem& p) {
         if (bias.rank() > 0 && bias[0] == p.batch && draw.one_in(2)) bias[0] /= 2;
 }
 
+/// The work of a call; one without queries or keys has that of copies of the other side.
 double work_of(const Problem& p) {
-    return static_cast<double>(p.batch * p.heads) * static_cast<double>(p.queries) *
-           static_cast<double>(p.keys) * static_cast<double>(p.d_qk + p.d_v);
+    const auto length = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(1, n)); };
+    return static_cast<double>(p.batch * p.heads) * length(p.queries) * length(p.keys) *
+           static_cast<double>(p.d_qk + p.d_v);
 }
 /// Makes the largest of the sizes smaller until the work is at most `max_work`.
 void limit_work(Problem& p, double max_work) {
@@ -259,7 +261,9 @@ RandomCall large_random_call(std::uint64_t seed, std::int64_t max_scores) {
     p.keys = draw.one_in(2) ? p.queries : draw.between(64, longest);
     p.d_qk = draw_head_dim(draw);
     p.d_v = draw.one_in(3) ? draw_head_dim(draw) : p.d_qk;
-    const std::int64_t heads = std::max<std::int64_t>(1, max_scores / (p.queries * p.keys));
+    // Short heads have fewer scores than numbers in q and k.
+    const std::int64_t numbers = (p.queries + p.keys) * (p.d_qk + p.d_v) / 2,
+                       heads = std::max<std::int64_t>(1, max_scores / std::max(p.queries * p.keys, numbers));
     const std::int64_t group = std::min(heads, draw.one_in(2) ? std::int64_t{1} : draw.between(1, 8));
     p.key_heads = draw.between(1, std::min<std::int64_t>(32, heads / group));
     p.heads = p.key_heads * group;

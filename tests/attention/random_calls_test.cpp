@@ -147,7 +147,11 @@ void for_each_call(int calls, Make&& make, Body&& body) {
             }
             const int before =
                 ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count();
-            body(e);
+            try {
+                body(e);
+            } catch (const std::exception& error) {
+                ADD_FAILURE() << error.what();  // with the trace, which says how to repeat the call
+            }
             if (::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count() >
                 before)
                 ++failed;

@@ -2,10 +2,10 @@
 // run, dQ with Options::deterministic too; without it, dQ differs by roundings of sums in another order.
 //
 //     GRADTILE_TEST_ROUNDS=10000 attention_test --gtest_filter='*AttentionCudaRepeats*'     # the long form
-#include <cstdio>
-#include <functional>
+#include <iterator>
 
 #include "cuda_fixture.h"
+#include "device_difference.h"
 #include "packed_problems.h"
 
 namespace gradtile::attention::test {
@@ -15,13 +15,13 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
   protected:
     /// Repeats a call among neighbours that change what is in memory and in caches, which multiprocessors are
     /// free, and when thread blocks start.
-    void expect_equal_runs(const std::string& name, bool deterministic, const std::function<Result()>& call) {
-        SCOPED_TRACE(name + (deterministic ? ", deterministic" : ""));
-        const Result first = call();
+    void expect_equal_runs(const std::string& name, const Inputs& in, const Options& options) {
+        SCOPED_TRACE(name + (options.deterministic ? ", deterministic" : ""));
+        const std::vector<Tensor> first = outputs_of(in, options);
         for (int round = 1; round < rounds(20); ++round) {
             start_neighbour(round);
-            const Result again = call();
-            const char* const different = first_difference(first, again, deterministic);
+            const std::vector<Tensor> again = outputs_of(in, options);
+            const char* const different = first_difference(first, again, options.deterministic);
             ASSERT_EQ(different, nullptr) << different << " differs in round " << round;
         }
     }
@@ -33,8 +33,7 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
         for (const bool deterministic : {false, true}) {
             Options options = problem.options();
             options.deterministic = deterministic;
-            expect_equal_runs((::testing::Message() << problem).GetString(), deterministic,
-                              [&] { return run(gpu(), in, options); });
+            expect_equal_runs((::testing::Message() << problem).GetString(), in, options);
         }
     }
     void expect_equal_runs(const PackedProblem& problem) {
@@ -42,8 +41,9 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
         for (const bool deterministic : {false, true}) {
             Options options = problem.each.options();
             options.deterministic = deterministic;
-            expect_equal_runs((::testing::Message() << problem).GetString(), deterministic,
-                              [&] { return run(gpu(), in, options); });
+            options.cumulative_q = in.cumulative_q;
+            options.cumulative_k = in.cumulative_k;
+            expect_equal_runs((::testing::Message() << problem).GetString(), in.in, options);
         }
     }
 
@@ -71,22 +71,27 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
                 return pass_on(gpu());
         }
     }
+    /// O, LSE, dK, dV, the gradients of the options, and dQ.
+    std::vector<Tensor> outputs_of(const Inputs& in, const Options& options) const {
+        const Options with_tensors = in.with_tensors(options);
+        Saved saved;
+        const Tensor o = forward(gpu(), in.q, in.k, in.v, with_tensors, saved);
+        const Gradients d = backward(gpu(), in.d_o, with_tensors, saved, in.d_lse);
+        return {o, saved.lse, d.k, d.v, d.biases[0], d.biases[1], d.sink, d.q};
+    }
     /// The name of an output that differs more than it may; null if there is none.
-    const char* first_difference(const Result& a, const Result& b, bool deterministic) const {
-        if (a.o != b.o) return "O";
-        if (a.lse != b.lse) return "LSE";
-        if (a.d_k != b.d_k) return "dK";
-        if (a.d_v != b.d_v) return "dV";
-        if (a.d_bias_0 != b.d_bias_0) return "dBias 0";
-        if (a.d_bias_1 != b.d_bias_1) return "dBias 1";
-        if (a.d_sink != b.d_sink) return "dSink";
-        if (deterministic) return a.d_q == b.d_q ? nullptr : "dQ";
-        double largest = 0;
-        for (const double e : a.d_q) largest = std::max(largest, std::abs(e));
-        // One rounding for each of a few blocks.
-        const bool is_close =
-            largest_difference(a.d_q, b.d_q) <= 8 * roundoff_of(GetParam(), gpu().device()).storage * largest;
-        return is_close ? nullptr : "dQ";
+    const char* first_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b,
+                                 bool deterministic) const {
+        static constexpr const char* names[] = {"O", "LSE", "dK", "dV", "dBias 0", "dBias 1", "dSink", "dQ"};
+        const std::vector<DeviceDifference> differences = device_differences(gpu(), a, b);
+        for (std::size_t n = 0; n < std::size(names); ++n) {
+            const bool may_round = n + 1 == std::size(names) && !deterministic;
+            // One rounding for each of a few blocks.
+            const double bound = 8 * roundoff_of(GetParam(), gpu().device()).storage * differences[n].largest;
+            if (may_round ? !(differences[n].largest_difference <= bound) : differences[n].different_bits > 0)
+                return names[n];
+        }
+        return nullptr;
     }
 
     Context other_stream_{cuda_device_count() > 0 ? Context(Device::cuda(0), 1) : cpu};
@@ -176,6 +181,29 @@ TEST_P(AttentionCudaRepeats, CallsWithBiasesInTiles) {
                            .biases = {Shape{4, 1, 1, 264}, Shape{2, 4, 200, 264}},
                            .batch_divisor = 2},
                           /*typed_biases=*/true);
+}
+
+/// The comparison of all other tests here.
+TEST_P(AttentionCudaRepeats, OneBitIsADifference) {
+    constexpr std::int64_t length = 100'000;
+    std::vector<double> numbers(length, 0.5), others = numbers;
+    others[length - 1] = 0.5625;
+    const auto difference_of = [&](double a, double b) {
+        numbers[1] = a, others[1] = b;
+        const auto tensor = [&](const std::vector<double>& x) {
+            return from_host(gpu(), x, {length}, GetParam());
+        };
+        return device_differences(gpu(), {tensor(numbers)}, {tensor(others)}).at(0);
+    };
+    const DeviceDifference one = difference_of(-2, -2), of_zeros = difference_of(0.0, -0.0),
+                           of_nan = difference_of(std::nan(""), 1);
+    EXPECT_EQ(one.different_bits, 1);
+    EXPECT_EQ(one.largest_difference, 0.0625);
+    EXPECT_EQ(one.largest, 2);
+    EXPECT_EQ(of_zeros.different_bits, 2);
+    EXPECT_EQ(of_zeros.largest_difference, 0.0625);
+    EXPECT_EQ(of_nan.different_bits, 2);
+    EXPECT_EQ(of_nan.largest_difference, std::numeric_limits<double>::infinity());
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaRepeats, testing::ValuesIn(floating_dtypes),
