@@ -52,11 +52,11 @@ struct Options {
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
-    /// Makes gradients equal to the bit from run to run. Without this option, all gradients on the CPU, and
-    /// on a GPU dK and dV of flash2 and naive and all gradients of flash1, are equal anyway. On a GPU the
-    /// option also fixes the order of flash2's additions to dQ, which costs the 16-bit backward pass 11 to
-    /// 22% of its speed (31 to 41% on Hopper GPUs). It also fixes the order of memory_efficient's additions
-    /// to dK and dV: one thread block then computes a whole K/V head.
+    /// Makes gradients equal to the bit from run to run. Some gradients are equal without this option: all on
+    /// the CPU; on a GPU dK and dV of flash2 and naive, and all of flash1. On a GPU the option fixes the
+    /// order of flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed (31 to
+    /// 41% on Hopper GPUs). The option also fixes the order of memory_efficient's additions to dK and dV: one
+    /// thread block then computes a whole K/V head.
     bool deterministic = false;
 
     // ---- Options of the scores and probabilities ----

@@ -58,7 +58,7 @@ struct Case {
     double backward_flops() const { return flops_of(3 * head_dim + 2 * v_dim); }
 
   private:
-    /// FLOPs of products [S, S] x [S, .] that have so many columns together.
+    /// FLOPs of products [S, S] x [S, .] whose results have `columns` columns in total.
     double flops_of(std::int64_t columns) const {
         const double all = 2.0 * static_cast<double>(batch * heads * columns) * static_cast<double>(length) *
                            static_cast<double>(length);

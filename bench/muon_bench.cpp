@@ -1,5 +1,5 @@
-// Times the parts of a step of Muon on one GPU, for the matrices of a block of GPT-2 124M in 12 layers: its
-// symmetric products by one kernel and by cuBLASLt, and its passes over memory beside a copy. Then whole
+// Times the parts of a step of Muon on one GPU, for the matrices of 12 blocks of GPT-2 124M: the symmetric
+// products by one kernel and by cuBLASLt, and the passes over memory, compared with a copy. Then times whole
 // updates by Muon, with and without that kernel, and by AdamW.
 //     muon_bench [layers] [width]
 #include <algorithm>

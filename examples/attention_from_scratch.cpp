@@ -1,4 +1,4 @@
-// From softmax(Q K^T) V to FlashAttention-2 in seven steps, in float64, each asserted against the operator.
+// From softmax(Q K^T) V to FlashAttention-2 in seven steps, in float64, each compared with the operator.
 #include <cmath>
 #include <iostream>
 #include <limits>
@@ -121,8 +121,9 @@ int main() {
     const auto random = [&](std::uint64_t seed) { return randn(ctx, {1, N, 1, d}, DType::f64, Seed{seed}); };
     const Tensor q = random(1), k = random(2), v = random(3), d_o = random(4);
     const Inputs x{to_host(ctx, q), to_host(ctx, k), to_host(ctx, v)};
-    // Sums of at most N terms of a few units each, with a few roundings per term.
     bool ok = true;
+    // Each result is a sum of at most N terms. The magnitude of a term is a few units, and a term has a few
+    // roundings.
     const double bound = 64 * N * std::numeric_limits<double>::epsilon();
     const auto agree = [&](const char* what, const Vector& result, const Tensor& expected) {
         const Comparison difference = compare(from_host(ctx, result, expected.shape(), DType::f64), expected);

@@ -28,7 +28,7 @@ struct RingOfRows {
     /// The part of a row that a block holds is smaller than the ring: in the other stages, the next row is
     /// loaded during the softmax, when no stage is freed.
     static constexpr int max_part_vectors = 10 * stage_vectors;
-    /// Shared memory beside the ring is less than this.
+    /// An upper bound of the shared memory in addition to the ring.
     static constexpr int bytes_of_barriers = 3 << 10;
     /// Shorter rows would spend more time in the exchange between warps than in copies.
     static constexpr std::int64_t min_row_bytes = 48 << 10;

@@ -11,7 +11,7 @@
 namespace gradtile::attention::cpu {
 
 /// The sums of all requested bias gradients. Heads, batches or key blocks that add to the same sums must run
-/// one after the other in one task; Groups says which they are.
+/// one after the other in one task; Groups lists them.
 template <class A>
 class BiasGradients {
   public:

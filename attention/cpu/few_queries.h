@@ -41,7 +41,7 @@ void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const R
                          const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                          const Tensor& lse);
 
-/// Says which kernels a plan uses, for bench attention --explain.
+/// Returns a text that names the kernels of a plan, for bench attention --explain.
 template <class T>
 std::string explain(const FewQueriesPlan& plan, const Tensor& q);
 

@@ -124,7 +124,7 @@ inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int process
 /// thread blocks.
 FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                 const Tensor& k, int head_dim);
-/// Says what a plan does, for bench attention --explain.
+/// Returns a text that describes a plan, for bench attention --explain.
 std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOptions& options);
 
 /// The parts of a forward pass whose keys are split.

@@ -42,7 +42,7 @@ using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options,
 using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
-/// Says how a forward function computes a call.
+/// Returns a line of text that describes how a forward function computes a call.
 using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                     const Tensor& k, const Tensor& v);
 

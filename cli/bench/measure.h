@@ -22,8 +22,8 @@ struct Sampling {
 
 /// Median milliseconds of `work`, after two warm-up runs (the first chooses algorithms).
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work);
-/// The same for several kinds of work whose samples alternate, so that a change of the clock's rate affects
-/// all of them.
+/// Median milliseconds of each of several kinds of work. Their samples alternate, so that a change of the
+/// GPU's clock rate affects all of them.
 std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
                                              const std::vector<std::function<void()>>& works);
 /// Milliseconds of one call.

@@ -294,7 +294,8 @@ void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& 
         findings.push_back({.what = concat(name, ": largest error"),
                             .error = attention::accuracy::largest_difference(values, expected),
                             .bound = bound});
-        // Bias is not checked: the targets' d_logits are nearly equal in all rows and round the same way.
+        // It is not checked that errors are as likely positive as negative: the targets' d_logits are nearly
+        // equal in all rows and round the same way.
         using attention::accuracy::root_mean_square;
         std::vector<double> errors(values.size());
         for (std::size_t i = 0; i < values.size(); ++i) errors[i] = values[i] - expected[i];

@@ -66,7 +66,7 @@ std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_byte
     constexpr std::int64_t blocks_of_thread =
         4;  // so that other threads can do the work of a thread that starts late
     constexpr std::int64_t smallest_block = std::int64_t{32}
-                                            << 10;  // bytes of b, about the time of a hand-over
+                                            << 10;  // bytes of b, read in the time of starting a block
     const std::int64_t row_bytes = product.k * static_cast<std::int64_t>(element_bytes);
     const std::int64_t columns =
         std::max(ceil_div(product.n, blocks_of_thread * threads), ceil_div(smallest_block, row_bytes));

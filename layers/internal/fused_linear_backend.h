@@ -23,7 +23,7 @@ struct FusedLinearTiles {
 /// Computes fused_linear() for up to 8 rows in one kernel. Returns false and does nothing for more rows, for
 /// float64, and if the bytes of a row are not a multiple of 16.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
-/// The same with the given thread blocks, for bench/fused_linear_bench.cpp.
+/// Computes fused_linear() with the given thread blocks, for bench/fused_linear_bench.cpp.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
                   const FusedLinearTiles& tiles);
 

@@ -75,7 +75,7 @@ struct Transformer {
                          const Documents& documents = {}) const;
     /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
-    /// Returns the same for tokens [B,T] that follow those in the cache, and appends them to the cache.
+    /// Returns the logits [B,V] after tokens [B,T] that follow those in the cache, and appends these tokens.
     /// Throws Error when cached and new tokens together are more than the context.
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.

@@ -143,9 +143,9 @@ TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
         EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
 }
 
-/// The same for gradients and for the kernels of every head dim, with many blocks and shares of one. Q is 0,
-/// so that visible P are equal; V and dO are slices of an identity matrix, so that every element of O and dV
-/// is one element of P.
+/// Compares the dropped elements of both passes with those on the CPU, for the kernels of every head dim,
+/// with many blocks and with parts of one. Q is 0, so that visible P are equal; V and dO are slices of an
+/// identity matrix, so that every element of O and dV is one element of P.
 TEST_P(AttentionCudaDtypes, BothPassesDropTheSameElementsAsOnTheCpu) {
     const auto is_kept = [](const std::vector<double>& x) {
         std::vector<bool> kept;

@@ -324,7 +324,7 @@ TEST(ScoreOptions, ABiasMayHaveAnyStrides) {
         for_every_algorithm(dtype, [&](Algorithm algorithm) {
             Inputs in = random_inputs(ctx, problem, dtype);
             const Result expected = run(ctx, in, problem.options(algorithm));
-            // Keys outermost; and every second element of longer rows.
+            // Two layouts: keys on the outermost axis; every second element of rows that are twice as long.
             const Tensor keys_outermost = zeros(ctx, {1, 90, 70, 2}, DType::f32).transpose(1, 3);
             const Tensor every_second = zeros(ctx, {1, 1, 70, 90, 2}, DType::f32).select(4, 1);
             copy(ctx, keys_outermost, in.biases[0]);

@@ -159,7 +159,7 @@ TEST(Launcher, NamesTheRanksThatDoNotConnect) {
     EXPECT_EQ(outcome.err, "gradtile: rank 0: start failed: ranks 1 and 2 of 3 did not connect within 1 s\n");
 }
 
-/// A training long enough to be interrupted, with frequent saves.
+/// A run long enough to be interrupted, with frequent saves.
 Arguments long_training(const std::string& data, const std::filesystem::path& out) {
     return tiny_training(data, out) +
            Arguments{"--steps", "3000", "--save-every", "100", "--dropout", "0.1", "--quiet"};

@@ -20,13 +20,13 @@ std::int64_t lines_with(const std::vector<std::string>& lines, const std::string
 
 class Live : public testing::Test {
   protected:
-    /// A training long enough for several drawings.
+    /// A run long enough for several drawings.
     Arguments training(const std::string& steps = "400") const {
         return tiny_training(stories_, out_) + Arguments{"--width",      "64",      "--context",
                                                          "64",           "--steps", steps,
                                                          "--eval-every", "50",      "--live"};
     }
-    /// A training that a test interrupts.
+    /// A run that a test interrupts.
     Arguments endless() const { return training("1000000"); }
 
     /// Checks that one dashboard is left, above the results, and returns the lines of the screen.

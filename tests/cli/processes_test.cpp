@@ -51,7 +51,7 @@ class Processes : public testing::Test {
         stories_ = write_stories(place_);
     }
 
-    /// A training long enough to be interrupted, with frequent saves.
+    /// A run long enough to be interrupted, with frequent saves.
     Arguments training(const std::filesystem::path& out, double timeout = 60.0) const {
         const Arguments device = gpus > 0 ? Arguments{"--device", "cuda", "--deterministic"} : Arguments{};
         return tiny_training(stories_, out) + device + Arguments{"--batch",      std::to_string(2 * ranks_),

@@ -28,7 +28,7 @@ int signal_rounds() {
     return rounds != nullptr ? std::atoi(rounds) : 2;
 }
 
-/// A training that spends most of its time in the matrix library.
+/// A run that spends most of its time in the matrix library.
 Arguments large_training(const std::string& data, const std::filesystem::path& out) {
     return {"train", "--data",        data, "--out",    out.string(), "--tokenizer",  "bytes", "--layers",
             "2",     "--heads",       "4",  "--width",  "128",        "--context",    "128",   "--batch",

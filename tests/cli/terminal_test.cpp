@@ -35,7 +35,7 @@ std::vector<std::string> rewritten_lines(const std::string& text) {
 
 class Terminal : public testing::Test {
   protected:
-    /// A training long enough for several updates of the progress line.
+    /// A run long enough for several updates of the progress line.
     Arguments training(const std::string& name) const {
         return tiny_training(stories_, place_ / name) +
                Arguments{"--width", "64", "--context", "64", "--steps", "400", "--eval-every", "50"};

@@ -16,7 +16,7 @@ namespace {
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr Activation some_activations[] = {Activation::gelu_tanh, Activation::gelu, Activation::swiglu};
 
-/// Columns before the activation for each column after it.
+/// The number of input columns of the activation for each of its output columns.
 std::int64_t halves_of(Activation activation) {
     return traits_of(activation).gated ? 2 : 1;
 }

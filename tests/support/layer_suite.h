@@ -20,8 +20,8 @@ struct LayerSuite {
     /// float32 roundings per element of y or dx, for the error bound: nested additions of a sum over the
     /// width (width / 32 lanes + 5 reduction steps) plus the operations of the formula.
     double operations = 0;
-    /// Results within the layer that are rounded to the dtype, each at most as large as the largest element
-    /// of the layer's result.
+    /// The number of intermediate results that are rounded to the dtype. None of them is larger than the
+    /// largest element of the layer's result.
     double rounded_within = 0;
     /// The leading axes of x, one shape for each test. 3 x 171 rows are enough for several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};

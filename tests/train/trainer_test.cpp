@@ -369,7 +369,7 @@ TEST(Trainer, PackedTrainsOnDocumentsAsIfEachWereAlone) {
     std::optional<StepReport> first;
     trainer.on_step([&](const StepReport& report) { first = report; });
     trainer.run();
-    // As below: well below 1e3 roundings.
+    // The two losses differ by well below 1e3 roundings.
     const double bound = 1e3 * std::numeric_limits<float>::epsilon();
     EXPECT_NEAR(first->loss, loss / counted, bound * loss / counted);
 }

@@ -20,7 +20,7 @@ namespace gradtile {
 Context generation_context(const LanguageModel& model,
                            const std::function<void(const Context& dry)>& longest_pass);
 
-/// Says which tokens of a text the model sees: at first the last `context` tokens. Each time the text has
+/// The tokens of a text that the model sees: at first the last `context` tokens. Each time the text has
 /// grown beyond the context, the oldest half of the window is dropped. So a window seldom changes its
 /// beginning: with learned or rotary positions, a change gives every cached key another position, and the
 /// whole window must be read again.

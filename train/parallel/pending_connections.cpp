@@ -13,7 +13,8 @@ namespace {
 
 // A handshake takes two round trips.
 constexpr auto max_handshake_time = std::chrono::seconds(5);
-// Only results of an exchange are longer, and only rank 0 sends results.
+// The longest message that rank 0 accepts. Only the results of an exchange are longer, and only rank 0 sends
+// results.
 constexpr std::size_t max_bytes_to_root = 2 * max_exchanged_bytes;
 
 /// Sends without waiting: the buffer of a new connection holds a whole message unless it is broken.

@@ -66,8 +66,8 @@ __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std:
             c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
 }
 
-/// Starts c += a b for a [64, rows of b] in registers. c has `tiles` tiles of 8 columns; so many columns of
-/// `b` are used.
+/// Starts c += a b for a [64, rows of b] in registers. c has `tiles` tiles of 8 columns; only the first
+/// 8 * tiles columns of `b` are used.
 template <class T, class TileB, int tiles>
 __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA (&a)[TileB::rows / 16][1],
                                           std::uint32_t b) {

@@ -23,13 +23,13 @@ __device__ __forceinline__ float tanh_fast(float x) {
     return copysignf(y < 0.625f ? small : large, x);
 }
 
-/// The functions of ScoreFormula for scores of tensor cores.
+/// Fast mathematical functions that ScoreFormula calls for the accumulators of tensor cores.
 struct FastMath {
     __device__ __forceinline__ static float tanh(float x) { return tanh_fast(x); }
     __device__ __forceinline__ static float quotient(float x, float y) { return x * (1 / y); }
     __device__ __forceinline__ static float abs(float x) { return fabsf(x); }
 };
-/// The functions of ScoreFormula for single pairs.
+/// Accurate mathematical functions that ScoreFormula calls for single pairs.
 struct PreciseMath {
     template <class A>
     __device__ __forceinline__ static A tanh(A x) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, con
     }
 }
 
-/// Says what the rows of accumulators are: queries in the forward pass, keys in the backward pass.
+/// What the rows of accumulators are: queries in the forward pass, keys in the backward pass.
 enum class RowsAre : std::uint8_t { queries, keys };
 
 /// How add_matrix() may read a matrix. checked: element by element, and tests whether each element exists.
@@ -268,7 +268,7 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
     }
 }
 
-/// Says which elements of a lane's accumulators dropout keeps. The rows of the accumulators are keys, and the
+/// The elements of a lane's accumulators that dropout keeps. The rows of the accumulators are keys, and the
 /// columns are queries in `tiles` tiles of eight.
 template <int tiles>
 class KeptOfColumns {

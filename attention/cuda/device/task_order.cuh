@@ -35,8 +35,8 @@ struct TaskOrder {
         int part;
     };
     __device__ Task operator()(int index) const {
-        // The heads that fill no whole set come first: as the last set, they would leave their long tasks to
-        // the end of the run.
+        // The heads that fill no whole set come first: in a last set, their long tasks would start when few
+        // tasks are left for the other multiprocessors.
         const int rest = batch_heads % cached_heads;
         if (index < rest * parts) return {index % rest, index / rest};
         const int set = (index - rest * parts) / (cached_heads * parts), first = rest + set * cached_heads,

@@ -52,7 +52,7 @@ struct HopperBackwardShared {
         typename TaskOf<Policy>::Announced task[2];
         Philox::Key dropout_key;                              ///< only if Policy::may_drop
         Ring<2> d_q;                                          ///< only if adds_in_bulk
-        Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, as what follows
+        Ring<Policy::sums_in_ring ? added_stages : 1> added;  ///< only if sums_in_ring, like finisher_tasks
         FinisherTask finisher_tasks[d_q_finishers];
         [[no_unique_address]] typename BackwardBiasShared<Policy>::Rings biases;
     };
@@ -240,13 +240,14 @@ class BackwardConsumer {
         add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
     }
 
-    /// The same if tiles.overlaps_blocks. The tensor cores get the products in this order, where dK and dQ
+    /// add_all() if tiles.overlaps_blocks. The tensor cores get the products in this order, where dK and dQ
     /// belong to the previous block of rows:
     ///
     ///     dK, dQ, dP    while P is computed
     ///     dV, next S    while dS is computed
     ///
-    /// So they have work while both warpgroups compute, although these wait for each other's dS.
+    /// So the tensor cores have work while both warpgroups compute, although the warpgroups wait for each
+    /// other's dS.
     __device__ __forceinline__ void add_all_overlapped(Gradient& d_k, Gradient& d_v, const Task& task) {
         Scores s, d_p;
         LeftOperand p, d_s;
@@ -433,8 +434,8 @@ class BackwardConsumer {
     __device__ __forceinline__ int warp_key(const Task& task) const {
         return task.key + warpgroup_ * 64 + warp_ * 16;
     }
-    /// Uses atomic additions, because other blocks of keys add to the same rows, or hands dQ to the thread
-    /// that adds in bulk.
+    /// Adds dQ atomically, because other blocks of keys add to the same rows, or copies dQ to shared memory
+    /// for the thread that adds in bulk.
     __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;

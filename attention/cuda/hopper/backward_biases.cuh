@@ -5,7 +5,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The shared memory of the tiles; empty if the policy's rule is another one.
+/// The shared memory of the bias tiles; empty for policies without biases.
 template <class Policy, bool has_biases = Policy::rule == HopperRule::biases>
 struct BackwardBiasShared {
     static constexpr int bytes = 0;
@@ -24,7 +24,7 @@ struct BackwardBiasShared<Policy, true> {
     };
 };
 
-/// The producer's part. The functions of other rules do nothing.
+/// The loads of bias tiles by the producer. Without biases the functions do nothing.
 template <class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
 class BackwardBiasProducer {
   public:
@@ -60,7 +60,7 @@ class BackwardBiasProducer<Policy, Shared, true> {
     RingPosition<Shared::Biases::stages> matrix_;
 };
 
-/// A consumer warp's reader.
+/// Adds biases to the scores of a consumer warp. Without biases the functions do nothing.
 template <class T, class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
 class BackwardBiasReader {
   public:

@@ -239,7 +239,7 @@ class ColumnsConsumer {
         commit_products();
     }
 
-    /// Turns S^T into P^T times p_factor, for the product with dO, and hands it to warpgroup 1.
+    /// Turns S^T into P^T times p_factor, for the product with dO, and stores it for warpgroup 1.
     __device__ __forceinline__ void make_p(LeftOperand& left, Scores& s, const Task& task,
                                            RowPosition at) const {
         make_probabilities<Policy>(s, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows,
@@ -276,7 +276,7 @@ class ColumnsConsumer {
         return base_ + Shared::p + i * 16 * warpgroup_threads + (warp_ * 32 + lane_index()) * 16;
     }
 
-    /// Turns dP^T into dS^T and hands it to both warpgroups.
+    /// Turns dP^T into dS^T and stores it for both warpgroups.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const FragmentA (&p)[rows / 16]) const {
         const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
 #pragma unroll

@@ -66,7 +66,7 @@ struct KeyTask {
     }
 };
 
-/// The same for a packed sequence. Rows and keys count from its start.
+/// A block of keys of one head of a packed sequence. Rows and keys count from the sequence's start.
 template <class Policy>
 struct PackedKeyTask {
     /// What the producer writes to shared memory for the consumers.

@@ -33,7 +33,7 @@ class KeyBiases {
     __device__ __forceinline__ KeyBiases(const HopperBiases& biases, int batch, int head)
         : first_(biases.of_keys[0].rows_of(batch, head)), second_(biases.of_keys[1].rows_of(batch, head)) {}
 
-    /// Their sum for a key, which must exist. T is the dtype of biases that are not float32.
+    /// The sum of the biases of a key, which must exist. T is the dtype of biases that are not float32.
     template <class T>
     __device__ __forceinline__ float sum(int key) const {
         float sum = 0;

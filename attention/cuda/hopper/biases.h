@@ -28,7 +28,7 @@ struct HopperBiases {
     HopperBiases(const ScoreOptions& scores, const Tensor& q, const device::DeviceMask& mask, int box_rows);
 };
 
-/// Says why the Hopper kernels cannot read these biases, or nullptr if they can. `dtype` is q's.
+/// Returns the reason why the Hopper kernels cannot read these biases; nullptr if they can. `dtype` is q's.
 const char* why_no_hopper_biases(const ScoreOptions& scores, DType dtype);
 /// The index of the matrix of queries and keys among the call's biases, or -1.
 int bias_matrix_index(const ScoreOptions& scores);

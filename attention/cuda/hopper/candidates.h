@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. Tiles that `gradtile bench attention --tune` times beside those of the policy (tiles.h). A build
-/// with -DGRADTILE_TUNE=ON has kernels for them: bfloat16, dense, without score rules, not deterministic. To
-/// try other tiles, add them here.
+/// INTERNAL. Tiles that `gradtile bench attention --tune` compares with those of the policy (tiles.h). A
+/// build with -DGRADTILE_TUNE=ON has kernels for these tiles: bfloat16, dense, without score rules, not
+/// deterministic. To try other tiles, add them here.
 #include <span>
 
 #include <gradtile/attention/cuda/hopper/tiles.h>
@@ -32,7 +32,7 @@ inline constexpr HopperBackwardTiles backward_32[] = {{128, false, false}, {128,
                                      backward_128[] = {{64, false, false}};
 }  // namespace candidates
 
-/// `head_dim` is that of the kernel.
+/// `head_dim` is that of the forward kernel.
 constexpr std::span<const HopperForwardTiles> hopper_forward_candidates(int head_dim) {
     using namespace candidates;
     if (head_dim <= 32) return forward_32;
@@ -42,7 +42,8 @@ constexpr std::span<const HopperForwardTiles> hopper_forward_candidates(int head
     if (head_dim <= 192) return forward_192;
     return forward_256;
 }
-/// The same for the backward pass. Head dims above hopper_backward_keys_max_head_dim have none.
+/// `head_dim` is that of the backward kernel. Head dims above hopper_backward_keys_max_head_dim have no
+/// candidates.
 constexpr std::span<const HopperBackwardTiles> hopper_backward_candidates(int head_dim) {
     using namespace candidates;
     if (head_dim <= 32) return backward_32;

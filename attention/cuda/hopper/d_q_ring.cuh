@@ -5,10 +5,10 @@
 ///
 /// Memory order. The consumers' additions (red, relaxed) precede their arrivals at a barrier in shared
 /// memory, which release to the thread block. A finisher's lane acquires them there, and its fence at GPU
-/// scope comes before it counts; fences are cumulative, so whoever reads a later count sees these additions.
+/// scope comes before it counts; fences are cumulative, so a lane that reads a later count sees them all.
 /// The finisher that reads the last count executes a fence and then loads all sums. It clears them before it
-/// releases `finished`, which the producer of the slot's next user acquires; consumers learn of that by the
-/// barrier of the loads.
+/// releases `finished`, which the producer of the slot's next head acquires; the consumers acquire the
+/// cleared sums through the barrier of the loads.
 ///
 /// No deadlock. Tasks are taken in the order of their numbers, and a task waits only for K/V heads whose
 /// tasks all have smaller numbers, because a ring has at least as many slots as a set of TaskOrder has heads.
@@ -68,7 +68,7 @@ class SumsProducer<true> {
             static_cast<unsigned>(task.earlier_uses(p)) * static_cast<unsigned>(p.ring.finished_per_use);
         while (static_cast<int>(static_cast<unsigned>(load_acquire(finished)) - needed) < 0) __nanosleep(100);
     }
-    /// Waits until the consumers may add dQ of one more block of rows, in place of the consumers.
+    /// Waits, so that the consumers need not wait, until they may add dQ of one more block of rows.
     __device__ __forceinline__ void wait_for_additions() {
         added_.wait_empty();
         added_.advance();

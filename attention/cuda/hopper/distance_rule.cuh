@@ -7,7 +7,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-// The questions of ScoreOptions, for kernels.
+// The conditions that ScoreOptions has on the host, for kernels.
 __device__ __forceinline__ bool changes_products(const ScoreOptions& scores) {
     return static_cast<float>(scores.softcap) != 0;
 }
@@ -31,7 +31,8 @@ __device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_
     add_distance_terms<rows_are>(s, rule, row, key);
 }
 
-/// The functions of ScoreFormula, without the branches of a rounded division.
+/// The mathematical functions that ScoreFormula calls. quotient() multiplies by an approximate reciprocal,
+/// because a correctly rounded division has branches.
 struct HopperMath : FastMath {
     __device__ __forceinline__ static float quotient(float x, float y) { return x * __fdividef(1.0f, y); }
 };

@@ -1,8 +1,8 @@
 #pragma once
 /// The forward pass for few queries and many keys with the asynchronous products and copies of Hopper, for 33
-/// to 64 rows: see few_queries.h. So many rows use the tensor cores enough that copies and products must
-/// overlap. A producer warp copies blocks of keys, and one consumer warpgroup computes; two thread blocks
-/// share a multiprocessor.
+/// to 64 rows: see few_queries.h. With more than 32 rows the products take so long that they must overlap
+/// with the copies. A producer warp copies blocks of keys, and one consumer warpgroup computes; two thread
+/// blocks share a multiprocessor.
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/device/merge_splits.cuh>

@@ -39,7 +39,7 @@ struct RowTask {
     __device__ int sequence() const { return batch; }
 };
 
-/// The same for a packed sequence. Rows and keys count from its start.
+/// A block of rows of one head of a packed sequence. Rows and keys count from the sequence's start.
 struct PackedRowTask {
     int head;
     int row;  ///< -1: there are no more tasks
@@ -119,8 +119,8 @@ __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters&
         if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
     }
 }
-/// The same for packed sequences. Their lengths are not known when the kernel is launched, so thread blocks
-/// take tasks from a counter, long ones first.
+/// Calls f(task) for the tasks of this thread block in packed sequences. The lengths of the sequences are not
+/// known when the kernel is launched, so thread blocks take tasks from a counter, long ones first.
 template <class Policy, class F>
 __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardParameters& p, F&& f) {
     PackedCounters* const counters = p.row_tasks.counters();

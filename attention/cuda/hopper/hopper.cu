@@ -24,7 +24,7 @@ bool is_turned_off() {
 enum class Pass : std::uint8_t { forward, backward };
 
 #ifdef GRADTILE_HAVE_HOPPER
-/// Says why scores with biases must not use the Hopper kernels, or nullptr if they may.
+/// Returns the reason why scores with biases must not use the Hopper kernels; nullptr if they may.
 const char* why_no_biases(const ScoreOptions& scores, Pass pass, std::initializer_list<Tensor> tensors) {
     // Measured on an H100, 256 sequences x 8 heads x 512 tokens of head dim 32, a mask bias and a pair bias:
     // eight Hopper kernels took 0.59 to 0.75 ms, the kernel for all GPUs 0.58 to 0.62. In the backward pass,
@@ -37,8 +37,8 @@ const char* why_no_biases(const ScoreOptions& scores, Pass pass, std::initialize
     return why_no_hopper_biases(scores, tensors.begin()->dtype());
 }
 
-/// Says why score rules other than biases must not use the Hopper kernels, which take every such rule;
-/// nullptr if they may.
+/// Returns the reason why score rules other than biases must not use the Hopper kernels; nullptr if they may.
+/// The kernels support every such rule, but not every scale and softcap.
 const char* why_no_rule(const ScoreOptions& scores, double scale) {
     if (scores.scores_are_products) return nullptr;
     // Kernels divide scores by the scale.
@@ -128,10 +128,9 @@ const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list
 
 const char* why_not_hopper_few_queries(const ResolvedOptions& options, const FewQueriesPlan& plan,
                                        int head_dim, std::initializer_list<Tensor> tensors) {
-    // Elsewhere the kernel for all GPUs is as fast or faster. Measured on an H100 with `gradtile bench
-    // attention
-    // --queries 64 --length 16384 --batch 8 --heads 16`: 2,750 for 2,600 GB/s at head dim 128, 2,170 for
-    // 2,510 at 64.
+    // For other calls the kernel for all GPUs is as fast or faster. Measured on an H100 with `gradtile bench
+    // attention` (--queries 64 --length 16384 --batch 8 --heads 16): the Hopper kernel reads 2,750 GB/s and
+    // the kernel for all GPUs 2,600 GB/s at head dim 128, 2,170 and 2,510 GB/s at head dim 64.
     if (plan.rows <= 32) return "there are at most 32 rows";
     if (head_dim != hopper_few_queries_head_dim) return "the head dim is not 97 to 128";
     if (!options.scores.scores_are_products) return "the scores have rules";

@@ -1,5 +1,6 @@
 #pragma once
-/// INTERNAL. Which 16-bit calls the Hopper kernels compute. All others go to the kernels for sm_80 and later.
+/// INTERNAL. The 16-bit calls that the Hopper kernels compute. The kernels for sm_80 and later compute all
+/// others.
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/hopper/parameters.h>
@@ -8,25 +9,26 @@
 
 namespace gradtile::attention::cuda {
 
-/// Says why the forward pass of a call must not use the Hopper kernels, or nullptr if it may. `tensors` are
-/// all that the kernels copy by TMA, first q, k and v. The environment variable GRADTILE_HOPPER_ATTENTION=off
-/// turns these kernels off.
+/// Returns the reason why the forward pass of a call must not use the Hopper kernels; nullptr if it may.
+/// `tensors` are all tensors that the kernels copy by TMA, first q, k and v. The environment variable
+/// GRADTILE_HOPPER_ATTENTION=off turns these kernels off.
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors);
 
-/// Enqueues the forward pass of a call that may use them. `row_tasks` is memory for the tasks of packed
-/// sequences, or null.
+/// Enqueues the forward pass of a call for which why_not_hopper() returned nullptr. `row_tasks` is memory for
+/// the tasks of packed sequences, or null.
 void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
                     const Tensor& v, const Tensor& o, const Tensor& lse, PackedTask* row_tasks);
 
-/// Says why few queries must not use the Hopper kernel, or nullptr if they may.
+/// Returns the reason why few queries must not use the Hopper kernel; nullptr if they may.
 const char* why_not_hopper_few_queries(const ResolvedOptions& options, const FewQueriesPlan& plan,
                                        int head_dim, std::initializer_list<Tensor> tensors);
-/// Enqueues the forward pass of few queries that may use it.
+/// Enqueues the forward pass of few queries for which why_not_hopper_few_queries() returned nullptr.
 void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
                         const Bits16ForwardParameters& parameters, const SplitParameters& split);
 
-/// The same for the backward pass: also says why not for heads that another kernel computes faster, and for
-/// score rules above head dim 128.
+/// Returns the reason why the backward pass of a call must not use the Hopper kernels; nullptr if it may. The
+/// backward pass has two more reasons: heads that another kernel computes faster, and score rules above head
+/// dim 128.
 const char* why_not_hopper_backward(const ResolvedOptions& options, const device::Sizes& sizes,
                                     std::int64_t batch_heads, std::initializer_list<Tensor> tensors);
 
@@ -39,8 +41,8 @@ DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std:
 /// hopper_backward_keys_max_head_dim.
 HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim);
 
-/// Enqueues the backward pass of a call that may use them. Uses next_task also if the call is not
-/// deterministic, and the counters of the ring after it.
+/// Enqueues the backward pass of a call for which why_not_hopper_backward() returned nullptr. Uses next_task
+/// even if the call is not deterministic, and the counters of the ring, which follow next_task in memory.
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters);
 

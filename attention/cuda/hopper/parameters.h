@@ -55,7 +55,7 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
             throw Error("attention: no Hopper kernel adds biases in the forward pass");
     }
 }
-/// The same for the backward pass, which has kernels for biases, too.
+/// Calls f<rule>() for the rule of the backward pass, which also has kernels for biases.
 template <class F>
 void visit_hopper_backward_rule(const ScoreOptions& scores, F&& f) {
     if (hopper_rule(scores) == HopperRule::biases) return f.template operator()<HopperRule::biases>();
@@ -132,7 +132,7 @@ struct HopperBackwardParameters {
 template <class T>
 void launch_hopper_backward(const HopperBackwardTensors& tensors, const Bits16BackwardParameters& parameters,
                             const Context& ctx);
-/// The same for head dims above hopper_backward_keys_max_head_dim.
+/// Enqueues the backward pass for head dims above hopper_backward_keys_max_head_dim.
 template <class T>
 void launch_hopper_backward_columns(const HopperBackwardTensors& tensors,
                                     const Bits16BackwardParameters& parameters, const Context& ctx);

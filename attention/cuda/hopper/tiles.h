@@ -1,11 +1,12 @@
 #pragma once
 /// INTERNAL. The policy of the Hopper kernels (sm_90a: wgmma and TMA): tiles, schedules and thresholds. The
-/// schedules that follow from it are in schedule.h. The reasons are figures of one H100 in bfloat16, TFLOP/s
-/// if nothing else is said, from bench/results/2026-11-24-hopper-h100.md and 2026-11-25-hopper-h100.md.
+/// schedules that follow from it are in schedule.h. The reasons are figures of one H100 in bfloat16, in
+/// TFLOP/s unless another unit is given, from bench/results/2026-11-24-hopper-h100.md and
+/// 2026-11-25-hopper-h100.md.
 ///
 ///     gradtile bench attention --device cuda --dtype bf16 --tune --head-dim D --length S
 ///
-/// times each choice beside the others: schedules in every build, tiles (candidates.h) in a build with
+/// times every choice: schedules in every build, tiles (candidates.h) in a build with
 /// -DGRADTILE_TUNE=ON.
 #include <algorithm>
 #include <cstdint>
@@ -46,19 +47,19 @@ struct HopperForwardTiles {
 constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, bool applies_rules) {
     if (qk_dim <= 64 && applies_rules)
         return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
-    // Three consumers, causal: 469 for the 394 of two at S 16,384, and 258 for 221 at S 1,024. Turns: 494 for
-    // 445 at S 16,384; 160 for 168 at S 512. More stages changed nothing.
+    // Causal, with three consumers and with two: 469 and 394 at S 16,384, 258 and 221 at S 1,024. With turns
+    // and without: 494 and 445 at S 16,384, 160 and 168 at S 512. More stages changed nothing.
     if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
-    // O has memory of its own: 176 keys without it gave 710 for 725 at S 16,384, 311 for 362 at S 1,024
-    // causal.
+    // O has memory of its own. Without this memory 176 keys fit, but the kernel had 710 instead of 725 at
+    // S 16,384, and 311 instead of 362 at S 1,024 causal.
     if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     // The most keys that fit shared memory.
     if (qk_dim <= 192) return {.consumers = 2, .keys = 112, .stages = 2, .q_stages = 1, .ordered = false};
     return {.consumers = 2, .keys = 80, .stages = 2, .q_stages = 1, .ordered = false};
 }
 
-/// Plain dense calls of this head dim with at most so many keys have other tiles: 426 for 383 at S 4,096, 317
-/// for 281 at S 1,024, both causal.
+/// Plain dense calls of this head dim with at most hopper_short_keys keys have other tiles. Causal: 426
+/// instead of 383 at S 4,096, 317 instead of 281 at S 1,024.
 inline constexpr int hopper_short_head_dim = 64, hopper_short_keys = 4096;
 inline constexpr HopperForwardTiles hopper_short_forward_tiles{
     .consumers = 4, .keys = 64, .stages = 2, .q_stages = 2, .ordered = true};
@@ -102,14 +103,14 @@ struct HopperBackwardTiles {
 /// `applies_rules`: whether the kernel applies a formula, dropout or biases, which need registers.
 constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_rules = false) {
     // A block of rows costs a barrier, so the more rows the better. But S, dP and, for a while, dQ take rows
-    // / 2 registers each beside dK and dV, which take head_dim / 2: too many for 128 rows and a head dim
-    // of 64.
-    // Bulk additions take bandwidth of shared memory in place of consumers' time. Measured on an H100: 13%
-    // faster at head dim 128, but 2% slower at 64 and 3% slower at 32.
+    // / 2 registers each, and dK and dV take head_dim / 2 each: too many for 128 rows and a head dim of 64.
+    // Bulk additions cost bandwidth of shared memory and save consumers' time: 13% faster at head dim 128,
+    // but 2% slower at 64 and 3% slower at 32.
     // To overlap blocks of rows, S, dP, dQ and 16-bit P and dS take 112 registers beside dK and dV at 64 rows
     // and a head dim of 64; the larger head dim and 128 rows have too few left. Q of a block is then in use
     // until the middle of the next one, so two stages would leave no time for its load.
-    // Measured on an H100: 437 for 402 at S 16,384 causal, 384 for 367 at S 4,096, 273 for 267 at S 1,024.
+    // Causal: 437 with the overlap and 402 without at S 16,384, 384 and 367 at S 4,096, 273 and 267 at
+    // S 1,024.
     const bool overlaps_blocks = head_dim > 32 && head_dim <= 64 && !applies_rules;
     return {.rows = head_dim <= 32 ? 128 : 64,
             .adds_in_bulk = head_dim > 64,
@@ -164,23 +165,24 @@ struct HopperColumnsTiles {
 /// Whether a task of the forward pass is a pair of blocks of rows, counted from both ends of a head, or one
 /// block. Under a causal mask, the first and the last block together have as many keys as the second and the
 /// last but one, and so on. As tasks, such pairs keep all multiprocessors equally busy, if there are enough
-/// of them. Causal: D 256 785 for 480, D 128 and S 16,384 661 for 565, D 64 and S 2,048 360 for 322.
+/// of them. Causal, with pairs and with single blocks: 785 and 480 at D 256; 661 and 565 at D 128, S 16,384;
+/// 360 and 322 at D 64, S 2,048.
 constexpr bool hopper_forward_has_pairs(std::int64_t heads, std::int64_t row_blocks,
                                         std::int64_t processors) {
     return heads * ((row_blocks + 1) / 2) >= 2 * processors;
 }
 
 /// Slots of the ring of the sums of dQ, in addition to those of a set of heads. A task waits for all tasks of
-/// the head that used its slot before. The last one of them was taken so many tasks earlier that it is
-/// complete, as a rule: two for each multiprocessor of an H100. A slot for every head took 1,407 us for 975:
-/// then the sums do not stay in the L2 cache.
+/// the head that used its slot before. The last of these tasks was started at least tasks_between tasks
+/// earlier, two for each multiprocessor of an H100, so it is usually complete. With a slot for every head the
+/// sums do not stay in the L2 cache, and the backward pass took 1,407 us instead of 975.
 constexpr std::int64_t hopper_more_slots(std::int64_t set_heads, std::int64_t key_blocks) {
     constexpr std::int64_t tasks_between = 2 * hopper_processors;
     return std::max(set_heads, (tasks_between + key_blocks - 1) / key_blocks);
 }
 
-// Sets of heads: TaskOrder (device/task_order.cuh), for all kernels. Sets of 12 MB in place of 24 took 1,040
-// us for 975 in the backward pass with a ring, and sets of 36 MB changed nothing.
+// Sets of heads: TaskOrder (device/task_order.cuh), for all kernels. The backward pass with a ring took 1,040
+// us with sets of 12 MB and 975 us with sets of 24 MB; sets of 36 MB changed nothing.
 // Short heads: enough_whole_heads (16bit/tiles.h), for the kernels for sm_80, too.
 
 }  // namespace gradtile::attention::cuda

@@ -169,7 +169,7 @@ struct ProductPolicy {
                          bytes = with_memory + 8 * warps * unit_buffers;
     static_assert(bytes <= max_bytes && full_memory % 8 == 0);
 
-    /// Whether there is such a kernel. An activation takes part in large products only.
+    /// Whether this kernel exists. Kernels with an activation have no small tiles.
     static constexpr bool has_activation = Epilogue::products + Epilogue::outputs + Epilogue::inputs > 2;
     static constexpr bool exists =
         stages >= 3 && !(has_activation && tiles.is_small()) &&
@@ -627,7 +627,7 @@ __global__ void __cluster_dims__(Policy::tiles.cluster, 1, 1) __launch_bounds__(
         take_registers_up_to<tiles.consumer_registers>();
         ProductConsumer<Policy>(p, base, warpgroup).consume(rank);
     }
-    // A thread block's memory must exist until the other ones of the cluster no longer write to it.
+    // A thread block's shared memory must exist until no other block of the cluster writes to it.
     if constexpr (tiles.cluster > 1) wait_for_cluster();
 }
 

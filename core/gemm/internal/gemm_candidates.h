@@ -9,7 +9,7 @@ namespace gradtile::cuda {
 
 /// The numbers of gradtile's own kernels; empty in builds without them.
 std::vector<std::uint64_t> own_gemm_kernels();
-/// Says which tiles a kernel has: "128x192 in turns, cluster 2".
+/// Returns a text that describes the tiles of a kernel: "128x192 in turns, cluster 2".
 std::string own_gemm_kernel_name(std::uint64_t kernel);
 /// Returns the number of gradtile's kernel that was chosen; nullopt if another way was chosen.
 std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm& choice);

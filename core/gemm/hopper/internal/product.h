@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Which products gradtile's own kernels for Hopper can compute, beside cuBLASLt. A kernel may also
+/// INTERNAL. The products that gradtile's own kernels for Hopper can compute. A kernel may also
 /// apply an epilogue to the result; the folder that knows the epilogue instantiates it (launch.cuh).
 #include <span>
 
@@ -27,9 +27,9 @@ inline Tensor box_view(const Tensor& x) {
             {stack ? x.stride(0) : 0, x.stride(-2), 0, x.stride(-1)}};
 }
 
-/// Says why the kernels cannot compute a product, or nullptr if they can: the GPU, dtypes, and rows that
-/// TMA can address: whole 16-byte pieces at multiples of 16 bytes. The environment variable
-/// GRADTILE_HOPPER_GEMM=off turns these kernels off.
+/// Returns the reason why the kernels cannot compute a product; nullptr if they can. The reasons are the GPU,
+/// the dtypes, and rows that TMA cannot address: rows must be whole 16-byte pieces at multiples of 16 bytes.
+/// The environment variable GRADTILE_HOPPER_GEMM=off turns these kernels off.
 const char* why_not_hopper_product(const ProductOperands& operands);
 
 /// The numbers of the kernels without an activation that apply, for GemmAlternatives: for a b^T with or
