@@ -5,19 +5,25 @@
 /// A thread block stays on its multiprocessor and takes one tile of the result after the other. Its producer
 /// thread copies blocks of A and B to a ring in shared memory, also those of the next tiles. The consumers
 /// multiply them. A warp of a consumer stores its results through buffers of its own, so that no warp waits
-/// for another one in the epilogue.
+/// for another one in the epilogue. If the epilogue reads matrices, the two consumers compute tiles in turns,
+/// and their warps with the same rows share buffers: while one consumer computes its epilogue, the inputs of
+/// the other consumer's next tile are loaded.
 ///
 /// An epilogue has these members:
 ///   Element       bfloat16 or float16: the type of all matrices and of the bias
 ///   products      1, or 2: a tile has columns of a b[0] and the same columns of a b[1], half each
 ///   outputs       the number of matrices that it stores; all have the shape of one product
 ///   inputs        the number of matrices of this shape that it reads
-///   has_bias      whether a bias is added to each row before apply(); zeros when there is none
+///   has_bias      whether a bias is added to each row before begin(); zeros when there is none
 ///   sums_columns  whether the columns of the first output are summed, after rounding
 ///   symmetric     whether A and B are the same matrices and the results are symmetric (symmetric.cuh)
-///   apply(out, x, in)  out[i] = output i at two neighbouring columns, packed; x[i] = the sums of product i;
-///                      in[i] = elements of input i, packed. If the result is symmetric, apply() has one more
-///                      argument: the row minus the first of the columns.
+///   Step          what begin() passes on to end()
+///   begin(step, x, in), end(out, step, x, in)  compute eight elements of each output. out[i] = the elements
+///                 of output i in pairs of neighbouring columns, packed; x[i] = the sums of product i at
+///                 these elements; in[i] = the elements of input i, packed. The second pair is 8 rows below
+///                 the first one, the third pair 8 columns to the right, the fourth pair both. begin() for
+///                 the next elements may run before end() for these ones. If the result is symmetric, end()
+///                 has one more argument: the row minus the column of the first element.
 #include <cstdint>
 #include <type_traits>
 
@@ -25,6 +31,7 @@
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
 #include <gradtile/core/cuda/device/fragments.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/streamed_copy.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 #include <gradtile/core/cuda/device/wgmma.cuh>
 
@@ -136,44 +143,61 @@ struct ProductPolicy {
 
     // A warp stores its results in units of 16 rows and 64 or 32 columns. Units of 32 columns take less
     // memory.
-    static constexpr int unit_columns = Epilogue::outputs > 2 || Epilogue::inputs > 1 ? 32 : 64;
+    static constexpr int unit_columns = Epilogue::outputs > 2 ? 32 : 64;
     static constexpr int unit_row_bytes = 2 * unit_columns, unit_bytes = 16 * unit_row_bytes;
-    static constexpr int units = tiles.row_blocks * columns / unit_columns;  ///< of a warp in a tile
-    /// The number of buffers that a warp has for each output. An input is loaded ahead of time, to the buffer
-    /// of the output that overwrites it.
-    static constexpr int unit_buffers = Epilogue::inputs == 0 || units == 2 ? 2 : units % 3 == 0 ? 3 : 4;
-    static_assert(units % unit_buffers == 0 && Epilogue::inputs <= Epilogue::outputs);
-
-    static constexpr int warps = 4 * tiles.consumers;
-    static constexpr int warp_bytes = unit_buffers * Epilogue::outputs * unit_bytes;
+    static constexpr int panels = columns / unit_columns,
+                         units = tiles.row_blocks * panels;  ///< of a warp in a tile
     /// Two buffers of a consumer for 64 x 64 elements of a transposed tile.
     static constexpr int mirror_bytes = 64 * 64 * 2,
                          all_mirror_bytes = Epilogue::symmetric ? tiles.consumers * 2 * mirror_bytes : 0;
     // The bias of a consumer's tile, twice: the fastest warp may be in the tile after the slowest warp's.
-    static constexpr int bias_bytes = 2 * tiles.columns, sums_bytes = 4 * 4 * tiles.columns;
+    static constexpr int bias_bytes = 2 * tiles.columns;
+    static constexpr int sums_rows = 4 * tiles.row_blocks, sums_bytes = 4 * sums_rows * tiles.columns;
     static constexpr int all_bias_bytes = Epilogue::has_bias ? 2 * tiles.consumers * bias_bytes : 0,
                          all_sums_bytes = Epilogue::sums_columns ? tiles.consumers * sums_bytes : 0;
-    static constexpr int max_stages = 6, barriers_bytes = 16 * max_stages + 8 * warps * unit_buffers;
+    static constexpr int max_stages = 6,
+                         max_barriers_bytes = 16 * max_stages + 8 * 4 * tiles.consumers * units;
     static constexpr int max_bytes = 227 * 1024;
-    static constexpr int fitting_stages = (max_bytes - warps * warp_bytes - all_mirror_bytes -
-                                           all_bias_bytes - all_sums_bytes - barriers_bytes) /
-                                          tiles.stage_bytes();
+    static constexpr int free_bytes =
+        max_bytes - all_mirror_bytes - all_bias_bytes - all_sums_bytes - max_barriers_bytes;
+
+    /// Whether the epilogue reads matrices. An input is loaded long before its use, to the buffer of the
+    /// output that overwrites it. The warps of the two consumers that have the same rows share buffers: when
+    /// a warp has stored a unit, it loads a unit of its own tile or of the other consumer's next tile to the
+    /// free buffers.
+    static constexpr bool has_inputs = Epilogue::inputs > 0;
+    static_assert(Epilogue::inputs <= Epilogue::outputs && tiles.consumers == 2);
+    static constexpr int owners = 4 * (has_inputs ? 1 : tiles.consumers);  ///< of buffers: warps, or pairs
+    static constexpr int buffer_bytes = Epilogue::outputs * unit_bytes;
+    /// The inputs get the memory that four stages leave free. Three stages hide less of the latency of A
+    /// and B.
+    static constexpr int stages_beside_inputs = 4;
+    static constexpr int fitting_buffers =
+        (free_bytes - stages_beside_inputs * tiles.stage_bytes()) / (owners * buffer_bytes);
+    /// The number of buffers that a warp or pair has for each output: at most those of a whole tile.
+    static constexpr int unit_buffers = !has_inputs ? 2 : fitting_buffers < units ? fitting_buffers : units;
+    static_assert(unit_buffers <= 32);  // ProductConsumer::input_rounds_ has a bit for each
+    // Without inputs, a tile begins with the first buffer again; so do transposed tiles.
+    static_assert((has_inputs && !Epilogue::symmetric) || units % 2 == 0);
+    static constexpr int owner_bytes = unit_buffers * buffer_bytes;
+    static constexpr int fitting_stages = (free_bytes - owners * owner_bytes) / tiles.stage_bytes();
     static constexpr int stages = fitting_stages < max_stages ? fitting_stages : max_stages;
 
     // Offsets in the shared memory of a thread block.
     static constexpr int unit_memory = stages * tiles.stage_bytes(),
-                         mirror_memory = unit_memory + warps * warp_bytes,
+                         mirror_memory = unit_memory + owners * owner_bytes,
                          bias_memory = mirror_memory + all_mirror_bytes,
                          sums_memory = bias_memory + all_bias_bytes,
                          full_memory = sums_memory + all_sums_bytes, with_memory = full_memory + 16 * stages,
-                         bytes = with_memory + 8 * warps * unit_buffers;
+                         bytes = with_memory + (has_inputs ? 8 * 4 * tiles.consumers * unit_buffers : 0);
     static_assert(bytes <= max_bytes && full_memory % 8 == 0);
 
     /// Whether there is such a kernel. An activation takes part in large products only.
-    static constexpr bool has_activation = Epilogue::products + Epilogue::outputs + Epilogue::inputs > 2;
-    static constexpr bool exists =
-        stages >= 3 && !(has_activation && tiles.is_small()) &&
-        (!Epilogue::sums_columns || (tiles.in_turns && tiles.rows() == 128 && unit_columns == 64));
+    static constexpr bool has_activation =
+        !Epilogue::symmetric && Epilogue::products + Epilogue::outputs + Epilogue::inputs > 2;
+    static constexpr bool exists = stages >= 3 && !(has_activation && tiles.is_small()) &&
+                                   (!has_inputs || (tiles.in_turns && unit_buffers >= 2)) &&
+                                   (!Epilogue::sums_columns || (tiles.rows() == 128 && unit_columns == 64));
 };
 
 /// The place of a thread in the ring.
@@ -261,6 +285,7 @@ class ProductConsumer {
     static constexpr ProductTiles tiles = Policy::tiles;
     static constexpr int row_blocks = tiles.row_blocks, units = Policy::units,
                          unit_buffers = Policy::unit_buffers;
+    static constexpr bool has_inputs = Policy::has_inputs;
     using Sums = FragmentC[row_blocks][tiles.columns / 8];
     static constexpr int first_turn = 1 + tiles.consumers;  ///< number of a barrier
 
@@ -281,16 +306,24 @@ class ProductConsumer {
             index += warpgroup_ * step;
             at_.advance(warpgroup_ * p_.depth_blocks);
         }
+        if constexpr (has_inputs) {
+            unit_at_.advance(warpgroup_ * units);
+            if (warpgroup_ == 0 && index < p_.tiles && lane_index() == 0)
+                load_first_inputs(tile_at<Policy>(p_, index, rank));
+        }
         for (; index < p_.tiles; index += (1 + others) * step) {
             const TileOrder::Tile tile = tile_at<Policy>(p_, index, rank);
-            start_loads(tile);
+            copy_bias(tile);
             if (tiles.in_turns && index >= step) wait_for_turn();
             Sums sums;
             multiply(sums);
             if (tiles.in_turns && index + step < p_.tiles) pass_turn();
             await_sums(sums);
-            finish(sums, tile);
+            const bool has_next = has_inputs && index + step < p_.tiles;
+            finish(sums, tile, has_next,
+                   has_next ? tile_at<Policy>(p_, index + step, rank) : TileOrder::Tile{});
             at_.advance(others * p_.depth_blocks);
+            if constexpr (has_inputs) unit_at_.advance(others * units);
         }
         if (lane_index() == 0) wait_until_stores_have_read();
     }
@@ -347,21 +380,34 @@ class ProductConsumer {
         }
     }
 
-    /// The first row of a unit among those of the matrix. Unit u is the block u % row_blocks of the warp's
-    /// rows, and columns from u / row_blocks * unit_columns on.
+    /// A unit's block of 64 rows. Units of the same rows follow each other, so that accesses to a row of the
+    /// matrix are close in time.
+    static constexpr int block_of(int unit) {
+        return unit / Policy::panels;
+    }
+    static constexpr int first_column_of(int unit) {
+        return unit % Policy::panels * Policy::unit_columns;
+    }
+    /// The unit's first row in the matrix.
     __device__ __forceinline__ int row_of(const TileOrder::Tile& tile, int unit) const {
-        return tile.row + first_row_ + unit % row_blocks * 64 + warp_ * 16;
+        return tile.row + first_row_ + block_of(unit) * 64 + warp_ * 16;
     }
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
-        return {tile.column + unit / row_blocks * Policy::unit_columns, row_of(tile, unit), 0, tile.matrix};
+        return {tile.column + first_column_of(unit), row_of(tile, unit), 0, tile.matrix};
     }
-    __device__ __forceinline__ std::uint32_t buffer_of(int unit, int output) const {
-        return base_ + Policy::unit_memory + (warpgroup_ * 4 + warp_) * Policy::warp_bytes +
-               (unit % unit_buffers * Epilogue::outputs + output) * Policy::unit_bytes;
+    /// The number of a unit's buffers. If there are buffers for all units of a tile, the number is known to
+    /// the compiler.
+    __device__ __forceinline__ int slot_of(int unit) const {
+        return has_inputs && unit_buffers < units ? unit_at_.stage : unit % unit_buffers;
+    }
+    __device__ __forceinline__ std::uint32_t buffer_of(int slot, int output) const {
+        const int owner = has_inputs ? warp_ : warpgroup_ * 4 + warp_;
+        return base_ + Policy::unit_memory + owner * Policy::owner_bytes +
+               (slot * Epilogue::outputs + output) * Policy::unit_bytes;
     }
 
-    /// Starts to load what the epilogue needs, before the tile's products.
-    __device__ __forceinline__ void start_loads(const TileOrder::Tile& tile) {
+    /// Starts to copy the bias of a tile, before the tile's products.
+    __device__ __forceinline__ void copy_bias(const TileOrder::Tile& tile) {
         if constexpr (Epilogue::has_bias) {
             // Every warp copies the same numbers, so that no warp waits for another one.
             bias_ = base_ + Policy::bias_memory + (warpgroup_ * 2 + bias_turn_) * Policy::bias_bytes;
@@ -374,120 +420,148 @@ class ProductConsumer {
             }
             commit_copies();
         }
-        if constexpr (Epilogue::inputs > 0) {
-            if (lane_index() == 0) {
-                wait_until_stores_have_read();
+    }
+
+    /// The barrier of loads to a slot for a tile of `consumer`. Each consumer has its own barrier, because a
+    /// wait names a phase by its parity: it must follow waits for all earlier phases.
+    __device__ __forceinline__ Barrier with_barrier(int consumer, int slot) const {
+        return Barrier(base_ + Policy::with_memory + ((consumer * 4 + warp_) * unit_buffers + slot) * 8);
+    }
+    __device__ __forceinline__ void load_inputs(int consumer, const TileOrder::Tile& tile, int unit,
+                                                int slot) const {
+        const Barrier full = with_barrier(consumer, slot);
+        full.arrive_and_expect(Epilogue::inputs * Policy::unit_bytes);
 #pragma unroll
-                for (int unit = 0; unit < unit_buffers; ++unit) load_with(tile, unit);
+        for (int input = 0; input < Epilogue::inputs; ++input) {
+            const BoxPosition at = position_of(tile, unit);
+            const std::uint32_t to = buffer_of(slot, input);
+            if constexpr (Policy::has_activation) {
+                load_streamed_box(to, p_.with[input], at, full);
+            } else {
+                load_box(to, p_.with[input], at, full);  // also A and B, which are read again
             }
         }
     }
-    /// The barrier of the loads to a unit's buffers.
-    __device__ __forceinline__ Barrier with_barrier(int unit) const {
-        return Barrier(base_ + Policy::with_memory +
-                       ((warpgroup_ * 4 + warp_) * unit_buffers + unit % unit_buffers) * 8);
-    }
-    __device__ __forceinline__ void load_with(const TileOrder::Tile& tile, int unit) const {
-        const Barrier full = with_barrier(unit);
-        full.arrive_and_expect(Epilogue::inputs * Policy::unit_bytes);
+    /// Starts to load as many units of the thread block's first tile as there are buffers.
+    __device__ __forceinline__ void load_first_inputs(const TileOrder::Tile& tile) const {
 #pragma unroll
-        for (int input = 0; input < Epilogue::inputs; ++input)
-            load_box(buffer_of(unit, input), p_.with[input], position_of(tile, unit), full);
+        for (int unit = 0; unit < unit_buffers; ++unit) load_inputs(0, tile, unit, unit);
+    }
+    __device__ __forceinline__ void await_inputs(int slot) {
+        with_barrier(warpgroup_, slot).wait(static_cast<int>(input_rounds_ >> slot & 1));
+        input_rounds_ ^= 1u << slot;
     }
 
-    __device__ __forceinline__ void finish(const Sums& c, const TileOrder::Tile& tile) {
+    /// Computes and stores the results of a tile. When the store of a unit has read its buffers, they receive
+    /// the inputs of a later unit of the tile or, if has_next, of `next`, the other consumer's tile.
+    __device__ __forceinline__ void finish(const Sums& c, const TileOrder::Tile& tile, bool has_next,
+                                           const TileOrder::Tile& next) {
         if constexpr (Epilogue::has_bias) {
             wait_for_copies<0>();
             __syncwarp();
         }
         // All warps have read the previous tile's sums.
         if constexpr (Epilogue::sums_columns) wait_at(1 + warpgroup_, warpgroup_threads);
-        float column_sums[8][2] = {};
+        [[maybe_unused]] const auto reload = [&](int unit, int slot) {
+            const int ahead = unit + unit_buffers;
+            if (ahead < units) {
+                load_inputs(warpgroup_, tile, ahead, slot);
+            } else if (has_next) {
+                load_inputs(warpgroup_ ^ 1, next, ahead - units, slot);
+            }
+        };
+        int slot = 0;
 #pragma unroll
         for (int unit = 0; unit < units; ++unit) {
-            const int panel = unit / row_blocks, block = unit % row_blocks;
-            if constexpr (Epilogue::inputs > 0) {
-                with_barrier(unit).wait(with_round_ ^ (unit / unit_buffers & 1));
+            [[maybe_unused]] const int previous = slot;
+            slot = slot_of(unit);
+            if constexpr (has_inputs) {
+                await_inputs(slot);
             } else {
                 if (lane_index() == 0) wait_until_stores_but_latest_have_read<unit_buffers - 1>();
                 __syncwarp();
             }
-            finish_unit(c[block], tile, unit, column_sums);
-            if constexpr (Epilogue::inputs > 0) {
-                // The buffer of the previous unit is free as soon as its store has read it.
-                const int next = unit - 1 + unit_buffers;
-                if (unit > 0 && next < units && lane_index() == 0) {
+            finish_unit(c[block_of(unit)], tile, unit, slot);
+            if constexpr (has_inputs) {
+                unit_at_.advance();
+                if (unit > 0 && lane_index() == 0) {
                     wait_until_stores_but_latest_have_read<1>();
-                    load_with(tile, next);
+                    reload(unit - 1, previous);
                 }
             }
-            if constexpr (Epilogue::sums_columns) {
-                if (block == row_blocks - 1) add_lanes(column_sums, panel);
+        }
+        if constexpr (has_inputs) {
+            if (lane_index() == 0) {
+                wait_until_stores_have_read();
+                reload(units - 1, slot);
             }
         }
-        with_round_ ^= units / unit_buffers & 1;
         if constexpr (Epilogue::sums_columns) store_column_sums(tile);
     }
 
     __device__ __forceinline__ void finish_unit(const FragmentC (&c)[tiles.columns / 8],
-                                                const TileOrder::Tile& tile, int unit,
-                                                float (&column_sums)[8][2]) {
+                                                const TileOrder::Tile& tile, int unit, int slot) {
         constexpr int row_bytes = Policy::unit_row_bytes;
-        const int lane = lane_index(), first = unit / row_blocks * Policy::unit_columns;
+        const int lane = lane_index(), first = first_column_of(unit);
         // The 16-byte chunks of a row are swizzled as TMA does.
         const int row = lane & 15, swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
         const auto chunk = static_cast<std::uint32_t>(row * row_bytes + (lane >> 4 ^ swizzle) * 16);
         const bool is_mirrored = Epilogue::symmetric && tile.row > tile.column;
-#pragma unroll
-        for (int k = 0; k < Policy::unit_columns / 16; ++k) {
-            constexpr int products = Epilogue::products,
-                          inputs = Epilogue::inputs == 0 ? 1 : Epilogue::inputs;
-            FragmentA in[inputs]{}, out[Epilogue::outputs];
+        // The same for the transpose: the rows and columns of the four 8 x 8 matrices are exchanged.
+        [[maybe_unused]] const int row_of_transposed = (lane & 7) + (lane >> 4) * 8;
+        [[maybe_unused]] const auto transposed_chunk =
+            static_cast<std::uint32_t>(row_of_transposed * row_bytes + ((lane >> 3 & 1) ^ (lane & 7)) * 16);
+        constexpr int products = Epilogue::products, pieces = Policy::unit_columns / 16,
+                      inputs = Epilogue::inputs == 0 ? 1 : Epilogue::inputs;
+        FragmentA in[pieces][inputs]{};
+        float x[pieces][products][8];
+        typename Epilogue::Step steps[pieces];
+        // A piece has 16 columns. A piece begins before the one before it ends, so that their latencies
+        // overlap. With two inputs, two pieces would take too many registers.
+        constexpr bool overlaps = Epilogue::inputs < 2;
+        [[maybe_unused]] float column_sums[pieces][2];
+        const auto begin = [&](int k) {
 #pragma unroll
             for (int input = 0; input < Epilogue::inputs; ++input)
-                load_matrices<false>(in[input], buffer_of(unit, input) + (chunk ^ k * 32));
-            float2 bias[2]{};
+                load_matrices<false>(in[k][input], buffer_of(slot, input) + (chunk ^ k * 32));
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int product = 0; product < products; ++product)
+                    x[k][product][i] = c[(product * Policy::columns + first) / 8 + 2 * k + i / 4][i % 4];
             if constexpr (Epilogue::has_bias) {
-                bias[0] = bias_of(first + k * 16);
-                bias[1] = bias_of(first + k * 16 + 8);
+                const float2 bias[2] = {bias_of(first + k * 16), bias_of(first + k * 16 + 8)};
+#pragma unroll
+                for (int i = 0; i < 8; ++i) x[k][0][i] += i % 2 == 0 ? bias[i / 4].x : bias[i / 4].y;
             }
+            Epilogue::begin(steps[k], x[k], in[k]);
+        };
+        if (overlaps) begin(0);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float x[products][2];
-#pragma unroll
-                for (int product = 0; product < products; ++product) {
-                    const int eight = (product * Policy::columns + first) / 8 + 2 * k + i / 2;
-                    x[product][0] = c[eight][i % 2 * 2];
-                    x[product][1] = c[eight][i % 2 * 2 + 1];
-                    if constexpr (Epilogue::has_bias) {
-                        x[product][0] += bias[i / 2].x;
-                        x[product][1] += bias[i / 2].y;
-                    }
-                }
-                std::uint32_t inputs_of_pair[inputs], results[Epilogue::outputs];
-#pragma unroll
-                for (int input = 0; input < inputs; ++input) inputs_of_pair[input] = in[input][i];
-                if constexpr (Epilogue::symmetric) {
-                    const int diagonal = row_of(tile, unit) + i % 2 * 8 + lane / 4 -
-                                         (tile.column + first + k * 16 + i / 2 * 8 + lane % 4 * 2);
-                    p_.epilogue.apply(results, x, inputs_of_pair, diagonal);
-                } else {
-                    Epilogue::apply(results, x, inputs_of_pair);
-                }
-#pragma unroll
-                for (int output = 0; output < Epilogue::outputs; ++output) out[output][i] = results[output];
-                if constexpr (Epilogue::sums_columns) {
-                    const float2 rounded = unpack<T>(results[0]);
-                    column_sums[2 * k + i / 2][0] += rounded.x;
-                    column_sums[2 * k + i / 2][1] += rounded.y;
-                }
+        for (int k = 0; k < pieces; ++k) {
+            if (!overlaps) begin(k);
+            if (overlaps && k + 1 < pieces) begin(k + 1);
+            FragmentA out[Epilogue::outputs];
+            if constexpr (Epilogue::symmetric) {
+                const int diagonal =
+                    row_of(tile, unit) + lane / 4 - (tile.column + first + k * 16 + lane % 4 * 2);
+                p_.epilogue.end(out, steps[k], x[k], in[k], diagonal);
+            } else {
+                Epilogue::end(out, steps[k], x[k], in[k]);
             }
 #pragma unroll
             for (int output = 0; output < Epilogue::outputs; ++output)
-                store_matrices(out[output], buffer_of(unit, output) + (chunk ^ k * 32));
+                store_matrices(out[output], buffer_of(slot, output) + (chunk ^ k * 32));
             if constexpr (Epilogue::symmetric)
                 if (is_mirrored) store_mirrored(out[0], unit, k);
+            if constexpr (Epilogue::sums_columns) {
+                __syncwarp();  // lanes read what others wrote
+                FragmentA transposed;
+                load_matrices<true>(transposed, buffer_of(slot, 0) + (transposed_chunk ^ k * 32));
+                sum_rows(column_sums[k], transposed);
+            }
         }
+        if constexpr (Epilogue::sums_columns) write_column_sums(column_sums, unit);
         publish_shared_writes();
         if (is_mirrored) {
             // After this barrier, warps write to the buffer of the unit before this one.
@@ -498,13 +572,20 @@ class ProductConsumer {
         }
         if (lane_index() == 0) {
 #pragma unroll
-            for (int output = 0; output < Epilogue::outputs; ++output)
-                store_box(p_.to[output], position_of(tile, unit), buffer_of(unit, output));
+            for (int output = 0; output < Epilogue::outputs; ++output) {
+                const BoxPosition at = position_of(tile, unit);
+                const std::uint32_t from = buffer_of(slot, output);
+                if constexpr (Policy::has_activation) {
+                    store_streamed_box(p_.to[output], at, from);
+                } else {
+                    store_box(p_.to[output], at, from);
+                }
+            }
             if constexpr (Epilogue::symmetric) {
                 if (is_mirrored && warp_ == 0)
                     store_box(
                         p_.to[Epilogue::outputs],
-                        {tile.row + first_row_ + unit % row_blocks * 64, tile.column + first, 0, tile.matrix},
+                        {tile.row + first_row_ + block_of(unit) * 64, tile.column + first, 0, tile.matrix},
                         mirror_of(unit));
             }
             commit_stores();
@@ -534,33 +615,41 @@ class ProductConsumer {
         return unpack<T>(pair);
     }
 
-    /// Adds the column sums of the lanes of a warp for 64 columns, and writes them to shared memory. Each
-    /// step halves the number of sums of a lane.
-    __device__ __forceinline__ void add_lanes(float (&sums)[8][2], int panel) const {
-        const int lane = lane_index();
-#pragma unroll
-        for (int step = 0; step < 3; ++step) {
-            const int count = 4 >> step, bit = 16 >> step;
-            const bool upper = (lane & bit) != 0;
-#pragma unroll
-            for (int i = 0; i < count; ++i)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float sent = upper ? sums[i][e] : sums[i + count][e];
-                    const float kept = upper ? sums[i + count][e] : sums[i][e];
-                    sums[i][e] = kept + __shfl_xor_sync(~0u, sent, bit);
-                }
+    /// The sums of the lane's two rows of a 16 x 16 matrix, lane / 4 and lane / 4 + 8. The four lanes with
+    /// the same rows receive the same sums: those of a product with a matrix of ones, because tensor cores
+    /// need few instructions.
+    __device__ __forceinline__ static void sum_rows(float (&sums)[2], const FragmentA& x) {
+        const std::uint32_t ones = pack<T>(1.0f, 1.0f);
+        FragmentC c{};
+        if constexpr (std::is_same_v<T, bfloat16>) {
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                "{%8, %8}, {%0, %1, %2, %3};"
+                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(ones));
+        } else {
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                "{%8, %8}, {%0, %1, %2, %3};"
+                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(ones));
         }
-        // Bits 4, 3 and 2 of the lane are bits 2, 1 and 0 of the eight columns' number.
-        const int eight = (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
-        const std::uint32_t to = base_ + Policy::sums_memory + warpgroup_ * Policy::sums_bytes +
-                                 (warp_ * tiles.columns + panel * 64 + eight * 8 + lane % 4 * 2) * 4;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(sums[0][0]), "f"(sums[0][1])
-                     : "memory");
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i][0] = sums[i][1] = 0;
+        sums[0] = c[0];
+        sums[1] = c[2];
     }
-    /// Adds the column sums of the four warps.
+    /// Writes the column sums of a unit to shared memory. Each of four lanes with the same sums writes those
+    /// of one piece.
+    __device__ __forceinline__ void write_column_sums(const float (&sums)[4][2], int unit) const {
+        const int lane = lane_index(), piece = lane % 4, row = block_of(unit) * 4 + warp_;
+        const std::uint32_t to = base_ + Policy::sums_memory + warpgroup_ * Policy::sums_bytes +
+                                 (row * tiles.columns + first_column_of(unit) + piece * 16 + lane / 4) * 4;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float low = piece == 0 ? sums[0][i] : sums[1][i],
+                        high = piece == 2 ? sums[2][i] : sums[3][i];
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + i * 32), "f"(piece < 2 ? low : high)
+                         : "memory");
+        }
+    }
+    /// Adds the column sums of the four warps and their units.
     __device__ __forceinline__ void store_column_sums(const TileOrder::Tile& tile) const {
         wait_at(1 + warpgroup_, warpgroup_threads);
         if (tile.row >= p_.rows) return;
@@ -573,11 +662,11 @@ class ProductConsumer {
                 base_ + Policy::sums_memory + warpgroup_ * Policy::sums_bytes + column * 4;
             float sum = 0;
 #pragma unroll
-            for (int warp = 0; warp < 4; ++warp) {
+            for (int row = 0; row < Policy::sums_rows; ++row) {
                 float part;
                 asm volatile("ld.shared.f32 %0, [%1];"
                              : "=f"(part)
-                             : "r"(from + warp * tiles.columns * 4)
+                             : "r"(from + row * tiles.columns * 4)
                              : "memory");
                 sum += part;
             }
@@ -592,9 +681,11 @@ class ProductConsumer {
     int first_row_;  ///< of this consumer in the tile
     int warp_;       ///< in the warpgroup. One lane alone, which copies boxes, cannot call warp_index().
     StagePosition<Policy::stages> at_;
-    int last_stage_ = 0;      ///< of the present tile's products
-    std::uint32_t bias_ = 0;  ///< of the present tile
-    int bias_turn_ = 0, with_round_ = 0;
+    StagePosition<Policy::unit_buffers> unit_at_;  ///< in the ring of the epilogue's inputs
+    std::uint32_t input_rounds_ = 0;               ///< for each slot, the parity of this consumer's loads
+    int last_stage_ = 0;                           ///< of the present tile's products
+    std::uint32_t bias_ = 0;                       ///< of the present tile
+    int bias_turn_ = 0;
 };
 
 template <class Policy>
@@ -609,8 +700,9 @@ __global__ void __cluster_dims__(Policy::tiles.cluster, 1, 1) __launch_bounds__(
             full_barrier<Policy>(base, stage).initialize(1);
             empty_barrier<Policy>(base, stage).initialize(releases);
         }
-        for (int i = 0; i < Policy::warps * Policy::unit_buffers; ++i)
-            Barrier(base + Policy::with_memory + i * 8).initialize(1);
+        if constexpr (Policy::has_inputs)
+            for (int i = 0; i < 4 * tiles.consumers * Policy::unit_buffers; ++i)
+                Barrier(base + Policy::with_memory + i * 8).initialize(1);
         publish_barriers();
     }
     if constexpr (tiles.cluster == 1) {

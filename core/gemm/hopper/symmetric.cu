@@ -11,7 +11,7 @@ using device::Order;
 template <class Epilogue, Order order>
 void launch_symmetric(const Context& ctx, const Tensor& c, const Tensor& x, const Epilogue& epilogue) {
     using Policy = device::ProductPolicy<Epilogue, symmetric_tiles, order>;
-    static_assert(Policy::stages >= 3);
+    static_assert(Policy::exists);
     const std::int64_t side = ceil_div(c.size(1), std::int64_t{symmetric_tiles.rows()});
     const std::int64_t depth = x.size(order == Order::reduction ? 2 : 1);
     check(side < 1 << 14 && side * (side + 1) / 2 * c.size(0) < std::int64_t{1} << 31,
