@@ -51,7 +51,7 @@ void fill_randomly(const Context& ctx, const Tensor& x) {
 }
 
 void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows, std::int64_t columns) {
-    using Of = SymmetricProduct::Of;
+    using Kind = SymmetricProduct::Kind;
     const bool tall = rows > columns;
     const std::int64_t n = std::min(rows, columns), m = std::max(rows, columns);
     const Tensor x = empty(ctx, {count, rows, columns}, DType::bf16), next = empty_like(ctx, x);
@@ -66,14 +66,15 @@ void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows,
     };
     measure("A by cuBLASLt", of_gram, [&] { gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall}); });
     measure("A, one kernel", of_gram, [&] {
-        check(symmetric_product(ctx, gram, x, {.of = tall ? Of::columns : Of::rows}), "no kernel");
+        check(symmetric_product(ctx, gram, x, {.kind = tall ? Kind::gram_of_columns : Kind::gram_of_rows}),
+              "no kernel");
     });
     measure("polynomial by cuBLASLt and a pass", of_square, [&] {
         gemm(ctx, polynomial, gram, gram);
         add_lower_powers(ctx, polynomial, gram, quintic);
     });
     measure("polynomial, one kernel", of_square, [&] {
-        check(symmetric_product(ctx, polynomial, gram, {.of = Of::polynomial, .polynomial = quintic}),
+        check(symmetric_product(ctx, polynomial, gram, {.kind = Kind::polynomial, .polynomial = quintic}),
               "no kernel");
     });
     measure("next X by cuBLASLt", of_gram, [&] {

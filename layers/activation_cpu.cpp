@@ -10,6 +10,12 @@ namespace {
 /// formulas.
 struct Math {
     template <class S>
+    static constexpr S sigmoid_factor = 1;
+    template <class S>
+    static S scaled_sigmoid(S x) {
+        return vector_math::sigmoid(x);
+    }
+    template <class S>
     static S sigmoid(S x) {
         return vector_math::sigmoid(x);
     }

@@ -4,16 +4,17 @@
 
 namespace gradtile {
 
-bool symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x,
+bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,
                        const SymmetricProduct& product) {
-    const bool transposed = product.of == SymmetricProduct::Of::columns;
-    check(c.rank() == 3 && x.rank() == 3 && c.size(1) == c.size(2) && c.size(0) == x.size(0) &&
-              c.size(1) == x.size(transposed ? 2 : 1) && c.dtype() == x.dtype() &&
-              (product.of != SymmetricProduct::Of::polynomial || x.shape() == c.shape()),
-          "symmetric_product: c ", c, " of x ", x, "; expected [count, n, n] of matrices with n ",
+    const bool transposed = product.kind == SymmetricProduct::Kind::gram_of_columns;
+    check(result.rank() == 3 && x.rank() == 3 && result.size(1) == result.size(2) &&
+              result.size(0) == x.size(0) && result.size(1) == x.size(transposed ? 2 : 1) &&
+              result.dtype() == x.dtype() &&
+              (product.kind != SymmetricProduct::Kind::polynomial || x.shape() == result.shape()),
+          "symmetric_product: result ", result, " of x ", x, "; expected [count, n, n] of matrices with n ",
           transposed ? "columns" : "rows", ", of one dtype");
-    if (ctx.is_planning() || ctx.device().is_cpu() || c.elements() == 0) return false;
-    return cuda::symmetric_product(ctx, c, x, product);
+    if (ctx.is_planning() || ctx.device().is_cpu() || result.elements() == 0) return false;
+    return cuda::symmetric_product(ctx, result, x, product);
 }
 
 }  // namespace gradtile

@@ -10,10 +10,13 @@
 
 namespace gradtile::cuda::device {
 
-__device__ __forceinline__ float exponential(float x) {
+__device__ __forceinline__ float power_of_two(float x) {
     float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * std::numbers::log2e_v<float>));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
+}
+__device__ __forceinline__ float exponential(float x) {
+    return power_of_two(x * std::numbers::log2e_v<float>);
 }
 __device__ __forceinline__ double exponential(double x) {
     return exp(x);
@@ -41,6 +44,14 @@ __device__ __forceinline__ vector_math::Normal<double> normal(double x) {
 
 /// The device's functions for activation_formulas.h.
 struct ActivationMath {
+    /// float32's sigmoid takes x * -log2(e), which saves a multiplication where x is a product with a
+    /// constant.
+    template <class S>
+    static constexpr S sigmoid_factor = 1;
+    __device__ __forceinline__ static float scaled_sigmoid(float x) {
+        return reciprocal(1 + power_of_two(x));
+    }
+    __device__ __forceinline__ static double scaled_sigmoid(double x) { return device::sigmoid(x); }
     template <class S>
     __device__ __forceinline__ static S sigmoid(S x) {
         return device::sigmoid(x);
@@ -58,5 +69,8 @@ struct ActivationMath {
         return x * device::normal(x).distribution;
     }
 };
+
+template <>
+inline constexpr float ActivationMath::sigmoid_factor<float> = -std::numbers::log2e_v<float>;
 
 }  // namespace gradtile::cuda::device

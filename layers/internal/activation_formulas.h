@@ -1,7 +1,7 @@
 #pragma once
 /// The formulas of the activations for one element, on CPU and GPU. S is float or double. Math has the
-/// functions of the device: sigmoid(x), times_normal(x) = x Phi(x), and normal(x), which returns a
-/// vector_math::Normal.
+/// functions of the device: sigmoid(x), which is scaled_sigmoid(sigmoid_factor<S> * x), times_normal(x) =
+/// x Phi(x), and normal(x), which returns a vector_math::Normal.
 ///
 /// A plain formula has value(x) and slope(x) = value'(x). A gated formula has value(gate, up) and
 /// gradient(dy, gate, up).
@@ -19,13 +19,24 @@ struct GeluTanh {
     static constexpr S a = S(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
     static constexpr S b = S(0.044715 * 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
 
-    GRADTILE_HOST_DEVICE static S value(S x) { return x * Math::sigmoid(x * (a + b * (x * x))); }
+    GRADTILE_HOST_DEVICE static S value(S x) { return value_at(x, Math::scaled_sigmoid(scaled_logit(x))); }
     GRADTILE_HOST_DEVICE static S slope(S x) {
-        // Beyond 12 the sigmoid is 0 or 1 (to 1e-61), while x^2 may overflow.
-        const S z = x > S(12) ? S(12) : (x < S(-12) ? S(-12) : x);
-        const S square = z * z;
-        const S s = Math::sigmoid(z * (a + b * square));
-        return s + z * (s * (1 - s)) * (a + 3 * b * square);
+        const S z = clamped(x);
+        return slope_at(z, Math::scaled_sigmoid(scaled_logit(z)));
+    }
+
+    // The parts, for kernels that compute several sigmoids at once: value(x) is value_at(x, s) and slope(x)
+    // is slope_at(z, s), where s is the sigmoid that belongs to x or to z = clamped(x).
+    GRADTILE_HOST_DEVICE static S scaled_logit(S x) {
+        constexpr S factor = Math::template sigmoid_factor<S>;
+        return x * (a * factor + b * factor * (x * x));
+    }
+    GRADTILE_HOST_DEVICE static S value_at(S x, S s) { return x * s; }
+    /// Beyond the limit the sigmoid is 0 or 1 (to 1e-61), while x^2 may overflow.
+    static constexpr S limit = 12;
+    GRADTILE_HOST_DEVICE static S clamped(S x) { return x > limit ? S(limit) : (x < -limit ? S(-limit) : x); }
+    GRADTILE_HOST_DEVICE static S slope_at(S z, S s) {
+        return s + s * ((1 - s) * (z * (a + 3 * b * (z * z))));
     }
 };
 
@@ -46,10 +57,16 @@ struct SwiGlu {
     struct Gradient {
         S gate, up;
     };
-    GRADTILE_HOST_DEVICE static S value(S gate, S up) { return gate * Math::sigmoid(gate) * up; }
+    GRADTILE_HOST_DEVICE static S value(S gate, S up) { return value_at(gate, up, Math::sigmoid(gate)); }
     GRADTILE_HOST_DEVICE static Gradient gradient(S dy, S gate, S up) {
-        const S s = Math::sigmoid(gate);
-        return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
+        return gradient_at(dy, gate, up, Math::sigmoid(gate));
+    }
+
+    // The same with s = sigmoid(gate), for kernels that compute several sigmoids at once.
+    GRADTILE_HOST_DEVICE static S value_at(S gate, S up, S s) { return gate * s * up; }
+    GRADTILE_HOST_DEVICE static Gradient gradient_at(S dy, S gate, S up, S s) {
+        const S left = dy * s, right = left * up;
+        return {right + right * (gate * (1 - s)), left * gate};
     }
 };
 

@@ -17,7 +17,7 @@
 namespace gradtile {
 namespace {
 
-using Of = SymmetricProduct::Of;
+using Kind = SymmetricProduct::Kind;
 constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
 
 struct Sizes {
@@ -32,12 +32,13 @@ class SymmetricProductOnCuda : public test::CudaTest {
         return cuda::why_not_hopper_product({.a = x, .b = {x}, .trans_b = true, .to = {x}});
     }
 
-    /// A random stack whose rows have space after them, and with Of::polynomial symmetric matrices.
-    Tensor operand(const Sizes& sizes, Of of) const {
+    /// A random stack whose rows have space after them, and with Kind::polynomial symmetric matrices.
+    Tensor operand(const Sizes& sizes, Kind kind) const {
         const auto& [count, n, k] = sizes;
-        const std::int64_t rows = of == Of::columns ? k : n, columns = of == Of::rows ? k : n;
+        const std::int64_t rows = kind == Kind::gram_of_columns ? k : n,
+                           columns = kind == Kind::gram_of_rows ? k : n;
         const Tensor on_host = randn(cpu, {count, rows, columns}, DType::bf16, Seed{1});
-        if (of == Of::polynomial) {
+        if (kind == Kind::polynomial) {
             const Tensor sum = cast(cpu, on_host, DType::f32);
             axpy(cpu, sum, 1.0, cast(cpu, on_host.transpose(1, 2), DType::f32));
             copy(cpu, on_host, cast(cpu, sum, DType::bf16));
@@ -51,19 +52,20 @@ class SymmetricProductOnCuda : public test::CudaTest {
     struct Expected {
         std::vector<double> values, sizes;
     };
-    Expected expected(const Tensor& x, const Tensor& c, Of of) const {
+    Expected expected(const Tensor& x, const Tensor& c, Kind kind) const {
         std::vector<double> elements = to_host(gpu(), x);
         const auto product = [&] {
             const Tensor exact = from_host(cpu, elements, x.shape(), DType::f64);
             const Tensor result = empty(cpu, c.shape(), DType::f64);
-            gemm(cpu, result, exact, exact, {.trans_a = of == Of::columns, .trans_b = of != Of::columns});
+            gemm(cpu, result, exact, exact,
+                 {.trans_a = kind == Kind::gram_of_columns, .trans_b = kind != Kind::gram_of_columns});
             return to_host(cpu, result);
         };
         const std::vector<double> of_elements = elements;
         Expected all{product(), {}};
         for (double& element : elements) element = std::abs(element);
         all.sizes = product();
-        if (of != Of::polynomial) return all;
+        if (kind != Kind::polynomial) return all;
         const std::int64_t n = c.size(1);
         for (std::size_t i = 0; i < all.values.size(); ++i) {
             const auto at = static_cast<std::int64_t>(i) % (n * n);
@@ -76,14 +78,14 @@ class SymmetricProductOnCuda : public test::CudaTest {
 
     /// The bound is that of hopper_product_test.cpp: k eps32 times the sum of the magnitudes, and one
     /// rounding of the result. The polynomial has three more roundings and its rounded coefficients.
-    void check_product(const Sizes& sizes, Of of) {
+    void check_product(const Sizes& sizes, Kind kind) {
         const auto& [count, n, k] = sizes;
-        const std::int64_t depth = of == Of::polynomial ? n : k;
-        const Tensor x = operand(sizes, of);
+        const std::int64_t depth = kind == Kind::polynomial ? n : k;
+        const Tensor x = operand(sizes, kind);
         const Tensor memory = poisoned({count, n, n + 8}, DType::bf16), c = memory.slice(2, 0, n);
-        ASSERT_TRUE(symmetric_product(gpu(), c, x, {.of = of, .polynomial = quintic}));
+        ASSERT_TRUE(symmetric_product(gpu(), c, x, {.kind = kind, .polynomial = quintic}));
         const std::vector<double> got = to_host(gpu(), c), all = to_host(gpu(), memory);
-        const auto [want, size] = expected(x, c, of);
+        const auto [want, size] = expected(x, c, kind);
         const double half = test::epsilon_of(DType::bf16) / 2;
         const auto elements = static_cast<std::size_t>(n);
         for (std::size_t i = 0; i < got.size(); ++i) {
@@ -92,10 +94,10 @@ class SymmetricProductOnCuda : public test::CudaTest {
             ASSERT_LE(std::abs(got[i] - want[i]),
                       static_cast<double>(depth + 6) * 0x1p-23 * size[i] + half * std::abs(want[i]))
                 << "matrix " << matrix << " at [" << row << ", " << column << "] of " << count << " x " << n
-                << " x " << k << ", product " << static_cast<int>(of);
+                << " x " << k << ", product " << static_cast<int>(kind);
             ASSERT_EQ(got[i], got[(matrix * elements + column) * elements + row])
                 << "not symmetric at [" << row << ", " << column << "] of " << n << ", product "
-                << static_cast<int>(of);
+                << static_cast<int>(kind);
         }
         for (std::size_t i = 0; i < all.size(); ++i) {
             if (i % (elements + 8) >= elements) {
@@ -108,39 +110,39 @@ class SymmetricProductOnCuda : public test::CudaTest {
 /// Three tiles, of which two are on the diagonal.
 TEST_F(SymmetricProductOnCuda, OfThreeTiles) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
-    check_product({1, 256, 64}, Of::rows);
-    check_product({1, 256, 64}, Of::columns);
-    check_product({1, 256, 64}, Of::polynomial);
+    check_product({1, 256, 64}, Kind::gram_of_rows);
+    check_product({1, 256, 64}, Kind::gram_of_columns);
+    check_product({1, 256, 64}, Kind::polynomial);
 }
 
 TEST_F(SymmetricProductOnCuda, OfTilesThatAreCutOff) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
-    for (const Of of : {Of::rows, Of::columns, Of::polynomial})
+    for (const Kind kind : {Kind::gram_of_rows, Kind::gram_of_columns, Kind::polynomial})
         for (const Sizes& sizes : {Sizes{1, 136, 8}, {2, 192, 72}, {3, 328, 1000}, {1, 520, 200}})
-            check_product(sizes, of);
+            check_product(sizes, kind);
 }
 
 /// More tiles than thread blocks: each consumer computes several, of different matrices.
 TEST_F(SymmetricProductOnCuda, OfManyMatrices) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
-    for (const Of of : {Of::rows, Of::columns, Of::polynomial}) {
-        check_product({50, 264, 136}, of);
-        check_product({7, 768, 136}, of);
+    for (const Kind kind : {Kind::gram_of_rows, Kind::gram_of_columns, Kind::polynomial}) {
+        check_product({50, 264, 136}, kind);
+        check_product({7, 768, 136}, kind);
     }
 }
 
 /// Repeated, because a tile that is stored before its transpose has been read differs only sometimes.
 TEST_F(SymmetricProductOnCuda, RepeatsToTheBit) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
-    for (const Of of : {Of::rows, Of::columns, Of::polynomial}) {
-        const Tensor x = operand({40, 384, 328}, of), c = empty(gpu(), {40, 384, 384}, DType::bf16);
+    for (const Kind kind : {Kind::gram_of_rows, Kind::gram_of_columns, Kind::polynomial}) {
+        const Tensor x = operand({40, 384, 328}, kind), c = empty(gpu(), {40, 384, 384}, DType::bf16);
         std::vector<double> first;
         for (int i = 0; i < 20; ++i) {
             fill(gpu(), c, std::nan(""));
-            ASSERT_TRUE(symmetric_product(gpu(), c, x, {.of = of, .polynomial = quintic}));
+            ASSERT_TRUE(symmetric_product(gpu(), c, x, {.kind = kind, .polynomial = quintic}));
             std::vector<double> result = to_host(gpu(), c);
             if (i == 0) first = result;
-            ASSERT_EQ(result, first) << "product " << static_cast<int>(of) << ", repetition " << i;
+            ASSERT_EQ(result, first) << "product " << static_cast<int>(kind) << ", repetition " << i;
         }
     }
 }
@@ -170,17 +172,17 @@ TEST(SymmetricProduct, LeavesTheCpuToTheLibrary) {
 TEST(SymmetricProduct, RefusesShapesThatDoNotFit) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = zeros(ctx, {2, 16, 24}, DType::f32);
-    const auto product = [&](const Shape& c, Of of, DType type = DType::f32) {
-        return [&ctx, &x, c, of, type] { symmetric_product(ctx, zeros(ctx, c, type), x, {.of = of}); };
+    const auto product = [&](const Shape& c, Kind kind, DType type = DType::f32) {
+        return [&ctx, &x, c, kind, type] { symmetric_product(ctx, zeros(ctx, c, type), x, {.kind = kind}); };
     };
-    EXPECT_NO_THROW(product({2, 16, 16}, Of::rows)());
-    EXPECT_NO_THROW(product({2, 24, 24}, Of::columns)());
-    EXPECT_THROW(product({2, 24, 24}, Of::rows)(), Error);
-    EXPECT_THROW(product({2, 16, 16}, Of::columns)(), Error);
-    EXPECT_THROW(product({2, 16, 16}, Of::polynomial)(), Error);
-    EXPECT_THROW(product({1, 16, 16}, Of::rows)(), Error);
-    EXPECT_THROW(product({2, 16, 24}, Of::rows)(), Error);
-    EXPECT_THROW(product({2, 16, 16}, Of::rows, DType::f64)(), Error);
+    EXPECT_NO_THROW(product({2, 16, 16}, Kind::gram_of_rows)());
+    EXPECT_NO_THROW(product({2, 24, 24}, Kind::gram_of_columns)());
+    EXPECT_THROW(product({2, 24, 24}, Kind::gram_of_rows)(), Error);
+    EXPECT_THROW(product({2, 16, 16}, Kind::gram_of_columns)(), Error);
+    EXPECT_THROW(product({2, 16, 16}, Kind::polynomial)(), Error);
+    EXPECT_THROW(product({1, 16, 16}, Kind::gram_of_rows)(), Error);
+    EXPECT_THROW(product({2, 16, 24}, Kind::gram_of_rows)(), Error);
+    EXPECT_THROW(product({2, 16, 16}, Kind::gram_of_rows, DType::f64)(), Error);
 }
 
 }  // namespace

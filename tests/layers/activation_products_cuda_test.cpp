@@ -1,6 +1,9 @@
 // Products with GELU and SwiGLU by gradtile's own kernels for Hopper: every kernel.
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <numbers>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,10 +27,12 @@ using test::epsilon_of;
 struct ProductSizes {
     std::int64_t rows, out, in;
 };
-constexpr ProductSizes product_sizes[] = {{64, 64, 64}, {200, 264, 72}, {333, 776, 136}, {3001, 3080, 200}};
+/// One tile, tiles that are cut off, and more tiles than a GPU has thread blocks: with a long reduction,
+/// whose products take longer than the epilogue, and with a short one.
+constexpr ProductSizes product_sizes[] = {{1, 8, 8},       {64, 64, 64},      {200, 264, 72},
+                                          {333, 776, 136}, {1500, 3080, 904}, {3001, 3080, 200}};
 
-/// The largest product has more tiles than a GPU has thread blocks. It is slow, so it is computed only in
-/// bfloat16 and with the first option.
+/// A large product is slow, so it is computed only in bfloat16 and with the first option.
 bool is_slow_repetition(std::int64_t rows, DType type, bool first) {
     return rows > 1000 && !(type == DType::bf16 && first);
 }
@@ -215,6 +220,90 @@ TEST_F(ActivationProducts, SwiGluGradient) {
             }
         }
 }
+
+/// A NaN in hidden is a NaN at this place of d_hidden, and in the sum of this column alone: a sum that is a
+/// product with zeros for the other columns would be NaN in these, too.
+TEST_F(ActivationProducts, NanChangesTheSumOfItsColumnOnly) {
+    constexpr std::int64_t rows = 200, out = 264, in = 72, row = 133, column = 21;
+    for (const DType type : {DType::bf16, DType::f16}) {
+        ProductOperands operands{.a = randn(gpu(), {rows, in}, type, Seed{1}),
+                                 .b = {randn(gpu(), {in, out}, type, Seed{2})},
+                                 .to = {poisoned({rows, out}, type)},
+                                 .with = {randn(gpu(), {rows, out}, type, Seed{3})}};
+        operands.column_sums = empty_column_sums(gpu(), operands.to[0]);
+        if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
+        fill(gpu(), operands.with[0].slice(0, row, 1).slice(1, column, 1), std::nan(""));
+        for (const std::uint64_t kernel : cuda::gelu_gradient_product_kernels(operands)) {
+            fill(gpu(), operands.column_sums, 0.0);
+            cuda::run_gelu_gradient_product(gpu(), operands, kernel);
+            const auto d_hidden = to_host(gpu(), operands.to[0]), sums = to_host(gpu(), operands.column_sums);
+            for (std::int64_t i = 0; i < rows * out; ++i)
+                ASSERT_EQ(std::isnan(d_hidden[i]), i == row * out + column)
+                    << type << " element " << i << ", kernel " << std::hex << kernel;
+            for (std::int64_t i = 0; i < operands.column_sums.elements(); ++i)
+                ASSERT_EQ(std::isnan(sums[i]), i == row / 128 * out + column)
+                    << type << " sum " << i << ", kernel " << std::hex << kernel;
+        }
+    }
+}
+
+/// Products with reductions of this length.
+class ActivationProductsRepeated : public ActivationProducts,
+                                   public testing::WithParamInterface<std::int64_t> {
+  protected:
+    static constexpr std::int64_t rows = 3001, out = 3080;
+
+    /// Operands whose result has more tiles than a GPU has thread blocks: gate and up, or the gate alone.
+    ProductOperands operands(bool gated) const {
+        const Tensor hidden = randn(gpu(), {rows, 2 * out}, DType::bf16, Seed{3});
+        const Tensor d_hidden = poisoned({rows, 2 * out}, DType::bf16);
+        ProductOperands all{.a = randn(gpu(), {rows, GetParam()}, DType::bf16, Seed{1}),
+                            .b = {randn(gpu(), {GetParam(), out}, DType::bf16, Seed{2})},
+                            .to = {d_hidden.slice(1, 0, out)},
+                            .with = {hidden.slice(1, 0, out)}};
+        if (gated) {
+            all.to[1] = d_hidden.slice(1, out, out);
+            all.with[1] = hidden.slice(1, out, out);
+        }
+        return all;
+    }
+    /// Checks that all runs write the same bits to `results`.
+    void check_runs(const std::vector<Tensor>& results, std::uint64_t kernel,
+                    const std::function<void()>& run) const {
+        std::vector<std::vector<double>> first;
+        for (int repetition = 0; repetition < 8; ++repetition) {
+            for (const Tensor& result : results) fill(gpu(), result, std::nan(""));
+            run();
+            for (std::size_t i = 0; i < results.size(); ++i) {
+                const auto got = to_host(gpu(), results[i]);
+                if (repetition == 0) first.push_back(got);
+                ASSERT_EQ(std::memcmp(got.data(), first[i].data(), got.size() * sizeof(double)), 0)
+                    << "result " << i << " of repetition " << repetition << ", kernel " << std::hex << kernel;
+            }
+        }
+    }
+};
+
+/// The consumers share buffers, and the inputs of a tile are loaded during the epilogue of the tile before. A
+/// race would give different bits in some of the runs.
+TEST_P(ActivationProductsRepeated, SwiGluGradientsHaveTheSameBits) {
+    const ProductOperands gated = operands(true);
+    if (const char* reason = cuda::why_not_hopper_product(gated)) GTEST_SKIP() << reason;
+    for (const std::uint64_t kernel : cuda::swiglu_gradient_product_kernels(gated))
+        check_runs({gated.to[0], gated.to[1]}, kernel,
+                   [&] { cuda::run_swiglu_gradient_product(gpu(), gated, kernel); });
+}
+
+TEST_P(ActivationProductsRepeated, GeluGradientsAndColumnSumsHaveTheSameBits) {
+    ProductOperands plain = operands(false);
+    if (const char* reason = cuda::why_not_hopper_product(plain)) GTEST_SKIP() << reason;
+    plain.column_sums = empty_column_sums(gpu(), plain.to[0]);
+    for (const std::uint64_t kernel : cuda::gelu_gradient_product_kernels(plain))
+        check_runs({plain.to[0], plain.column_sums}, kernel,
+                   [&] { cuda::run_gelu_gradient_product(gpu(), plain, kernel); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Reductions, ActivationProductsRepeated, testing::Values(64, 200, 904));
 
 }  // namespace
 }  // namespace gradtile

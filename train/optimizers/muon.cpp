@@ -17,15 +17,15 @@ constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
 
 /// Computes gram [count, n, n] = X^T X or X X^T of each matrix of x, whichever is smaller.
 void compute_gram(const Context& ctx, const Tensor& gram, const Tensor& x, bool tall) {
-    using Of = SymmetricProduct::Of;
-    if (!symmetric_product(ctx, gram, x, {.of = tall ? Of::columns : Of::rows}))
+    using Kind = SymmetricProduct::Kind;
+    if (!symmetric_product(ctx, gram, x, {.kind = tall ? Kind::gram_of_columns : Kind::gram_of_rows}))
         gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall});
 }
 
 /// Computes polynomial [count, n, n] = a I + b A + c A^2 for A in gram.
 void compute_polynomial(const Context& ctx, const Tensor& polynomial, const Tensor& gram) {
     if (symmetric_product(ctx, polynomial, gram,
-                          {.of = SymmetricProduct::Of::polynomial, .polynomial = quintic}))
+                          {.kind = SymmetricProduct::Kind::polynomial, .polynomial = quintic}))
         return;
     gemm(ctx, polynomial, gram, gram);
     add_lower_powers(ctx, polynomial, gram, quintic);

@@ -13,9 +13,13 @@ struct StoreProduct {
     static constexpr int products = 1, outputs = 1, inputs = 0;
     static constexpr bool has_bias = has_bias_, sums_columns = false, symmetric = false;
 
-    __device__ __forceinline__ static void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
-                                                 const std::uint32_t (&)[1]) {
-        out[0] = pack<T>(x[0][0], x[0][1]);
+    struct Step {};
+    __device__ __forceinline__ static void begin(Step&, const float (&)[1][8],
+                                                 const std::uint32_t (&)[1][4]) {}
+    __device__ __forceinline__ static void end(std::uint32_t (&out)[1][4], const Step&,
+                                               const float (&x)[1][8], const std::uint32_t (&)[1][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[0][i] = pack<T>(x[0][2 * i], x[0][2 * i + 1]);
     }
 };
 

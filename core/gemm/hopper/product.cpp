@@ -88,14 +88,14 @@ void run_hopper_product(const Context& ctx, const ProductOperands& operands, std
     run_compiled_product(ctx, operands, kernel);
 }
 
-bool symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x,
+bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,
                        const SymmetricProduct& product) {
     // With one tile in a row there is nothing to save.
-    const bool saves = c.size(-1) > symmetric_tiles.rows();
-    if (!saves || c.dtype() != DType::bf16 || x.dtype() != DType::bf16 || !is_hopper() || is_turned_off() ||
-        !has_matrix_map(c) || !has_matrix_map(x) || x.elements() == 0)
+    const bool saves = result.size(-1) > symmetric_tiles.rows();
+    if (!saves || result.dtype() != DType::bf16 || x.dtype() != DType::bf16 || !is_hopper() ||
+        is_turned_off() || !has_matrix_map(result) || !has_matrix_map(x) || x.elements() == 0)
         return false;
-    run_compiled_symmetric_product(ctx, c, x, product);
+    run_compiled_symmetric_product(ctx, result, x, product);
     return true;
 }
 #else

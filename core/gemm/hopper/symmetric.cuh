@@ -13,9 +13,13 @@ struct StoreSymmetric {
     static constexpr int products = 1, outputs = 1, inputs = 0;
     static constexpr bool has_bias = false, sums_columns = false, symmetric = true;
 
-    __device__ __forceinline__ void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
-                                          const std::uint32_t (&)[1], int) const {
-        out[0] = pack<T>(x[0][0], x[0][1]);
+    struct Step {};
+    __device__ __forceinline__ static void begin(Step&, const float (&)[1][8],
+                                                 const std::uint32_t (&)[1][4]) {}
+    __device__ __forceinline__ void end(std::uint32_t (&out)[1][4], const Step&, const float (&x)[1][8],
+                                        const std::uint32_t (&)[1][4], int) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[0][i] = pack<T>(x[0][2 * i], x[0][2 * i + 1]);
     }
 };
 
@@ -27,13 +31,21 @@ struct StorePolynomial {
     static constexpr bool has_bias = false, sums_columns = false, symmetric = true;
     float a, b, c;
 
-    __device__ __forceinline__ void apply(std::uint32_t (&out)[1], const float (&x)[1][2],
-                                          const std::uint32_t (&in)[1], int diagonal) const {
-        const float2 power = unpack<T>(in[0]);
-        const float first = diagonal == 0 ? a : 0.0f, second = diagonal == 1 ? a : 0.0f;
-        // Without fmaf, the compiler may contract the elements (i, j) and (j, i) of a tile in different ways.
-        out[0] =
-            pack<T>(fmaf(c, x[0][0], fmaf(b, power.x, first)), fmaf(c, x[0][1], fmaf(b, power.y, second)));
+    struct Step {};
+    __device__ __forceinline__ static void begin(Step&, const float (&)[1][8],
+                                                 const std::uint32_t (&)[1][4]) {}
+    __device__ __forceinline__ void end(std::uint32_t (&out)[1][4], const Step&, const float (&x)[1][8],
+                                        const std::uint32_t (&in)[1][4], int diagonal) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 power = unpack<T>(in[0][i]);
+            const int distance = diagonal + (i % 2 - i / 2) * 8;
+            const float first = distance == 0 ? a : 0.0f, second = distance == 1 ? a : 0.0f;
+            // Without fmaf, the compiler may contract the elements (i, j) and (j, i) of a tile in different
+            // ways.
+            out[0][i] = pack<T>(fmaf(c, x[0][2 * i], fmaf(b, power.x, first)),
+                                fmaf(c, x[0][2 * i + 1], fmaf(b, power.y, second)));
+        }
     }
 };
 

@@ -3,5 +3,6 @@
 #include <gradtile/core/gemm/symmetric_product.h>
 
 namespace gradtile::cuda {
-bool symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x, const SymmetricProduct& product);
+bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,
+                       const SymmetricProduct& product);
 }  // namespace gradtile::cuda

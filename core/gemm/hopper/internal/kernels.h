@@ -10,7 +10,7 @@ std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& o
 void run_compiled_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
 
 /// See symmetric_product(). Tensors are bfloat16, and TMA can address them.
-void run_compiled_symmetric_product(const Context& ctx, const Tensor& c, const Tensor& x,
+void run_compiled_symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,
                                     const SymmetricProduct& product);
 
 }  // namespace gradtile::cuda

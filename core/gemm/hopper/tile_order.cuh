@@ -1,0 +1,37 @@
+#pragma once
+/// The order in which the thread blocks compute the tiles of a result.
+
+namespace gradtile::cuda::device {
+
+/// The order of the tiles: groups of a few rows of tiles, column by column, so that the blocks of A and B
+/// that run at the same time are few enough for the L2 cache.
+struct TileOrder {
+    static constexpr int group_rows = 8;
+    int row_tiles, column_tiles;
+
+    struct Tile {
+        int row, column, matrix;
+    };
+    __device__ Tile operator()(int index) const {
+        const int group_tiles = group_rows * column_tiles, group = index / group_tiles;
+        const int in_group = index - group * group_tiles, first = group * group_rows;
+        const int height = min(group_rows, row_tiles - first), column = in_group / height;
+        return {first + in_group - column * height, column, 0};
+    }
+};
+
+/// The order of the tiles of symmetric results: those on and below the diagonal, row by row, of one matrix
+/// after the other.
+struct TriangleOrder {
+    int side;  ///< tiles of a row
+
+    __host__ __device__ int tiles_of_matrix() const { return side * (side + 1) / 2; }
+    __device__ TileOrder::Tile operator()(int index) const {
+        const int matrix = index / tiles_of_matrix();
+        int column = index - matrix * tiles_of_matrix(), row = 0;
+        while (column > row) column -= ++row;
+        return {row, column, matrix};
+    }
+};
+
+}  // namespace gradtile::cuda::device
