@@ -92,9 +92,9 @@ class ColumnsConsumer {
             kv_.wait_full();
             if (task.has_rows()) {
                 if constexpr (warpgroup == 0) {
-                    add_all_with_p(d_k, d_v, task);
+                    loop_over_rows_with_p(d_k, d_v, task);
                 } else {
-                    add_all_with_d_s(d_k, d_v, task);
+                    loop_over_rows_with_d_s(d_k, d_v, task);
                 }
                 turn_.pass();
             }
@@ -127,7 +127,8 @@ class ColumnsConsumer {
     }
 
     /// Warpgroup 0 adds all rows of a task.
-    __device__ __forceinline__ void add_all_with_p(QkFragments& d_k, VFragments& d_v, const Task& task) {
+    __device__ __forceinline__ void loop_over_rows_with_p(QkFragments& d_k, VFragments& d_v,
+                                                          const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
         RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
@@ -175,7 +176,8 @@ class ColumnsConsumer {
     }
 
     /// Warpgroup 1 adds all rows of a task.
-    __device__ __forceinline__ void add_all_with_d_s(QkFragments& d_k, VFragments& d_v, const Task& task) {
+    __device__ __forceinline__ void loop_over_rows_with_d_s(QkFragments& d_k, VFragments& d_v,
+                                                            const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
         for (RowPosition at{task.head * p_.rows.sizes.group, task.begin_row}; at.head < end_head;
