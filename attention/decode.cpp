@@ -9,7 +9,7 @@ namespace {
 void check_decode(const Tensor& o, const DecodeInputs& in, const DecodeCache& cache, const Options& options,
                   Device device) {
     check(in.q.rank() == 3 && in.k.rank() == 3 && cache.k.rank() == 4, "decode: q ", in.q, ", k ", in.k,
-          ", cache ", cache.k, "; expected [R, Hq, D], [R, Hkv, D] and [places, context, Hkv, D]");
+          ", cache ", cache.k, "; expected [R, Hq, D], [R, Hkv, D] and [slots, context, Hkv, D]");
     const std::int64_t rows = in.q.size(0), heads = in.q.size(1), dim = in.q.size(2);
     const std::int64_t kv_heads = cache.k.size(2);
     check(cache.v.shape() == cache.k.shape() && cache.k.size(3) == dim &&
@@ -21,9 +21,9 @@ void check_decode(const Tensor& o, const DecodeInputs& in, const DecodeCache& ca
         check(x->dtype() == in.q.dtype() && (x->stride(-1) == 1 || dim == 1), "decode: ", *x, " for q ", in.q,
               "; expected its dtype, and heads whose elements lie side by side");
     check(in.q.stride(-1) == 1 || dim == 1, "decode: q has strides ", in.q.strides(), "; the last must be 1");
-    for (const Tensor* x : {&in.places, &in.positions})
+    for (const Tensor* x : {&in.slots, &in.positions})
         check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows}, "decode: ", *x,
-              "; expected contiguous int32 ", Shape{rows}, " for places and positions");
+              "; expected contiguous int32 ", Shape{rows}, " for slots and positions");
     check(can_decode(device, in.q.dtype(), dim), "decode: head_dim ", dim, " in ", in.q.dtype(), " on ",
           device, "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
     check(options.causal && !options.top_left && !options.cumulative_q.defined() &&
@@ -66,20 +66,20 @@ namespace cpu {
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch&) {
     for (std::int64_t row = 0; row < o.size(0); ++row) {
-        const std::int64_t place = in.places.data<std::int32_t>()[row],
+        const std::int64_t slot = in.slots.data<std::int32_t>()[row],
                            position = in.positions.data<std::int32_t>()[row];
-        check(place >= 0 && place < cache.k.size(0) && position >= 0 && position < cache.k.size(1),
-              "decode: row ", row, " has place ", place, " and position ", position, "; the cache is ",
+        check(slot >= 0 && slot < cache.k.size(0) && position >= 0 && position < cache.k.size(1),
+              "decode: row ", row, " has slot ", slot, " and position ", position, "; the cache is ",
               cache.k);
-        const Tensor keys = cache.k.slice(0, place, 1).slice(1, 0, position + 1),
-                     values = cache.v.slice(0, place, 1).slice(1, 0, position + 1);
-        const auto of_row = [&](const Tensor& x) {
+        const Tensor keys = cache.k.slice(0, slot, 1).slice(1, 0, position + 1),
+                     values = cache.v.slice(0, slot, 1).slice(1, 0, position + 1);
+        const auto row_of = [&](const Tensor& x) {
             return x.slice(0, row, 1).expand({1, 1, x.size(1), x.size(2)});
         };
-        copy(ctx, keys.slice(1, position, 1), of_row(in.k));
-        copy(ctx, values.slice(1, position, 1), of_row(in.v));
+        copy(ctx, keys.slice(1, position, 1), row_of(in.k));
+        copy(ctx, values.slice(1, position, 1), row_of(in.v));
         Saved unused;
-        attention::forward(ctx, of_row(in.q), keys, values, options, unused, of_row(o));
+        attention::forward(ctx, row_of(in.q), keys, values, options, unused, row_of(o));
     }
 }
 

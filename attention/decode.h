@@ -8,16 +8,16 @@
 
 namespace gradtile::attention {
 
-/// The query, key and value of the new token of each text, and the text's place in the cache. All tensors are
+/// The query, key and value of the new token of each text, and the text's slot in the cache. All tensors are
 /// on the context's device; the elements of a head are adjacent.
 struct DecodeInputs {
     Tensor q;          ///< [R, Hq, D]
     Tensor k, v;       ///< [R, Hkv, D]
-    Tensor places;     ///< int32 [R]: the text's index in the batch of the cache; all different
+    Tensor slots;      ///< int32 [R]: the text's index in the batch of the cache; all different
     Tensor positions;  ///< int32 [R]: the number of the text's keys in the cache, below its context
 };
 
-/// Keys and values [places, context, Hkv, D] in the dtype of q.
+/// Keys and values [slots, context, Hkv, D] in the dtype of q.
 struct DecodeCache {
     Tensor k, v;
 };
@@ -39,8 +39,8 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 /// Appends k and v of each row to its cache, and computes o [R, Hq, D] = softmax(scores) V over the keys of
 /// the cache that the row sees: all earlier ones and its own, or with window.left only the last `left`
 /// earlier ones and its own. Uses scale, window.left, softcap, alibi_slopes and sink of `options`, which must
-/// be causal; dropout is not applied. For a position or place outside the cache, the CPU throws Error, and a
-/// GPU writes NaN to that row of o. A GPU may read places, positions and earlier keys and values while the
+/// be causal; dropout is not applied. For a position or slot outside the cache, the CPU throws Error, and a
+/// GPU writes NaN to that row of o. A GPU may read slots, positions and earlier keys and values while the
 /// preceding kernel of the stream still runs, so that kernel must not write them; it may write q, k and v.
 /// Throws Error on other shapes, dtypes or options.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,

@@ -44,15 +44,15 @@ struct ScoreFormula {
     A softcap = 0;  ///< 0: none
     A alibi_slope = 0;
 
-    /// Returns 0 if of_product() does not change its argument. Kernels then do not call of_product(), and the
-    /// derivative is 1.
+    /// Returns 0 if transform_product() does not change its argument. Kernels then do not call
+    /// transform_product(), and the derivative is 1.
     GRADTILE_ATTENTION_INLINE A change_of_products() const { return softcap; }
     GRADTILE_ATTENTION_INLINE bool changes_products() const { return change_of_products() != 0; }
     /// Must be called only if changes_products(). The derivative must not be negative, because the 16-bit
     /// kernels of the GPU mark dropped elements by its sign.
     GRADTILE_CALLS_EITHER_DEVICE
     template <class Math>
-    GRADTILE_ATTENTION_INLINE Score<A> of_product(A product) const {
+    GRADTILE_ATTENTION_INLINE Score<A> transform_product(A product) const {
         const A t = Math::tanh(Math::quotient(product, softcap));
         return {softcap * t, (1 - t) * (1 + t)};
     }

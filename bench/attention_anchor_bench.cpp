@@ -171,10 +171,10 @@ double median_milliseconds(const Context& ctx, int rounds, const std::function<v
 }
 
 Milliseconds measure(const Context& ctx, const Settings& settings, const Case& c) {
-    const auto of_qk = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.head_dim, seed); };
-    const auto of_v = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.v_dim, seed); };
-    const Tensor q = of_qk(1), k = of_qk(2), v = of_v(3), d_o = of_v(4), o = of_v(5);
-    const attention::Gradients gradients{.q = of_qk(6), .k = of_qk(7), .v = of_v(8)};
+    const auto qk_tensor = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.head_dim, seed); };
+    const auto v_tensor = [&](std::uint64_t seed) { return operand(ctx, settings, c, c.v_dim, seed); };
+    const Tensor q = qk_tensor(1), k = qk_tensor(2), v = v_tensor(3), d_o = v_tensor(4), o = v_tensor(5);
+    const attention::Gradients gradients{.q = qk_tensor(6), .k = qk_tensor(7), .v = v_tensor(8)};
     const attention::Options options{.causal = c.causal, .deterministic = settings.deterministic};
     attention::Saved saved;
     const double forward = median_milliseconds(ctx, settings.rounds,

@@ -72,7 +72,7 @@ class SoftmaxExchange {
         send(own);
         barrier(turn_).wait(round_);
         if (threadIdx.x == 0 && !is_alone()) expect(turn_);
-        const Softmax<float> all = combined<32>(of_lane());
+        const Softmax<float> all = combined<32>(combined_by_lane());
         turn_ ^= 1;
         if (turn_ == 0) round_ ^= 1;
         return all;
@@ -102,7 +102,7 @@ class SoftmaxExchange {
         }
     }
     /// Combines every 32nd softmax.
-    __device__ __forceinline__ Softmax<float> of_lane() const {
+    __device__ __forceinline__ Softmax<float> combined_by_lane() const {
         const float2* const parts = shared_.of_warps[turn_];
         Softmax<float> result;
 #pragma unroll 1

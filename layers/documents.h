@@ -14,9 +14,9 @@ struct Documents {
     Tensor positions = {};  ///< int32 [B,T]: index of each token in its document
 
     explicit operator bool() const { return offsets.defined(); }
-    /// D, the number of documents in each window, which is the same for all windows (some documents may be
+    /// D, the number of documents per window, which is the same for all windows (some documents may be
     /// empty). Throws Error if offsets and positions disagree.
-    std::int64_t of_window() const {
+    std::int64_t per_window() const {
         const std::int64_t documents = offsets.size(0) - 1, windows = positions.size(0);
         check(windows > 0 && documents % windows == 0, "packed documents: ", documents, " in ", windows,
               " windows; expected the same number in each");

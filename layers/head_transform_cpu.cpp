@@ -4,6 +4,7 @@
 
 #include <gradtile/core/cpu/lanes.h>
 #include <gradtile/layers/internal/head_transform_backend.h>
+#include <gradtile/layers/internal/partial_sums.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
@@ -150,8 +151,8 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
         const std::int64_t grain = tokens_per_partial(tokens, heads);
         S* const sums = partials.data<S>();
         parallel_ranges(ctx, tokens, grain, [&](std::int64_t begin, std::int64_t end) {
-            S* const of_queries = sums + begin / grain * 2 * dim;
-            std::fill_n(of_queries, 2 * dim, S(0));
+            S* const d_weights = sums + begin / grain * 2 * dim;
+            std::fill_n(d_weights, 2 * dim, S(0));
             std::vector<S> d(static_cast<std::size_t>(dim));
             for (std::int64_t token = begin; token < end; ++token) {
                 const TokenAngles<S> angles = angles_of<T>(transform, token);
@@ -161,22 +162,14 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
                     T* const row = gradients[head];
                     std::transform(row, row + dim, d.begin(), [](T value) { return convert<S>(value); });
                     if (transform.rotates()) rotate_row(d.data(), d.data() + dim / 2, dim / 2, angles, S(-1));
-                    S* const d_weight = of_queries + (head < transform.queries ? 0 : dim);
+                    S* const d_weight = d_weights + (head < transform.queries ? 0 : dim);
                     differentiate_row(row, d_weight, d.data(), xs[head],
                                       weight_of(transform, head).template data<T>(), dim,
                                       rstd.data<S>()[token * heads + head]);
                 }
             }
         });
-        const auto add_partials = [&](const GradientTarget& target, std::int64_t first) {
-            if (!target.grad.defined()) return;
-            S* const sum = target.grad.data<S>();
-            if (!target.accumulates()) std::fill_n(sum, dim, S(0));
-            for (std::int64_t part = 0; part < partials.size(0); ++part)
-                for (std::int64_t i = 0; i < dim; ++i) sum[i] += sums[part * 2 * dim + first + i];
-        };
-        add_partials(weights.q, 0);
-        add_partials(weights.k, dim);
+        add_partials<S, 2>({weights.q, weights.k}, partials);
     });
 }
 

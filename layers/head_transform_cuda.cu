@@ -22,6 +22,7 @@ constexpr int forward_blocks = 6, backward_blocks = 4;
 template <int team_, int held_, int n_>
 struct HeadTeam {
     static constexpr int team = team_, held = held_, n = n_, teams = head_threads / team;
+    static constexpr int pieces = 2 * held;  ///< `held` of the first half, then `held` of the second half
     static constexpr int max_half = team * held * n;
 };
 
@@ -77,7 +78,6 @@ struct HeadPlace {
     __device__ __forceinline__ int column(int k) const { return (lane + k * Team::team) * Team::n; }
 };
 
-/// From the last token to the first, see map_rows.cuh.
 template <class T>
 __device__ __forceinline__ std::int64_t offset_of(const HeadTensor<T>& x, const Divisor& length,
                                                   std::int64_t token, int head) {
@@ -85,56 +85,65 @@ __device__ __forceinline__ std::int64_t offset_of(const HeadTensor<T>& x, const 
     return sample * x.sample_stride + (token - sample * length.value) * x.token_stride + head * x.head_stride;
 }
 
-/// A thread's columns of a row: [0] of the first half, [1] of the second one.
+/// Calls f(k, column) for the columns in the first half of a head that a thread holds, n at a time.
+template <class Team, class F>
+__device__ __forceinline__ void for_each_held(const HeadPlace<Team>& at, int half, const F& f) {
+#pragma unroll
+    for (int k = 0; k < Team::held; ++k) {
+        const int column = at.column(k);
+        if (column >= half) break;
+        f(k, column);
+    }
+}
+
+/// A thread's columns of a row.
 template <class Team, class T>
 struct HeadRow {
-    Fetched<Team::n, T> part[2][Team::held];
+    Fetched<Team::n, T> piece[Team::pieces];
 
-    template <class Source>
-    __device__ __forceinline__ void read(const Source* row, const HeadPlace<Team>& at, int half, int dim) {
+    __device__ __forceinline__ void read(const T* row, const HeadPlace<Team>& at, int half, int dim) {
+        for_each_held(at, half, [&](int k, int column) {
+            piece[k].read(row + column);
+            // An odd head has one column less in its second half.
+            if (half + column < dim) piece[Team::held + k].read(row + half + column);
+        });
+    }
+    template <class S>
+    __device__ __forceinline__ void values(S (&to)[Team::pieces][Team::n]) const {
 #pragma unroll
         for (int k = 0; k < Team::held; ++k) {
-            const int column = at.column(k);
-            if (column >= half) break;
-            part[0][k].read(row + column);
-            // An odd head has one column less in its second half.
-            if (half + column < dim) part[1][k].read(row + half + column);
+            piece[k].values(to[k]);
+            piece[Team::held + k].values(to[Team::held + k]);
         }
     }
 };
 
 template <class Team, class T, class S>
-__device__ __forceinline__ void write_row(T* row, const S (&values)[2][Team::held][Team::n],
+__device__ __forceinline__ void write_row(T* row, const S (&values)[Team::pieces][Team::n],
                                           const HeadPlace<Team>& at, int half, int dim) {
-#pragma unroll
-    for (int k = 0; k < Team::held; ++k) {
-        const int column = at.column(k);
-        if (column >= half) break;
-        store<Team::n>(row + column, values[0][k]);
-        if (half + column < dim) store<Team::n>(row + half + column, values[1][k]);
-    }
+    for_each_held(at, half, [&](int k, int column) {
+        store<Team::n>(row + column, values[k]);
+        if (half + column < dim) store<Team::n>(row + half + column, values[Team::held + k]);
+    });
 }
 
 /// Rotates a thread's columns by the angles of a token. sign -1 rotates back.
 template <class Team, class T, class S = Accumulator<T>>
-__device__ __forceinline__ void rotate(S (&x)[2][Team::held][Team::n], const HeadArguments<T>& p,
+__device__ __forceinline__ void rotate(S (&x)[Team::pieces][Team::n], const HeadArguments<T>& p,
                                        std::int64_t token, const HeadPlace<Team>& at, S sign) {
     const std::int64_t row = (token - p.length.quotient_of(token) * p.length.value) * p.half;
-#pragma unroll
-    for (int k = 0; k < Team::held; ++k) {
-        const int column = at.column(k);
-        if (column >= p.half) break;
+    for_each_held(at, p.half, [&](int k, int column) {
         S cosine[Team::n], sine[Team::n];
         // Rows of the tables are on 16-byte boundaries if a row has whole vectors.
         load<Team::n>(cosine, p.cosines + row + column);
         load<Team::n>(sine, p.sines + row + column);
 #pragma unroll
         for (int i = 0; i < Team::n; ++i) {
-            const S u = x[0][k][i], v = x[1][k][i], s = sign * sine[i];
-            x[0][k][i] = u * cosine[i] - v * s;
-            x[1][k][i] = v * cosine[i] + u * s;
+            const S u = x[k][i], v = x[Team::held + k][i], s = sign * sine[i];
+            x[k][i] = u * cosine[i] - v * s;
+            x[Team::held + k][i] = v * cosine[i] + u * s;
         }
-    }
+    });
 }
 
 template <class Team, class T>
@@ -145,6 +154,7 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     HeadRow<Team, T> weight{}, next{};
     const bool has_norm = p.q_weight != nullptr;
     if (has_norm) weight.read(at.head < p.queries ? p.q_weight : p.k_weight, at, p.half, p.dim);
+    // From the last token to the first, see map_rows.cuh.
     const auto fetch = [&](std::int64_t index) {
         if (index < p.tokens)
             next.read(p.x.data + offset_of(p.x, p.length, p.tokens - 1 - index, at.head), at, p.half, p.dim);
@@ -153,35 +163,28 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     std::int64_t index = at.first_token;
     // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.
     for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
-        S x[2][Team::held][Team::n];
-#pragma unroll
-        for (int k = 0; k < Team::held; ++k) {
-            next.part[0][k].values(x[0][k]);
-            next.part[1][k].values(x[1][k]);
-        }
+        S x[Team::pieces][Team::n];
+        next.values(x);
         fetch(index + at.step);
         const bool has_row = index < p.tokens;
         const std::int64_t token = p.tokens - 1 - index;
         if (has_norm) {
             S squares = 0;
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
+            for (int j = 0; j < Team::pieces; ++j) {
 #pragma unroll
-                for (int k = 0; k < Team::held; ++k)
-#pragma unroll
-                    for (int i = 0; i < Team::n; ++i) squares += x[part][k][i] * x[part][k][i];
+                for (int i = 0; i < Team::n; ++i) squares += x[j][i] * x[j][i];
+            }
             squares = reduce_lanes<Team::team>(squares, Sum{});
             const S rstd = 1 / sqrt(squares / static_cast<S>(p.dim) + p.epsilon);
             if (has_row && at.lane == 0) p.rstd[token * p.heads + at.head] = rstd;
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
+            for (int j = 0; j < Team::pieces; ++j) {
+                S w[Team::n];
+                weight.piece[j].values(w);
 #pragma unroll
-                for (int k = 0; k < Team::held; ++k) {
-                    S w[Team::n];
-                    weight.part[part][k].values(w);
-#pragma unroll
-                    for (int i = 0; i < Team::n; ++i) x[part][k][i] *= rstd * w[i];
-                }
+                for (int i = 0; i < Team::n; ++i) x[j][i] *= rstd * w[i];
+            }
         }
         if (!has_row) continue;
         if (p.cosines != nullptr) rotate<Team>(x, p, token, at, p.sign);
@@ -193,16 +196,15 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
 /// them in the block's part of the results.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, const HeadPlace<Team>& at,
-                                                  const S (&sums)[2][Team::held][Team::n]) {
-    __shared__ S of_teams[Team::teams][2 * Team::max_half];
+                                                  const S (&sums)[Team::pieces][Team::n]) {
+    __shared__ S team_sums[Team::teams][2 * Team::max_half];
     const int team = static_cast<int>(threadIdx.x) / Team::team;
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
+    for (int j = 0; j < Team::pieces; ++j) {
 #pragma unroll
-        for (int k = 0; k < Team::held; ++k)
-#pragma unroll
-            for (int i = 0; i < Team::n; ++i)
-                of_teams[team][part * Team::max_half + at.column(k) + i] = sums[part][k][i];
+        for (int i = 0; i < Team::n; ++i)
+            team_sums[team][j / Team::held * Team::max_half + at.column(j % Team::held) + i] = sums[j][i];
+    }
     __syncthreads();
     const int first_head = static_cast<int>(blockIdx.x * std::int64_t{Team::teams} % p.heads);
     for (int item = static_cast<int>(threadIdx.x); item < 2 * p.dim; item += head_threads) {
@@ -212,7 +214,7 @@ __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, con
         S sum = 0;
         int head = first_head;
         for (int i = 0; i < Team::teams; ++i) {
-            if ((head < p.queries) == of_queries) sum += of_teams[i][place];
+            if ((head < p.queries) == of_queries) sum += team_sums[i][place];
             if (++head == p.heads) head = 0;
         }
         p.partials[std::int64_t{blockIdx.x} * 2 * p.dim + item] = sum;
@@ -237,18 +239,14 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
         next_d.read(p.y.data + offset_of(p.y, p.length, token, at.head), at, p.half, p.dim);
         next_rstd = p.rstd[token * p.heads + at.head];
     };
-    S sums[2][Team::held][Team::n] = {};
+    S sums[Team::pieces][Team::n] = {};
     fetch(at.first_token);
     std::int64_t index = at.first_token;
     for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
-        S d[2][Team::held][Team::n];
+        S d[Team::pieces][Team::n];
         const HeadRow<Team, T> row = next_x;
         const S rstd = next_rstd;
-#pragma unroll
-        for (int k = 0; k < Team::held; ++k) {
-            next_d.part[0][k].values(d[0][k]);
-            next_d.part[1][k].values(d[1][k]);
-        }
+        next_d.values(d);
         fetch(index + at.step);
         const bool has_row = index < p.tokens;
         const std::int64_t token = p.tokens - 1 - index;
@@ -256,33 +254,28 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
         if (has_row) {
             if (p.cosines != nullptr) rotate<Team>(d, p, token, at, S(-1));
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
+            for (int j = 0; j < Team::pieces; ++j) {
+                S x[Team::n], w[Team::n];
+                row.piece[j].values(x);
+                weight.piece[j].values(w);
 #pragma unroll
-                for (int k = 0; k < Team::held; ++k) {
-                    S x[Team::n], w[Team::n];
-                    row.part[part][k].values(x);
-                    weight.part[part][k].values(w);
-#pragma unroll
-                    for (int i = 0; i < Team::n; ++i) {
-                        const S term = d[part][k][i] * x[i] * rstd;
-                        sums[part][k][i] += term;
-                        sum += term * w[i];
-                    }
+                for (int i = 0; i < Team::n; ++i) {
+                    const S term = d[j][i] * x[i] * rstd;
+                    sums[j][i] += term;
+                    sum += term * w[i];
                 }
+            }
         }
         const S mean = reduce_lanes<Team::team>(sum, Sum{}) / static_cast<S>(p.dim);
         if (!has_row) continue;
 #pragma unroll
-        for (int part = 0; part < 2; ++part)
+        for (int j = 0; j < Team::pieces; ++j) {
+            S x[Team::n], w[Team::n];
+            row.piece[j].values(x);
+            weight.piece[j].values(w);
 #pragma unroll
-            for (int k = 0; k < Team::held; ++k) {
-                S x[Team::n], w[Team::n];
-                row.part[part][k].values(x);
-                weight.part[part][k].values(w);
-#pragma unroll
-                for (int i = 0; i < Team::n; ++i)
-                    d[part][k][i] = rstd * (d[part][k][i] * w[i] - x[i] * rstd * mean);
-            }
+            for (int i = 0; i < Team::n; ++i) d[j][i] = rstd * (d[j][i] * w[i] - x[i] * rstd * mean);
+        }
         write_row<Team>(p.y.data + offset_of(p.y, p.length, token, at.head), d, at, p.half, p.dim);
     }
     store_weight_sums<Team>(p, at, sums);

@@ -72,9 +72,9 @@ Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, cons
     return dx;
 }
 
-void Linear::announce_gradients(const BackwardHooks& hooks) const {
-    announce(hooks, weight, bias);
-    if (adapter) announce(hooks, adapter->a, adapter->b);
+void Linear::notify_complete(const BackwardHooks& hooks) const {
+    notify_gradients_complete(hooks, weight, bias);
+    if (adapter) notify_gradients_complete(hooks, adapter->a, adapter->b);
 }
 
 }  // namespace gradtile

@@ -50,7 +50,7 @@ struct Linear {
     void accumulate_gradients(const Context& ctx, const SummedGradient& dy /*[.., out]*/,
                               const Saved& saved) const;
     /// Calls hooks.gradient_complete for all parameters whose gradients backward computed.
-    void announce_gradients(const BackwardHooks& hooks) const;
+    void notify_complete(const BackwardHooks& hooks) const;
 
   private:
     void accumulate_own_gradients(const Context& ctx, const SummedGradient& gradient,

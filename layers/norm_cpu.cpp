@@ -2,6 +2,7 @@
 
 #include <gradtile/core/cpu/lanes.h>
 #include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/internal/partial_sums.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
@@ -115,17 +116,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
             differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
                                                    Statistics<S>{centred ? means[r] : S(0), rstds[r]});
     });
-    const auto add_partials = [&](const GradientTarget& target, std::int64_t first) {
-        if (!target.grad.defined()) return;
-        S* __restrict sum = target.grad.data<S>();
-        if (!target.accumulates()) std::fill_n(sum, width, S(0));
-        for (std::int64_t block = 0; block < out.partials.size(0); ++block) {
-            const S* __restrict partial = partials + block * 2 * width + first;
-            for (std::int64_t i = 0; i < width; ++i) sum[i] += partial[i];
-        }
-    };
-    add_partials(out.weight, 0);
-    add_partials(out.bias, width);
+    add_partials<S, 2>({out.weight, out.bias}, out.partials);
 }
 
 }  // namespace

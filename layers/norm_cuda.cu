@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const No
 /// so no barrier is needed.
 template <class Team>
 struct FetchedRows {
-    uint4* places;
+    uint4* vectors;
 
     enum Tensor { of_x, of_dy, of_dx };
     __device__ __forceinline__ uint4* at(int stage, Tensor tensor, int k) const {
         const int vector = (stage * fetched_tensors + tensor) * Team::held + k;
-        return places + vector * Team::backward_threads + threadIdx.x;
+        return vectors + vector * Team::backward_threads + threadIdx.x;
     }
     static constexpr std::size_t bytes =
         std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;

@@ -25,12 +25,12 @@ struct BackwardHooks {
 
 /// Calls hooks.gradient_complete for each parameter that is defined and not frozen, in order.
 template <class... Parameters>
-void announce(const BackwardHooks& hooks, const Parameters&... parameters) {
+void notify_gradients_complete(const BackwardHooks& hooks, const Parameters&... parameters) {
     if (!hooks.gradient_complete) return;
     ((parameters.defined() && !parameters.is_frozen() ? hooks.gradient_complete(parameters) : void()), ...);
 }
 
-inline void announce_attention(const BackwardHooks& hooks) {
+inline void notify_before_attention(const BackwardHooks& hooks) {
     if (hooks.before_attention) hooks.before_attention();
 }
 

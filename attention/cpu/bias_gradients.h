@@ -52,7 +52,7 @@ class BiasGradients {
         for (const Bias& bias : biases_)
             if (bias.sums.defined()) fill(ctx, bias.sums, 0.0);
     }
-    BiasGradientsOfHead<A> of_head(std::int64_t batch, std::int64_t head) const {
+    BiasGradientsOfHead<A> for_head(std::int64_t batch, std::int64_t head) const {
         BiasGradientsOfHead<A> rows{};
         for (std::size_t n = 0; n < max_biases; ++n) {
             const Tensor& sums = biases_[n].sums;

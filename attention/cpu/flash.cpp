@@ -261,7 +261,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     if (bias_gradients.any())
         for (const Sequence& s : sequences)
             for (std::int64_t h = 0; h < heads; ++h)
-                gradients_of_heads.push_back(bias_gradients.of_head(s.index, h));
+                gradients_of_heads.push_back(bias_gradients.for_head(s.index, h));
 
     TaskNumbers row_tasks;  // [heads, row blocks] of each sequence
     std::vector<std::int64_t> key_blocks_of_sequences;
@@ -314,7 +314,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const std::int64_t backward_keys = kernels.blocks(geometry).backward_keys;
         const std::int64_t begin = keys_of_task.block * backward_keys;
         const std::int64_t blocks_per_head = ceil_div(s.mask.queries, blocks.backward_rows);
-        const auto of_group = [&](const auto& list) {
+        const auto slice_of_group = [&](const auto& list) {
             return list.empty() ? nullptr : list.data() + static_cast<std::int64_t>(at) * heads + head;
         };
         kernels.backward({.geometry = &geometry,
@@ -335,8 +335,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                           .delta = delta.data<A>() + numbers_at(s, head),
                           .turns = {turns.data<std::int32_t>() + row_tasks.first(at) + head * blocks_per_head,
                                     blocks_per_head},
-                          .rules = of_group(rules),
-                          .bias_gradients = of_group(gradients_of_heads)},
+                          .rules = slice_of_group(rules),
+                          .bias_gradients = slice_of_group(gradients_of_heads)},
                          memory);
     };
     // All tasks of a head process the head's row blocks in the same order. A task waits only for tasks with

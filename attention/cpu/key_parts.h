@@ -51,7 +51,7 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
     if (visible.end - visible.begin < min_keys_to_split) return whole;
     const SplittableWork work{.key_blocks = ceil_div(visible.end - begin, multiple),
                               .tasks_per_split = tasks,
-                              .places = threads_of_divided_keys,
+                              .concurrent_tasks = threads_of_divided_keys,
                               .start_up = 1};
     // More tasks save no time.
     const std::int64_t max_tasks = 4 * threads_of_divided_keys;

@@ -278,7 +278,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         bias_gradients.clear(ctx);
         for (std::int64_t row = 0; row < batch * heads * queries; ++row)
             for (const BiasGradientRows<A>& rows :
-                 bias_gradients.of_head(row / queries / heads, row / queries % heads))
+                 bias_gradients.for_head(row / queries / heads, row / queries % heads))
                 if (rows.data != nullptr) rows.add(row % queries, 0, keys, d_scores.data<A>() + row * keys);
         bias_gradients.store(ctx);
     }

@@ -23,14 +23,14 @@ struct VectorMath {
 /// Applies the formula's function of the product to n products, in place.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s) {
-    for (std::int64_t j = 0; j < n; ++j) s[j] = formula.template of_product<VectorMath>(s[j]).value;
+    for (std::int64_t j = 0; j < n; ++j) s[j] = formula.template transform_product<VectorMath>(s[j]).value;
 }
 /// Like the function above, but also computes the derivatives.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s,
                                                  A* derivatives) {
     for (std::int64_t j = 0; j < n; ++j) {
-        const Score<A> score = formula.template of_product<VectorMath>(s[j]);
+        const Score<A> score = formula.template transform_product<VectorMath>(s[j]);
         s[j] = score.value;
         derivatives[j] = score.derivative;
     }

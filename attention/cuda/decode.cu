@@ -55,10 +55,10 @@ struct HeadsOfRows {
 template <class T>
 struct CachedHeads {
     T* data;
-    std::int64_t place_stride, key_stride, head_stride;
+    std::int64_t slot_stride, key_stride, head_stride;
 
-    __device__ __forceinline__ T* at(int place, int head) const {
-        return data + place * place_stride + head * head_stride;
+    __device__ __forceinline__ T* at(int slot, int head) const {
+        return data + slot * slot_stride + head * head_stride;
     }
 };
 
@@ -67,9 +67,9 @@ struct DecodeParameters {
     HeadsOfRows<const T> q, k, v;
     HeadsOfRows<T> o;
     CachedHeads<T> cached_k, cached_v;
-    const std::int32_t *places, *positions;
+    const std::int32_t *slots, *positions;
     int heads, group, head_sets, head_dim;  // group: query heads that share a K/V head
-    int cache_places, context;
+    int cache_slots, context;
     int left;  // keys before its own that a row sees; -1: all
     float scale, softcap;
     const float *alibi_slopes, *sink;
@@ -161,14 +161,14 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
         if (thread == 0) receiver.initialize();
         receiver.begin();
     }
-    const int position = __ldcg(p.positions + row), place = __ldcg(p.places + row);
+    const int position = __ldcg(p.positions + row), slot = __ldcg(p.slots + row);
     if (p.cluster_log2 > 0) receiver.await_all_begun();
-    const bool exists = position >= 0 && position < p.context && place >= 0 && place < p.cache_places;
+    const bool exists = position >= 0 && position < p.context && slot >= 0 && slot < p.cache_slots;
     const int first_key = p.left < 0 ? 0 : max(0, position - p.left);
     const KeysOfSplit keys =
         exists ? keys_of_split<Block>(first_key, position + 1, split, splits) : KeysOfSplit{0, 0, 0};
-    const T* const cached_k = p.cached_k.at(exists ? place : 0, kv_head);
-    const T* const cached_v = p.cached_v.at(exists ? place : 0, kv_head);
+    const T* const cached_k = p.cached_k.at(exists ? slot : 0, kv_head);
+    const T* const cached_v = p.cached_v.at(exists ? slot : 0, kv_head);
 
     // Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(u).
     const auto column_of = [&](int j) { return (j * lanes + lane % lanes) * n; };
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
             if (formula.changes_products())
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
-                    score[h][u] = formula.template of_product<device::PreciseMath>(score[h][u]).value;
+                    score[h][u] = formula.template transform_product<device::PreciseMath>(score[h][u]).value;
             if (formula.has_distance_terms())
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
             for (int j = 0; j < vectors; ++j)
                 if (key_of(pass, u) == position && column_of(j) < p.head_dim) {
                     const auto store = [&](const CachedHeads<T>& to, const uint4& x) {
-                        *reinterpret_cast<uint4*>(to.at(place, kv_head) + position * to.key_stride +
+                        *reinterpret_cast<uint4*>(to.at(slot, kv_head) + position * to.key_stride +
                                                   column_of(j)) = x;
                     };
                     store(p.cached_k, k[u][j]);
@@ -489,13 +489,13 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
             .o = heads_of_rows<T>(o),
             .cached_k = {cache.k.data<T>(), cache.k.stride(0), cache.k.stride(1), cache.k.stride(2)},
             .cached_v = {cache.v.data<T>(), cache.v.stride(0), cache.v.stride(1), cache.v.stride(2)},
-            .places = in.places.data<std::int32_t>(),
+            .slots = in.slots.data<std::int32_t>(),
             .positions = in.positions.data<std::int32_t>(),
             .heads = static_cast<int>(heads),
             .group = static_cast<int>(heads / kv_heads),
             .head_sets = plan.head_sets,
             .head_dim = static_cast<int>(dim),
-            .cache_places = static_cast<int>(cache.k.size(0)),
+            .cache_slots = static_cast<int>(cache.k.size(0)),
             .context = static_cast<int>(cache.k.size(1)),
             .left = options.window.left < 0
                         ? -1

@@ -12,8 +12,8 @@ namespace {
 /// Replaces the number of splits. Scratch memory is planned for limit_of_splits() at most.
 void force_splits(FewQueriesPlan& plan, std::int64_t keys, int most) {
     const SplittableWork work = work_of(plan, keys);
-    const KeySplits splits =
-        work.split(std::clamp(most, 1, limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.places)));
+    const KeySplits splits = work.split(
+        std::clamp(most, 1, limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.concurrent_blocks)));
     plan.splits = static_cast<int>(splits.count);
     plan.keys_per_split = static_cast<int>(splits.blocks_per_split * FewQueriesTiles::keys);
 }
@@ -37,7 +37,7 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
     if (shape.batch * shape.heads > 65535) return {};
     if (ctx.is_planning()) {
         FewQueriesPlan plan = plan_few_queries(shape, 1, shared_memory_limits[0]);
-        if (plan) plan.splits = limit_of_splits(plan.blocks_per_split, shape.keys, max_places);
+        if (plan) plan.splits = limit_of_splits(plan.blocks_per_split, shape.keys, max_concurrent_blocks);
         return plan;
     }
     gradtile::cuda::use_device(ctx.device());
@@ -53,8 +53,8 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
 std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOptions& options) {
     return concat("few queries: ", plan.rows, " rows of ", plan.heads_together, " heads together, ",
                   plan.splits, " splits of ", plan.keys_per_split, " keys, ",
-                  plan.blocks_per_split * plan.splits, " thread blocks on ", plan.places,
-                  " places; head dim ", head_dim,
+                  plan.blocks_per_split * plan.splits, " thread blocks, at most ", plan.concurrent_blocks,
+                  " at the same time; head dim ", head_dim,
                   options.scores.scores_are_products ? "" : ", with score rules");
 }
 

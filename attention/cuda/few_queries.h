@@ -66,7 +66,7 @@ struct FewQueriesPlan {
     int rows = 0;                        ///< rows of a thread block
     int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
     std::int64_t blocks_per_split = 0;
-    int places = 0;  ///< the number of thread blocks that can run at the same time
+    int concurrent_blocks = 0;  ///< the number of thread blocks that can run at the same time
 
     explicit operator bool() const { return heads_together > 0; }
 };
@@ -77,11 +77,11 @@ inline constexpr int max_splits = 256;
 inline constexpr int max_runs = 4;
 /// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
 /// run without a GPU uses this number.
-inline constexpr int max_places = 2 * 192;
+inline constexpr int max_concurrent_blocks = 2 * 192;
 
-inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int places) {
+inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int concurrent_blocks) {
     const std::int64_t of_runs =
-        std::max<std::int64_t>(1, std::int64_t{max_runs} * places / blocks_per_split);
+        std::max<std::int64_t>(1, std::int64_t{max_runs} * concurrent_blocks / blocks_per_split);
     return static_cast<int>(std::min<std::int64_t>({max_splits, key_blocks, of_runs}));
 }
 
@@ -89,7 +89,7 @@ inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_block
 inline SplittableWork work_of(const FewQueriesPlan& plan, std::int64_t keys) {
     return {.key_blocks = (keys + FewQueriesTiles::keys - 1) / FewQueriesTiles::keys,
             .tasks_per_split = plan.blocks_per_split,
-            .places = plan.places,
+            .concurrent_tasks = plan.concurrent_blocks,
             .start_up = start_up};
 }
 
@@ -111,17 +111,17 @@ inline FewQueriesPlan plan_few_queries(const FewQueriesShape& shape, int process
                                                                         : 16};
     if ((shape.is_f32 ? f32_tiles.shared_bytes() : tiles.shared_bytes()) > shared_bytes) return {};
     plan.blocks_per_split = shape.batch * (shape.heads / plan.heads_together);
-    plan.places = processors * (shape.is_f32 ? f32_tiles.blocks_per_sm() : tiles.blocks_per_sm());
+    plan.concurrent_blocks = processors * (shape.is_f32 ? f32_tiles.blocks_per_sm() : tiles.blocks_per_sm());
     const SplittableWork work = work_of(plan, shape.keys);
     const KeySplits splits =
-        work.fewest_splits(limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.places));
+        work.fewest_splits(limit_of_splits(plan.blocks_per_split, work.key_blocks, plan.concurrent_blocks));
     plan.splits = static_cast<int>(splits.count);
     plan.keys_per_split = static_cast<int>(splits.blocks_per_split * FewQueriesTiles::keys);
     return plan;
 }
 
-/// Plans a call. `head_dim` is the kernel's head dim. A dry run may have no GPU, so it assumes max_places
-/// thread blocks.
+/// Plans a call. `head_dim` is the kernel's head dim. A dry run may have no GPU, so it assumes
+/// max_concurrent_blocks thread blocks.
 FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                 const Tensor& k, int head_dim);
 /// Returns a text that describes a plan, for bench attention --explain.

@@ -20,20 +20,21 @@ struct KeySplits {
 struct SplittableWork {
     std::int64_t key_blocks;
     std::int64_t tasks_per_split;
-    std::int64_t places;    ///< the number of tasks that can run at the same time
-    std::int64_t start_up;  ///< the time that a task takes in addition to its keys, in blocks of keys
+    std::int64_t concurrent_tasks;  ///< the number of tasks that can run at the same time
+    std::int64_t start_up;          ///< the time that a task takes in addition to its keys, in blocks of keys
 
     /// Returns at most `most` splits, none of them empty.
     KeySplits split(std::int64_t most) const {
         const std::int64_t length = (key_blocks + most - 1) / most;
         return {(key_blocks + length - 1) / length, length};
     }
-    /// Returns the fraction of the places that are busy, averaged over the run time.
+    /// Returns the fraction of the concurrent tasks that are busy, averaged over the run time.
     double occupancy(const KeySplits& splits) const {
-        const std::int64_t tasks = tasks_per_split * splits.count, runs = (tasks + places - 1) / places;
+        const std::int64_t tasks = tasks_per_split * splits.count,
+                           runs = (tasks + concurrent_tasks - 1) / concurrent_tasks;
         const double work = static_cast<double>(tasks_per_split * key_blocks),
                      time = static_cast<double>(runs * (splits.blocks_per_split + start_up));
-        return work / (time * static_cast<double>(places));
+        return work / (time * static_cast<double>(concurrent_tasks));
     }
     /// Returns the fewest splits, at most `limit`, with at least 95% of the best occupancy.
     KeySplits fewest_splits(std::int64_t limit) const {

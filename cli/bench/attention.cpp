@@ -186,15 +186,15 @@ class Passes {
                    .softcap = flags.score.softcap,
                    .dropout_p = flags.score.dropout},
           numbers_(ctx) {
-        const auto of_queries = [&] {
+        const auto query_tensor = [&] {
             return numbers_(ctx, {shapes.batch, shapes.queries, shapes.heads, shapes.head_dim}, dtype);
         };
-        const auto of_keys = [&] {
+        const auto key_tensor = [&] {
             return numbers_(ctx, {shapes.batch, shapes.length, shapes.kv_heads, shapes.head_dim}, dtype);
         };
-        q_ = of_queries(), k_ = of_keys(), v_ = of_keys();
-        o_ = of_queries(), d_o_ = of_queries();
-        gradients_ = {.q = of_queries(), .k = of_keys(), .v = of_keys()};
+        q_ = query_tensor(), k_ = key_tensor(), v_ = key_tensor();
+        o_ = query_tensor(), d_o_ = query_tensor();
+        gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
         if (!shapes.packed.empty()) pack(shapes);
         if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
         add_score_tensors(shapes, flags.score);

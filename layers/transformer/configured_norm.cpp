@@ -10,11 +10,11 @@ const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
     return *own;
 }
 
-void announce_norm(const BackwardHooks& hooks, const LayerNorm& layer) {
-    announce(hooks, layer.weight, layer.bias);
+void notify_norm_complete(const BackwardHooks& hooks, const LayerNorm& layer) {
+    notify_gradients_complete(hooks, layer.weight, layer.bias);
 }
-void announce_norm(const BackwardHooks& hooks, const RMSNorm& layer) {
-    announce(hooks, layer.weight);
+void notify_norm_complete(const BackwardHooks& hooks, const RMSNorm& layer) {
+    notify_gradients_complete(hooks, layer.weight);
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Save
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             Tensor dx = layer.backward(ctx, dy, saved_of<Layer>(saved));
-            announce_norm(hooks, layer);
+            notify_norm_complete(hooks, layer);
             return dx;
         },
         norm);
@@ -82,7 +82,7 @@ SummedGradient ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             SummedGradient summed = layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx, sums);
-            announce_norm(hooks, layer);
+            notify_norm_complete(hooks, layer);
             return summed;
         },
         norm);

@@ -30,7 +30,7 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
 
 namespace {
 
-/// The texts [first, first + count) of a pass. They have neighbouring places and equal numbers of tokens, so
+/// The texts [first, first + count) of a pass. They have neighbouring slots and equal numbers of tokens, so
 /// that one call of attention computes all of them. Their tokens begin at index `begin` of the pass.
 struct EqualTexts {
     PackedTexts::Text first;
@@ -42,7 +42,7 @@ struct EqualTexts {
     }
     /// The cached keys or values from token `from` on: [count, length, Hkv, D].
     Tensor cached(const Tensor& kv, std::int64_t from, std::int64_t length) const {
-        return kv.slice(0, first.place, count).slice(1, from, length);
+        return kv.slice(0, first.slot, count).slice(1, from, length);
     }
 };
 
@@ -52,7 +52,7 @@ std::vector<EqualTexts> equal_texts(const std::vector<PackedTexts::Text>& texts)
     for (const PackedTexts::Text& text : texts) {
         const bool joins = !groups.empty() && text.start == groups.back().first.start &&
                            text.length == groups.back().first.length &&
-                           text.place == groups.back().first.place + groups.back().count;
+                           text.slot == groups.back().first.slot + groups.back().count;
         if (joins) {
             ++groups.back().count;
         } else {
@@ -75,7 +75,7 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     const Tensor o = empty(ctx, {1, x.size(1), heads, head_dim}, x.dtype());
     const attention::Options of_pass = options_of_pass(ctx, {});
     for (const EqualTexts& texts : equal_texts(pass.texts)) {
-        const auto& [place, start, length] = texts.first;
+        const auto& [slot, start, length] = texts.first;
         copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(k));
         copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(v));
         attention::Saved unused;
@@ -85,13 +85,13 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     return proj.forward(ctx, o.reshape({1, x.size(1), heads * head_dim}), discarded.proj);
 }
 
-/// `place` gives the positions of the tokens: the start of all texts, or PackedTexts.
-template <class Place>
-Residual TransformerBlock::through_cache(const Context& ctx, Residual& stream, const Place& place,
+/// `positions` are those of the tokens: the start of all texts, or PackedTexts.
+template <class Positions>
+Residual TransformerBlock::through_cache(const Context& ctx, Residual& stream, const Positions& positions,
                                          const KeyValueCache::Layer& cache) const {
     Activations discarded;
     const Tensor attended =
-        attn.forward_with_cache(ctx, norm_1.forward(ctx, stream, discarded.norm_1), place, cache);
+        attn.forward_with_cache(ctx, norm_1.forward(ctx, stream, discarded.norm_1), positions, cache);
     Residual middle{stream.x, attended};
     const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, discarded.norm_2), discarded.mlp);
     return {middle.x, branch};
@@ -127,7 +127,7 @@ PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts) 
     PackedTexts pass;
     std::vector<std::int32_t> tokens, positions;
     for (const TextToRead& text : texts) {
-        pass.texts.push_back({text.place, text.start, std::ssize(text.tokens)});
+        pass.texts.push_back({text.slot, text.start, std::ssize(text.tokens)});
         tokens.insert(tokens.end(), text.tokens.begin(), text.tokens.end());
         for (std::int64_t i = 0; i < std::ssize(text.tokens); ++i)
             positions.push_back(static_cast<std::int32_t>(text.start + i));
@@ -139,16 +139,16 @@ PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts) 
 
 namespace {
 
-/// Throws Error unless the tokens of every text fit their place in the cache.
+/// Throws Error unless the tokens of every text fit their slot in the cache.
 void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std::int64_t context) {
-    const std::int64_t places = cache.layers.front().k.size(0);
-    std::int64_t tokens = 0, next_place = 0;
-    for (const auto& [place, start, length] : pass.texts) {
-        check(place >= next_place && place < places, "transformer: a text at place ", place,
-              " of a cache; expected places in increasing order, below ", places);
+    const std::int64_t slots = cache.layers.front().k.size(0);
+    std::int64_t tokens = 0, next_slot = 0;
+    for (const auto& [slot, start, length] : pass.texts) {
+        check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
+              " of a cache; expected slots in increasing order, below ", slots);
         check(start >= 0 && length >= 1 && start + length <= context, "transformer: ", length,
               " tokens after ", start, " in the cache; the context is ", context);
-        next_place = place + 1;
+        next_slot = slot + 1;
         tokens += length;
     }
     const Shape expected{1, tokens};

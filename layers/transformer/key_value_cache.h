@@ -28,22 +28,22 @@ struct KeyValueCache {
     void clear() { length = 0; }
 };
 
-/// The next tokens of several texts of different lengths, for one pass. Each text has a place, which is its
+/// The next tokens of several texts of different lengths, for one pass. Each text has a slot, which is its
 /// index on the batch axis of a cache; the cache already holds `start` tokens of the text. Matrix products
 /// and norms process the tokens of all texts together.
 struct PackedTexts {
     struct Text {
-        std::int64_t place = 0;   ///< index in the cache's batch
+        std::int64_t slot = 0;    ///< index in the cache's batch
         std::int64_t start = 0;   ///< tokens of the text that the cache holds
         std::int64_t length = 0;  ///< tokens of this pass, at least 1
     };
-    std::vector<Text> texts;  ///< in the order of their places
+    std::vector<Text> texts;  ///< in the order of their slots
     Tensor tokens;            ///< int32 [1, N]: the tokens of the first text, then of the second, ...
     Tensor positions;         ///< int32 [1, N]: start, start + 1, ... of each text
 };
 /// A text and the tokens that it reads in a pass.
 struct TextToRead {
-    std::int64_t place = 0, start = 0;
+    std::int64_t slot = 0, start = 0;
     std::span<const std::int32_t> tokens;
 };
 /// Copies the tokens to ctx's device.

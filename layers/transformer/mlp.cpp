@@ -59,19 +59,19 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
     if (!fuses_backward()) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // frees a recomputed activation before d_hidden is allocated
-        down.announce_gradients(hooks);
+        down.notify_complete(hooks);
         d_hidden = ActivationLayer{activation}.backward(ctx, d_activated, {saved.hidden});
     } else {
         down.accumulate_gradients(ctx, dy, at_down);
         at_down = {};
-        down.announce_gradients(hooks);
+        down.notify_complete(hooks);
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
         if (up.bias_has_gradient() && !traits_of(activation).gated)
             d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
         linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
-    up.announce_gradients(hooks);
+    up.notify_complete(hooks);
     return dx;
 }
 

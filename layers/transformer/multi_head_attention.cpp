@@ -151,7 +151,7 @@ Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& s
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     saved.options = options_of_pass(ctx, key);
     // In a packed call, attention's dropout numbers the documents and not the windows.
-    if (documents) saved.options.dropout_key.first_sample *= documents.of_window();
+    if (documents) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     const Tensor o = attention::forward(ctx, operand(documents, q), operand(documents, k),
                                         operand(documents, v), saved.options, saved.attention);
@@ -162,7 +162,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                                     const BackwardHooks& hooks) const {
     const Tensor& dy = gradient.dy;
     Tensor d_o = proj.backward(ctx, gradient, saved.proj);
-    proj.announce_gradients(hooks);
+    proj.notify_complete(hooks);
 
     const Tensor d_packed = empty(ctx, {dy.size(0), dy.size(1), qkv.out_features()}, dy.dtype());
     const Tensor dq = heads_of(d_packed, 0, heads);
@@ -170,7 +170,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const Tensor dv = heads_of(d_packed, heads + kv_heads, kv_heads);
     const bool trains_sinks = sinks.defined() && !sinks.is_frozen();
     const Tensor d_sink = trains_sinks ? empty(ctx, {heads}, DType::f32) : Tensor();
-    announce_attention(hooks);
+    notify_before_attention(hooks);
     const Documents& documents = saved.documents;
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
                         {.q = operand(documents, dq),
@@ -180,14 +180,14 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     d_o = {};
     if (trains_sinks) {
         add_gradient(ctx, sinks, d_sink);
-        announce(hooks, sinks);
+        notify_gradients_complete(hooks, sinks);
     }
     if (q_norm || rope)
         differentiate_queries_and_keys(ctx, heads_of(d_packed, 0, heads + kv_heads),
                                        angles_of(ctx, documents, dy.size(1), dy.dtype()), saved);
-    if (q_norm) announce(hooks, q_norm->weight, k_norm->weight);
+    if (q_norm) notify_gradients_complete(hooks, q_norm->weight, k_norm->weight);
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
-    qkv.announce_gradients(hooks);
+    qkv.notify_complete(hooks);
     return dx;
 }
 

@@ -26,14 +26,14 @@ Tensor applied(const Context& ctx, const Tensor& x, std::int64_t out, const Fuse
 }
 
 /// The positions of the tokens of a step, for the layers that depend on positions.
-struct StepPlaces {
+struct StepPositions {
     const NextTokens& next;
     Rope::Angles angles;  // with rotary positions
 };
 
 /// x + attention(norm(x)).
 Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const Tensor& x,
-                        const StepPlaces& places, const KeyValueCache::Layer& cache,
+                        const StepPositions& positions, const KeyValueCache::Layer& cache,
                         const attention::DecodeScratch& scratch) {
     const MultiHeadAttention& attn = block.attn;
     const Tensor packed = applied(
@@ -42,13 +42,13 @@ Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const
     const std::int64_t rows = packed.size(0), dim = attn.head_dim, values = attn.heads + attn.kv_heads;
     MultiHeadAttention::Saved unused;
     const auto [q, k] =
-        attn.queries_and_keys(ctx, packed.reshape({1, rows, packed.size(1)}), places.angles, unused);
+        attn.queries_and_keys(ctx, packed.reshape({1, rows, packed.size(1)}), positions.angles, unused);
     const attention::DecodeInputs in{
         .q = q.select(0, 0),
         .k = k.select(0, 0),
         .v = packed.slice(1, values * dim, attn.kv_heads * dim).reshape({rows, attn.kv_heads, dim}),
-        .places = places.next.places,
-        .positions = places.next.positions};
+        .slots = positions.next.slots,
+        .positions = positions.next.positions};
     const Tensor o = empty(ctx, in.q.shape(), x.dtype());
     attention::decode(ctx, o, in, {cache.k, cache.v}, attn.options_of_pass(ctx, {}), scratch);
     return applied(ctx, o.reshape({x.size(0), attn.heads * attn.head_dim}), x.size(1),
@@ -81,9 +81,9 @@ attention::DecodeScratch step_scratch(const Context& ctx, const Transformer& mod
 void next_logits(const Context& ctx, const Tensor& logits, const Transformer& model, const NextTokens& next,
                  const KeyValueCache& cache, const attention::DecodeScratch& scratch) {
     const std::int64_t rows = next.tokens.elements(), width = model.config.width;
-    for (const Tensor* x : {&next.tokens, &next.positions, &next.places})
+    for (const Tensor* x : {&next.tokens, &next.positions, &next.slots})
         check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows},
-              "next_logits: tokens ", next.tokens, ", positions ", next.positions, ", places ", next.places,
+              "next_logits: tokens ", next.tokens, ", positions ", next.positions, ", slots ", next.slots,
               "; expected contiguous int32 of one shape [R]");
     check(model.config.lora_rank == 0, "next_logits: the model has adapters; expected merged matrices");
     Embedding::Saved unused;
@@ -91,11 +91,11 @@ void next_logits(const Context& ctx, const Tensor& logits, const Transformer& mo
     PositionEmbedding::Saved unused_positions;
     if (model.wpe) x = model.wpe->forward_at(ctx, x, next.positions.reshape({1, rows}), unused_positions);
     x = x.reshape({rows, width});
-    StepPlaces places{next, {}};
+    StepPositions positions{next, {}};
     if (const auto& rope = model.blocks.front().attn.rope; rope)
-        places.angles = rope->angles_at(ctx, next.positions, x.dtype());
+        positions.angles = rope->angles_at(ctx, next.positions, x.dtype());
     for (std::size_t i = 0; i < model.blocks.size(); ++i) {
-        x = attention_branch(ctx, model.blocks[i], x, places, cache.layers[i], scratch);
+        x = attention_branch(ctx, model.blocks[i], x, positions, cache.layers[i], scratch);
         x = mlp_branch(ctx, model.blocks[i], x);
     }
     fused_linear(ctx, logits, x, {.norm = parts_of(model.norm_f), .weight = model.head.weight.value()});

@@ -9,10 +9,10 @@
 namespace gradtile {
 
 /// int32 [R] each, contiguous, on the context's device: the token of each text, its position, which is the
-/// number of the text's tokens in the cache, and the text's place in the batch of the cache. Places are
+/// number of the text's tokens in the cache, and the text's slot in the batch of the cache. Slots are
 /// different.
 struct NextTokens {
-    Tensor tokens, positions, places;
+    Tensor tokens, positions, slots;
 };
 
 /// Whether next_logits() computes models of this config and dtype on this device. On a GPU the bytes of a

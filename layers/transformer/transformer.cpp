@@ -108,17 +108,17 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     check(saved.blocks.size() == blocks.size(),
           "transformer: backward requires the saved values of a forward pass");
     Tensor dx = head.backward(ctx, saved.head);
-    if (!config.tied_head) announce(hooks, head.weight);
+    if (!config.tied_head) notify_gradients_complete(hooks, head.weight);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     for (std::size_t i = blocks.size(); i-- > 0;)
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
-        announce(hooks, wpe->weight);
+        notify_gradients_complete(hooks, wpe->weight);
     }
     wte.backward(ctx, dx, saved.wte);
-    announce(hooks, wte.weight);
+    notify_gradients_complete(hooks, wte.weight);
 }
 
 /// The last block's output [B,T,C], before the last norm. The activations of each block are freed after the

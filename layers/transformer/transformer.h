@@ -80,7 +80,7 @@ struct Transformer {
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
     /// Throws Error when cached and new tokens of a text together are more than the context, or when a text's
-    /// place is outside the cache.
+    /// slot is outside the cache.
     Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;

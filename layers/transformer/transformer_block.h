@@ -67,8 +67,8 @@ struct TransformerBlock {
                             const BackwardHooks& hooks = {}) const;
 
   private:
-    template <class Place>
-    Residual through_cache(const Context& ctx, Residual& stream, const Place& place,
+    template <class Positions>
+    Residual through_cache(const Context& ctx, Residual& stream, const Positions& positions,
                            const KeyValueCache::Layer& cache) const;
     Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                Activations& saved, const Documents& documents) const;

@@ -78,7 +78,7 @@ struct PackedInputs {
         if (x.d_lse.defined()) x.d_lse = x.d_lse.select(0, 0);
         return x;
     }
-    Inputs of_sequence(Inputs x, std::size_t b) const {
+    Inputs inputs_of_sequence(Inputs x, std::size_t b) const {
         const std::int64_t row = q_offsets[b], rows = q_offsets[b + 1] - row, key = k_offsets[b],
                            keys = k_offsets[b + 1] - key;
         for (Tensor* t : {&x.q, &x.d_o}) *t = t->slice(1, row, rows);
@@ -157,7 +157,7 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
                 Options dense = packed.shape.options(algorithm);
                 dense.deterministic = deterministic;
                 dense.dropout_key.first_sample += static_cast<std::int64_t>(b);
-                dense_results.push_back(run(gpu(), packed.of_sequence(in, b), dense));
+                dense_results.push_back(run(gpu(), packed.inputs_of_sequence(in, b), dense));
                 largest_lse = std::max(largest_lse, largest_finite_of(dense_results.back().lse));
             }
             const double allowed = tolerance(largest_lse);
@@ -168,18 +168,18 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
                 const Result& expected = dense_results[b];
                 const std::int64_t row = packed.q_offsets[b], rows = packed.q_offsets[b + 1] - row,
                                    key = packed.k_offsets[b], keys = packed.k_offsets[b + 1] - key;
-                const auto of_rows = [&](const std::vector<double>& x, std::int64_t width) {
+                const auto query_rows = [&](const std::vector<double>& x, std::int64_t width) {
                     return Part{x, row * width, 0, 1, rows * width};
                 };
-                const auto of_keys = [&](const std::vector<double>& x, std::int64_t width) {
+                const auto key_rows = [&](const std::vector<double>& x, std::int64_t width) {
                     return Part{x, key * width, 0, 1, keys * width};
                 };
                 Part{result.lse, row, packed.shape.queries, heads, rows}.expect_near(expected.lse, allowed,
                                                                                      "lse");
-                of_rows(result.o, heads * problem.d_v).expect_near(expected.o, allowed, "o");
-                of_rows(result.d_q, heads * problem.d_qk).expect_near(expected.d_q, allowed, "dq");
-                of_keys(result.d_k, key_heads * problem.d_qk).expect_near(expected.d_k, allowed, "dk");
-                of_keys(result.d_v, key_heads * problem.d_v).expect_near(expected.d_v, allowed, "dv");
+                query_rows(result.o, heads * problem.d_v).expect_near(expected.o, allowed, "o");
+                query_rows(result.d_q, heads * problem.d_qk).expect_near(expected.d_q, allowed, "dq");
+                key_rows(result.d_k, key_heads * problem.d_qk).expect_near(expected.d_k, allowed, "dk");
+                key_rows(result.d_v, key_heads * problem.d_v).expect_near(expected.d_v, allowed, "dv");
                 for (std::size_t h = 0; h < d_sink.size(); ++h) d_sink[h] += expected.d_sink[h];
             }
             const double sinks = static_cast<double>(packed.count());
@@ -263,8 +263,9 @@ TEST_P(AttentionCudaPacked, NoSequenceReadsItsNeighbours) {
                 SCOPED_TRACE(::testing::Message() << d << ' ' << poison << ' ' << parity);
                 Inputs in = on_gpu(packed.in);
                 for (std::size_t b = parity; b < packed.count(); b += 2) {
-                    Inputs of_sequence = packed.of_sequence(in, b);
-                    for (Tensor* x : {&of_sequence.q, &of_sequence.k, &of_sequence.v, &of_sequence.d_o})
+                    Inputs sequence_inputs = packed.inputs_of_sequence(in, b);
+                    for (Tensor* x :
+                         {&sequence_inputs.q, &sequence_inputs.k, &sequence_inputs.v, &sequence_inputs.d_o})
                         if (x->elements() > 0) fill(gpu(), *x, poison);
                 }
                 const Result result = run(gpu(), PackedInputs::without_batch(in), options);

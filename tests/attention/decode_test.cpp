@@ -64,7 +64,7 @@ struct DecodeOperands {
 };
 
 DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dtype) {
-    const auto rows = std::ssize(c.positions), places = rows + 2;
+    const auto rows = std::ssize(c.positions), slots = rows + 2;
     // Inputs are slices of one packed tensor, as in the layer.
     const Tensor packed = randn(ctx, {rows, (c.heads + 2 * c.kv_heads) * c.dim}, dtype, Seed{11});
     const auto heads = [&](std::int64_t first, std::int64_t count) {
@@ -72,14 +72,14 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
     };
     std::vector<std::int32_t> of_rows;
     for (std::int32_t row = 0; row < rows; ++row)
-        of_rows.push_back(row == 0 ? static_cast<std::int32_t>(places) - 1 : row);
+        of_rows.push_back(row == 0 ? static_cast<std::int32_t>(slots) - 1 : row);
     DecodeOperands made{.in = {.q = heads(0, c.heads),
                                .k = heads(c.heads, c.kv_heads),
                                .v = heads(c.heads + c.kv_heads, c.kv_heads),
-                               .places = from_host(ctx, of_rows, {rows}),
+                               .slots = from_host(ctx, of_rows, {rows}),
                                .positions = from_host(ctx, c.positions, {rows})},
-                        .cache = {randn(ctx, {places, c.context, c.kv_heads, c.dim}, dtype, Seed{12}),
-                                  randn(ctx, {places, c.context, c.kv_heads, c.dim}, dtype, Seed{13})},
+                        .cache = {randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{12}),
+                                  randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{13})},
                         .options = {.causal = true, .window = {.left = c.left}, .softcap = c.softcap}};
     // Keys after a text's own position must not be read.
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -109,7 +109,7 @@ void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, 
         for (const double value : to_host(ctx, t)) values.push_back(static_cast<std::int32_t>(value));
         return from_host(cpu, values, t.shape());
     };
-    exact.in.places = as_i32(x.in.places);
+    exact.in.slots = as_i32(x.in.slots);
     exact.in.positions = as_i32(x.in.positions);
     for (Tensor* t : {&exact.options.alibi_slopes, &exact.options.sink})
         if (t->defined()) *t = from_host(cpu, to_host(ctx, *t), t->shape(), DType::f32);
@@ -132,10 +132,10 @@ void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, 
     }
     // The new keys and values are in the cache.
     for (std::int64_t row = 0; row < shape[0]; ++row) {
-        const auto place = exact.in.places.data<std::int32_t>()[row];
+        const auto slot = exact.in.slots.data<std::int32_t>()[row];
         const std::int64_t position = exact.in.positions.data<std::int32_t>()[row];
         const auto cached = [&](const Tensor& kv) {
-            return to_host(ctx, kv.slice(0, place, 1).slice(1, position, 1));
+            return to_host(ctx, kv.slice(0, slot, 1).slice(1, position, 1));
         };
         EXPECT_EQ(cached(x.cache.k), to_host(ctx, x.in.k.slice(0, row, 1)));
         EXPECT_EQ(cached(x.cache.v), to_host(ctx, x.in.v.slice(0, row, 1)));
@@ -155,7 +155,7 @@ TEST(Decode, RefusesPlacesOutsideTheCacheOnACpu) {
     const attention::DecodeScratch scratch(cpu, 3, 4, x.cache);
     x.in.positions.data<std::int32_t>()[1] = 12;
     EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
-                HasSubstr("row 1 has place 1 and position 12"));
+                HasSubstr("row 1 has slot 1 and position 12"));
     x.options.causal = false;
     EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
                 HasSubstr("expected causal attention"));

@@ -53,18 +53,18 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
                 EXPECT_EQ(plan.keys_per_split % FewQueriesTiles::keys, 0);
                 EXPECT_GE(std::int64_t{plan.splits} * plan.keys_per_split, keys);
                 EXPECT_LT(std::int64_t{plan.splits - 1} * plan.keys_per_split, keys);
-                EXPECT_LE(plan.splits * batch * heads, std::max(max_runs * plan.places, 6400));
+                EXPECT_LE(plan.splits * batch * heads, std::max(max_runs * plan.concurrent_blocks, 6400));
                 const std::int64_t key_blocks = (keys + 63) / 64;
-                if (batch * heads * key_blocks <= plan.places) {
-                    EXPECT_EQ(plan.splits, key_blocks);  // more places than blocks of keys
+                if (batch * heads * key_blocks <= plan.concurrent_blocks) {
+                    EXPECT_EQ(plan.splits, key_blocks);  // more concurrent blocks than blocks of keys
                 }
-                // Fewer splits would leave more than 5% of this plan's places idle.
+                // Fewer splits would leave more than 5% of this plan's concurrent blocks idle.
                 if (plan.splits == 1) continue;
                 const SplittableWork work = work_of(plan, keys);
                 EXPECT_LT(work.occupancy(work.split(plan.splits - 1)),
                           work.occupancy(work.split(plan.splits)));
             }
-    // 8 x 32 blocks on 264 places, each with four blocks of keys.
+    // 8 x 32 blocks, at most 264 at the same time, each with four blocks of keys.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
     FewQueriesShape full = one_query;
     full.batch = 33;  // 264 thread blocks

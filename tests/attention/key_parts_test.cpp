@@ -54,8 +54,10 @@ TEST(KeyParts, AreTheFewestWithin95PercentOfTheBestOccupancy) {
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 65536, .offset = 65535, .left = 4095}, 1).count, 16);
     for (const std::int64_t tasks : {1, 3, 5, 12, 33, 64, 65, 100, 1000})
         for (const std::int64_t keys : {512, 1024, 5000, 131072}) {
-            const SplittableWork work{
-                .key_blocks = (keys + 255) / 256, .tasks_per_split = tasks, .places = 64, .start_up = 1};
+            const SplittableWork work{.key_blocks = (keys + 255) / 256,
+                                      .tasks_per_split = tasks,
+                                      .concurrent_tasks = 64,
+                                      .start_up = 1};
             const std::int64_t count = divide_keys({.queries = 1, .keys = keys}, tasks).count;
             SCOPED_TRACE(::testing::Message() << tasks << ' ' << keys);
             double best = 0;

@@ -182,15 +182,17 @@ TEST_P(PackedAttention, TensorsMayBeViewsOfOneProjection) {
     });
 }
 
-std::vector<Place> places() {
+std::vector<Place> devices_and_dtypes() {
     std::vector<Place> list;
     for (const bool on_gpu : {false, true})
         for (const DType dtype : floating_dtypes) list.push_back({on_gpu, dtype});
     return list;
 }
-INSTANTIATE_TEST_SUITE_P(Devices, PackedAttention, testing::ValuesIn(places()), [](const auto& info) {
-    return concat(info.param.on_gpu ? "Cuda" : "Cpu", '_', name_of(info.param.dtype));
-});
+INSTANTIATE_TEST_SUITE_P(Devices, PackedAttention, testing::ValuesIn(devices_and_dtypes()),
+                         [](const auto& info) {
+                             return concat(info.param.on_gpu ? "Cuda" : "Cpu", '_',
+                                           name_of(info.param.dtype));
+                         });
 
 // ---- The CPU ----
 

@@ -11,12 +11,12 @@ namespace {
 template <class T>
 class SixteenBits : public testing::Test {
   public:
-    static T of_bits(std::uint32_t bits) {
+    static T from_bits(std::uint32_t bits) {
         T value;
         value.bits = static_cast<std::uint16_t>(bits);
         return value;
     }
-    static double value_of(std::uint32_t bits) { return static_cast<float>(of_bits(bits)); }
+    static double value_of(std::uint32_t bits) { return static_cast<float>(from_bits(bits)); }
     static constexpr std::uint32_t infinity = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
     static constexpr int mantissa_bits = std::is_same_v<T, bfloat16> ? 7 : 10;
     static constexpr int bias = std::is_same_v<T, bfloat16> ? 127 : 15;
@@ -44,7 +44,7 @@ TYPED_TEST(SixteenBits, EveryPatternHasTheValueOfItsFields) {
 
 TYPED_TEST(SixteenBits, EveryPatternSurvivesTheRoundTrip) {
     for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-        const TypeParam back(static_cast<float>(this->of_bits(bits)));
+        const TypeParam back(static_cast<float>(this->from_bits(bits)));
         if ((bits & 0x7fffu) > this->infinity) {
             ASSERT_TRUE(std::isnan(static_cast<float>(back))) << bits;
         } else {

@@ -32,8 +32,8 @@ std::vector<Tensor> operands(const Context& ctx, DType type, std::uint64_t seed)
 }
 
 struct Operation {
-    Tensor (*of_tensors)(const Context&, const Tensor&, const Tensor&);
-    double (*of_numbers)(double, double);
+    Tensor (*on_tensors)(const Context&, const Tensor&, const Tensor&);
+    double (*on_numbers)(double, double);
 };
 const Operation operations[] = {
     {add, [](double a, double b) { return a + b; }},
@@ -50,11 +50,11 @@ TEST(Arithmetic, IsExactUpToTheRoundingsOfItsDtypes) {
         for (const Tensor& a : operands(ctx, type, 1))
             for (const Tensor& b : operands(ctx, type, 2))
                 for (const Operation& operation : operations) {
-                    const Tensor y = operation.of_tensors(ctx, a, b);
+                    const Tensor y = operation.on_tensors(ctx, a, b);
                     ASSERT_EQ(y.dtype(), type);
                     const auto as = to_host(ctx, a), bs = to_host(ctx, b), ys = to_host(ctx, y);
                     for (std::size_t i = 0; i < ys.size(); ++i) {
-                        const double exact = operation.of_numbers(as[i], bs[i]);
+                        const double exact = operation.on_numbers(as[i], bs[i]);
                         ASSERT_EQ(ys[i], rounded(rounded(exact, accumulator_of(type)), type)) << type;
                     }
                 }
@@ -248,8 +248,8 @@ TEST_F(TensorMathCuda, ArithmeticHasTheBitsOfTheCpu) {
         for (std::size_t i = 0; i < as.size(); ++i)
             for (std::size_t j = 0; j < bs.size(); ++j)
                 for (const Operation& operation : operations)
-                    EXPECT_EQ(to_host(gpu(), operation.of_tensors(gpu(), as[i], bs[j])),
-                              to_host(cpu, operation.of_tensors(cpu, as_cpu[i], bs_cpu[j])))
+                    EXPECT_EQ(to_host(gpu(), operation.on_tensors(gpu(), as[i], bs[j])),
+                              to_host(cpu, operation.on_tensors(cpu, as_cpu[i], bs_cpu[j])))
                         << type;
         EXPECT_EQ(to_host(gpu(), scale(gpu(), as[0], -1.5)), to_host(cpu, scale(cpu, as_cpu[0], -1.5)));
     }

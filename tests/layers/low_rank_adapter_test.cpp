@@ -132,7 +132,7 @@ ModelConfig llama() {
 struct Gradients {
     double loss = 0;
     std::map<std::string, std::vector<double>> of;
-    std::map<std::string, int> announced;
+    std::map<std::string, int> completed;
 };
 
 /// The gradients of the adapters of a model whose other parameters are frozen, or trained in the same store.
@@ -161,7 +161,7 @@ Gradients gradients_of(const ModelConfig& config, bool frozen, DType dtype = DTy
     result.loss =
         item(ctx, model.forward(ctx, tokens, targets, saved, {.dropout = DropoutKey::of_step(1, 1, 0)}));
     model.backward(ctx, saved, {.gradient_complete = [&](const Parameter& parameter) {
-                       ++result.announced[parameter.name()];
+                       ++result.completed[parameter.name()];
                    }});
     for (const Parameter& parameter : parameters.parameters())
         if (parameter.name().find(".lora_") != std::string::npos)
@@ -184,7 +184,7 @@ TEST(LowRankAdapter, AdaptersOfAFrozenModelHaveTheGradientsOfATrainedModel) {
                 EXPECT_FALSE(found.of.empty());
                 std::map<std::string, int> once;
                 for (const auto& [name, gradient] : found.of) once[name] = 1;
-                EXPECT_EQ(found.announced, once) << on;
+                EXPECT_EQ(found.completed, once) << on;
             }
 }
 

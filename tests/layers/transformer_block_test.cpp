@@ -98,18 +98,18 @@ TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
     BlockFixture f(Recompute::none);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx, {f.x}, f.key, saved);
-    std::vector<std::string> announced;
-    std::vector<std::vector<double>> at_announcement;
+    std::vector<std::string> completed;
+    std::vector<std::vector<double>> at_completion;
     const auto note = [&](const Parameter& parameter) {
-        announced.push_back(parameter.name());
-        at_announcement.push_back(to_host(f.ctx, parameter.grad()));
+        completed.push_back(parameter.name());
+        at_completion.push_back(to_host(f.ctx, parameter.grad()));
     };
     f.block.backward(f.ctx, f.dy, saved, {.gradient_complete = note});
     std::vector<std::string> declared;
     for (const Parameter& parameter : f.parameters.parameters()) declared.push_back(parameter.name());
-    EXPECT_THAT(announced, ::testing::UnorderedElementsAreArray(declared));
-    for (std::size_t i = 0; i < announced.size(); ++i)
-        EXPECT_EQ(at_announcement[i], to_host(f.ctx, f.parameters.find(announced[i]).grad())) << announced[i];
+    EXPECT_THAT(completed, ::testing::UnorderedElementsAreArray(declared));
+    for (std::size_t i = 0; i < completed.size(); ++i)
+        EXPECT_EQ(at_completion[i], to_host(f.ctx, f.parameters.find(completed[i]).grad())) << completed[i];
 }
 
 TEST(TransformerBlock, BackwardAnnouncesAttentionOnce) {

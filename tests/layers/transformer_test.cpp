@@ -367,14 +367,14 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
     f.parameters.reset_gradients();
     Transformer::Saved saved;
     f.model.forward(f.ctx, f.tokens, f.targets, saved);
-    std::map<std::string, std::vector<double>> announced;
+    std::map<std::string, std::vector<double>> completed;
     const auto note = [&](const Parameter& parameter) {
-        EXPECT_TRUE(announced.emplace(parameter.name(), to_host(f.ctx, parameter.grad())).second)
+        EXPECT_TRUE(completed.emplace(parameter.name(), to_host(f.ctx, parameter.grad())).second)
             << parameter.name() << " twice";
     };
     f.model.backward(f.ctx, saved, {.gradient_complete = note});
-    EXPECT_EQ(announced.size(), f.parameters.parameters().size());
-    for (const auto& [name, gradient] : announced)
+    EXPECT_EQ(completed.size(), f.parameters.parameters().size());
+    for (const auto& [name, gradient] : completed)
         EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
 }
 

@@ -119,11 +119,11 @@ class Writer {
                               const std::string& name) {
         std::array<hsize_t, Shape::max_rank> offset{};
         std::copy(corner.begin(), corner.end(), offset.begin());
-        storage_.announce(chunk, crc);
+        storage_.expect_write(chunk, crc);
         hdf5_check(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()),
                    "write " + name);
         storage_.rethrow_failure();  // stops at the first failure
-        const std::optional<std::uint64_t> address = storage_.announced_address();
+        const std::optional<std::uint64_t> address = storage_.address_of_expected();
         check(address.has_value(), name, ": libhdf5 did not write a chunk as it was handed over");
         return *address;
     }

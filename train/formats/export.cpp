@@ -140,15 +140,16 @@ class Exporter {
 
     std::vector<NamedTensor> tensors_in(WeightLayout layout, bool vectors_in_f32) const {
         std::vector<NamedTensor> tensors;
-        for (const WeightPlace& place : weight_places(layout, config_.model)) {
-            check(checkpoint_.params.contains(place.parameter), source_, ": has no parameter '",
-                  place.parameter, "'");
-            const Tensor weights = weights_of(place.parameter);
-            check(weights.shape() == place.shape, source_, ": parameter '", place.parameter, "' is ",
-                  weights.shape(), "; expected ", place.shape);
-            const bool wide = vectors_in_f32 && (place.shape.rank() == 1 || place.parameter == "wpe.weight");
+        for (const WeightMapping& mapping : weight_mappings(layout, config_.model)) {
+            check(checkpoint_.params.contains(mapping.parameter), source_, ": has no parameter '",
+                  mapping.parameter, "'");
+            const Tensor weights = weights_of(mapping.parameter);
+            check(weights.shape() == mapping.shape, source_, ": parameter '", mapping.parameter, "' is ",
+                  weights.shape(), "; expected ", mapping.shape);
+            const bool wide =
+                vectors_in_f32 && (mapping.shape.rank() == 1 || mapping.parameter == "wpe.weight");
             std::int64_t row = 0;
-            for (const WeightPart& part : place.parts) {
+            for (const WeightPart& part : mapping.parts) {
                 const Tensor x = part_of(weights, part, row);
                 row += part.transposed ? part.shape[1] : part.shape[0];
                 tensors.emplace_back(part.name, converted(part.name, x, wide ? DType::f32 : dtype_));

@@ -44,7 +44,7 @@ ImportedModel read_huggingface(const std::string& weights) {
     check(exists(config_file), weights, ": has no config.json beside it");
     const HuggingFaceModel found = read_huggingface_config(json_of_file(config_file), config_file.string());
     LoadedWeights loaded =
-        read_weights(WeightFiles(weights), weight_places(found.layout, found.config), weights);
+        read_weights(WeightFiles(weights), weight_mappings(found.layout, found.config), weights);
     const bool llama = found.layout == WeightLayout::huggingface_llama;
     return {
         .description = concat("Hugging Face ", llama ? "llama" : "gpt2", ", ", storage_dtype(loaded.dtype)),

@@ -22,37 +22,37 @@ bool is_buffer(std::string_view name) {
            name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// Removes a prefix from the places' names if no name in the files has this prefix.
-void use_names_of(const WeightFiles& files, std::vector<WeightPlace>& places) {
+/// Removes a prefix from the mappings' names if no name in the files has this prefix.
+void use_names_of(const WeightFiles& files, std::vector<WeightMapping>& mappings) {
     const std::vector<std::string> names = files.names();
     for (const std::string_view prefix : {"transformer.", "model."}) {
         if (std::ranges::any_of(names, [&](const std::string& name) { return name.starts_with(prefix); }))
             continue;
-        for (WeightPlace& place : places)
-            for (WeightPart& part : place.parts)
+        for (WeightMapping& mapping : mappings)
+            for (WeightPart& part : mapping.parts)
                 if (part.name.starts_with(prefix)) part.name.erase(0, prefix.size());
     }
 }
 
 /// A head that is tied to the token embedding may also be stored; transformers ignores it, too.
-void check_every_tensor_is_used(const WeightFiles& files, const std::vector<WeightPlace>& places,
+void check_every_tensor_is_used(const WeightFiles& files, const std::vector<WeightMapping>& mappings,
                                 const std::string& source) {
     std::set<std::string_view> used;
     bool has_head = false;
-    for (const WeightPlace& place : places) {
-        has_head = has_head || place.parameter == "head.weight";
-        for (const WeightPart& part : place.parts) used.insert(part.name);
+    for (const WeightMapping& mapping : mappings) {
+        has_head = has_head || mapping.parameter == "head.weight";
+        for (const WeightPart& part : mapping.parts) used.insert(part.name);
     }
     for (const std::string& name : files.names())
         check(used.contains(name) || is_buffer(name) || (!has_head && name == "lm_head.weight"), source,
               ": tensor '", printable_name(name), "' is not part of the model that config.json describes");
 }
 
-Tensor read_parameter(const WeightFiles& files, const WeightPlace& place, DType dtype) {
+Tensor read_parameter(const WeightFiles& files, const WeightMapping& mapping, DType dtype) {
     const Context ctx(Device::cpu(), 1);
-    const Tensor whole = empty_on_host(place.shape, dtype);
+    const Tensor whole = empty_on_host(mapping.shape, dtype);
     std::int64_t row = 0;
-    for (const WeightPart& part : place.parts) {
+    for (const WeightPart& part : mapping.parts) {
         Tensor x = files.read(part.name);
         if (part.transposed) x = x.transpose(0, 1);
         copy(ctx, whole.slice(0, row, x.size(0)), x);
@@ -144,19 +144,19 @@ Tensor WeightFiles::read(const std::string& name) const {
     return files_[place.file].read(*place.entry);
 }
 
-LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightPlace> places,
+LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
                            const std::string& source) {
-    use_names_of(files, places);
+    use_names_of(files, mappings);
     bool all_bf16 = true;
-    for (const WeightPlace& place : places)
-        for (const WeightPart& part : place.parts) {
+    for (const WeightMapping& mapping : mappings)
+        for (const WeightPart& part : mapping.parts) {
             files.check_tensor(part.name, part.shape);
             all_bf16 = all_bf16 && files.dtype(part.name) == DType::bf16;
         }
-    check_every_tensor_is_used(files, places, source);
+    check_every_tensor_is_used(files, mappings, source);
     LoadedWeights weights{.dtype = all_bf16 ? TrainDType::bf16 : TrainDType::f32};
-    for (const WeightPlace& place : places)
-        weights.parameters[place.parameter] = read_parameter(files, place, storage_dtype(weights.dtype));
+    for (const WeightMapping& mapping : mappings)
+        weights.parameters[mapping.parameter] = read_parameter(files, mapping, storage_dtype(weights.dtype));
     return weights;
 }
 

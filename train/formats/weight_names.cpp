@@ -73,12 +73,12 @@ const LayoutNames& names_of(WeightLayout layout) {
         case WeightLayout::gguf_llama:
             return gguf_llama;
     }
-    throw Error("weight_places: unknown layout");
+    throw Error("weight_mappings: unknown layout");
 }
 
 const ModuleNames& module_named(std::span<const ModuleNames> modules, std::string_view own) {
     const auto found = std::ranges::find(modules, own, &ModuleNames::own);
-    check(found != modules.end(), "weight_places: the layout has no '", own, "'");
+    check(found != modules.end(), "weight_mappings: the layout has no '", own, "'");
     return *found;
 }
 
@@ -90,8 +90,8 @@ std::vector<std::int64_t> rows_of_parts(const ModelConfig& config, std::int64_t 
     return {of_queries, of_keys, of_keys};
 }
 
-WeightPlace place_of(WeightLayout layout, const ModelConfig& config, const std::string& parameter,
-                     const Shape& shape) {
+WeightMapping mapping_of(WeightLayout layout, const ModelConfig& config, const std::string& parameter,
+                         const Shape& shape) {
     const LayoutNames& names = names_of(layout);
     const std::size_t dot = parameter.rfind('.');
     const std::string suffix = parameter.substr(dot);  // ".weight" or ".bias"
@@ -103,7 +103,7 @@ WeightPlace place_of(WeightLayout layout, const ModelConfig& config, const std::
         module = module.substr(end);
     }
     const ModuleNames& theirs = module_named(in_block ? names.blocks : names.others, module);
-    WeightPlace place{.parameter = parameter, .shape = shape};
+    WeightMapping mapping{.parameter = parameter, .shape = shape};
     const auto rows = rows_of_parts(config, shape[0], theirs.theirs.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
         WeightPart part{.name = concat(prefix, theirs.theirs[i], suffix), .shape = shape};
@@ -113,20 +113,20 @@ WeightPlace place_of(WeightLayout layout, const ModelConfig& config, const std::
         // The third part is the matrix of the values. Values are not rotated.
         if (layout == WeightLayout::gguf_llama && rows.size() == 3 && i < 2)
             part.rotated = rows[i] / config.head_dim();
-        place.parts.push_back(std::move(part));
+        mapping.parts.push_back(std::move(part));
     }
-    return place;
+    return mapping;
 }
 
 }  // namespace
 
-std::vector<WeightPlace> weight_places(WeightLayout layout, const ModelConfig& config) {
+std::vector<WeightMapping> weight_mappings(WeightLayout layout, const ModelConfig& config) {
     ParameterStore parameters;
     const Transformer model(config, parameters);
-    std::vector<WeightPlace> places;
+    std::vector<WeightMapping> mappings;
     for (const Parameter& parameter : parameters.parameters())
-        places.push_back(place_of(layout, config, parameter.name(), parameter.shape()));
-    return places;
+        mappings.push_back(mapping_of(layout, config, parameter.name(), parameter.shape()));
+    return mappings;
 }
 
 }  // namespace gradtile

@@ -28,14 +28,14 @@ struct WeightPart {
 
 /// A parameter of this project's model, and the tensors whose rows, one tensor after the other, are the
 /// parameter's rows.
-struct WeightPlace {
+struct WeightMapping {
     std::string parameter;
     Shape shape;
     std::vector<WeightPart> parts = {};
 };
 
-/// Lists the places of all parameters, in the order of the model. The config must fit the layout (see
+/// Returns the mappings of all parameters, in the order of the model. The config must fit the layout (see
 /// huggingface_config.h).
-std::vector<WeightPlace> weight_places(WeightLayout layout, const ModelConfig& config);
+std::vector<WeightMapping> weight_mappings(WeightLayout layout, const ModelConfig& config);
 
 }  // namespace gradtile

@@ -20,31 +20,31 @@ struct GrowingText {
 class BatchSampler {
   public:
     BatchSampler(const LanguageModel& model, std::span<const TokenRequest> requests,
-                 const SampleOptions& options, std::int64_t places, const BatchTokenHandler& handler)
+                 const SampleOptions& options, std::int64_t slots, const BatchTokenHandler& handler)
         : requests_(requests),
           tokens_(options.tokens),
           handler_(handler),
           chooser_(model, options),
-          next_(model, places),
-          places_(static_cast<std::size_t>(places)) {}
+          next_(model, slots),
+          slots_(static_cast<std::size_t>(slots)) {}
 
     void run() {
-        for (std::size_t place = 0; place < places_.size(); ++place) begin_next(place);
-        while (std::ranges::any_of(places_, [](const auto& text) { return text.has_value(); })) draw();
+        for (std::size_t slot = 0; slot < slots_.size(); ++slot) begin_next(slot);
+        while (std::ranges::any_of(slots_, [](const auto& text) { return text.has_value(); })) draw();
     }
 
   private:
-    /// Gives the place to the next request that has tokens to draw; without one, empties it.
-    void begin_next(std::size_t place) {
-        places_[place].reset();
-        while (next_request_ < requests_.size() && !places_[place]) {
+    /// Gives the slot to the next request that has tokens to draw; without one, empties it.
+    void begin_next(std::size_t slot) {
+        slots_[slot].reset();
+        while (next_request_ < requests_.size() && !slots_[slot]) {
             const std::size_t request = next_request_++;
             if (tokens_ == 0) {
                 end(request);
             } else {
                 const std::span<const std::int32_t> prompt = requests_[request].prompt;
-                places_[place] = {.request = request, .tokens = {prompt.begin(), prompt.end()}};
-                next_.begin_text(static_cast<std::int64_t>(place));
+                slots_[slot] = {.request = request, .tokens = {prompt.begin(), prompt.end()}};
+                next_.begin_text(static_cast<std::int64_t>(slot));
             }
         }
     }
@@ -52,14 +52,14 @@ class BatchSampler {
     /// Draws one token for each text.
     void draw() {
         std::vector<NextTokenBatch::Text> texts;
-        for (std::size_t place = 0; place < places_.size(); ++place)
-            if (places_[place]) texts.push_back({static_cast<std::int64_t>(place), places_[place]->tokens});
+        for (std::size_t slot = 0; slot < slots_.size(); ++slot)
+            if (slots_[slot]) texts.push_back({static_cast<std::int64_t>(slot), slots_[slot]->tokens});
         const std::vector<std::int32_t> tokens = next_tokens(texts);
         for (std::size_t i = 0; i < texts.size(); ++i) {
-            const auto place = static_cast<std::size_t>(texts[i].place);
-            if (add_token(*places_[place], tokens[i])) continue;
-            end(places_[place]->request);
-            begin_next(place);
+            const auto slot = static_cast<std::size_t>(texts[i].slot);
+            if (add_token(*slots_[slot], tokens[i])) continue;
+            end(slots_[slot]->request);
+            begin_next(slot);
         }
     }
 
@@ -68,7 +68,7 @@ class BatchSampler {
         std::vector<std::vector<double>> logits = next_.logits(texts);
         std::vector<std::int32_t> tokens;
         for (std::size_t i = 0; i < texts.size(); ++i) {
-            const GrowingText& text = *places_[static_cast<std::size_t>(texts[i].place)];
+            const GrowingText& text = *slots_[static_cast<std::size_t>(texts[i].slot)];
             tokens.push_back(chooser_.choose(std::move(logits[i]), text.tokens,
                                              requests_[text.request].number, text.drawn));
         }
@@ -92,7 +92,7 @@ class BatchSampler {
     const BatchTokenHandler& handler_;
     TokenChooser chooser_;
     NextTokenBatch next_;
-    std::vector<std::optional<GrowingText>> places_;
+    std::vector<std::optional<GrowingText>> slots_;
     std::size_t next_request_ = 0;
 };
 
@@ -134,7 +134,7 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
 std::int64_t automatic_batch(const LanguageModel& model) {
     constexpr std::size_t most = 64;
     const std::size_t fitting = available_memory(model.ctx.device()) / 2 /
-                                std::max<std::size_t>(1, NextTokenBatch::bytes_of_place(model));
+                                std::max<std::size_t>(1, NextTokenBatch::bytes_of_slot(model));
     return static_cast<std::int64_t>(std::clamp<std::size_t>(fitting, 1, most));
 }
 

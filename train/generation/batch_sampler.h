@@ -27,7 +27,7 @@ struct BatchTokenHandler {
 };
 
 /// Draws up to options.tokens tokens for each request, `batch` texts at a time; the next request takes the
-/// place of a text that has ended. A text has the tokens of sample_tokens() for its prompt and number, up to
+/// slot of a text that has ended. A text has the tokens of sample_tokens() for its prompt and number, up to
 /// rounding: another token may be drawn only where the probabilities of two are equal up to rounding.
 /// Ignores options.number, prompt and stop. Throws Error as sample_tokens() does, before the first draw.
 void sample_token_batch(const LanguageModel& model, std::span<const TokenRequest> requests,

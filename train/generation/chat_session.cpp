@@ -26,22 +26,22 @@ class GrowingAnswer {
                   const std::function<void(std::string_view)>& on_text)
         : format_(format),
           decoder_(tokenizer),
-          of_template_(format.stop_texts()),
-          of_user_(stop),
+          template_stops_(format.stop_texts()),
+          user_stops_(stop),
           on_text_(on_text) {}
 
-    void add_token(std::int32_t token) { add(of_template_.next(decoder_.next(token))); }
+    void add_token(std::int32_t token) { add(template_stops_.next(decoder_.next(token))); }
     void finish() {
-        add(of_template_.next(decoder_.finish()));
-        add(of_template_.finish());
-        emit(of_user_.finish());
+        add(template_stops_.next(decoder_.finish()));
+        add(template_stops_.finish());
+        emit(user_stops_.finish());
     }
-    bool turn_ended() const { return of_template_.found(); }
-    bool stopped() const { return of_user_.found(); }
+    bool turn_ended() const { return template_stops_.found(); }
+    bool stopped() const { return user_stops_.found(); }
     std::string take_text() { return std::move(text_); }
 
   private:
-    void add(const std::string& piece) { emit(of_user_.next(piece)); }
+    void add(const std::string& piece) { emit(user_stops_.next(piece)); }
     void emit(std::string_view piece) {
         if (text_.empty() && !begun_) {
             begun_ = !piece.empty();
@@ -53,7 +53,7 @@ class GrowingAnswer {
 
     const ChatFormat& format_;
     StreamingDecoder decoder_;
-    StopTexts of_template_, of_user_;
+    StopTexts template_stops_, user_stops_;
     const std::function<void(std::string_view)>& on_text_;
     std::string text_;
     bool begun_ = false;

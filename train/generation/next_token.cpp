@@ -57,7 +57,7 @@ std::span<const std::int32_t> NextToken::unread_part(std::span<const std::int32_
     if (!continues()) window_ = TextWindow(model_.transformer.config.context);
     begin_ = window_.begin_of(std::ssize(text));
     const auto window = text.subspan(static_cast<std::size_t>(begin_));
-    // A key depends only on its token's place in the window and on the tokens before it.
+    // A key depends only on its token's position in the window and on the tokens before it.
     const auto known = std::ranges::mismatch(window, read_).in1 - window.begin();
     read_.assign(window.begin(), window.end());
     if (cache_) cache_->length = std::min(known, std::ssize(window) - 1);
@@ -65,7 +65,7 @@ std::span<const std::int32_t> NextToken::unread_part(std::span<const std::int32_
 }
 
 TokenStep::Input NextToken::step_input(std::span<const std::int32_t> unread) {
-    return {.place = 0, .position = cache_->length++, .token = unread.front()};
+    return {.slot = 0, .position = cache_->length++, .token = unread.front()};
 }
 
 std::vector<double> NextToken::logits_after(std::span<const std::int32_t> unread) {

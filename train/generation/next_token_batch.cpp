@@ -8,73 +8,73 @@ namespace gradtile {
 namespace {
 
 /// The most tokens that a pass reads. Every text fits, because a window has at most `context` tokens.
-std::int64_t tokens_of_pass(std::int64_t context, std::int64_t places) {
-    return std::max(context, places);
+std::int64_t tokens_of_pass(std::int64_t context, std::int64_t slots) {
+    return std::max(context, slots);
 }
 
 /// Returns a context with memory for the activations of any pass (generation_context()). The caches are
 /// allocated elsewhere, because the context's arena has twice the size that it needs.
-Context context_for(const LanguageModel& model, std::int64_t places) {
+Context context_for(const LanguageModel& model, std::int64_t slots) {
     const Transformer& transformer = model.transformer;
     const std::int64_t context = transformer.config.context;
     return generation_context(model, [&](const Context& dry) {
         const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
-        KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), places);
+        KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots);
         // The longest pass: a whole window, and one token of each other text as far as there is room.
         PackedTexts pass{
-            .texts = {{.place = 0, .start = 0, .length = context}}, .tokens = {}, .positions = {}};
+            .texts = {{.slot = 0, .start = 0, .length = context}}, .tokens = {}, .positions = {}};
         std::int64_t tokens = context;
-        for (std::int64_t place = 1; place < places && tokens < tokens_of_pass(context, places); ++place) {
-            pass.texts.push_back({.place = place, .start = context - 1, .length = 1});
+        for (std::int64_t slot = 1; slot < slots && tokens < tokens_of_pass(context, slots); ++slot) {
+            pass.texts.push_back({.slot = slot, .start = context - 1, .length = 1});
             ++tokens;
         }
         pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
         transformer.logits(dry, pass, cache);
-        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, places);
+        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, slots);
     });
 }
 
 }  // namespace
 
-NextTokenBatch::NextTokenBatch(const LanguageModel& model, std::int64_t places)
+NextTokenBatch::NextTokenBatch(const LanguageModel& model, std::int64_t slots)
     : model_(model),
       context_(model.transformer.config.context),
-      ctx_(context_for(model, places)),
-      cache_(model.ctx, model.transformer.config, model.parameters.dtype(), places),
-      places_(static_cast<std::size_t>(places), Place(context_)) {
-    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, cache_, places);
+      ctx_(context_for(model, slots)),
+      cache_(model.ctx, model.transformer.config, model.parameters.dtype(), slots),
+      slots_(static_cast<std::size_t>(slots), Slot(context_)) {
+    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, cache_, slots);
 }
 
-std::size_t NextTokenBatch::bytes_of_place(const LanguageModel& model) {
+std::size_t NextTokenBatch::bytes_of_slot(const LanguageModel& model) {
     const ModelConfig& config = model.transformer.config;
     return static_cast<std::size_t>(2 * config.layers * config.context * config.key_value_heads() *
                                     config.head_dim()) *
            size_of(model.parameters.dtype());
 }
 
-/// The tokens that the place's cache lacks: the whole window when its beginning has moved.
+/// The tokens that the slot's cache lacks: the whole window when its beginning has moved.
 TextToRead NextTokenBatch::unread_part(const Text& text) {
-    Place& place = places_[static_cast<std::size_t>(text.place)];
-    const std::int64_t begin = place.window.begin_of(std::ssize(text.tokens));
-    if (begin != place.begin) place.cached = 0;
-    place.begin = begin;
+    Slot& slot = slots_[static_cast<std::size_t>(text.slot)];
+    const std::int64_t begin = slot.window.begin_of(std::ssize(text.tokens));
+    if (begin != slot.begin) slot.cached = 0;
+    slot.begin = begin;
     const auto window = text.tokens.subspan(static_cast<std::size_t>(begin));
-    check(std::ssize(window) > place.cached, "next token: a text at place ", text.place,
+    check(std::ssize(window) > slot.cached, "next token: a text in slot ", text.slot,
           " has not grown since the last call");
-    const TextToRead unread{text.place, place.cached, window.subspan(static_cast<std::size_t>(place.cached))};
-    place.cached = std::ssize(window);
+    const TextToRead unread{text.slot, slot.cached, window.subspan(static_cast<std::size_t>(slot.cached))};
+    slot.cached = std::ssize(window);
     return unread;
 }
 
 NextTokenBatch::Parts NextTokenBatch::parts_of(std::span<const Text> texts) {
     Parts parts;
-    const std::int64_t limit = tokens_of_pass(context_, std::ssize(places_));
+    const std::int64_t limit = tokens_of_pass(context_, std::ssize(slots_));
     for (std::size_t i = 0; i < texts.size(); ++i) {
         const TextToRead unread = unread_part(texts[i]);
         const auto length = std::ssize(unread.tokens);
         if (step_ && length == 1) {
             parts.step.push_back(
-                {.place = unread.place, .position = unread.start, .token = unread.tokens.front()});
+                {.slot = unread.slot, .position = unread.start, .token = unread.tokens.front()});
             parts.of_step.push_back(i);
             continue;
         }

@@ -12,31 +12,31 @@
 namespace gradtile {
 
 /// Gives the logits of NextToken for each text, up to rounding, in less time: a pass reads every weight once
-/// for all texts. Each text has a place, with a cache and a TextWindow of its own.
+/// for all texts. Each text has a slot, with a cache and a TextWindow of its own.
 class NextTokenBatch {
   public:
-    /// Allocates caches for `places` texts. Keeps a reference to the model.
-    NextTokenBatch(const LanguageModel& model, std::int64_t places);
+    /// Allocates caches for `slots` texts. Keeps a reference to the model.
+    NextTokenBatch(const LanguageModel& model, std::int64_t slots);
 
-    /// A text and its place. The text has at least one token.
+    /// A text and its slot. The text has at least one token.
     struct Text {
-        std::int64_t place = 0;
+        std::int64_t slot = 0;
         std::span<const std::int32_t> tokens;
     };
-    /// Call before logits() with a new text at this place.
-    void begin_text(std::int64_t place) { places_[static_cast<std::size_t>(place)] = Place(context_); }
-    /// Returns the logits [V] after each text. The texts must be in the order of their places. Since the last
+    /// Call before logits() with a new text in this slot.
+    void begin_text(std::int64_t slot) { slots_[static_cast<std::size_t>(slot)] = Slot(context_); }
+    /// Returns the logits [V] after each text. The texts must be in the order of their slots. Since the last
     /// call or begin_text(), a text must not have changed except for new tokens at its end.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
     /// Returns the most likely token after each text, like NextToken::most_likely().
     std::vector<std::int32_t> most_likely(std::span<const Text> texts);
 
     /// Bytes of the keys and values of one text.
-    static std::size_t bytes_of_place(const LanguageModel& model);
+    static std::size_t bytes_of_slot(const LanguageModel& model);
 
   private:
-    struct Place {
-        explicit Place(std::int64_t context) : window(context) {}
+    struct Slot {
+        explicit Slot(std::int64_t context) : window(context) {}
         TextWindow window;
         std::int64_t begin = 0;   // first token of the window
         std::int64_t cached = 0;  // tokens of the window that the cache holds
@@ -61,7 +61,7 @@ class NextTokenBatch {
     std::int64_t context_;
     Context ctx_;
     KeyValueCache cache_;
-    std::vector<Place> places_;
+    std::vector<Slot> slots_;
     std::unique_ptr<TokenStep> step_;  // null on a CPU
 };
 

@@ -15,7 +15,7 @@ std::string_view graph_setting() {
     return value == nullptr ? "" : value;
 }
 
-/// `rows` of the first `texts` columns, one after the other, in the memory of a tensor [3, places].
+/// `rows` of the first `texts` columns, one after the other, in the memory of a tensor [3, slots].
 Tensor rows_of(const Tensor& input, std::int64_t texts, std::int64_t row, std::int64_t rows) {
     return input.reshape({input.elements()}).slice(0, row * texts, rows * texts);
 }
@@ -28,32 +28,32 @@ bool TokenStep::exists_for(const LanguageModel& model) {
 }
 
 void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
-                     std::int64_t places) {
+                     std::int64_t slots) {
     // Logits and inputs are not allocated from the arena, so the dry run of the arena does not count them.
     const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
-    const Tensor ids = empty(elsewhere, {places}, DType::i32);
-    next_logits(dry, empty(elsewhere, {places, model.transformer.config.vocabulary}, DType::f32),
-                model.transformer, {.tokens = ids, .positions = ids, .places = ids}, cache,
-                step_scratch(elsewhere, model.transformer, cache, places));
+    const Tensor ids = empty(elsewhere, {slots}, DType::i32);
+    next_logits(dry, empty(elsewhere, {slots, model.transformer.config.vocabulary}, DType::f32),
+                model.transformer, {.tokens = ids, .positions = ids, .slots = ids}, cache,
+                step_scratch(elsewhere, model.transformer, cache, slots));
 }
 
 TokenStep::TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache,
-                     std::int64_t places)
+                     std::int64_t slots)
     : ctx_(ctx),
       model_(model),
       cache_(cache),
-      places_(places),
+      slots_(slots),
       uses_graphs_(graph_setting() != "off"),
-      scratch_(step_scratch(model.ctx, model.transformer, cache, places)) {
+      scratch_(step_scratch(model.ctx, model.transformer, cache, slots)) {
     const std::int64_t vocabulary = model.transformer.config.vocabulary;
     const Context locked = host_of(ctx).with_allocator(transfer_allocator(ctx.device()));
     const auto in_both = [&](Tensor& on_device, Tensor& on_host, const Shape& shape, DType dtype) {
         on_device = zeros(model.ctx, shape, dtype);
         on_host = empty(locked, shape, dtype);
     };
-    in_both(input_, host_input_, {3, places}, DType::i32);
-    in_both(logits_, host_logits_, {places, vocabulary}, DType::f32);
-    in_both(most_likely_, host_most_likely_, {places}, DType::i32);
+    in_both(input_, host_input_, {3, slots}, DType::i32);
+    in_both(logits_, host_logits_, {slots, vocabulary}, DType::f32);
+    in_both(most_likely_, host_most_likely_, {slots}, DType::i32);
 }
 
 /// Enqueues a step of `texts` texts on ctx_'s stream, with the copies of its inputs and tokens.
@@ -66,7 +66,7 @@ void TokenStep::enqueue(std::int64_t texts) {
     next_logits(ctx_, logits, model_.transformer,
                 {.tokens = rows_of(input_, texts, 0, 1),
                  .positions = rows_of(input_, texts, 1, 1),
-                 .places = rows_of(input_, texts, 2, 1)},
+                 .slots = rows_of(input_, texts, 2, 1)},
                 cache_, scratch_);
     most_likely_tokens(ctx_, most_likely, logits);
     copy(host_most_likely_.slice(0, 0, texts), most_likely);
@@ -75,13 +75,13 @@ void TokenStep::enqueue(std::int64_t texts) {
 /// Starts a step. Its results exist after the next wait for the stream.
 void TokenStep::run(std::span<const Input> inputs) {
     const auto texts = std::ssize(inputs);
-    check(texts >= 1 && texts <= places_, "token step: ", texts, " texts; expected 1 to ", places_);
+    check(texts >= 1 && texts <= slots_, "token step: ", texts, " texts; expected 1 to ", slots_);
     auto* const host = host_input_.data<std::int32_t>();
     for (std::int64_t i = 0; i < texts; ++i) {
         const Input& in = inputs[static_cast<std::size_t>(i)];
         host[i] = in.token;
         host[texts + i] = static_cast<std::int32_t>(in.position);
-        host[2 * texts + i] = static_cast<std::int32_t>(in.place);
+        host[2 * texts + i] = static_cast<std::int32_t>(in.slot);
     }
     Step& step = steps_[texts];
     if (step.has_run && step.may_be_captured && uses_graphs_ && !step.graph.captured()) {
@@ -122,7 +122,7 @@ std::vector<std::int32_t> TokenStep::most_likely(std::span<const Input> inputs) 
     const auto* const tokens = host_most_likely_.data<std::int32_t>();
     for (std::size_t i = 0; i < inputs.size(); ++i)
         check(tokens[i] >= 0, "token step: a logit after token ", inputs[i].position, " of text ",
-              inputs[i].place, " is not finite");
+              inputs[i].slot, " is not finite");
     return {tokens, tokens + inputs.size()};
 }
 

@@ -49,7 +49,7 @@ ControlHub::ControlHub(Listener listener, MessageStream own, Options options)
       start_(SteadyClock::now()),
       last_heartbeat_(start_ - steady(interval_)) {
     peers_[0] = std::make_unique<Peer>(Peer{.stream = std::move(own), .last_message = start_});
-    if (options_.size == 1) announce_all_connected();
+    if (options_.size == 1) send_all_connected();
     thread_ = std::thread([this] { run(); });
 }
 
@@ -99,7 +99,7 @@ void ControlHub::admit_pending() {
                      [this](const Identity& identity, MessageStream stream) {
                          peers_[static_cast<std::size_t>(identity.rank)] = std::make_unique<Peer>(
                              Peer{.stream = std::move(stream), .last_message = SteadyClock::now()});
-                         if (connected_peers() == options_.size) announce_all_connected();
+                         if (connected_peers() == options_.size) send_all_connected();
                      });
 }
 
@@ -116,7 +116,7 @@ std::optional<std::string> ControlHub::rejection_reason(const Identity& identity
     return std::nullopt;
 }
 
-void ControlHub::announce_all_connected() {
+void ControlHub::send_all_connected() {
     complete_ = true;
     for (const auto& peer : peers_) {
         peer->last_message = SteadyClock::now();

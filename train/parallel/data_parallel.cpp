@@ -133,7 +133,7 @@ void DataParallel::finish_gradients(const Context& ctx) {
     if (buckets_.empty() || ctx.is_planning()) return;
     for (const Bucket& bucket : buckets_)
         check(bucket.pending == 0, "data parallel: ", bucket.pending, " gradients of elements ",
-              bucket.range.begin, " to ", bucket.range.end(), " were not announced");
+              bucket.range.begin, " to ", bucket.range.end(), " were not reported as complete");
     sum_complete_buckets(ctx);
     exchange_->join(ctx);
 }

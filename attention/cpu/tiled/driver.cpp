@@ -128,7 +128,7 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
         std::vector<QueryHead<T>> query_heads;
         biases.reserve(static_cast<std::size_t>(group));
         for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
-            biases.push_back(bias_gradients.of_head(b, h));
+            biases.push_back(bias_gradients.for_head(b, h));
             query_heads.push_back(query_head(b, h, bias_gradients.any() ? &biases.back() : nullptr));
         }
         const BackwardHead<T> all{.geometry = tiled_geometry(options, saved.q, saved.v),

@@ -8,19 +8,19 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// Barriers of one pair of warps: the first warp calls announce() when P is in shared memory, and the second
-/// warp waits for it in await().
-__device__ __forceinline__ void await(int pair) {
+/// Barriers of one pair of warps: the first warp calls arrive_at_pair() when P is in shared memory, and the
+/// second warp waits for it in wait_at_pair().
+__device__ __forceinline__ void wait_at_pair(int pair) {
     asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
 }
-__device__ __forceinline__ void announce(int pair) {
+__device__ __forceinline__ void arrive_at_pair(int pair) {
 #ifdef GRADTILE_RACECHECK
     // After a bar.arrive, racecheck reports false hazards between the reads before the next __syncthreads and
-    // the loads after it. Builds for racecheck therefore use bar.sync. announce() is never called between
-    // those reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other tools
-    // need bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same
+    // the loads after it. Builds for racecheck therefore use bar.sync. arrive_at_pair() is never called
+    // between those reads and loads, so code without hazards under bar.sync has none under bar.arrive. (Other
+    // tools need bar.arrive: synccheck reports a bar.sync as divergent if not all warps reach it by the same
     // branch.)
-    await(pair);
+    wait_at_pair(pair);
 #else
     asm volatile("bar.arrive %0, 64;" ::"r"(pair + 1) : "memory");
 #endif

@@ -349,19 +349,20 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
-    const auto of_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
-    const auto of_pairs = is_bf16 ? launch_pair_bias_gradient<bfloat16> : launch_pair_bias_gradient<float16>;
+    const auto launch_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
+    const auto launch_pair_bias =
+        is_bf16 ? launch_pair_bias_gradient<bfloat16> : launch_pair_bias_gradient<float16>;
     for (std::size_t n = 0; n < max_biases; ++n) {
         const Tensor& d_bias = into.biases[n];
         if (!d_bias.defined() || d_bias.elements() == 0) continue;
         const BiasGradient gradient(d_bias, options.scores.biases[n], batch_size, saved.q.size(2));
-        const BiasGradientParts of_sum{static_cast<int>(parts), part_sums.data<float>()};
+        const BiasGradientParts parts_of_sum{static_cast<int>(parts), part_sums.data<float>()};
         if (uses_hopper && pair_bias == static_cast<int>(n) && !gradient.sums_rows && !gradient.sums_keys) {
-            hopper_pair_bias_gradient(ctx, tensors, parameters, gradient, of_sum);
+            hopper_pair_bias_gradient(ctx, tensors, parameters, gradient, parts_of_sum);
         } else if (kernel.pair_bias == static_cast<int>(n)) {
-            of_pairs(parameters, gradient, of_sum, stream);
+            launch_pair_bias(parameters, gradient, parts_of_sum, stream);
         } else {
-            of_any_bias(parameters, gradient, stream);
+            launch_any_bias(parameters, gradient, stream);
         }
     }
     make_sink_gradient();

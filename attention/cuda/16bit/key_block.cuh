@@ -101,9 +101,9 @@ class KeyBlock {
                 } else {
                     make_p(left, x, exchange, lane_statistics, i);
                 }
-                announce(pair_);
+                arrive_at_pair(pair_);
             } else {
-                await(pair_);
+                wait_at_pair(pair_);
                 make_d_s(left, x, exchange, lane_statistics);
             }
             multiply_a_b<T>(gradient, left, LanePointer<RowTile>::stacked(makes_p_ ? d_o_rows : q_rows));
@@ -122,7 +122,7 @@ class KeyBlock {
     __device__ __forceinline__ RowPosition position_of(int iteration) const {
         return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
     }
-    __device__ __forceinline__ void remember(int iteration, RowPosition at) const {
+    __device__ __forceinline__ void record_position(int iteration, RowPosition at) const {
         if (reread_thread_index() != 0) return;
         if constexpr (kind != RuleKind::none) {
             if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
@@ -177,7 +177,7 @@ class KeyBlock {
                                                  p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
         if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
             load_rows(0, sequence_.batch, first, bias_of_batch());
-            remember(0, first);
+            record_position(0, first);
         }
         commit_copies();
     }
@@ -185,7 +185,7 @@ class KeyBlock {
         if (iteration + 1 < iterations_) {
             const RowPosition next = row_blocks_.after(position_of(iteration));
             load_rows(iteration + 1, kept_.batch, next, kept_.bias);
-            remember(iteration + 1, next);
+            record_position(iteration + 1, next);
         }
         commit_copies();
     }

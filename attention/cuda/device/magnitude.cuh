@@ -19,15 +19,15 @@ struct PowerOfTwo {
         set_exponent(min(127 + 13 - static_cast<int>(largest >> 23), 126));
     }
     /// 2^exponent, for -126 to 126.
-    __device__ static float of_exponent(int exponent) { return __int_as_float((127 + exponent) << 23); }
+    __device__ static float from_exponent(int exponent) { return __int_as_float((127 + exponent) << 23); }
     /// log2(factor), from -126 to 126.
     __device__ int exponent() const { return (__float_as_int(factor) >> 23) - 127; }
     __device__ void limit_exponent(int largest) { set_exponent(max(-126, min(exponent(), largest))); }
 
   private:
     __device__ void set_exponent(int exponent) {
-        factor = of_exponent(exponent);
-        inverse = of_exponent(-exponent);
+        factor = from_exponent(exponent);
+        inverse = from_exponent(-exponent);
     }
 };
 

@@ -53,7 +53,8 @@ __device__ __forceinline__ A bias_at(const BiasRows& bias, std::int64_t i, std::
 template <class T, class A>
 __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product, int i, int j) {
     Score<A> score{product, A(1)};
-    if (rule.formula.changes_products()) score = rule.formula.template of_product<PreciseMath>(product);
+    if (rule.formula.changes_products())
+        score = rule.formula.template transform_product<PreciseMath>(product);
     if (rule.formula.has_distance_terms())
         score.value = rule.formula.template add_distance_terms<PreciseMath>(
             score.value, i + static_cast<int>(rule.offset) - j);
@@ -219,7 +220,7 @@ __device__ __forceinline__ void apply_to_products(FragmentC (&s)[m_tiles][n_tile
                                                   const ScoreFormula<float> formula,
                                                   FragmentC (*derivatives)[n_tiles] = nullptr) {
     for_each_element(s, [&](float& element, int m, int n, int e) {
-        const Score<float> score = formula.template of_product<FastMath>(element);
+        const Score<float> score = formula.template transform_product<FastMath>(element);
         element = score.value;
         if (derivatives != nullptr) derivatives[m][n][e] = score.derivative;
     });

@@ -76,8 +76,8 @@ struct Units {
         d_p = d_s / probability;
         d_v = d_o.inverse / probability * p.dropout_scale;
         const int exponent = v.exponent() + d_o.exponent();
-        v_and_d_o[0] = PowerOfTwo::of_exponent(exponent / 2);
-        v_and_d_o[1] = PowerOfTwo::of_exponent(exponent - exponent / 2);
+        v_and_d_o[0] = PowerOfTwo::from_exponent(exponent / 2);
+        v_and_d_o[1] = PowerOfTwo::from_exponent(exponent - exponent / 2);
         const float d_s_inverse = 1 / v_and_d_o[0] * (p.scale * p.dropout_scale / d_s) * (1 / v_and_d_o[1]);
         d_q = d_s_inverse * k.inverse;
         d_k = d_s_inverse * q.inverse;

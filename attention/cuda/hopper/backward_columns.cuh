@@ -44,7 +44,7 @@ struct HopperColumnsShared {
     struct Rings {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
-        typename TaskOf<Policy>::Announced task[tiles.stages];
+        typename TaskOf<Policy>::Descriptor task[tiles.stages];
     };
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperColumnsTiles::ring_bytes && tiles.stages == 2);
@@ -81,10 +81,10 @@ class ColumnsConsumer {
     __device__ __forceinline__ void consume() {
         for (;;) {
             tasks_.wait_full();
-            const auto announced = rings_.task[tasks_.stage()];
+            const auto descriptor = rings_.task[tasks_.stage()];
             release(tasks_);
-            if (Task::is_end(p_, announced)) return;
-            const Task task(p_, announced);
+            if (Task::is_end(p_, descriptor)) return;
+            const Task task(p_, descriptor);
             QkFragments d_k;
             VFragments d_v;
             clear(d_k);
@@ -92,9 +92,9 @@ class ColumnsConsumer {
             kv_.wait_full();
             if (task.has_rows()) {
                 if constexpr (warpgroup == 0) {
-                    add_all_with_p(d_k, d_v, task);
+                    loop_over_rows_with_p(d_k, d_v, task);
                 } else {
-                    add_all_with_d_s(d_k, d_v, task);
+                    loop_over_rows_with_d_s(d_k, d_v, task);
                 }
                 turn_.pass();
             }
@@ -127,7 +127,8 @@ class ColumnsConsumer {
     }
 
     /// Warpgroup 0 adds all rows of a task.
-    __device__ __forceinline__ void add_all_with_p(QkFragments& d_k, VFragments& d_v, const Task& task) {
+    __device__ __forceinline__ void loop_over_rows_with_p(QkFragments& d_k, VFragments& d_v,
+                                                          const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
         RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
@@ -175,7 +176,8 @@ class ColumnsConsumer {
     }
 
     /// Warpgroup 1 adds all rows of a task.
-    __device__ __forceinline__ void add_all_with_d_s(QkFragments& d_k, VFragments& d_v, const Task& task) {
+    __device__ __forceinline__ void loop_over_rows_with_d_s(QkFragments& d_k, VFragments& d_v,
+                                                            const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
         for (RowPosition at{task.head * p_.rows.sizes.group, task.begin_row}; at.head < end_head;
@@ -249,7 +251,7 @@ class ColumnsConsumer {
         for (int i = 0; i < rows / 16; ++i) {
             FragmentA half;
             pack_fragment<float16>(half, s[0][2 * i], s[0][2 * i + 1]);
-            asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(of_lane(i)), "r"(half[0]),
+            asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(lane_address(i)), "r"(half[0]),
                          "r"(half[1]), "r"(half[2]), "r"(half[3])
                          : "memory");
         }
@@ -262,7 +264,7 @@ class ColumnsConsumer {
         for (int i = 0; i < rows / 16; ++i) {
             asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                          : "=r"(p[i][0]), "=r"(p[i][1]), "=r"(p[i][2]), "=r"(p[i][3])
-                         : "r"(of_lane(i))
+                         : "r"(lane_address(i))
                          : "memory");
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -272,7 +274,7 @@ class ColumnsConsumer {
         }
     }
     /// The lane's piece i of P^T in shared memory.
-    __device__ __forceinline__ std::uint32_t of_lane(int i) const {
+    __device__ __forceinline__ std::uint32_t lane_address(int i) const {
         return base_ + Shared::p + i * 16 * warpgroup_threads + (warp_ * 32 + lane_index()) * 16;
     }
 

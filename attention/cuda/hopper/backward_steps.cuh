@@ -22,19 +22,19 @@ struct KeyTask {
     int key_batch_head;      ///< batch * K/V heads + head
     int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
 
-    using Announced =
-        int;  ///< what the producer writes to shared memory for the consumers: the task's number
+    /// What the producer writes to shared memory for the consumers: the task's number.
+    using Descriptor = int;
 
-    __device__ static Announced take(const HopperBackwardParameters& p) {
+    __device__ static Descriptor take(const HopperBackwardParameters& p) {
         return atomicAdd(p.rows.next_task, 1);
     }
-    __device__ static bool is_end(const HopperBackwardParameters& p, Announced index) {
+    __device__ static bool is_end(const HopperBackwardParameters& p, Descriptor index) {
         return index >= p.tasks;
     }
-    __device__ KeyTask(const HopperBackwardParameters& parameters, Announced announced) {
+    __device__ KeyTask(const HopperBackwardParameters& parameters, Descriptor descriptor) {
         constexpr auto tiles = Policy::tiles;
         const Bits16BackwardParameters& p = parameters.rows;
-        const TaskOrder::Task task = p.order(announced);
+        const TaskOrder::Task task = p.order(descriptor);
         const int key_heads = p.sizes.heads / p.sizes.group;
         key_batch_head = p.first_batch * key_heads + task.batch_head;
         batch = key_batch_head / key_heads;
@@ -70,11 +70,11 @@ struct KeyTask {
 template <class Policy>
 struct PackedKeyTask {
     /// What the producer writes to shared memory for the consumers.
-    struct Announced {
+    struct Descriptor {
         PackedTask task;  ///< its sequence is -1 if there are no more tasks
         int head;
     };
-    __device__ static Announced take(const HopperBackwardParameters& p) {
+    __device__ static Descriptor take(const HopperBackwardParameters& p) {
         PackedCounters* const counters = p.rows.key_tasks.counters();
         TaskOrder order = p.rows.order;
         order.parts = counters->tasks;
@@ -83,21 +83,21 @@ struct PackedKeyTask {
         const TaskOrder::Task at = order(index);
         return {p.rows.key_tasks.first[at.part], at.batch_head};
     }
-    __device__ static bool is_end(const HopperBackwardParameters&, const Announced& announced) {
-        return announced.task.sequence < 0;
+    __device__ static bool is_end(const HopperBackwardParameters&, const Descriptor& descriptor) {
+        return descriptor.task.sequence < 0;
     }
     int head, key, block;
     int begin_row, end_row;
     int first_query, queries, first_key, keys, sequence;
 
-    __device__ PackedKeyTask(const HopperBackwardParameters& p, const Announced& announced)
-        : head(announced.head),
-          block(announced.task.block),
-          first_query(announced.task.first_query),
-          queries(announced.task.queries),
-          first_key(announced.task.first_key),
-          keys(announced.task.keys),
-          sequence(announced.task.sequence) {
+    __device__ PackedKeyTask(const HopperBackwardParameters& p, const Descriptor& descriptor)
+        : head(descriptor.head),
+          block(descriptor.task.block),
+          first_query(descriptor.task.first_query),
+          queries(descriptor.task.queries),
+          first_key(descriptor.task.first_key),
+          keys(descriptor.task.keys),
+          sequence(descriptor.task.sequence) {
         constexpr auto tiles = Policy::tiles;
         key = block * tiles.keys;
         const DeviceMask seen = mask(p);
@@ -143,13 +143,13 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     BackwardBiasProducer<Policy, Shared> biases(base, rings);
     using Task = TaskOf<Policy>;
     for (;;) {
-        const auto announced = Task::take(p);
+        const auto descriptor = Task::take(p);
         tasks.wait_empty();
-        rings.task[tasks.stage()] = announced;
+        rings.task[tasks.stage()] = descriptor;
         tasks.full().arrive();
         tasks.advance();
-        if (Task::is_end(p, announced)) return;
-        const Task task(p, announced);
+        if (Task::is_end(p, descriptor)) return;
+        const Task task(p, descriptor);
         // Consumers that stage dK and dV in the memory of K and V wait for K and V in any case.
         if (!Shared::stages_in_kv && !task.has_rows()) continue;
         sums.wait_for_slot(p, task);

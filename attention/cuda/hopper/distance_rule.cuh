@@ -46,7 +46,7 @@ __device__ __forceinline__ void apply_to_unscaled_products(FragmentC (&s)[1][n_t
     const ScoreFormula<float> formula{.softcap = static_cast<float>(scores.softcap) *
                                                  __fdividef(log2_e, scale_log2)};
     for_each_element(s, [&](float& element, int, int n, int e) {
-        const Score<float> score = formula.of_product<HopperMath>(element);
+        const Score<float> score = formula.transform_product<HopperMath>(element);
         element = score.value;
         f(n, e, score.derivative);
     });

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         }
         state.store_lse(p.lse + statistics + row, rows);
         __syncwarp();  // all lanes have read m
-        state.store_natural_max(m + row, rows);
+        state.store_max_in_base_e(m + row, rows);
     }
 }
 

@@ -109,7 +109,7 @@ struct TensorForwardTiles : TensorAddresses {
             });
         }
         /// Writes m in base e, for Saved::row_max.
-        __device__ __forceinline__ void store_natural_max(float* m, int rows) const {
+        __device__ __forceinline__ void store_max_in_base_e(float* m, int rows) const {
             for_each_row([&](int i, int row) {
                 if (row < rows && lane_index() % 4 == 0) m[row] = softmax_.maximum(i) * ln_2;
             });

@@ -250,7 +250,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             });
         }
         /// Does nothing, because store_statistics() already writes m in base e.
-        __device__ __forceinline__ void store_natural_max(A*, int) const {}
+        __device__ __forceinline__ void store_max_in_base_e(A*, int) const {}
 
         /// Writes factor O / l, which is 0 for rows that see no key, and reads O again.
         template <class Out>

@@ -19,6 +19,10 @@ namespace device {
 /// other memory accesses, as they would at a barrier of the whole cluster. A block may end when it has
 /// received its own values.
 ///
+/// send() needs a launch as a cluster, also if the cluster has one block: in a kernel that is launched
+/// without clusters, st.async is an illegal instruction. launch_clusters() with `cluster` 1 launches without
+/// clusters.
+///
 /// Thread 0 calls initialize() and then every thread begin(). After every thread has called
 /// await_all_begun(), any thread may send. Thread 0 calls expect() once.
 class ClusterReceiver {

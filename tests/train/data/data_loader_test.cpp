@@ -23,10 +23,10 @@ namespace {
 using test::message_of;
 
 /// Tokens 0 to n - 1: each id is its position, so that a test can check which positions were visited.
-TokenSequence places(std::int64_t n) {
+TokenSequence numbered_tokens(std::int64_t n) {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
     std::iota(ids.begin(), ids.end(), 0);
-    return TokenSequence(std::move(ids), "places");
+    return TokenSequence(std::move(ids), "numbers");
 }
 
 struct Row {
@@ -76,7 +76,7 @@ TEST(Permutation, EveryOrderOfFourIsAboutEquallyLikely) {
 TEST(DataLoader, AnEpochShowsEveryTokenAsATargetExactlyOnce) {
     for (const std::int64_t n : {9, 16, 17, 100, 257})
         for (const std::int64_t context : {1, 2, 7, 8}) {
-            DataLoader loader(places(n), {.context = context, .seed = {3}});
+            DataLoader loader(numbered_tokens(n), {.context = context, .seed = {3}});
             for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
                 std::vector<int> visits(std::size_t(n), 0);
                 while (loader.epoch() == epoch)
@@ -93,7 +93,7 @@ TEST(DataLoader, AnEpochShowsEveryTokenAsATargetExactlyOnce) {
 }
 
 TEST(DataLoader, EpochsDifferInOrderAndPhase) {
-    DataLoader loader(places(1000), {.context = 10, .seed = {1}});
+    DataLoader loader(numbered_tokens(1000), {.context = 10, .seed = {1}});
     std::set<std::int32_t> phases;
     std::vector<std::int32_t> first_tokens;
     for (int epoch = 0; epoch < 20; ++epoch) {
@@ -112,11 +112,11 @@ TEST(DataLoader, EpochsDifferInOrderAndPhase) {
 
 TEST(DataLoader, ResumesExactlyAtEveryPosition) {
     const DataLoaderOptions options{.context = 8, .seed = {5}};
-    DataLoader straight(places(100), options);
+    DataLoader straight(numbered_tokens(100), options);
     const std::vector<Row> all = take(straight, 60, 1);
-    DataLoader walker(places(100), options);
+    DataLoader walker(numbered_tokens(100), options);
     for (std::size_t done = 0; done < 50; ++done) {
-        DataLoader resumed(places(100), options);
+        DataLoader resumed(numbered_tokens(100), options);
         resumed.restore(parse_json(walker.state().dump()));
         EXPECT_EQ(resumed.epoch(), walker.epoch());
         EXPECT_EQ(take(resumed, 10, 1), std::vector<Row>(all.begin() + std::ptrdiff_t(done),
@@ -127,7 +127,8 @@ TEST(DataLoader, ResumesExactlyAtEveryPosition) {
 
 TEST(DataLoader, TheOrderDoesNotDependOnTheBatchSize) {
     const DataLoaderOptions options{.context = 8, .seed = {5}};
-    DataLoader by_one(places(100), options), by_six(places(100), options), mixed(places(100), options);
+    DataLoader by_one(numbered_tokens(100), options), by_six(numbered_tokens(100), options),
+        mixed(numbered_tokens(100), options);
     const std::vector<Row> expected = take(by_one, 60, 1);
     EXPECT_EQ(take(by_six, 10, 6), expected);
     std::vector<Row> taken = take(mixed, 4, 3);
@@ -137,18 +138,20 @@ TEST(DataLoader, TheOrderDoesNotDependOnTheBatchSize) {
 }
 
 TEST(DataLoader, SeedsGiveDifferentOrders) {
-    DataLoader a(places(500), {.context = 8, .seed = {1}}), b(places(500), {.context = 8, .seed = {2}});
+    DataLoader a(numbered_tokens(500), {.context = 8, .seed = {1}}),
+        b(numbered_tokens(500), {.context = 8, .seed = {2}});
     EXPECT_NE(take(a, 20, 1), take(b, 20, 1));
 }
 
 TEST(DataLoader, RanksShareOneOrder) {
-    DataLoader alone(places(200), {.context = 8, .seed = {9}});
+    DataLoader alone(numbered_tokens(200), {.context = 8, .seed = {9}});
     const std::vector<Row> expected = take(alone, 60, 1);
     for (const std::int64_t ranks : {2, 3}) {
         std::vector<std::vector<Row>> of_rank;
         JsonValue state;
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
-            DataLoader loader(places(200), {.context = 8, .seed = {9}, .rank = rank, .ranks = ranks});
+            DataLoader loader(numbered_tokens(200),
+                              {.context = 8, .seed = {9}, .rank = rank, .ranks = ranks});
             of_rank.push_back(take(loader, 5, 60 / 5 / ranks));
             if (rank > 0) {
                 EXPECT_EQ(loader.state(), state);
@@ -163,11 +166,11 @@ TEST(DataLoader, RanksShareOneOrder) {
 }
 
 TEST(DataLoader, AnotherNumberOfRanksContinuesTheSameOrder) {
-    DataLoader alone(places(200), {.context = 8, .seed = {9}});
+    DataLoader alone(numbered_tokens(200), {.context = 8, .seed = {9}});
     const std::vector<Row> expected = take(alone, 24, 1);
-    DataLoader first(places(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 4});
+    DataLoader first(numbered_tokens(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 4});
     take(first, 3, 1);
-    DataLoader second(places(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 2});
+    DataLoader second(numbered_tokens(200), {.context = 8, .seed = {9}, .rank = 1, .ranks = 2});
     second.restore(first.state());
     const std::vector<Row> rows = take(second, 1, 6);
     for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(rows[i], expected[12 + 6 + i]);
@@ -191,7 +194,7 @@ TEST(DataLoader, IgnoredTokensAreNoTargetsButStayInputs) {
 
 TEST(DataLoader, FillsTensors) {
     const Context ctx(Device::cpu(), 1);
-    DataLoader loader(places(100), {.context = 8, .seed = {1}}), same = loader;
+    DataLoader loader(numbered_tokens(100), {.context = 8, .seed = {1}}), same = loader;
     const Batch batch = empty_batch(ctx, 3, 8);
     loader.next(batch);
     const std::vector<Row> rows = take(same, 1, 3);
@@ -203,18 +206,18 @@ TEST(DataLoader, FillsTensors) {
 }
 
 TEST(DataLoader, RefusesATextShorterThanAContextNamingBothNumbers) {
-    EXPECT_EQ(message_of([] { DataLoader(places(8), {.context = 8}); }),
-              "places: 8 tokens to train on; context 8 needs at least 9");
-    EXPECT_EQ(DataLoader(places(9), {.context = 8, .seed = {4}}).epoch(), 0);
+    EXPECT_EQ(message_of([] { DataLoader(numbered_tokens(8), {.context = 8}); }),
+              "numbers: 8 tokens to train on; context 8 needs at least 9");
+    EXPECT_EQ(DataLoader(numbered_tokens(9), {.context = 8, .seed = {4}}).epoch(), 0);
 }
 
 TEST(DataLoader, RefusesAStateOfOtherData) {
-    const DataLoader loader(places(100), {.context = 8, .seed = {1}});
-    DataLoader other_data(places(101), {.context = 8, .seed = {1}});
-    DataLoader other_context(places(100), {.context = 9, .seed = {1}});
-    DataLoader other_seed(places(100), {.context = 8, .seed = {2}});
+    const DataLoader loader(numbered_tokens(100), {.context = 8, .seed = {1}});
+    DataLoader other_data(numbered_tokens(101), {.context = 8, .seed = {1}});
+    DataLoader other_context(numbered_tokens(100), {.context = 9, .seed = {1}});
+    DataLoader other_seed(numbered_tokens(100), {.context = 8, .seed = {2}});
     EXPECT_EQ(message_of([&] { other_data.restore(loader.state()); }),
-              "places: 101 tokens to train on, but the run was made with 100");
+              "numbers: 101 tokens to train on, but the run was made with 100");
     EXPECT_THROW(other_context.restore(loader.state()), Error);
     EXPECT_THROW(other_seed.restore(loader.state()), Error);
     DataLoader same = loader;
@@ -228,7 +231,7 @@ TEST(DataLoader, RefusesAStateOfOtherData) {
 TEST(SequentialLoader, CoversTheWholeSplitOnceInOrder) {
     for (const std::int64_t n : {2, 8, 9, 10, 17, 100})
         for (const std::int64_t rows : {1, 3}) {
-            SequentialLoader loader(places(n), 8);
+            SequentialLoader loader(numbered_tokens(n), 8);
             std::vector<std::int32_t> tokens(std::size_t(rows * 8)), targets(tokens.size()), seen;
             std::int64_t counted = 0;
             while (!loader.done()) {
@@ -251,7 +254,7 @@ TEST(SequentialLoader, CoversTheWholeSplitOnceInOrder) {
 TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
     for (const std::int64_t n : {2, 8, 9, 10, 17, 18, 19, 100})
         for (const std::int64_t stride : {1, 3, 7, 8}) {
-            SequentialLoader loader(places(n), 8, {.stride = stride});
+            SequentialLoader loader(numbered_tokens(n), 8, {.stride = stride});
             std::vector<std::int32_t> tokens(3 * 8), targets(tokens.size()), seen;
             std::int64_t counted = 0, windows = 0;
             while (!loader.done()) {
@@ -271,11 +274,11 @@ TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
             EXPECT_EQ(counted, n - 1);
             EXPECT_LT(windows - loader.windows(), 3);
         }
-    EXPECT_THROW(SequentialLoader(places(20), 8, {.stride = 9}), Error);
-    EXPECT_THROW(SequentialLoader(places(20), 8, {.stride = -1}), Error);
-    EXPECT_THROW(
-        SequentialLoader(places(20), 8, {.packing = {{DocumentRule::Kind::separator, 3}, 2}, .stride = 4}),
-        Error);
+    EXPECT_THROW(SequentialLoader(numbered_tokens(20), 8, {.stride = 9}), Error);
+    EXPECT_THROW(SequentialLoader(numbered_tokens(20), 8, {.stride = -1}), Error);
+    EXPECT_THROW(SequentialLoader(numbered_tokens(20), 8,
+                                  {.packing = {{DocumentRule::Kind::separator, 3}, 2}, .stride = 4}),
+                 Error);
 }
 
 TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
@@ -324,7 +327,7 @@ struct PlacesOnDisk {
     }
 
     test::TemporaryDirectory place;
-    std::string path = place / "places.bin";
+    std::string path = place / "numbers.bin";
     TokenSequence tokens;
     std::string contents;
 };
@@ -333,7 +336,7 @@ TEST(DataLoader, ReadsFilesLikeMemory) {
     const PlacesOnDisk disk;
     for (const std::int64_t context : {1, 8, 1024, 9000}) {
         const DataLoaderOptions options{.context = context, .seed = {3}};
-        DataLoader of_file(disk.tokens, options), of_memory(places(20'000), options);
+        DataLoader of_file(disk.tokens, options), of_memory(numbered_tokens(20'000), options);
         EXPECT_EQ(take(of_file, 30, 2), take(of_memory, 30, 2));
         EXPECT_EQ(of_file.state(), of_memory.state());
     }
@@ -342,7 +345,7 @@ TEST(DataLoader, ReadsFilesLikeMemory) {
 TEST(DataLoader, KeepsItsPositionWhenAFileIsTruncated) {
     PlacesOnDisk disk;
     const DataLoaderOptions options{.context = 16, .seed = {1}};
-    DataLoader loader(disk.tokens, options), reference(places(20'000), options);
+    DataLoader loader(disk.tokens, options), reference(numbered_tokens(20'000), options);
     take(loader, 3, 5);
     take(reference, 3, 5);
     disk.cut();
@@ -368,7 +371,7 @@ TEST(DataLoader, AFileChangedInPlaceIsDetectedAtTheEndOfTheEpoch) {
         before = loader.state();
         message = message_of([&] { take(loader, 1, 1); });
     }
-    EXPECT_THAT(message, testing::HasSubstr("places.bin: holds sha256:"));
+    EXPECT_THAT(message, testing::HasSubstr("numbers.bin: holds sha256:"));
     EXPECT_EQ(loader.state(), before);
     EXPECT_EQ(loader.epoch(), 0);
     EXPECT_EQ(loader.position(), loader.windows() - 1);
@@ -376,7 +379,7 @@ TEST(DataLoader, AFileChangedInPlaceIsDetectedAtTheEndOfTheEpoch) {
 
 TEST(SequentialLoader, KeepsItsPositionWhenAFileIsTruncated) {
     PlacesOnDisk disk;
-    SequentialLoader loader(disk.tokens, 16), reference(places(20'000), 16);
+    SequentialLoader loader(disk.tokens, 16), reference(numbered_tokens(20'000), 16);
     std::vector<std::int32_t> tokens(16 * 100), targets(16 * 100), expected = tokens,
                                                                    expected_targets = targets;
     disk.cut();

@@ -112,7 +112,7 @@ TEST_P(BatchGeneration, DrawnTextsEqualThoseOfTheirPromptsAlone) {
 TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
     const auto small = model(DType::f64);
     std::vector<Tokens> texts = prompts_of_many_lengths();
-    const std::vector<std::int64_t> places{0, 1, 3, 4, 5, 7, 8, 9};
+    const std::vector<std::int64_t> slots{0, 1, 3, 4, 5, 7, 8, 9};
     NextTokenBatch together(*small, 10);
     std::vector<NextToken> alone;
     for (std::size_t i = 0; i < texts.size(); ++i) alone.emplace_back(*small, /*use_cache=*/true);
@@ -121,7 +121,7 @@ TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
         std::vector<std::size_t> chosen;  // some texts pause in some steps
         for (std::size_t i = 0; i < texts.size(); ++i)
             if ((static_cast<std::size_t>(step) + i) % 4 != 0) {
-                growing.push_back({places[i], texts[i]});
+                growing.push_back({slots[i], texts[i]});
                 chosen.push_back(i);
             }
         const std::vector<std::vector<double>> logits = together.logits(growing);
@@ -201,9 +201,9 @@ TEST(BatchGeneration, RefusesTextsThatDoNotFitTheCache) {
     const auto refusal = [&](const std::vector<TextToRead>& texts) {
         return message_of([&] { small->transformer.logits(ctx, packed_texts(ctx, texts), cache); });
     };
-    EXPECT_THAT(refusal({{2, 0, tokens}}), HasSubstr("place 2 of a cache"));
-    EXPECT_THAT(refusal({{1, 0, tokens}, {0, 0, tokens}}), HasSubstr("places in increasing order"));
-    EXPECT_THAT(refusal({{0, 0, tokens}, {0, 3, tokens}}), HasSubstr("places in increasing order"));
+    EXPECT_THAT(refusal({{2, 0, tokens}}), HasSubstr("slot 2 of a cache"));
+    EXPECT_THAT(refusal({{1, 0, tokens}, {0, 0, tokens}}), HasSubstr("slots in increasing order"));
+    EXPECT_THAT(refusal({{0, 0, tokens}, {0, 3, tokens}}), HasSubstr("slots in increasing order"));
     EXPECT_THAT(refusal({{0, 10, tokens}}), HasSubstr("3 tokens after 10 in the cache; the context is 12"));
     EXPECT_THAT(refusal({{0, -1, tokens}}), HasSubstr("after -1"));
     EXPECT_THAT(refusal({{0, 0, {}}}), HasSubstr("0 tokens after 0"));

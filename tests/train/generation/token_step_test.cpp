@@ -50,10 +50,10 @@ TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
     const ModelConfig& config = model->transformer.config;
     const KeyValueCache cache(ctx, config, DType::f64, 5);
     const auto scratch = step_scratch(ctx, model->transformer, cache, 3);
-    const std::vector<std::int32_t> places{3, 0, 4};
+    const std::vector<std::int32_t> slots{3, 0, 4};
     Texts texts(3);
     const Tensor logits = empty(ctx, {3, config.vocabulary}, DType::f64);
-    // Text i begins at step i, so that the rows have other places and positions in every step.
+    // Text i begins at step i, so that the rows have other slots and positions in every step.
     for (std::int32_t step = 0; step < config.context; ++step) {
         std::vector<std::int32_t> tokens, positions, of_rows;
         for (std::size_t i = 0; i < 3; ++i) {
@@ -61,13 +61,13 @@ TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
             positions.push_back(static_cast<std::int32_t>(texts[i].size()));
             texts[i].push_back((7 * step * step + 11 * static_cast<std::int32_t>(i) + 2) % 40);
             tokens.push_back(texts[i].back());
-            of_rows.push_back(places[i]);
+            of_rows.push_back(slots[i]);
         }
         const std::int64_t rows = std::ssize(tokens);
         next_logits(ctx, logits.slice(0, 0, rows), model->transformer,
                     {.tokens = from_host(ctx, tokens, {rows}),
                      .positions = from_host(ctx, positions, {rows}),
-                     .places = from_host(ctx, of_rows, {rows})},
+                     .slots = from_host(ctx, of_rows, {rows})},
                     cache, scratch);
         for (std::int64_t row = 0; row < rows; ++row) {
             const auto& text = texts[static_cast<std::size_t>(row)];
@@ -200,16 +200,16 @@ class TokenStepOnCuda : public test::CudaTest {
         test::CudaTest::SetUp();
         if (!IsSkipped()) model = test::generation_model(test::generation_cases[0], DType::bf16, gpu());
     }
-    Context arena_for(std::int64_t places) const {
+    Context arena_for(std::int64_t slots) const {
         return generation_context(*model, [&](const Context& dry) {
-            const KeyValueCache cache(dry, model->transformer.config, DType::bf16, places);
-            TokenStep::plan(dry, *model, cache, places);
+            const KeyValueCache cache(dry, model->transformer.config, DType::bf16, slots);
+            TokenStep::plan(dry, *model, cache, slots);
         });
     }
     static std::vector<TokenStep::Input> inputs_of(std::int64_t texts, std::int64_t position) {
         std::vector<TokenStep::Input> inputs;
         for (std::int64_t i = 0; i < texts; ++i)
-            inputs.push_back({.place = i,
+            inputs.push_back({.slot = i,
                               .position = position,
                               .token = static_cast<std::int32_t>((5 * i + 3 * position) % 40)});
         return inputs;

@@ -25,12 +25,12 @@ class Hdf5Storage {
 
     /// Tells the storage which bytes, by their address in memory, libhdf5 will pass to write() next, and
     /// their CRC-32C.
-    void announce(std::span<const std::byte> bytes, std::uint32_t crc) { announced_ = {bytes, crc, {}}; }
-    /// Returns the address at which libhdf5 wrote the announced bytes; empty if it has not written them.
-    std::optional<std::uint64_t> announced_address() const { return announced_.address; }
+    void expect_write(std::span<const std::byte> bytes, std::uint32_t crc) { expected_ = {bytes, crc, {}}; }
+    /// Returns the address at which libhdf5 wrote the expected bytes; empty if it has not written them.
+    std::optional<std::uint64_t> address_of_expected() const { return expected_.address; }
     /// The driver calls this before write().
     void note_address(std::span<const std::byte> bytes, std::uint64_t address) {
-        if (is_announced(bytes)) announced_.address = address;
+        if (is_expected(bytes)) expected_.address = address;
     }
 
     /// Throws the first exception of a write. libhdf5 1.10 crashes if a write fails while it closes a file,
@@ -45,22 +45,22 @@ class Hdf5Storage {
     }
 
   protected:
-    /// Returns the CRC-32C of these bytes: the announced one if announce() was called for them; otherwise
+    /// Returns the CRC-32C of these bytes: the given one if expect_write() was called for them; otherwise
     /// computes it.
     std::uint32_t crc_of(std::span<const std::byte> bytes) const {
-        return is_announced(bytes) ? announced_.crc : crc32c(bytes);
+        return is_expected(bytes) ? expected_.crc : crc32c(bytes);
     }
 
   private:
-    struct Announced {
+    struct ExpectedWrite {
         std::span<const std::byte> bytes;
         std::uint32_t crc = 0;
         std::optional<std::uint64_t> address;
     };
-    bool is_announced(std::span<const std::byte> bytes) const {
-        return bytes.data() == announced_.bytes.data() && bytes.size() == announced_.bytes.size();
+    bool is_expected(std::span<const std::byte> bytes) const {
+        return bytes.data() == expected_.bytes.data() && bytes.size() == expected_.bytes.size();
     }
-    Announced announced_;
+    ExpectedWrite expected_;
     std::exception_ptr failure_;
 };
 

@@ -46,7 +46,7 @@ struct LoadedWeights {
 /// Checks the shapes of all tensors, and then reads the parameters. A prefix
 /// "transformer." or "model." may be absent in the files. Throws Error naming a tensor that is missing, that
 /// has another shape, or that is not part of the model.
-LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightPlace> places,
+LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
                            const std::string& source);
 
 }  // namespace gradtile

@@ -48,7 +48,7 @@ class ControlHub {
     void wait_for_events();
     void admit_pending();
     std::optional<std::string> rejection_reason(const Identity& identity) const;
-    void announce_all_connected();
+    void send_all_connected();
     void receive_from_peers();
     void handle(int rank, const Message& message);
     void finish_exchange();

@@ -1,0 +1,267 @@
+#pragma once
+/// The consumer warpgroups of the Hopper backward kernel (backward.cuh).
+#include <gradtile/attention/cuda/hopper/backward_shared.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
+///
+/// The steps below are in the order of the mathematics. The two loops put them in the order in which the
+/// tensor cores work best, and are defined in files of their own.
+template <class T, class Policy>
+class BackwardConsumer {
+    using Shared = HopperBackwardShared<Policy>;
+    using KvTile = typename Shared::KvTile;
+    using RowTile = typename Shared::RowTile;
+    using DsTile = typename Shared::DsTile;
+    using Task = TaskOf<Policy>;
+    static constexpr HopperBackwardTiles tiles = Policy::tiles;
+    static constexpr int rows = tiles.rows;
+    using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
+    using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
+    using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
+    using Kept = KeptQueries<rows>;
+    // A warpgroup computes 64 rows of dQ: all columns of half a block of 128 rows, or half of the columns of
+    // a block of 64 rows.
+    static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
+    using DqFragments = FragmentC[1][d_q_columns / 8];
+
+  public:
+    __device__ __forceinline__ BackwardConsumer(const HopperBackwardParameters& p, std::uint32_t base,
+                                                typename Shared::Rings& rings, int warpgroup)
+        : p_(p),
+          base_(base),
+          rings_(rings),
+          kv_(rings.kv),
+          tasks_(rings.tasks),
+          d_q_(rings.d_q),
+          biases_(base, rings, warpgroup * 64 + warp_index() % 4 * 16),
+          warpgroup_(warpgroup),
+          warp_(warp_index() % 4),
+          added_(base + Shared::added) {}
+
+    __device__ __forceinline__ void consume() {
+        for (;;) {
+            tasks_.wait_full();
+            const auto descriptor = rings_.task[tasks_.stage()];
+            release(tasks_);
+            if (Task::is_end(p_, descriptor)) break;
+            differentiate(Task(p_, descriptor));
+        }
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
+    }
+
+  private:
+    __device__ __forceinline__ void differentiate(const Task& task) {
+        Gradient d_k, d_v;
+        clear(d_k);
+        clear(d_v);
+        if (task.has_rows()) {
+            biases_.begin(p_, task);
+            kv_.wait_full();
+            if constexpr (Policy::sums_in_ring)
+                sums_offset_ = (task.slot(p_) - task.head) * p_.rows.sizes.group;
+            if constexpr (tiles.overlaps_blocks) {
+                loop_over_rows_overlapped(d_k, d_v, task);
+            } else {
+                loop_over_rows(d_k, d_v, task);
+            }
+            release(kv_);
+        }
+        const float dropout_scale = Policy::may_drop ? p_.rows.dropout_scale : 1.0f;
+        scale(d_k, p_.rows.scale * dropout_scale);
+        scale(d_v, 1 / p_factor * dropout_scale);
+        store(d_k, d_v, task);
+    }
+
+    /// Adds the parts of all rows that see the task's keys to dK and dV, and the part of the keys to the
+    /// rows' dQ: backward_loop.cuh.
+    __device__ __forceinline__ void loop_over_rows(Gradient& d_k, Gradient& d_v, const Task& task);
+    template <bool has_next>
+    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p, const Task& task,
+                                             RowPosition at, RowPosition next);
+    /// loop_over_rows() if tiles.overlaps_blocks: backward_overlapped_loop.cuh.
+    __device__ __forceinline__ void loop_over_rows_overlapped(Gradient& d_k, Gradient& d_v, const Task& task);
+    __device__ __forceinline__ void finish_d_s(Gradient& d_k, DqFragments& d_q, const LeftOperand& d_s,
+                                               int stage);
+
+    // Addresses in shared memory: the tiles and the LSE of a stage's rows, and a buffer of dS^T.
+    __device__ __forceinline__ std::uint32_t q_tile(int stage) const {
+        return base_ + Shared::q + stage * RowTile::bytes;
+    }
+    __device__ __forceinline__ std::uint32_t d_o_tile(int stage) const {
+        return base_ + Shared::d_o + stage * RowTile::bytes;
+    }
+    __device__ __forceinline__ std::uint32_t lse_of_rows(int stage) const {
+        return base_ + Shared::lse + stage * Shared::statistics_bytes;
+    }
+    __device__ __forceinline__ std::uint32_t d_s_tile(int buffer) const {
+        return base_ + Shared::d_s + buffer * DsTile::bytes;
+    }
+
+    /// Starts S^T = K Q^T for the rows of a stage.
+    __device__ __forceinline__ void start_scores(Scores& s, int stage, int round) const {
+        Barrier(base_ + Shared::q_ring + 8 * stage).wait(round);
+        begin_products();
+        start_a_bt<T, KvTile, RowTile>(s[0], base_ + Shared::k + warpgroup_ * 64 * KvTile::row_bytes,
+                                       q_tile(stage));
+        commit_products();
+    }
+
+    /// Draws which elements of a block of rows are kept.
+    __device__ __forceinline__ void draw(const Task& task, RowPosition at) {
+        if constexpr (!Policy::may_drop) return;
+        if (Policy::rule == HopperRule::formula && !drops(p_.rows.scores)) return kept_.keep_all();
+        kept_.draw(head_draws(p_.rows.scores.dropout, rings_.dropout_key, task.sequence_index(), at.head),
+                   at.row, warp_key(task));
+    }
+    __device__ __forceinline__ int warp_key(const Task& task) const {
+        return task.key + warpgroup_ * 64 + warp_ * 16;
+    }
+    /// Starts dP^T = V dO^T for the rows of a stage.
+    __device__ __forceinline__ void start_d_p(Scores& d_p, int stage, int round) const {
+        Barrier(base_ + Shared::d_o_ring + 8 * stage).wait(round);
+        begin_products();
+        start_a_bt<T, KvTile, RowTile>(d_p[0], base_ + Shared::v + warpgroup_ * 64 * KvTile::row_bytes,
+                                       d_o_tile(stage));
+        commit_products();
+    }
+
+    /// Replaces dP^T by dS^T.
+    __device__ __forceinline__ void make_d_s(Scores& d_p, const Scores& p) const {
+        const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
+#pragma unroll
+        for (int n = 0; n < rows / 8; ++n) {
+            const float2 delta = row_statistics(deltas, n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float minus_delta = e % 2 == 0 ? -delta.x : -delta.y;
+                float difference = fmaf(d_p[0][n][e], 1 / p_factor, minus_delta);
+                if constexpr (Policy::may_drop) difference = kept_(n, e) ? difference : minus_delta;
+                d_p[0][n][e] = p[0][n][e] * difference;
+            }
+        }
+    }
+    /// Starts gradient += left * tile: dV += P^T dO, or dK += dS^T Q.
+    __device__ __forceinline__ void start_with_left(Gradient& gradient, const LeftOperand& left,
+                                                    std::uint32_t tile) const {
+        begin_products();
+        start_a_b<T, RowTile>(gradient[0], left, tile);
+        commit_products();
+    }
+    /// Writes dS^T to the tile at `to`.
+    __device__ __forceinline__ void stage_d_s(std::uint32_t to, const Scores& d_s) const {
+        stage_rows<T, DsTile>(to + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes, d_s);
+        publish_shared_writes();
+    }
+    /// Waits until dS of both warpgroups is in shared memory.
+    __device__ __forceinline__ void wait_for_d_s() const {
+        if constexpr (Policy::adds_in_bulk) {
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
+        }
+        wait_at(1, 2 * warpgroup_threads);
+    }
+    /// Starts this warpgroup's part of dQ = dS K, for its rows of dS or its columns of K.
+    __device__ __forceinline__ void start_d_q(DqFragments& d_q, std::uint32_t d_s, std::uint32_t k) const {
+        begin_products();
+        start_at_b<T, DsTile, KvTile>(d_q[0], d_s, k);
+        commit_products();
+    }
+    /// Adds dQ atomically, because other blocks of keys add to the same rows, or copies dQ to shared memory
+    /// for the thread that adds in bulk.
+    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
+        const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
+                  first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
+        if constexpr (Policy::adds_in_bulk) {
+            d_q_.wait_empty();
+            const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
+                                     (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
+                                     lane_index() * 16;
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512),
+                             "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
+                             : "memory");
+            publish_shared_writes();
+            d_q_.full().arrive_as_warp();
+            d_q_.advance();
+        } else {
+            const int sums_head = head_of_sums(task, at.head);
+            const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
+            // The fragments of adjacent columns are adjacent.
+            float* const to = sums.fragment<Policy::head_dim>(
+                sums_head, task.first_padded_row() + at.row + first_row, first_column);
+#pragma unroll
+            for (int n = 0; n < d_q_columns / 8; ++n) add_float4(to + n * 128, d_q[0][n]);
+            if constexpr (Policy::sums_in_ring) {
+                Barrier(added_).arrive_as_warp();
+                added_ += 8;
+                if (added_ == base_ + Shared::end_added) added_ = base_ + Shared::added;
+            }
+        }
+    }
+
+    /// The number of a query head among those that have sums.
+    __device__ __forceinline__ int head_of_sums(const Task& task, int head) const {
+        if constexpr (Policy::sums_in_ring) return sums_offset_ + head;
+        return task.batch_head(p_, head);
+    }
+
+    __device__ __forceinline__ void release_stage(int ring, int stage) const {
+        Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive_as_warp();
+    }
+    __device__ __forceinline__ void advance_stage() {
+        stage_ = (stage_ + 1) & (tiles.stages - 1);
+        round_ ^= stage_ == 0 ? 1 : 0;
+    }
+    __device__ __forceinline__ static int stage_before(int stage) {
+        return (stage + tiles.stages - 1) & (tiles.stages - 1);
+    }
+
+    /// Stores dK and dV through shared memory.
+    __device__ __forceinline__ void store(const Gradient& d_k, const Gradient& d_v, const Task& task) const {
+        const std::uint32_t own_keys = base_ + warpgroup_ * 64 * KvTile::row_bytes,
+                            warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
+        wait_for_warpgroup();
+        if constexpr (Policy::adds_in_bulk && !Shared::d_q_has_memory) {
+            RingPosition<2> d_q = d_q_;
+            for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
+        }
+        stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
+        stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
+        publish_shared_writes();
+        wait_for_warpgroup();
+        const int key = task.key + warpgroup_ * 64;
+        if (!is_first_of_warpgroup()) return;
+        if (key < task.mask(p_).keys) {
+#pragma unroll
+            for (int i = 0; i < KvTile::panels; ++i) {
+                const BoxPosition at = task.key_box(p_, i * KvTile::panel_columns, key);
+                store_box(p_.d_k, at, own_keys + Shared::d_k + i * KvTile::panel_bytes);
+                store_box(p_.d_v, at, own_keys + Shared::d_v + i * KvTile::panel_bytes);
+            }
+        }
+        commit_stores();
+    }
+
+    __device__ __forceinline__ void wait_for_warpgroup() const {
+        wait_at(2 + warpgroup_, warpgroup_threads);
+    }
+
+    const HopperBackwardParameters& p_;
+    std::uint32_t base_;
+    typename Shared::Rings& rings_;
+    RingPosition<1> kv_;
+    RingPosition<2> tasks_;
+    RingPosition<2> d_q_;
+    [[no_unique_address]] BackwardBiasReader<T, Policy, Shared> biases_;
+    int stage_ = 0, round_ = 0;  ///< of Q and dO; round_ is the round's parity
+    int d_s_buffer_ = 0;         ///< of the two buffers of dS, if overlaps_blocks
+    int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
+    int sums_offset_ = 0;        ///< a query head's sums in the ring, minus its number in the batch
+    Kept kept_;                  ///< of the rows whose S is complete or next
+    std::uint32_t added_;        ///< the barrier of the next additions, if sums_in_ring
+};
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,80 @@
+#pragma once
+/// The loop over blocks of rows in which dK reads dS from shared memory. It needs the fewest registers:
+///
+///     S^T = K Q^T                        started one block of rows ahead
+///     P^T = exp(S^T - LSE)
+///     dV += P^T dO
+///     dS^T = P^T (dP^T - D)              with dP^T = V dO^T
+///     dK += dS^T Q,  dQ = dS K           when dS of both warpgroups is in shared memory
+#include <gradtile/attention/cuda/hopper/backward_consumer.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+template <class T, class Policy>
+__device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Gradient& d_k, Gradient& d_v,
+                                                                            const Task& task) {
+    Scores s;
+    start_scores(s, stage_, round_);
+    const int end_head = (task.head + 1) * p_.rows.sizes.group;
+    const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
+    RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+    draw(task, at);
+    await_products<0>(s[0]);
+    for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
+        add_rows</*has_next=*/true>(d_k, d_v, s, task, at, next);
+        at = next;
+    }
+    add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
+}
+
+/// Adds a block of rows, whose S^T is complete in `p`. Computes the next S while dS waits for the other
+/// warpgroup, and draws for the next rows while tensor cores compute dK and dQ.
+template <class T, class Policy>
+template <bool has_next>
+__device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& d_k, Gradient& d_v, Scores& p,
+                                                                      const Task& task, RowPosition at,
+                                                                      RowPosition next) {
+    const std::uint32_t q = q_tile(stage_), d_o = d_o_tile(stage_), d_s = d_s_tile(stage_);
+    Scores d_p;
+    start_d_p(d_p, stage_, round_);
+    biases_.add_to(p_, p, at.head);
+    const std::uint32_t lse = lse_of_rows(stage_);
+    const int key = warp_key(task);
+    LeftOperand left;
+    if constexpr (Policy::may_drop) {
+        make_left_operand<T, Policy>(left, p, lse, p_.rows, task.mask(p_), at, key, kept_);
+    } else {
+        make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), at, key);
+        as_operand_a<T>(left, p);
+    }
+    start_with_left(d_v, left, d_o);
+
+    await_products<1>(d_p[0]);
+    make_d_s(d_p, p);
+    stage_d_s(d_s, d_p);
+    await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
+    if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
+
+    wait_for_d_s();
+    begin_products();
+    start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
+    commit_products();
+    DqFragments d_q;
+    if constexpr (rows == 128) {
+        start_d_q(d_q, d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
+    } else {
+        const int column = warpgroup_ * d_q_columns;
+        start_d_q(d_q, d_s,
+                  base_ + Shared::k + column / KvTile::panel_columns * KvTile::panel_bytes +
+                      column % KvTile::panel_columns * 2);
+    }
+    if constexpr (has_next) draw(task, next);
+    await_products<0>(d_k[0], d_q[0], p[0]);
+    release_stage(Shared::q_ring, stage_);
+    release_stage(Shared::d_o_ring, stage_);
+    round_ ^= stage_;
+    stage_ ^= 1;
+    add_d_q(d_q, task, at);
+}
+
+}  // namespace gradtile::attention::cuda::device

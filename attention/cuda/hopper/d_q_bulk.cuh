@@ -1,0 +1,95 @@
+#pragma once
+/// The additions to dQ by one thread of the producer's warpgroup: it adds blocks of rows of dQ from shared
+/// memory by the copy engine, so that consumers wait neither for turns nor for the memory system.
+#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/hopper/backward_shared.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+/// The turns of the thread that adds in bulk. It passes a turn when those additions are complete, and in the
+/// meantime starts the next ones. Without `in_turns`, the functions do nothing.
+template <bool in_turns>
+class BulkTurn {
+  public:
+    /// Waits until all blocks of keys after `block` have added.
+    __device__ __forceinline__ void wait(const std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (load_acquire(turn) != block) {
+                pass_last(block);  // others may wait for it
+                while (load_acquire(turn) != block) {
+                }
+            }
+            order_with_copies();
+        }
+    }
+    /// Follows the start of the additions that `turn` allows. Passes the turn before it.
+    __device__ __forceinline__ void pass_previous(std::int32_t* turn, int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ != nullptr) {
+                await_stores<1>();
+                pass(block);
+            }
+            to_pass_ = turn;
+        }
+    }
+    __device__ __forceinline__ void pass_last(int block) {
+        if constexpr (in_turns) {
+            if (to_pass_ == nullptr) return;
+            await_stores<0>();
+            pass(block);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void pass(int block) {
+        order_with_copies();
+        asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to_pass_), "r"(block - 1) : "memory");
+        to_pass_ = nullptr;
+    }
+
+    std::int32_t* to_pass_ = nullptr;  ///< the turn whose additions may not be complete
+};
+
+/// Adds the dQ of all tasks to its sums, in turns if Policy::in_turns. One thread runs this. The additions to
+/// two blocks of rows are on their way at the same time.
+template <class Policy>
+__device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, std::uint32_t base,
+                                            typename HopperBackwardShared<Policy>::Rings& rings) {
+    using Shared = HopperBackwardShared<Policy>;
+    constexpr HopperBackwardTiles tiles = Policy::tiles;
+    using Task = TaskOf<Policy>;
+    RingPosition tasks(rings.tasks);
+    RingPosition d_q(rings.d_q);
+    BulkTurn<Policy::in_turns> turn;
+    order_with_copies();  // the previous kernel cleared the sums
+    for (;;) {
+        tasks.wait_full();
+        const auto descriptor = rings.task[tasks.stage()];
+        tasks.empty().arrive();
+        tasks.advance();
+        if (Task::is_end(p, descriptor)) break;
+        const Task task(p, descriptor);
+        const int end_head = (task.head + 1) * p.rows.sizes.group;
+        const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
+        RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
+        for (; at.head < end_head; at = row_blocks.after(at)) {
+            const std::int64_t row =
+                static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
+                task.first_padded_row() + at.row;
+            std::int32_t* const turn_of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
+            d_q.wait_full();
+            turn.wait(turn_of_rows, task.block);
+            add_floats(p.rows.d_q_sums + row * Policy::head_dim,
+                       base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
+            commit_stores();
+            turn.pass_previous(turn_of_rows, task.block);
+            wait_until_stores_have_read();
+            d_q.empty().arrive();
+            d_q.advance();
+        }
+        turn.pass_last(task.block);
+    }
+    await_stores<0>();
+}
+
+}  // namespace gradtile::attention::cuda::device

@@ -1,0 +1,29 @@
+#pragma once
+/// The last step of the gradients of weights that all rows share: the sum of partial sums over blocks of
+/// rows. layers/device/partial_sums.cuh is the same on the GPU.
+#include <algorithm>
+#include <array>
+
+#include <gradtile/core/parameter_store.h>
+
+namespace gradtile::cpu {
+
+/// Adds the partial sums [parts, destinations, columns] of totals[d] [columns], in the order of the parts.
+/// Skips undefined totals.
+template <class S, std::size_t destinations>
+void add_partials(const std::array<GradientTarget, destinations>& totals, const Tensor& partials) {
+    const std::int64_t parts = partials.size(0), columns = partials.size(2);
+    for (std::size_t d = 0; d < destinations; ++d) {
+        if (!totals[d].grad.defined()) continue;
+        S* __restrict total = totals[d].grad.template data<S>();
+        if (!totals[d].accumulates()) std::fill_n(total, columns, S(0));
+        for (std::int64_t part = 0; part < parts; ++part) {
+            const S* __restrict sums =
+                partials.data<S>() +
+                (part * std::int64_t{destinations} + static_cast<std::int64_t>(d)) * columns;
+            for (std::int64_t i = 0; i < columns; ++i) total[i] += sums[i];
+        }
+    }
+}
+
+}  // namespace gradtile::cpu
