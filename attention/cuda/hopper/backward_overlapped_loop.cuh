@@ -6,7 +6,8 @@
 ///     dK, dQ, dP    while P is computed
 ///     dV, next S    while dS is computed
 ///
-/// So the tensor cores have work while both warpgroups compute, although the warpgroups wait for each other's dS.
+/// So the tensor cores have work while both warpgroups compute, although the warpgroups wait for each other's
+/// dS.
 #include <gradtile/attention/cuda/hopper/backward_consumer.cuh>
 
 namespace gradtile::attention::cuda::device {
