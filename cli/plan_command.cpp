@@ -16,7 +16,7 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr double gib = 1 << 30, mib = 1 << 20;
+constexpr double gib = 1 << 30;
 
 bool is_plan_setting(std::string_view setting) {
     constexpr std::string_view names[] = {

@@ -2,6 +2,10 @@
 // run, dQ with Options::deterministic too; without it, dQ differs by roundings of sums in another order.
 //
 //     GRADTILE_TEST_ROUNDS=10000 attention_test --gtest_filter='*AttentionCudaRepeats*'     # the long form
+//     GRADTILE_TEST_SECONDS=10   # each call at most that long; prints the rounds
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
 #include <iterator>
 
 #include "cuda_fixture.h"
@@ -18,12 +22,20 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
     void expect_equal_runs(const std::string& name, const Inputs& in, const Options& options) {
         SCOPED_TRACE(name + (options.deterministic ? ", deterministic" : ""));
         const std::vector<Tensor> first = outputs_of(in, options);
-        for (int round = 1; round < rounds(20); ++round) {
+        const char* const limit = std::getenv("GRADTILE_TEST_SECONDS");
+        const auto begin = std::chrono::steady_clock::now();
+        const auto is_over = [&] {
+            const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+            return limit != nullptr && elapsed.count() > std::atof(limit);
+        };
+        int round = 1;
+        for (; round < rounds(20) && !is_over(); ++round) {
             start_neighbour(round);
             const std::vector<Tensor> again = outputs_of(in, options);
             const char* const different = first_difference(first, again, options.deterministic);
             ASSERT_EQ(different, nullptr) << different << " differs in round " << round;
         }
+        if (limit != nullptr) std::cout << round << " rounds of " << name << std::endl;
     }
     void expect_equal_runs(const Problem& problem, bool typed_biases = false) {
         Inputs host = random_inputs(cpu, problem, GetParam());
