@@ -131,7 +131,8 @@ void eval_task(const Flags& flags, const LanguageModel& model) {
                 result.accuracy_by_sum, result.chance, result.centred());
 }
 
-/// Only a safetensors file is replaced: its header begins with a brace, after eight bytes of length.
+/// Only an empty file or a safetensors file is replaced: after its eight bytes of length, a safetensors
+/// header begins with a brace.
 void check_logits_file(const Flags& flags) {
     check_not_an_input("--logits", flags.logits, {flags.data, flags.model.path});
     if (!std::filesystem::is_regular_file(flags.logits)) return;

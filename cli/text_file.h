@@ -6,9 +6,10 @@
 
 namespace gradtile::cli {
 
-/// Writes a picture or a page. Replaces an old one at once. Throws Error with `what` ("picture") and the path
-/// if it cannot be written, is a directory, a device or a pipe, or holds something other than markup, because
-/// a mistyped path must not destroy a run's metrics or checkpoint.
+/// Writes an SVG picture or an HTML page. An existing file is replaced in one step, by a rename. Throws Error
+/// with `what` ("picture") and the path if the file cannot be written, or if `path` is a directory, a device,
+/// a pipe, or a file that is neither empty nor markup: a mistyped path must not destroy a run's metrics or
+/// checkpoint.
 void write_text_file(const char* what, const std::filesystem::path& path, const std::string& text);
 
 /// Throws UsageError if `out`, the value of `flag`, is one of the files that the command reads.

@@ -43,9 +43,9 @@ struct ClusterRows {
 
 #ifdef GRADTILE_HAS_CLUSTERS
 
-/// The softmax of each warp of the cluster for a row. Two rows have places in turn: a warp sends its softmax
-/// of a row only when all warps have sent theirs of the previous row, and therefore have read those of the
-/// row before.
+/// The softmax of each warp of the cluster for a row. Rows use the two sets of places in turn: a warp sends
+/// its softmax of row i only when all warps have sent theirs of row i - 1. All warps have then read the
+/// softmaxes of row i - 2, which those of row i overwrite.
 template <class Tiles>
 struct SharedSoftmax {
     float2 of_warps[2][Tiles::max_cluster * Tiles::warps];  // largest, sum
@@ -120,8 +120,8 @@ template <class L>
 struct PartOfRow {
     static constexpr int n = device::vector_length<L>;
     L* logits;
-    int first,
-        length;  // the index of its first logit in the row; logits, of which the last vector may have fewer
+    /// first: the index in the row of the part's first logit; length: the number of logits in the part.
+    int first, length;
 
     __device__ __forceinline__ PartOfRow(const ClusterRows<L>& rows, std::int64_t row)
         : first(device::rank_in_cluster() * rows.part_vectors * n),

@@ -16,8 +16,8 @@ constexpr int head_threads = 128;
 // Blocks per multiprocessor: enough loads in flight for the memory's rate.
 constexpr int forward_blocks = 6, backward_blocks = 4;
 
-/// A team of threads processes one head of one token after the other. A thread holds, `held` times, n
-/// neighbouring columns of the first half of a head and the columns that are rotated with them. Every team
+/// A team of threads processes one head of one token after the other. A thread holds `held` groups of n
+/// neighbouring columns of the first half of a head, and the columns that are rotated with them. Every team
 /// keeps its head, so that weights and sums of their gradients stay in registers.
 template <int team_, int held_, int n_>
 struct HeadTeam {
@@ -104,7 +104,7 @@ struct HeadRow {
     __device__ __forceinline__ void read(const T* row, const HeadPlace<Team>& at, int half, int dim) {
         for_each_held(at, half, [&](int k, int column) {
             piece[k].read(row + column);
-            // An odd head has one column less in its second half.
+            // If dim is odd, the second half of a head has one column less.
             if (half + column < dim) piece[Team::held + k].read(row + half + column);
         });
     }
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     }
 }
 
-/// Adds the sums of the block's teams in their order, those of queries and of keys by themselves, and stores
-/// them in the block's part of the results.
+/// Adds the sums of the block's teams in the order of the teams, separately for queries and keys, and stores
+/// the results in the block's row of p.partials.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, const HeadPlace<Team>& at,
                                                   const S (&sums)[Team::pieces][Team::n]) {
@@ -281,8 +281,8 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
     store_weight_sums<Team>(p, at, sums);
 }
 
-/// The number of blocks must be a multiple of this, so that the number of teams is a multiple of that of
-/// heads: every team has at most 32 threads, so the number of teams in a block is a multiple of 4.
+/// Returns the number of which the number of blocks must be a multiple, so that the number of teams is a
+/// multiple of that of heads: every team has at most 32 threads, so a block has a multiple of 4 teams.
 std::int64_t block_multiple(std::int64_t heads) {
     return heads / std::gcd(heads, std::int64_t{head_threads / 32});
 }
@@ -308,7 +308,7 @@ void with_head_team(std::int64_t half, bool vectors, F&& f) {
     f(Single{});
 }
 
-/// Launches what `launch_for`(HeadTeam, arguments) launches.
+/// Fills in the arguments of a kernel and calls launch_for(HeadTeam, arguments), which launches the kernel.
 template <class T, class F>
 void with_arguments(const Tensor& y, const Tensor& rstd, const Tensor& x, const HeadTransform& transform,
                     F&& launch_for) {

@@ -55,7 +55,8 @@ struct ErrorBound {
 };
 
 /// Adds findings for the largest error, the root mean square error (roundings are uniform within their bound,
-/// hence the factor 1/sqrt(3)) and the bias along the result.
+/// hence the factor 1/sqrt(3)) and the bias: the sum of the projections of each row's errors onto the
+/// expected values, see attention::accuracy::bias().
 void compare(std::vector<Finding>& findings, const std::vector<double>& values,
              const std::vector<double>& expected, const ErrorBound& bound) {
     if (expected.empty()) return;

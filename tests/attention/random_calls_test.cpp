@@ -111,7 +111,7 @@ void judge(const Context& ctx, const Expected& e, Algorithm algorithm) {
     }
 }
 
-/// Sets an environment variable while it exists.
+/// Sets an environment variable until this object is destroyed.
 class Variable {
   public:
     Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }

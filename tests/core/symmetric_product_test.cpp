@@ -122,7 +122,7 @@ TEST_F(SymmetricProductOnCuda, OfTilesThatAreCutOff) {
             check_product(sizes, kind);
 }
 
-/// More tiles than thread blocks: each consumer computes several, of different matrices.
+/// More tiles than thread blocks: some thread blocks compute several tiles, of different matrices.
 TEST_F(SymmetricProductOnCuda, OfManyMatrices) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
     for (const Kind kind : {Kind::gram_of_rows, Kind::gram_of_columns, Kind::polynomial}) {

@@ -14,8 +14,9 @@ namespace gradtile {
 
 namespace {
 
-// Limits that reading and writing a sound file stays below. Memory holds the file's tensors, up to twice the
-// largest chunk in libhdf5, which may be the whole file, and the stacks and buffers of a few threads.
+// Returns limits that are not reached when an undamaged checkpoint is read and written again. Memory holds
+// the file's tensors, the stacks and buffers of a few threads, and in libhdf5 up to two copies of the largest
+// chunk. One chunk may be as large as the file.
 ProcessLimits limits_for(std::uint64_t file_bytes) {
     constexpr std::uint64_t kMemory = std::uint64_t{512} << 20;
     constexpr std::uint64_t kSeconds = 60;

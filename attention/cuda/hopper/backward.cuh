@@ -5,16 +5,16 @@
 /// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T, rounded to 16 bits, are
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
 /// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
-/// That product runs while a warpgroup waits for the dS of the other one. Where registers allow it
-/// (tiles.overlaps_blocks), dK takes dS from registers, and the products with dS run during the exponentials
-/// of the next block of rows.
+/// The product of the next S runs while a warpgroup waits for the dS of the other one. Where registers allow
+/// it (tiles.overlaps_blocks), dK takes dS from registers, and the products with dS run during the
+/// exponentials of the next block of rows.
 ///
 /// dQ is summed in float32 in global memory. If the order of the additions is fixed or the head dim is 128, a
 /// thread of the producer's warpgroup adds from shared memory, so that consumers wait neither for turns nor
 /// for the memory system. Otherwise consumers add, and unless sequences are packed, the sums exist for the
 /// heads in flight only: d_q_ring.cuh.
 ///
-/// To read it from the top: the kernel below; the tasks and the producer in backward_steps.cuh; the
+/// Reading order: the kernel below; the tasks and the producer in backward_steps.cuh; the
 /// consumers' steps in backward_consumer.cuh and their two loops in backward_loop.cuh and
 /// backward_overlapped_loop.cuh; the additions to dQ in d_q_bulk.cuh and d_q_ring.cuh; biases in
 /// backward_biases.cuh. backward_columns.cuh is another kernel, for head dims above 128.

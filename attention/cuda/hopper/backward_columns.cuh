@@ -14,7 +14,8 @@
 /// Warpgroup 0 computes the exponentials of the next rows while warpgroup 1 multiplies and adds to dQ.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
-/// binary16. P crosses in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy.
+/// binary16. The warpgroups exchange P in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS
+/// no accuracy.
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 
@@ -126,7 +127,7 @@ class ColumnsConsumer {
         stage_ ^= 1;
     }
 
-    /// Warpgroup 0 adds all rows of a task.
+    /// Warpgroup 0 adds the contributions of all rows of a task to dK, dV and dQ.
     __device__ __forceinline__ void loop_over_rows_with_p(QkFragments& d_k, VFragments& d_v,
                                                           const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
@@ -175,7 +176,7 @@ class ColumnsConsumer {
         advance();
     }
 
-    /// Warpgroup 1 adds all rows of a task.
+    /// Warpgroup 1 adds the contributions of all rows of a task to dK, dV and dQ.
     __device__ __forceinline__ void loop_over_rows_with_d_s(QkFragments& d_k, VFragments& d_v,
                                                             const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
@@ -316,7 +317,7 @@ class ColumnsConsumer {
     }
 
     /// Stores this warpgroup's columns of dK and dV through the memory of the same columns of K and V, which
-    /// nobody reads any more: the other warpgroup's products with all columns precede its last barrier.
+    /// no product reads any more: the other warpgroup's products with all columns precede its last barrier.
     __device__ __forceinline__ void store(const QkFragments& d_k, const VFragments& d_v, const Task& task) {
         const std::uint32_t k = base_ + Shared::k + KTile::column_offset(first_qk_column),
                             v = base_ + Shared::v + VTile::column_offset(first_v_column);

@@ -74,8 +74,8 @@ class BackwardConsumer {
         store(d_k, d_v, task);
     }
 
-    /// Adds the parts of all rows that see the task's keys to dK and dV, and the part of the keys to the
-    /// rows' dQ: backward_loop.cuh.
+    /// Adds the contributions of all rows that see the task's keys to dK and dV, and the contribution of the
+    /// keys to dQ of these rows: backward_loop.cuh.
     __device__ __forceinline__ void loop_over_rows(Gradient& d_k, Gradient& d_v, const Task& task);
     template <bool has_next>
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p, const Task& task,
@@ -157,7 +157,7 @@ class BackwardConsumer {
     /// Waits until dS of both warpgroups is in shared memory.
     __device__ __forceinline__ void wait_for_d_s() const {
         if constexpr (Policy::adds_in_bulk) {
-            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // then dQ may use their memory
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // dQ may overwrite dK and dV
         }
         wait_at(1, 2 * warpgroup_threads);
     }

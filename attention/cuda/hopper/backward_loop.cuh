@@ -27,8 +27,8 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
 }
 
-/// Adds a block of rows, whose S^T is complete in `p`. Computes the next S while dS waits for the other
-/// warpgroup, and draws for the next rows while tensor cores compute dK and dQ.
+/// Adds a block of rows, whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the
+/// other one's dS, and draws the dropout mask of the next rows while tensor cores compute dK and dQ.
 template <class T, class Policy>
 template <bool has_next>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& d_k, Gradient& d_v, Scores& p,

@@ -57,8 +57,8 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows_over
     advance_stage();
 }
 
-/// Starts dK += dS^T Q and, when dS of both warpgroups is in shared memory, dQ. `stage` is that of Q and of
-/// dO, which is no longer used.
+/// Starts dK += dS^T Q and, when dS of both warpgroups is in shared memory, dQ. `stage` is the stage of Q and
+/// dO; releases dO, which is no longer used.
 template <class T, class Policy>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::finish_d_s(Gradient& d_k, DqFragments& d_q,
                                                                         const LeftOperand& d_s, int stage) {

@@ -37,8 +37,8 @@ struct HopperBackwardShared {
         FinisherTask finisher_tasks[d_q_finishers];
         [[no_unique_address]] typename BackwardBiasShared<Policy>::Rings biases;
     };
-    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in bulk. The
-    /// memory is that of dK and dV, which are staged at other times, if it is large enough.
+    /// dQ of two blocks of rows in float32, in the order of DqSums, for the thread that adds in bulk. If the
+    /// memory of dK and dV is large enough, dQ shares it, because dK and dV are staged at other times.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
     static constexpr bool d_q_has_memory = 2 * d_q_bytes > 2 * KvTile::bytes;
     using Biases = BackwardBiasShared<Policy>;

@@ -39,7 +39,7 @@ struct KeyTask {
         key_batch_head = p.first_batch * key_heads + task.batch_head;
         batch = key_batch_head / key_heads;
         head = key_batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them. In turns the last keys come
+        // The first keys come first: under a causal mask most rows see them. With in_turns the last keys come
         // first: blocks of keys that run at the same time then reach a block of rows one after the other.
         block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
         key = block * tiles.keys;
@@ -185,7 +185,8 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     }
 }
 
-/// The numbers of the two rows that a lane has in column tile n of accumulators whose columns are rows of Q.
+/// Returns the statistics (LSE or D) of a lane's two rows in column tile n of accumulators whose columns are
+/// rows of Q, as in S^T. `of_rows` is the address of the statistics of a block of rows in shared memory.
 __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -215,7 +216,7 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
 }
 
 /// Replaces S^T by P^T times p_factor, and rounds P^T without dropped elements to the left operand of dV.
-/// Under a function of products, s becomes P^T times its derivative.
+/// With a function of products (softcap), s becomes P^T times the derivative of this function.
 template <class T, class Policy, int n_tiles, class Kept>
 __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2][1],
                                                   FragmentC (&s)[1][n_tiles], std::uint32_t lse,
@@ -265,8 +266,8 @@ class DqTurn {
             WarpTurn::wait(turn_, block);
         }
     }
-    /// Passes the turn of the latest additions. The warp waits here until these are complete, so it calls
-    /// this function some time after it has started them.
+    /// Passes the turn of the latest additions. Waits until these additions are complete, so call this
+    /// function some time after their start.
     __device__ __forceinline__ void pass() {
         if constexpr (in_turns) {
             if (turn_ == nullptr) return;
@@ -315,8 +316,8 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
     return rows;
 }
 
-/// Tiles of the kernels for sm_80 that count the turns as the tiles of a Hopper kernel need it: for eight
-/// warps.
+/// Returns tiles of an sm_80 kernel with the same turns as a Hopper kernel: prepare_backward_kernel() sets
+/// one counter for each of eight warps.
 template <class Tiles>
 constexpr Bits16BackwardTiles tiles_of_turns(Tiles tiles) {
     return {.rows = tiles.rows,

@@ -33,7 +33,7 @@ class KeyBiases {
     __device__ __forceinline__ KeyBiases(const HopperBiases& biases, int batch, int head)
         : first_(biases.of_keys[0].rows_of(batch, head)), second_(biases.of_keys[1].rows_of(batch, head)) {}
 
-    /// The sum of the biases of a key, which must exist. T is the dtype of biases that are not float32.
+    /// The sum of the biases of a key. The key must exist. T is the dtype of biases that are not float32.
     template <class T>
     __device__ __forceinline__ float sum(int key) const {
         float sum = 0;
@@ -42,7 +42,7 @@ class KeyBiases {
         return sum;
     }
 
-    /// sums[i] = the sum for key + 32 i, or 0 from `end` on, which is positive. All loads of a bias are in
+    /// sums[i] = the sum for key + 32 i, or 0 for keys >= end. `end` is positive. All loads of a bias are in
     /// flight at the same time: one after the other they would take as long as a stage's products.
     template <class T, int count>
     __device__ __forceinline__ void sum(float (&sums)[count], int key, int end) const {

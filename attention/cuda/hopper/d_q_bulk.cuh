@@ -6,8 +6,8 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The turns of the thread that adds in bulk. It passes a turn when those additions are complete, and in the
-/// meantime starts the next ones. Without `in_turns`, the functions do nothing.
+/// The turns of the thread that adds in bulk. The thread passes a turn when the additions of this turn are
+/// complete, and starts the next additions in the meantime. Without `in_turns`, the functions do nothing.
 template <bool in_turns>
 class BulkTurn {
   public:
@@ -15,14 +15,15 @@ class BulkTurn {
     __device__ __forceinline__ void wait(const std::int32_t* turn, int block) {
         if constexpr (in_turns) {
             if (load_acquire(turn) != block) {
-                pass_last(block);  // others may wait for it
+                pass_last(block);  // other thread blocks may wait for this turn
                 while (load_acquire(turn) != block) {
                 }
             }
             order_with_copies();
         }
     }
-    /// Follows the start of the additions that `turn` allows. Passes the turn before it.
+    /// Called after the additions that `turn` allows have been started. Passes the previous turn when its
+    /// additions are complete.
     __device__ __forceinline__ void pass_previous(std::int32_t* turn, int block) {
         if constexpr (in_turns) {
             if (to_pass_ != nullptr) {

@@ -68,7 +68,8 @@ class SumsProducer<true> {
             static_cast<unsigned>(task.earlier_uses(p)) * static_cast<unsigned>(p.ring.finished_per_use);
         while (static_cast<int>(static_cast<unsigned>(load_acquire(finished)) - needed) < 0) __nanosleep(100);
     }
-    /// Waits, so that the consumers need not wait, until they may add dQ of one more block of rows.
+    /// Waits until the consumers may add dQ of one more block of rows. The producer waits, so that consumers
+    /// need not wait.
     __device__ __forceinline__ void wait_for_additions() {
         added_.wait_empty();
         added_.advance();
@@ -143,7 +144,7 @@ __device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& 
     constexpr int rows = Policy::tiles.rows, stages = added_stages;
     volatile FinisherTask& task = rings.finisher_tasks[finisher];
     unsigned block = 0;           // the number of the next block of rows, of all tasks
-    int other_groups = finisher;  // of the other finishers, before the next one of this finisher
+    int other_groups = finisher;  // groups of other finishers before this finisher's next group
     for (unsigned i = 0;; ++i) {
         constexpr int task_stages = decltype(rings.tasks)::stages;
         const std::uint32_t barriers = shared_address(&rings.tasks) + i % task_stages * 8;

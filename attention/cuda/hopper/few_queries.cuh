@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16
     publish_shared_writes();
 }
 
-/// Stores O and LSE of the lane's rows, which are whole results or parts of a split.
+/// Stores O and LSE of the lane's rows: the final results or, if the keys are split, the results of a split.
 template <class T, int head_dim>
 __device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim / 8], const float (&lse)[2],
                                                const Bits16ForwardParameters& p, const SplitParameters& split,

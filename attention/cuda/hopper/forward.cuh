@@ -1,7 +1,7 @@
 #pragma once
 /// FlashAttention-2 forward (Dao 2023, algorithm 1) with the asynchronous products and copies of Hopper.
 ///
-/// A thread block stays on its multiprocessor and takes one block of rows after the other. Its producer warp
+/// The kernel is persistent: a thread block computes one block of rows after the other. Its producer warp
 /// copies Q, K and V to shared memory ahead of time, also those of the next block of rows. Each consumer
 /// warpgroup takes 64 rows. It starts the product with the next block of keys, and O += P V of the present
 /// one, before it computes exponentials, so that the tensor cores do not wait for them (Shah et al. 2024,
@@ -128,7 +128,7 @@ __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardPara
     order.parts = counters->tasks;
     const int tasks = order.batch_heads * order.parts;
     for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
-        // The answer arrives while this task's copies are started.
+        // The result of the atomic addition arrives while this task's copies are started.
         const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
         const TaskOrder::Task at = order(index);
         const PackedTask task = p.row_tasks.first[at.part];
@@ -325,7 +325,7 @@ class ForwardConsumer {
         if (!seen.sees_all(row, 64, key, tiles.keys)) mask_scores(s, seen, row + warp_row_, key);
     }
 
-    /// Passes over blocks of keys that only other warpgroups see.
+    /// Skips blocks of keys that only the rows of other warpgroups see.
     __device__ __forceinline__ void skip(int blocks) {
         for (int i = 0; i < blocks; ++i) {
             wait_for_order();

@@ -2,9 +2,9 @@
 /// Dropout in the Hopper kernels: which elements of a warp's accumulators are kept.
 ///
 /// A Philox draw decides about eight neighbouring keys of a row (ScoreRule), but the accumulators give a lane
-/// single elements of many draws. So each lane makes as many draws as it has elements in eights, packs the
-/// decisions so that each lane's part is contiguous, and a few exchanges transpose them: in the end a lane
-/// has one bit for each of its elements. The exchanges cost an instruction for five elements.
+/// single elements of many draws. So each lane makes one draw for every eight of its elements, and packs the
+/// decisions so that the bits for one lane are contiguous. A few exchanges transpose the bits: in the end a
+/// lane has one bit for each of its elements. The exchanges cost one instruction for every five elements.
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
 
@@ -26,7 +26,8 @@ __device__ __forceinline__ HeadDraws head_draws(const DropoutDraws& draws, const
             draws.threshold};
 }
 
-/// Bytes of (a, b) by their numbers 0 to 7; a selector with bit 3 repeats the byte's sign in all its bits.
+/// Selects bytes of (a, b) by their indices 0 to 7. A selector with bit 3 repeats the byte's sign in all its
+/// bits.
 __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t a, std::uint32_t b,
                                                       std::uint32_t selectors) {
     std::uint32_t bytes;

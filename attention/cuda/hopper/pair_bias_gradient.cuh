@@ -205,8 +205,8 @@ class BiasGradientConsumer {
     }
 
   private:
-    /// Adds dS of a batch and head. The products of the first half are complete, and this function computes
-    /// those of the next batch and head.
+    /// Adds dS of a batch and head. The products of the first half of the keys must be complete. Also
+    /// computes the products of the first half of the next batch and head.
     template <bool has_next>
     __device__ __forceinline__ void add(Half (&sum)[2], Half (&s)[2], Half (&d_p)[2],
                                         const BiasGradientWork& work, bool sees_all) {

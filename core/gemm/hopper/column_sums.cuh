@@ -10,9 +10,9 @@
 
 namespace gradtile::cuda::device {
 
-/// The sums of the lane's two rows of a 16 x 16 matrix, lane / 4 and lane / 4 + 8. The four lanes with
-/// the same rows receive the same sums: those of a product with a matrix of ones, because tensor cores
-/// need few instructions.
+/// The sums of the lane's two rows of a 16 x 16 matrix, lane / 4 and lane / 4 + 8. The four lanes with the
+/// same rows receive the same sums. Tensor cores compute the sums as a product with a matrix of ones, because
+/// this takes few instructions.
 template <class T>
 __device__ __forceinline__ void sum_rows(float (&sums)[2], const FragmentA& x) {
     const std::uint32_t ones = pack<T>(1.0f, 1.0f);

@@ -34,7 +34,7 @@ class ProductConsumer {
 
     __device__ __forceinline__ void consume(int rank) {
         const int step = static_cast<int>(gridDim.x) / tiles.cluster;
-        // In turns, a consumer passes over the tiles of the others.
+        // With in_turns, a consumer skips the tiles of the others.
         constexpr int others = tiles.in_turns ? tiles.consumers - 1 : 0;
         int index = static_cast<int>(blockIdx.x) / tiles.cluster;
         if constexpr (tiles.in_turns) {
@@ -64,8 +64,9 @@ class ProductConsumer {
     }
 
   private:
-    // A barrier's wait names a phase by its parity, so that a waiter must not be two phases behind. A
-    // consumer that passes over tiles is far behind until the other one has waited for all of their stages.
+    // A wait names a phase of a barrier by its parity, so a waiting consumer must not be two phases behind. A
+    // consumer that skips a tile is far behind until the other consumer has waited for all stages of this
+    // tile.
     __device__ __forceinline__ void wait_for_turn() const {
         wait_at(first_turn + warpgroup_, tiles.consumers * warpgroup_threads);
     }

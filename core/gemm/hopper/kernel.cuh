@@ -2,7 +2,7 @@
 /// Matrix products with the asynchronous products and copies of Hopper, and with an epilogue: a functor that
 /// computes the results from the sums while they are in registers.
 ///
-/// A thread block stays on its multiprocessor and takes one tile of the result after the other. Its producer
+/// The kernel is persistent: a thread block computes one tile of the result after the other. Its producer
 /// thread (producer.cuh) copies blocks of A and B to a ring in shared memory, also those of the next tiles.
 /// The consumers (consumer.cuh) multiply them and compute the epilogue (tile_epilogue.cuh). A warp of a
 /// consumer stores its results through buffers of its own, so that no warp waits for another one in the

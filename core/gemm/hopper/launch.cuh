@@ -44,7 +44,7 @@ void launch_product(const Context& ctx, const ProductOperands& operands) {
 
 inline constexpr std::size_t product_tile_count = std::size(product_tiles);
 
-/// The positions in product_tiles of those with a kernel.
+/// For each element of product_tiles, whether it has a kernel.
 template <class Epilogue, device::Order b>
 constexpr std::array<bool, product_tile_count> existing_tiles() {
     return []<std::size_t... i>(std::index_sequence<i...>) {

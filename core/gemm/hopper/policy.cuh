@@ -70,9 +70,10 @@ struct ProductPolicy {
                          bytes = with_memory + (has_inputs ? 8 * 4 * tiles.consumers * unit_buffers : 0);
     static_assert(bytes <= max_bytes && full_memory % 8 == 0);
 
-    /// Whether this kernel exists. Kernels with an activation have no small tiles.
+    /// Whether the epilogue computes an activation or its derivative.
     static constexpr bool has_activation =
         !Epilogue::symmetric && Epilogue::products + Epilogue::outputs + Epilogue::inputs > 2;
+    /// Whether this kernel exists. Kernels with an activation have no small tiles.
     static constexpr bool exists = stages >= 3 && !(has_activation && tiles.is_small()) &&
                                    (!has_inputs || (tiles.in_turns && unit_buffers >= 2)) &&
                                    (!Epilogue::sums_columns || (tiles.rows() == 128 && unit_columns == 64));

@@ -46,7 +46,7 @@ class TileEpilogue {
 #pragma unroll
         for (int unit = 0; unit < unit_buffers; ++unit) load_inputs(0, tile, unit, unit);
     }
-    /// Passes over `count` tiles of the other consumer.
+    /// Skips the units of `count` tiles of the other consumer.
     __device__ __forceinline__ void pass_over(int count) {
         if constexpr (has_inputs) unit_at_.advance(count * units);
     }
@@ -75,7 +75,7 @@ class TileEpilogue {
             wait_for_copies<0>();
             __syncwarp();
         }
-        // All warps have read the previous tile's sums.
+        // After this barrier, all warps have read the previous tile's sums.
         if constexpr (Epilogue::sums_columns) wait_at(1 + warpgroup_, warpgroup_threads);
         [[maybe_unused]] const auto reload = [&](int unit, int slot) {
             const int ahead = unit + unit_buffers;
@@ -133,8 +133,8 @@ class TileEpilogue {
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
         return {tile.column + first_column_of(unit), row_of(tile, unit), 0, tile.matrix};
     }
-    /// The number of a unit's buffers. If there are buffers for all units of a tile, the number is known to
-    /// the compiler.
+    /// The index of a unit's buffers. If there are buffers for all units of a tile, the index is known at
+    /// compile time.
     __device__ __forceinline__ int slot_of(int unit) const {
         return has_inputs && unit_buffers < units ? unit_at_.stage : unit % unit_buffers;
     }
@@ -144,8 +144,8 @@ class TileEpilogue {
                (slot * Epilogue::outputs + output) * Policy::unit_bytes;
     }
 
-    /// The barrier of loads to a slot for a tile of `consumer`. Each consumer has its own barrier, because a
-    /// wait names a phase by its parity: it must follow waits for all earlier phases.
+    /// The barrier of loads to a slot for a tile of `consumer`. Each consumer has its own barrier: a wait
+    /// names a phase by its parity, so a consumer must wait for every phase of its barrier.
     __device__ __forceinline__ Barrier with_barrier(int consumer, int slot) const {
         return Barrier(base_ + Policy::with_memory + ((consumer * 4 + warp_) * unit_buffers + slot) * 8);
     }
@@ -161,7 +161,7 @@ class TileEpilogue {
             if constexpr (Policy::has_activation) {
                 load_streamed_box(to, p_.with[input], at, full);
             } else {
-                load_box(to, p_.with[input], at, full);  // also A and B, which are read again
+                load_box(to, p_.with[input], at, full);  // the input is also A and B, so it is read again
             }
         }
     }
@@ -180,7 +180,7 @@ class TileEpilogue {
         const int row = lane & 15, swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
         const auto chunk = static_cast<std::uint32_t>(row * row_bytes + (lane >> 4 ^ swizzle) * 16);
         const bool is_mirrored = Epilogue::symmetric && tile.row > tile.column;
-        // The same for the transpose: the rows and columns of the four 8 x 8 matrices are exchanged.
+        // The chunk for the transpose: the rows and columns of the four 8 x 8 matrices are exchanged.
         [[maybe_unused]] const int row_of_transposed = (lane & 7) + (lane >> 4) * 8;
         [[maybe_unused]] const auto transposed_chunk =
             static_cast<std::uint32_t>(row_of_transposed * row_bytes + ((lane >> 3 & 1) ^ (lane & 7)) * 16);
@@ -189,8 +189,8 @@ class TileEpilogue {
         FragmentA in[pieces][inputs]{};
         float x[pieces][products][8];
         typename Epilogue::Step steps[pieces];
-        // A piece begins before the one before it ends, so that their latencies overlap. With two inputs, two
-        // pieces would take too many registers.
+        // begin() for a piece precedes end() for the previous piece, so that their latencies overlap. With
+        // two inputs, two pieces would take too many registers.
         constexpr bool overlaps = Epilogue::inputs < 2;
         [[maybe_unused]] float column_sums[pieces][2];
         const auto begin = [&](int k) {
@@ -302,7 +302,7 @@ class TileEpilogue {
     std::uint32_t base_;
     int warpgroup_;
     int first_row_;  ///< of this consumer in the tile
-    int warp_;       ///< in the warpgroup. One lane alone, which copies boxes, cannot call warp_index().
+    int warp_;       ///< in the warpgroup; stored, because single lanes must not call warp_index()
     StagePosition<unit_buffers> unit_at_;  ///< in the ring of the epilogue's inputs
     std::uint32_t input_rounds_ = 0;       ///< for each slot, the parity of this consumer's loads
     std::uint32_t bias_ = 0;               ///< of the present tile

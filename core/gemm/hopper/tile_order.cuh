@@ -4,7 +4,7 @@
 namespace gradtile::cuda::device {
 
 /// The order of the tiles: groups of a few rows of tiles, column by column, so that the blocks of A and B
-/// that run at the same time are few enough for the L2 cache.
+/// that are read at the same time fit the L2 cache.
 struct TileOrder {
     static constexpr int group_rows = 8;
     int row_tiles, column_tiles;
