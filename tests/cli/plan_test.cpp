@@ -83,7 +83,9 @@ TEST(Plan, ZeroShardsMastersAndOptimizerState) {
     const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
     for (const auto& [key, element, padding] :
          {std::tuple{"masters_bytes", 4, 0}, {"optimizer_bytes", 8, 47 * 768}}) {
-        const auto bytes = [&](const json& plan) { return plan.at("memory").at(key).get<std::int64_t>(); };
+        const auto bytes = [key = key](const json& plan) {
+            return plan.at("memory").at(key).get<std::int64_t>();
+        };
         EXPECT_GE(4 * bytes(shared), bytes(whole)) << key;
         EXPECT_LT(4 * bytes(shared), bytes(whole) + (4 * 64 + padding) * element) << key;
     }

@@ -30,7 +30,9 @@ TEST(Linear, PassesTheLayerSuite) {
     for (const auto& [in, out] : {std::array<std::int64_t, 2>{1, 1}, {7, 40}, {48, 5}})
         for (const bool bias : {false, true})
             test::check_layer(
-                [=](ParameterStore& store) { return Linear(store, "linear", in, out, {.bias = bias}); },
+                [=, in = in, out = out](ParameterStore& store) {
+                    return Linear(store, "linear", in, out, {.bias = bias});
+                },
                 {.width = in, .operations = static_cast<double>(std::max(in, out) + 1)});
 }
 

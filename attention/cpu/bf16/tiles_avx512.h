@@ -54,8 +54,11 @@ class Avx512Tiles {
             const auto b_row = reinterpret_cast<__m512bh>(_mm512_load_si512(b_pairs + pair * 16));
 #pragma GCC unroll 16
             for (int row = 0; row < 16; ++row) {
-                const auto a_pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(a_pairs[row * 16 + pair]));
-                sum[row] = _mm512_dpbf16_ps(sum[row], a_pair, b_row);
+                __m512i a_pair = _mm512_set1_epi32(a_pairs[row * 16 + pair]);
+#if defined(__clang__)
+                asm("" : "+v"(a_pair));  // Clang 16 crashes if it sees a broadcast of bfloat16 pairs
+#endif
+                sum[row] = _mm512_dpbf16_ps(sum[row], reinterpret_cast<__m512bh>(a_pair), b_row);
             }
         }
 #pragma GCC unroll 16

@@ -88,7 +88,7 @@ TEST(TokenFile, AnIdOutsideTheVocabularyIsNamedWithItsPosition) {
     for (const auto& [format, name] : EnumNames<TokenFormat>::names) {
         const std::string path = place / "tokens.bin";
         write_token_file(path, format, ids);
-        EXPECT_EQ(message_of([&] { open_token_file(path, for_format(format, 50256)); }),
+        EXPECT_EQ(message_of([&, format = format] { open_token_file(path, for_format(format, 50256)); }),
                   path + ": token 2 has id 50256, outside the vocabulary of 50256");
         EXPECT_EQ(open_token_file(path, for_format(format, 50300)).vocabulary, 50300);
     }
