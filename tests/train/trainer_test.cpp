@@ -57,7 +57,7 @@ TEST(Trainer, LearnsAndWritesAllFilesOfItsDirectory) {
 TEST(Trainer, AFailedSaveOfTheBestIsNotTheBest) {
     TinyRun run;
     run.config.steps = run.config.warmup = 100;
-    run.config.eval_every = 10;
+    run.config.eval_every = 2;
     run.config.lr = run.config.min_lr = 15;
     Trainer trainer(run.config, run.on_message);
     const std::filesystem::path best = std::filesystem::path(run.config.out) / "checkpoints/best.h5";
