@@ -23,7 +23,17 @@ ForcedKernelChoice::~ForcedKernelChoice() {
 
 std::ostream& operator<<(std::ostream& out, KernelPlan::Kernels kernels) {
     using enum KernelPlan::Kernels;
-    return out << (kernels == hopper ? "hopper" : kernels == sm_80 ? "sm_80" : "few queries");
+    switch (kernels) {
+        case hopper:
+            return out << "hopper";
+        case sm_80:
+            return out << "sm_80";
+        case hopper_few_queries:
+            return out << "hopper few queries";
+        case few_queries:
+            return out << "few queries";
+    }
+    return out;
 }
 std::ostream& operator<<(std::ostream& out, KernelPlan::Sums sums) {
     using enum KernelPlan::Sums;

@@ -49,7 +49,12 @@ struct Call {
 
 KernelPlan forward_plan(const Call& call) {
     if (const FewQueriesPlan plan = call.few_queries())
-        return {.kernels = Kernels::few_queries, .rows = plan.rows, .splits = plan.splits};
+        return {.kernels = why_not_hopper_few_queries(call.options, plan, call.head_dim,
+                                                      {call.q, call.k, call.v}) == nullptr
+                               ? Kernels::hopper_few_queries
+                               : Kernels::few_queries,
+                .rows = plan.rows,
+                .splits = plan.splits};
     if (!call.is_16_bits() || why_not_hopper(call.options, {call.q, call.k, call.v}) != nullptr) return {};
     const HopperForwardTiles tiles = call.forward_tiles();
     KernelPlan plan{.kernels = Kernels::hopper,
@@ -147,6 +152,7 @@ std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Resolv
     if (const auto splits = candidates.policy_plan().splits) {
         for (const int other : {1, *splits / 2, *splits - 1, *splits + 1, 2 * *splits, 4 * *splits})
             candidates.add({.splits = std::max(1, other)});
+        for (const bool hopper : {true, false}) candidates.add({.hopper = hopper});
         candidates.add({.few_queries = false});
         candidates.add({.hopper = false, .few_queries = false});
         return std::move(candidates).list();

@@ -13,7 +13,7 @@ namespace gradtile::attention {
 
 /// What computes a pass. Members without a value do not apply.
 struct KernelPlan {
-    enum class Kernels { hopper, sm_80, few_queries };
+    enum class Kernels { hopper, sm_80, hopper_few_queries, few_queries };
     enum class Sums {
         in_ring,     ///< dQ is summed for the heads in flight only
         by_threads,  ///< for all heads; the threads that computed a part of dQ add it

@@ -39,7 +39,7 @@ std::vector<Cell> cells_of(const KernelPlan& plan) {
 
 std::vector<Column> tuning_columns() {
     return {{"pass", "pass", Column::Kind::text, 8},
-            {"kernels", "kernels", Column::Kind::text, 11},
+            {"kernels", "kernels", Column::Kind::text, 18},
             {"consumers", "warpgroups", Column::Kind::number, 10},
             {"rows", "rows", Column::Kind::number, 4},
             {"keys", "keys", Column::Kind::number, 4},

@@ -1,4 +1,5 @@
 // Every way in which this build can compute a call on the GPU gives accurate results.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -54,14 +55,36 @@ TEST_P(AttentionCudaCandidates, OfManyQueriesAreAccurate) {
 }
 
 TEST_P(AttentionCudaCandidates, OfFewQueriesAreAccurate) {
-    expect_all_accurate({.queries = 3,
-                         .keys = 1500,
-                         .d_qk = 64,
-                         .d_v = 64,
-                         .causal = true,
-                         .batch = 2,
-                         .heads = 4,
-                         .key_heads = 2});
+    for (const std::int64_t d : {64, 112, 128})
+        for (const std::int64_t queries : {3, 20})
+            expect_all_accurate({.queries = queries,
+                                 .keys = 1500,
+                                 .d_qk = d,
+                                 .d_v = d,
+                                 .causal = true,
+                                 .batch = 2,
+                                 .heads = 4,
+                                 .key_heads = 2});
+}
+
+TEST_P(AttentionCudaCandidates, OfFewQueriesIncludeBothKernelsOnHopper) {
+    for (const std::int64_t queries : {40, 1}) {
+        const Problem problem{
+            .queries = queries, .keys = 9000, .d_qk = 128, .d_v = 128, .heads = 2, .key_heads = 2};
+        const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+        const Options options = problem.options(Algorithm::flash);
+        const std::string explanation = explain_forward(gpu(), in.q, in.k, in.v, options);
+        if (queries == 40 && explanation.find("Hopper's asynchronous products") == std::string::npos)
+            GTEST_SKIP() << "no Hopper kernels: " << explanation;
+        const std::vector<KernelCandidate> candidates = forward_candidates(gpu(), in.q, in.k, in.v, options);
+        for (const auto kernels : {KernelPlan::Kernels::hopper_few_queries, KernelPlan::Kernels::few_queries})
+            EXPECT_TRUE(std::ranges::any_of(
+                candidates,
+                [&](const KernelCandidate& candidate) { return candidate.plan.kernels == kernels; }))
+                << kernels << " for " << queries << " queries";
+        EXPECT_EQ(candidates.front().plan.kernels,
+                  queries > 32 ? KernelPlan::Kernels::hopper_few_queries : KernelPlan::Kernels::few_queries);
+    }
 }
 
 TEST_P(AttentionCudaCandidates, WithoutAFixedOrderOrWithRulesAreAccurate) {

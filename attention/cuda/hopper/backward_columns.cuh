@@ -11,13 +11,15 @@
 ///         <---- dS^T in shared memory ----
 ///     S^T of the next rows; dK += dS^T Q             dQ = dS K, dK += dS^T Q, its columns
 ///
-/// Warpgroup 0 computes the exponentials of the next rows while warpgroup 1 multiplies and adds to dQ.
+/// Warpgroup 0 computes the exponentials of the next rows while warpgroup 1 multiplies and adds to dQ. If the
+/// order of these additions is fixed, the producer's warpgroup waits for their turns: column_turns.cuh.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16. The warpgroups exchange P in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS
 /// no accuracy.
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/hopper/backward_steps.cuh>
+#include <gradtile/attention/cuda/hopper/column_turns.cuh>
 
 namespace gradtile::attention::cuda {
 
@@ -46,6 +48,7 @@ struct HopperColumnsShared {
         Ring<1> kv;
         Ring<tiles.stages> q, d_o, tasks;
         typename TaskOf<Policy>::Descriptor task[tiles.stages];
+        TurnBarriers turns[tiles.consumers];  ///< only if Policy::in_turns
     };
     static constexpr int q_ring = rings + offsetof(Rings, q), d_o_ring = rings + offsetof(Rings, d_o);
     static_assert(sizeof(Rings) <= HopperColumnsTiles::ring_bytes && tiles.stages == 2);
@@ -77,7 +80,13 @@ class ColumnsConsumer {
   public:
     __device__ __forceinline__ ColumnsConsumer(const HopperBackwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings)
-        : p_(p), base_(base), rings_(rings), kv_(rings.kv), tasks_(rings.tasks), warp_(warp_index() % 4) {}
+        : p_(p),
+          base_(base),
+          rings_(rings),
+          kv_(rings.kv),
+          tasks_(rings.tasks),
+          warp_(warp_index() % 4),
+          turns_(rings.turns[warpgroup]) {}
 
     __device__ __forceinline__ void consume() {
         for (;;) {
@@ -97,7 +106,6 @@ class ColumnsConsumer {
                 } else {
                     loop_over_rows_with_d_s(d_k, d_v, task);
                 }
-                turn_.pass();
             }
             scale(d_k, p_.rows.scale);
             scale(d_v, 1 / p_factor);
@@ -158,7 +166,6 @@ class ColumnsConsumer {
             start_d_v(d_v, left);
             QkFragments d_q;
             start_d_q(d_q, previous);
-            turn_.pass();
             await_products<0>(d_v[0], d_q[0]);
             release_stage(Shared::d_o_ring, stage_);
             add_d_q(d_q, task, at);
@@ -168,7 +175,6 @@ class ColumnsConsumer {
         QkFragments d_q;
         start_d_q(d_q, stage_);
         start_d_k(d_k, stage_);
-        turn_.pass();
         await_products<1>(d_q[0]);
         add_d_q(d_q, task, at);
         await_products<0>(d_k[0]);
@@ -185,7 +191,6 @@ class ColumnsConsumer {
              at = row_blocks.after(at)) {
             Scores d_p;
             start_d_p(d_p);
-            turn_.pass();
             LeftOperand left;
             FragmentA p[rows / 16];
             receive_p(left, p);
@@ -303,17 +308,14 @@ class ColumnsConsumer {
     /// deterministic, in turns.
     __device__ __forceinline__ void add_d_q(const QkFragments& d_q, const Task& task, RowPosition at) {
         const int batch_head = task.batch_head(p_, at.head), padded_row = task.first_padded_row() + at.row;
-        if constexpr (Policy::in_turns) {
-            const std::int64_t row_block =
-                (static_cast<std::int64_t>(batch_head) * p_.rows.padded_rows + padded_row) / rows;
-            turn_.wait(p_.rows.turns + row_block * 4 * tiles.consumers + warpgroup * 4 + warp_, task.block);
-        }
+        turns_.wait();
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
 #pragma unroll
         for (int n = 0; n < qk_columns / 8; ++n)
             add_float4(
                 sums.fragment<Policy::qk_dim>(batch_head, padded_row + warp_ * 16, first_qk_column + n * 8),
                 d_q[0][n]);
+        turns_.has_added();
     }
 
     /// Stores this warpgroup's columns of dK and dV through the memory of the same columns of K and V, which
@@ -354,7 +356,7 @@ class ColumnsConsumer {
     RingPosition<tiles.stages> tasks_;
     int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
     int warp_;                   ///< the warp's number in its warpgroup
-    DqTurn<Policy::in_turns> turn_;
+    TurnsOfConsumer<Policy::in_turns> turns_;
 };
 
 template <class T, class Policy>
@@ -369,7 +371,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, tiles.consumers);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps);
+        initialize(rings.tasks, consumer_warps + (Policy::in_turns ? 1 + tiles.consumers : 0));
+        if constexpr (Policy::in_turns)
+            for (TurnBarriers& turns : rings.turns) turns.initialize();
         publish_barriers();
     }
     __syncthreads();
@@ -379,6 +383,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<24>();
         if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
+        if constexpr (Policy::in_turns) {
+            const int warp = warp_index() - 4 * tiles.consumers;
+            if (warp == 1 && lane_index() == 0) wait_for_turns<Policy>(p, rings);
+            if (warp >= 2 && lane_index() == 0) pass_turns<Policy>(p, rings, /*warpgroup=*/warp - 2);
+        }
     } else {
         take_registers_up_to<240>();
         if (warpgroup == 0) {

@@ -253,34 +253,6 @@ __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2]
     }
 }
 
-/// The turn in which a warp of a deterministic kernel adds to its piece of dQ. Without `in_turns`, the
-/// functions do nothing.
-template <bool in_turns>
-class DqTurn {
-  public:
-    /// Waits until all blocks of keys after `block` have added.
-    __device__ __forceinline__ void wait(std::int32_t* turn, int block) {
-        if constexpr (in_turns) {
-            turn_ = turn;
-            next_turn_ = block - 1;
-            WarpTurn::wait(turn_, block);
-        }
-    }
-    /// Passes the turn of the latest additions. Waits until these additions are complete, so call this
-    /// function some time after their start.
-    __device__ __forceinline__ void pass() {
-        if constexpr (in_turns) {
-            if (turn_ == nullptr) return;
-            WarpTurn::pass(turn_, next_turn_);
-            turn_ = nullptr;
-        }
-    }
-
-  private:
-    std::int32_t* turn_ = nullptr;  ///< to be passed
-    int next_turn_ = 0;
-};
-
 }  // namespace gradtile::attention::cuda::device
 
 namespace gradtile::attention::cuda {

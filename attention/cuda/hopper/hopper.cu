@@ -131,7 +131,7 @@ const char* why_not_hopper_few_queries(const ResolvedOptions& options, const Few
     // For other calls the kernel for all GPUs is as fast or faster. Measured on an H100 with `gradtile bench
     // attention` (--queries 64 --length 16384 --batch 8 --heads 16): the Hopper kernel reads 2,750 GB/s and
     // the kernel for all GPUs 2,600 GB/s at head dim 128, 2,170 and 2,510 GB/s at head dim 64.
-    if (plan.rows <= 32) return "there are at most 32 rows";
+    if (plan.rows <= 32 && !forced_kernel_choice().hopper.value_or(false)) return "there are at most 32 rows";
     if (head_dim != hopper_few_queries_head_dim) return "the head dim is not 97 to 128";
     if (!options.scores.scores_are_products) return "the scores have rules";
     return why_not_hopper(options, tensors);

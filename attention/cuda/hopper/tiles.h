@@ -159,7 +159,7 @@ struct HopperColumnsTiles {
                   d_s = stages * rows * keys, p = rows * keys;
         return 2 * (kv + row_stages + d_s + p) + ring_bytes;
     }
-    static constexpr int ring_bytes = 256;  ///< upper bound of the barriers
+    static constexpr int ring_bytes = 512;  ///< upper bound of the barriers
 };
 
 /// Whether a task of the forward pass is a pair of blocks of rows, counted from both ends of a head, or one
