@@ -102,12 +102,12 @@ KernelPlan backward_plan(const Call& call) {
         return plan;
     }
     const int head_dim = padded_hopper_head_dim(call.head_dim);
-    const HopperBackwardTiles tiles = chosen_hopper_backward_tiles(head_dim);
+    const HopperBackwardTiles tiles = chosen_hopper_backward_tiles(head_dim, options.scores);
     plan.consumers = tiles.consumers;
     plan.rows = tiles.rows;
     plan.keys = tiles.keys;
-    plan.stages = tiles.stages;
-    if (tiles.adds_in_bulk || options.deterministic) plan.sums = Sums::in_bulk;
+    plan.stages = tiles.d_q_stages;
+    plan.sums = Sums::in_bulk;
     if (options.packed) return plan;
     plan.set_heads = set_heads(tiles.keys, hopper_backward_row_bytes(head_dim, head_dim));
     if (const DqRing ring = d_q_ring(options, call.sizes, call.batch_heads, padded_rows); ring.slots > 0) {
@@ -172,6 +172,7 @@ std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Resol
     const Call call{ctx, options, q, k, v};
     Candidates candidates([&] { return backward_plan(call); });
     candidates.add({.hopper = true});
+    for (const bool ring : {true, false}) candidates.add({.ring = ring});
     candidates.add_sets(call.batch_heads / call.sizes.group);
     if (const auto slots = candidates.policy_plan().slots) {
         const int set_heads = *candidates.policy_plan().set_heads, more = *slots - set_heads;

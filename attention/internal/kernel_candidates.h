@@ -20,9 +20,10 @@ struct KernelPlan {
         in_bulk      ///< for all heads; one thread adds in bulk
     };
     Kernels kernels = Kernels::sm_80;
-    std::optional<int> consumers = {};              ///< warpgroups of a thread block that compute
-    std::optional<int> rows = {}, keys = {};        ///< of a thread block's tile
-    std::optional<int> stages = {}, q_stages = {};  ///< blocks of K and V, and of Q, in shared memory
+    std::optional<int> consumers = {};        ///< warpgroups of a thread block that compute
+    std::optional<int> rows = {}, keys = {};  ///< of a thread block's tile
+    /// Blocks in shared memory: of K and V, in the backward pass of dQ; and of Q.
+    std::optional<int> stages = {}, q_stages = {};
     std::optional<bool> in_turns = {};              ///< whether consumers start their products in turns
     std::optional<bool> pairs = {};                 ///< whether a task is a pair of blocks of rows
     std::optional<int> set_heads = {}, slots = {};  ///< heads of a set of TaskOrder; slots of the ring

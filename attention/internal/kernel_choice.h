@@ -14,6 +14,7 @@ struct KernelChoice {
     std::optional<int> splits = {};        ///< of the keys of few queries, at most the policy's limit
     std::optional<bool> pairs = {};        ///< whether a task of the forward pass is a pair of blocks of rows
     std::optional<int> set_heads = {};     ///< heads of a set of TaskOrder
+    std::optional<bool> ring = {};         ///< whether dQ is summed for the heads in flight only
     /// Slots of the ring of the sums of dQ, in addition to those of a set.
     std::optional<int> more_slots = {};
     // Numbers in the lists of attention/cuda/hopper/candidates.h.

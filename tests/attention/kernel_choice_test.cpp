@@ -81,7 +81,7 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
         EXPECT_EQ(backward.empty(), d > hopper_backward_keys_max_head_dim);
         for (const HopperBackwardTiles& tiles : backward) {
             EXPECT_LE(tiles.shared_bytes(d), shared_memory_limits[0]);
-            EXPECT_FALSE(tiles == hopper_backward_tiles(d));
+            EXPECT_FALSE(tiles == hopper_backward_tiles(d, /*applies_rules=*/false));
             EXPECT_EQ(std::ranges::count(backward, tiles), 1);
         }
     }

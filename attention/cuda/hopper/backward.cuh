@@ -4,32 +4,28 @@
 ///
 /// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T, rounded to 16 bits, are
 /// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
-/// over the keys of both warpgroups; dK = dS^T Q reads it there, too, which frees registers for the next S.
-/// The product of the next S runs while a warpgroup waits for the dS of the other one. Where registers allow
-/// it (tiles.overlaps_blocks), dK takes dS from registers, and the products with dS run during the
-/// exponentials of the next block of rows.
+/// over the keys of both warpgroups. The product of the next S runs while a warpgroup waits for the dS of the
+/// other one.
 ///
-/// dQ is summed in float32 in global memory. If the order of the additions is fixed or the head dim is 128, a
-/// thread of the producer's warpgroup adds from shared memory, so that consumers wait neither for turns nor
-/// for the memory system. Otherwise consumers add, and unless sequences are packed, the sums exist for the
-/// heads in flight only: d_q_ring.cuh.
+/// dQ is summed in float32 in global memory. A thread of the producer's warpgroup adds from shared memory, so
+/// that consumers wait neither for turns nor for the memory system: d_q_bulk.cuh. The sums exist for the
+/// heads in flight only (d_q_ring.cuh), unless the order of the additions is fixed, sequences are packed or
+/// long, or the head dim is 128.
 ///
-/// Reading order: the kernel below; the tasks and the producer in backward_steps.cuh; the
-/// consumers' steps in backward_consumer.cuh and their two loops in backward_loop.cuh and
-/// backward_overlapped_loop.cuh; the additions to dQ in d_q_bulk.cuh and d_q_ring.cuh; biases in
-/// backward_biases.cuh. backward_columns.cuh is another kernel, for head dims above 128.
+/// Reading order: the kernel below; the tasks and the producer in backward_steps.cuh; the consumers' steps in
+/// backward_consumer.cuh and their loop in backward_loop.cuh, for head dim 64 in backward_16_bit_p.cuh; the
+/// additions to dQ in d_q_bulk.cuh and d_q_ring.cuh; biases in backward_biases.cuh. backward_columns.cuh is
+/// another kernel, for head dims above 128.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.
 #include <gradtile/attention/cuda/hopper/backward_loop.cuh>
-#include <gradtile/attention/cuda/hopper/backward_overlapped_loop.cuh>
 #include <gradtile/attention/cuda/hopper/d_q_bulk.cuh>
 
 namespace gradtile::attention::cuda {
 
 template <int head_dim_, bool in_turns_, bool is_packed_, HopperRule rule_,
-          HopperBackwardTiles tiles_ =
-              hopper_backward_tiles(head_dim_, cuda::may_drop(rule_) || rule_ == HopperRule::biases)>
+          HopperBackwardTiles tiles_ = hopper_backward_tiles(head_dim_, takes_registers(rule_))>
 struct HopperBackwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr bool may_drop = cuda::may_drop(rule);
@@ -37,11 +33,10 @@ struct HopperBackwardPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = tiles_;
-    static constexpr bool adds_in_bulk = in_turns || tiles.adds_in_bulk;  ///< whether one thread adds dQ
-    /// Whether the sums of dQ exist for the heads in flight only.
-    static constexpr bool sums_in_ring = tiles.sums_in_ring && !adds_in_bulk && !is_packed;
+    /// Whether the sums of dQ may exist for the heads in flight only.
+    static constexpr bool may_sum_in_ring = tiles.may_sum_in_ring && !in_turns && !is_packed;
     // Finishers, and producers of biases, need more registers than other producers.
-    static constexpr int producer_registers = !sums_in_ring    ? (rule == HopperRule::biases ? 40 : 24)
+    static constexpr int producer_registers = !may_sum_in_ring ? (rule == HopperRule::biases ? 40 : 24)
                                               : head_dim == 64 ? 56
                                                                : 40,
                          consumer_registers = 240 - (producer_registers - 24) / 2;
@@ -61,10 +56,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         initialize(rings.kv, consumer_warps);
         initialize(rings.q, consumer_warps);
         initialize(rings.d_o, consumer_warps);
-        initialize(rings.tasks, consumer_warps + (Policy::adds_in_bulk ? 1 : 0) +
-                                    (Policy::sums_in_ring ? d_q_finishers : 0));
-        if constexpr (Policy::sums_in_ring) initialize(rings.added, 1, consumer_warps);
-        if constexpr (Policy::adds_in_bulk) initialize(rings.d_q, 1, consumer_warps);
+        initialize(rings.tasks, consumer_warps + 1);
+        initialize(rings.d_q, 1, consumer_warps);
+        if constexpr (Policy::may_sum_in_ring) initialize(rings.finished.ring, 1);
         rings.biases.initialize_all(consumer_warps);
         publish_barriers();
     }
@@ -78,13 +72,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<Policy::producer_registers>();
-        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy, Shared>(p, base, rings);
-        if constexpr (Policy::adds_in_bulk) {
-            if (threadIdx.x == tiles.consumers * warpgroup_threads + 32) add_in_bulk<Policy>(p, base, rings);
-        }
-        if constexpr (Policy::sums_in_ring) {
-            const int finisher = warp_index() - 4 * tiles.consumers - 1;
-            if (finisher >= 0) finish_d_q_sums<T, Policy, KeyTask<Policy>>(p, rings, finisher);
+        const int warp = warp_index() - 4 * tiles.consumers;
+        if (warp == 0 && lane_index() == 0) produce<Policy, Shared>(p, base, rings);
+        if (warp == 1 && lane_index() == 0) add_in_bulk<Policy>(p, base, rings);
+        if constexpr (Policy::may_sum_in_ring) {
+            if (warp >= 2) finish_d_q_sums<T, Policy>(p, rings.finished, /*finisher=*/warp - 2);
         }
     } else {
         take_registers_up_to<Policy::consumer_registers>();
@@ -131,7 +123,8 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     const std::int64_t rows = prepare_tasks<Policy>(p, x, hopper_backward_row_bytes(head_dim, head_dim), ctx);
     constexpr Bits16BackwardTiles turns = tiles_of_turns(tiles);
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);
-    if constexpr (Policy::sums_in_ring) {
+    const bool has_ring = Policy::may_sum_in_ring && x.ring.slots > 0;
+    if (has_ring) {
         p.ring = ring_of(x.ring, parameters, tiles);
         p.rows.order.cached_heads = p.ring.set_heads;
         launch(ctx, device::clear_d_q_ring_kernel<head_dim, tiles.rows, tiles.keys>,
@@ -145,7 +138,7 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
     const int blocks = std::min(p.tasks, processors_of(ctx));
     launch(ctx, device::hopper_backward_kernel<T, Policy>, static_cast<unsigned>(blocks),
            {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
-    if constexpr (!Policy::sums_in_ring)
+    if (!has_ring)
         launch(ctx, device::finish_d_q_kernel<T, head_dim>, blocks_for(rows, device::finished_rows),
                {.threads = 128, .starts_early = true}, p.rows);
 }

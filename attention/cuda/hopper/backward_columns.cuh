@@ -286,18 +286,7 @@ class ColumnsConsumer {
 
     /// Turns dP^T into dS^T and stores it for both warpgroups.
     __device__ __forceinline__ void make_d_s(Scores& d_p, const FragmentA (&p)[rows / 16]) const {
-        const std::uint32_t deltas = base_ + Shared::delta + stage_ * Shared::statistics_bytes;
-#pragma unroll
-        for (int n = 0; n < rows / 8; ++n) {
-            const float2 delta = row_statistics(deltas, n);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float2 pair = unpack<float16>(p[n / 2][n % 2 * 2 + half]);
-                float* const of_key = &d_p[0][n][half * 2];
-                of_key[0] = pair.x * fmaf(of_key[0], 1 / p_factor, -delta.x);
-                of_key[1] = pair.y * fmaf(of_key[1], 1 / p_factor, -delta.y);
-            }
-        }
+        make_d_s_of_binary16(d_p, p, base_ + Shared::delta + stage_ * Shared::statistics_bytes);
         stage_rows<T, DsTile>(d_s() + warp_ * 16 * DsTile::row_bytes, d_p);
         publish_shared_writes();
         arrive_at(d_s_is_ready, 2 * warpgroup_threads);
@@ -406,7 +395,7 @@ struct HopperColumnsPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr HopperRule rule = HopperRule::products;
     static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
-    static constexpr bool sums_in_ring = false;
+    static constexpr bool may_sum_in_ring = false;
     static constexpr HopperColumnsTiles tiles;
 };
 

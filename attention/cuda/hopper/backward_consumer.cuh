@@ -37,8 +37,7 @@ class BackwardConsumer {
           d_q_(rings.d_q),
           biases_(base, rings, warpgroup * 64 + warp_index() % 4 * 16),
           warpgroup_(warpgroup),
-          warp_(warp_index() % 4),
-          added_(base + Shared::added) {}
+          warp_(warp_index() % 4) {}
 
     __device__ __forceinline__ void consume() {
         for (;;) {
@@ -59,13 +58,7 @@ class BackwardConsumer {
         if (task.has_rows()) {
             biases_.begin(p_, task);
             kv_.wait_full();
-            if constexpr (Policy::sums_in_ring)
-                sums_offset_ = (task.slot(p_) - task.head) * p_.rows.sizes.group;
-            if constexpr (tiles.overlaps_blocks) {
-                loop_over_rows_overlapped(d_k, d_v, task);
-            } else {
-                loop_over_rows(d_k, d_v, task);
-            }
+            loop_over_rows(d_k, d_v, task);
             release(kv_);
         }
         const float dropout_scale = Policy::may_drop ? p_.rows.dropout_scale : 1.0f;
@@ -75,15 +68,17 @@ class BackwardConsumer {
     }
 
     /// Adds the contributions of all rows that see the task's keys to dK and dV, and the contribution of the
-    /// keys to dQ of these rows: backward_loop.cuh.
+    /// keys to dQ of these rows.
     __device__ __forceinline__ void loop_over_rows(Gradient& d_k, Gradient& d_v, const Task& task);
+    /// The contributions of a block of rows, whose S^T is complete in `s`: backward_loop.cuh or, if
+    /// tiles.keeps_p_in_16_bits, backward_16_bit_p.cuh. If there is a next block, its S^T is complete
+    /// afterwards.
     template <bool has_next>
-    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& p, const Task& task,
+    __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& s, const Task& task,
                                              RowPosition at, RowPosition next);
-    /// loop_over_rows() if tiles.overlaps_blocks: backward_overlapped_loop.cuh.
-    __device__ __forceinline__ void loop_over_rows_overlapped(Gradient& d_k, Gradient& d_v, const Task& task);
-    __device__ __forceinline__ void finish_d_s(Gradient& d_k, DqFragments& d_q, const LeftOperand& d_s,
-                                               int stage);
+    template <bool has_next>
+    __device__ __forceinline__ void add_rows_with_16_bit_p(Gradient& d_k, Gradient& d_v, Scores& s,
+                                                           const Task& task, RowPosition at);
 
     // Addresses in shared memory: the tiles and the LSE of a stage's rows, and a buffer of dS^T.
     __device__ __forceinline__ std::uint32_t q_tile(int stage) const {
@@ -154,68 +149,54 @@ class BackwardConsumer {
         stage_rows<T, DsTile>(to + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes, d_s);
         publish_shared_writes();
     }
+    /// The same for dS^T in 16 bits.
+    __device__ __forceinline__ void stage_d_s(std::uint32_t to, const LeftOperand& d_s) const {
+        const auto rows_of_warp =
+            LanePointer<DsTile>::stacked(to + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes);
+#pragma unroll
+        for (int i = 0; i < rows / 16; ++i) store_matrices(d_s[i][0], rows_of_warp.at(0, i * 16));
+        publish_shared_writes();
+    }
     /// Waits until dS of both warpgroups is in shared memory.
     __device__ __forceinline__ void wait_for_d_s() const {
-        if constexpr (Policy::adds_in_bulk) {
-            if (is_first_of_warpgroup()) wait_until_stores_have_read();  // dQ may overwrite dK and dV
-        }
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();  // dQ may overwrite dK and dV
         wait_at(1, 2 * warpgroup_threads);
     }
-    /// Starts this warpgroup's part of dQ = dS K, for its rows of dS or its columns of K.
-    __device__ __forceinline__ void start_d_q(DqFragments& d_q, std::uint32_t d_s, std::uint32_t k) const {
+    /// Starts this warpgroup's part of dQ = dS K: its rows of dS or its columns of K.
+    __device__ __forceinline__ void start_d_q(DqFragments& d_q, std::uint32_t d_s) const {
         begin_products();
-        start_at_b<T, DsTile, KvTile>(d_q[0], d_s, k);
+        if constexpr (rows == 128) {
+            start_at_b<T, DsTile, KvTile>(d_q[0], d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
+        } else {
+            start_at_b<T, DsTile, KvTile>(
+                d_q[0], d_s, base_ + Shared::k + KvTile::column_offset(warpgroup_ * d_q_columns));
+        }
         commit_products();
     }
-    /// Adds dQ atomically, because other blocks of keys add to the same rows, or copies dQ to shared memory
-    /// for the thread that adds in bulk.
-    __device__ __forceinline__ void add_d_q(const DqFragments& d_q, const Task& task, RowPosition at) {
+    /// Copies dQ to shared memory for the thread that adds it to the sums.
+    __device__ __forceinline__ void add_d_q(const DqFragments& d_q) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
-        if constexpr (Policy::adds_in_bulk) {
-            d_q_.wait_empty();
-            const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
-                                     (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
-                                     lane_index() * 16;
+        d_q_.wait_empty();
+        const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
+                                 (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
+                                 lane_index() * 16;
 #pragma unroll
-            for (int n = 0; n < d_q_columns / 8; ++n)
-                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512),
-                             "f"(d_q[0][n][0]), "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
-                             : "memory");
-            publish_shared_writes();
-            d_q_.full().arrive_as_warp();
-            d_q_.advance();
-        } else {
-            const int sums_head = head_of_sums(task, at.head);
-            const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
-            // The fragments of adjacent columns are adjacent.
-            float* const to = sums.fragment<Policy::head_dim>(
-                sums_head, task.first_padded_row() + at.row + first_row, first_column);
-#pragma unroll
-            for (int n = 0; n < d_q_columns / 8; ++n) add_float4(to + n * 128, d_q[0][n]);
-            if constexpr (Policy::sums_in_ring) {
-                Barrier(added_).arrive_as_warp();
-                added_ += 8;
-                if (added_ == base_ + Shared::end_added) added_ = base_ + Shared::added;
-            }
-        }
-    }
-
-    /// The number of a query head among those that have sums.
-    __device__ __forceinline__ int head_of_sums(const Task& task, int head) const {
-        if constexpr (Policy::sums_in_ring) return sums_offset_ + head;
-        return task.batch_head(p_, head);
+        for (int n = 0; n < d_q_columns / 8; ++n)
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512), "f"(d_q[0][n][0]),
+                         "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
+                         : "memory");
+        publish_shared_writes();
+        d_q_.full().arrive_as_warp();
+        d_q_.advance();
     }
 
     __device__ __forceinline__ void release_stage(int ring, int stage) const {
-        Barrier(base_ + ring + 8 * (tiles.stages + stage)).arrive_as_warp();
+        Barrier(base_ + ring + 8 * (Shared::stages + stage)).arrive_as_warp();
     }
     __device__ __forceinline__ void advance_stage() {
-        stage_ = (stage_ + 1) & (tiles.stages - 1);
-        round_ ^= stage_ == 0 ? 1 : 0;
-    }
-    __device__ __forceinline__ static int stage_before(int stage) {
-        return (stage + tiles.stages - 1) & (tiles.stages - 1);
+        round_ ^= stage_;
+        stage_ ^= 1;
     }
 
     /// Stores dK and dV through shared memory.
@@ -224,9 +205,9 @@ class BackwardConsumer {
                             warp_keys = own_keys + warp_ * 16 * KvTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
         wait_for_warpgroup();
-        if constexpr (Policy::adds_in_bulk && !Shared::d_q_has_memory) {
-            RingPosition<2> d_q = d_q_;
-            for (int i = 0; i < 2; ++i, d_q.advance()) d_q.wait_empty();
+        if constexpr (!Shared::d_q_has_memory) {
+            RingPosition<tiles.d_q_stages> d_q = d_q_;
+            for (int i = 0; i < tiles.d_q_stages; ++i, d_q.advance()) d_q.wait_empty();
         }
         stage_rows<T, KvTile>(warp_keys + Shared::d_k, d_k);
         stage_rows<T, KvTile>(warp_keys + Shared::d_v, d_v);
@@ -254,14 +235,11 @@ class BackwardConsumer {
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
     RingPosition<2> tasks_;
-    RingPosition<2> d_q_;
+    RingPosition<tiles.d_q_stages> d_q_;
     [[no_unique_address]] BackwardBiasReader<T, Policy, Shared> biases_;
     int stage_ = 0, round_ = 0;  ///< of Q and dO; round_ is the round's parity
-    int d_s_buffer_ = 0;         ///< of the two buffers of dS, if overlaps_blocks
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
-    int sums_offset_ = 0;        ///< a query head's sums in the ring, minus its number in the batch
     Kept kept_;                  ///< of the rows whose S is complete or next
-    std::uint32_t added_;        ///< the barrier of the next additions, if sums_in_ring
 };
 
 }  // namespace gradtile::attention::cuda::device

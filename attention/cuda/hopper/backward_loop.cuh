@@ -1,12 +1,13 @@
 #pragma once
-/// The loop over blocks of rows in which dK reads dS from shared memory. It needs the fewest registers:
+/// The loop over blocks of rows, and the contributions of a block with the fewest registers, where dK reads
+/// dS from shared memory:
 ///
 ///     S^T = K Q^T                        started one block of rows ahead
 ///     P^T = exp(S^T - LSE)
 ///     dV += P^T dO
 ///     dS^T = P^T (dP^T - D)              with dP^T = V dO^T
 ///     dK += dS^T Q,  dQ = dS K           when dS of both warpgroups is in shared memory
-#include <gradtile/attention/cuda/hopper/backward_consumer.cuh>
+#include <gradtile/attention/cuda/hopper/backward_16_bit_p.cuh>
 
 namespace gradtile::attention::cuda::device {
 
@@ -20,11 +21,18 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
     draw(task, at);
     await_products<0>(s[0]);
+    const auto add = [&]<bool has_next>(RowPosition next) {
+        if constexpr (tiles.keeps_p_in_16_bits) {
+            add_rows_with_16_bit_p<has_next>(d_k, d_v, s, task, at);
+        } else {
+            add_rows<has_next>(d_k, d_v, s, task, at, next);
+        }
+    };
     for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
-        add_rows</*has_next=*/true>(d_k, d_v, s, task, at, next);
+        add.template operator()</*has_next=*/true>(next);
         at = next;
     }
-    add_rows</*has_next=*/false>(d_k, d_v, s, task, at, at);
+    add.template operator()</*has_next=*/false>(at);
 }
 
 /// Adds a block of rows, whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the
@@ -60,21 +68,13 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
     commit_products();
     DqFragments d_q;
-    if constexpr (rows == 128) {
-        start_d_q(d_q, d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
-    } else {
-        const int column = warpgroup_ * d_q_columns;
-        start_d_q(d_q, d_s,
-                  base_ + Shared::k + column / KvTile::panel_columns * KvTile::panel_bytes +
-                      column % KvTile::panel_columns * 2);
-    }
+    start_d_q(d_q, d_s);
     if constexpr (has_next) draw(task, next);
     await_products<0>(d_k[0], d_q[0], p[0]);
     release_stage(Shared::q_ring, stage_);
     release_stage(Shared::d_o_ring, stage_);
-    round_ ^= stage_;
-    stage_ ^= 1;
-    add_d_q(d_q, task, at);
+    advance_stage();
+    add_d_q(d_q);
 }
 
 }  // namespace gradtile::attention::cuda::device

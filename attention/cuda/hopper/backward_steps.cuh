@@ -139,7 +139,6 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     RingPosition kv(rings.kv);
     RingPosition tasks(rings.tasks);
     RingPosition q(rings.q), d_o(rings.d_o);
-    SumsProducer<Policy::sums_in_ring> sums(rings);
     BackwardBiasProducer<Policy, Shared> biases(base, rings);
     using Task = TaskOf<Policy>;
     for (;;) {
@@ -152,7 +151,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
         const Task task(p, descriptor);
         // Consumers that stage dK and dV in the memory of K and V wait for K and V in any case.
         if (!Shared::stages_in_kv && !task.has_rows()) continue;
-        sums.wait_for_slot(p, task);
+        if constexpr (Policy::may_sum_in_ring) wait_for_slot(p, task);
         kv.wait_empty();
         kv.full().arrive_and_expect(KTile::bytes + VTile::bytes);
         const BoxPosition keys = task.key_box(p, 0, task.key);
@@ -166,7 +165,6 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
                 task.first_padded_row();
             for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
                 const BoxPosition rows = task.row_box(p, row, head);
-                sums.wait_for_additions();
                 q.wait_empty();
                 q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
                 QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());
@@ -195,15 +193,33 @@ __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     return pair;
 }
 
-/// Replaces S^T by P^T times p_factor. With biases, S^T are the scores in base 2; else S^T are products.
-/// `lse` is the address of the rows' LSE in shared memory, and (at.row, key) the warp's first pair.
+/// Sets S = -inf where a row does not see a key. The accumulators' rows are keys; (row, key) is the warp's
+/// first pair.
+template <int n_tiles>
+__device__ __forceinline__ void mask_transposed_scores(FragmentC (&s)[1][n_tiles], const DeviceMask& mask,
+                                                       int key, int row) {
+    const int lane = lane_index();
+    key += lane / 4;
+    row += lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int j = key + half * 8;
+        const int first = mask.first_row(j) - row, end = j < mask.keys ? mask.end_row(j) - row : 0;
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int i = n * 8 + e;
+                if (i < first || i >= end) s[0][n][half * 2 + e] = -INFINITY;
+            }
+    }
+}
+
+/// Replaces S^T by P^T times p_factor, also where a row does not see a key. With biases, S^T are the scores
+/// in base 2; else S^T are products. `lse` is the address of the rows' LSE in shared memory.
 template <class Policy, int n_tiles>
-__device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
-                                                   const Bits16BackwardParameters& p, const DeviceMask& seen,
-                                                   RowPosition at, int key) {
-    if constexpr (Policy::rule != HopperRule::formula)
-        apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
-                                                         key);
+__device__ __forceinline__ void exponentiate(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
+                                             const Bits16BackwardParameters& p) {
     const float factor = Policy::rule == HopperRule::biases ? 1.0f : p.scale_log2;
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
@@ -212,7 +228,37 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
         for (int e = 0; e < 4; ++e)
             s[0][n][e] = exp2_fast(fmaf(s[0][n][e], factor, e % 2 == 0 ? -shift.x : -shift.y));
     }
+}
+
+/// Adds the terms of the rule to S^T and replaces S^T by P^T times p_factor. (at.row, key) is the warp's
+/// first pair.
+template <class Policy, int n_tiles>
+__device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
+                                                   const Bits16BackwardParameters& p, const DeviceMask& seen,
+                                                   RowPosition at, int key) {
+    if constexpr (Policy::rule != HopperRule::formula)
+        apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
+                                                         key);
+    exponentiate<Policy>(s, lse, p);
     if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed_probabilities(s, seen, key, at.row);
+}
+
+/// Replaces dP^T by dS^T for P^T in binary16. `deltas` is the address of D in shared memory.
+template <int n_tiles>
+__device__ __forceinline__ void make_d_s_of_binary16(FragmentC (&d_p)[1][n_tiles],
+                                                     const FragmentA (&p)[n_tiles / 2],
+                                                     std::uint32_t deltas) {
+#pragma unroll
+    for (int n = 0; n < n_tiles; ++n) {
+        const float2 delta = row_statistics(deltas, n);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float2 pair = unpack<float16>(p[n / 2][n % 2 * 2 + half]);
+            float* const of_key = &d_p[0][n][half * 2];
+            of_key[0] = pair.x * fmaf(of_key[0], 1 / p_factor, -delta.x);
+            of_key[1] = pair.y * fmaf(of_key[1], 1 / p_factor, -delta.y);
+        }
+    }
 }
 
 /// Replaces S^T by P^T times p_factor, and rounds P^T without dropped elements to the left operand of dV.

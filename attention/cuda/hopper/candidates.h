@@ -22,14 +22,12 @@ inline constexpr HopperForwardTiles
     forward_128[] = {{2, 128, 2, 2, false}, {2, 128, 2, 1, true}, {2, 176, 2, 1, true}, {2, 96, 2, 2, true}},
     forward_192[] = {{2, 112, 2, 1, true}, {2, 96, 2, 1, false}, {2, 80, 2, 1, false}},
     forward_256[] = {{2, 80, 2, 1, true}, {2, 64, 2, 1, false}};
-// In the order of HopperBackwardTiles: rows, bulk additions, ring of sums, stages, overlapping blocks. 64
-// rows at head dim 32 would need a product of 16 columns, which the kernels do not have; 128 rows at 64 and
-// 128 do not fit the registers.
-inline constexpr HopperBackwardTiles backward_32[] = {{128, false, false}, {128, true, false}},
-                                     backward_64[] = {{64, false, true, 2, false},
-                                                      {64, false, false, 4, true},
-                                                      {64, true, false, 4, true}},
-                                     backward_128[] = {{64, false, false}};
+// In the order of HopperBackwardTiles: rows, P in 16 bits, ring of sums, stages of dQ. 64 rows at head dim 32
+// would need a product of 16 columns, which the kernels do not have; 128 rows at 128 do not fit the
+// registers.
+inline constexpr HopperBackwardTiles backward_32[] = {{128, false, true, 1}},
+                                     backward_64[] = {{64, false, true, 2}},
+                                     backward_128[] = {{64, false, false, 1}};
 }  // namespace candidates
 
 /// `head_dim` is that of the forward kernel.

@@ -9,7 +9,7 @@
 /// Memory order. The consumers' additions (red, relaxed) precede their arrivals at `added`, which release to
 /// the thread block. The thread that passes the turn acquires them there, and its fence at GPU scope and its
 /// release of the counter follow; both are cumulative. The next waiter acquires the counter before it arrives
-/// at `turns`, where its consumers acquire.
+/// at `come`, where its consumers acquire.
 ///
 /// No deadlock. Waits for a turn only depend on tasks that were taken before, and no thread waits for a turn
 /// before it passes one.

@@ -1,6 +1,6 @@
 #pragma once
-/// The additions to dQ by one thread of the producer's warpgroup: it adds blocks of rows of dQ from shared
-/// memory by the copy engine, so that consumers wait neither for turns nor for the memory system.
+/// The additions to dQ by one thread of the producer's warpgroup. The thread adds blocks of rows of dQ from
+/// shared memory by the copy engine, so that consumers wait neither for turns nor for the memory system.
 #include <gradtile/attention/cuda/device/turns.cuh>
 #include <gradtile/attention/cuda/hopper/backward_shared.cuh>
 
@@ -52,7 +52,7 @@ class BulkTurn {
 };
 
 /// Adds the dQ of all tasks to its sums, in turns if Policy::in_turns. One thread runs this. The additions to
-/// two blocks of rows are on their way at the same time.
+/// several blocks of rows are on their way at the same time.
 template <class Policy>
 __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, std::uint32_t base,
                                             typename HopperBackwardShared<Policy>::Rings& rings) {
@@ -62,6 +62,7 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
     RingPosition tasks(rings.tasks);
     RingPosition d_q(rings.d_q);
     BulkTurn<Policy::in_turns> turn;
+    AdditionCounter<Policy> counter(rings);
     order_with_copies();  // the previous kernel cleared the sums
     for (;;) {
         tasks.wait_full();
@@ -71,15 +72,19 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
         if (Task::is_end(p, descriptor)) break;
         const Task task(p, descriptor);
         const int end_head = (task.head + 1) * p.rows.sizes.group;
+        // The number of the first query head's sums, minus the number of this head.
+        int sums_offset = task.batch_head(p, 0);
+        if constexpr (Policy::may_sum_in_ring)
+            if (p.ring.slots > 0) sums_offset = (task.slot(p) - task.head) * p.rows.sizes.group;
         const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
         RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
         for (; at.head < end_head; at = row_blocks.after(at)) {
-            const std::int64_t row =
-                static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
-                task.first_padded_row() + at.row;
+            const std::int64_t row = static_cast<std::int64_t>(sums_offset + at.head) * p.rows.padded_rows +
+                                     task.first_padded_row() + at.row;
             std::int32_t* const turn_of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
             d_q.wait_full();
             turn.wait(turn_of_rows, task.block);
+            if constexpr (Policy::may_sum_in_ring) order_with_copies();  // finishers cleared the sums
             add_floats(p.rows.d_q_sums + row * Policy::head_dim,
                        base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
             commit_stores();
@@ -87,10 +92,13 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
             wait_until_stores_have_read();
             d_q.empty().arrive();
             d_q.advance();
+            counter.has_started(p, task, at);
         }
         turn.pass_last(task.block);
+        counter.end_task(p, task);
     }
     await_stores<0>();
+    counter.end();
 }
 
 }  // namespace gradtile::attention::cuda::device

@@ -1,14 +1,14 @@
 #pragma once
-/// The sums of dQ for the heads in flight only: a ring of slots that stays in the L2 cache. Three warps of
-/// the producer's warpgroup, the finishers, count the additions to a block of rows. The block of keys that
-/// adds last rounds the sums to 16 bits, stores dQ and clears the sums for the next head of the slot.
+/// The sums of dQ for the heads in flight only: a ring of slots that stays in the L2 cache. The thread that
+/// adds dQ (d_q_bulk.cuh) counts the additions to each block of rows. The thread block that adds last hands
+/// the block of rows to one of its finishers, two warps of the producer's warpgroup: a finisher rounds the
+/// sums to 16 bits, stores dQ and clears the sums for the next head of the slot.
 ///
-/// Memory order. The consumers' additions (red, relaxed) precede their arrivals at a barrier in shared
-/// memory, which release to the thread block. A finisher's lane acquires them there, and its fence at GPU
-/// scope comes before it counts; fences are cumulative, so a lane that reads a later count sees them all.
-/// The finisher that reads the last count executes a fence and then loads all sums. It clears them before it
-/// releases `finished`, which the producer of the slot's next head acquires; the consumers acquire the
-/// cleared sums through the barrier of the loads.
+/// Memory order. A thread counts an addition after it is complete and ordered with its other accesses
+/// (await_stores, order_with_copies); the count releases at GPU scope. The thread that reads the last count
+/// executes a fence and hands the rows over, so the finisher sees all additions. The finisher clears the sums
+/// before it releases `finished`, which the producer of the slot's next head acquires; the adding thread
+/// acquires the cleared sums through the barriers of the loads and of dQ.
 ///
 /// No deadlock. Tasks are taken in the order of their numbers, and a task waits only for K/V heads whose
 /// tasks all have smaller numbers, because a ring has at least as many slots as a set of TaskOrder has heads.
@@ -20,10 +20,6 @@
 #include <gradtile/core/cuda/device/mbarrier.cuh>
 
 namespace gradtile::attention::cuda::device {
-
-/// Measured on an H100 at head dim 64: fewer finishers are too slow; one fence for two blocks of rows is
-/// faster than one for each or for eight.
-constexpr int d_q_finishers = 3, counted_at_once = 2;
 
 /// The number of blocks of `block_keys` keys that add to the block of rows from `row` on: KeyTask visits a
 /// block of rows if a block of keys contains a key at or after the first one that row `row` sees, and begins
@@ -37,46 +33,121 @@ __host__ __device__ inline int additions_to(const DeviceMask& mask, int row, int
     return count > 0 ? count : 0;
 }
 
-/// Stages of the barriers between consumers and finishers: a stage is full when all consumer warps have added
-/// dQ of a block of rows, and empty when a finisher has noticed that.
-constexpr int added_stages = 12;
-
 __device__ __forceinline__ void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-/// The producer's part: waits before it loads. Without a ring, the functions do nothing.
-template <bool sums_in_ring>
-class SumsProducer {
-  public:
-    template <class Rings>
-    __device__ __forceinline__ explicit SumsProducer(Rings&) {}
-    template <class Task>
-    __device__ __forceinline__ void wait_for_slot(const HopperBackwardParameters&, const Task&) {}
-    __device__ __forceinline__ void wait_for_additions() {}
+/// Waits until the earlier users of a task's slot are finished.
+template <class Task>
+__device__ __forceinline__ void wait_for_slot(const HopperBackwardParameters& p, const Task& task) {
+    if (p.ring.slots == 0) return;
+    const std::int32_t* const finished = p.ring.finished + task.slot(p);
+    const auto needed =
+        static_cast<unsigned>(task.earlier_uses(p)) * static_cast<unsigned>(p.ring.finished_per_use);
+    while (static_cast<int>(static_cast<unsigned>(load_acquire(finished)) - needed) < 0) __nanosleep(100);
+}
+
+constexpr int d_q_finishers = 2;
+
+/// A block of rows whose sums are complete.
+struct FinishedBlock {
+    int batch, head, row;  ///< of the query head; head -1: there are no more blocks
+    int slot, sums_head;   ///< of the ring
 };
-template <>
-class SumsProducer<true> {
+
+/// Blocks of rows on their way to the finishers, in shared memory. Finisher i takes every second one from
+/// block i on.
+struct FinishedRows {
+    Ring<2 * d_q_finishers> ring;
+    FinishedBlock blocks[2 * d_q_finishers];
+};
+
+/// Counts the additions of a thread block to blocks of rows, and hands complete ones to the finishers. The
+/// thread that adds calls this. The thread must not wait for the memory system, so an addition is counted two
+/// blocks of rows after its start, and the count is read with the next block. Without a ring, the functions
+/// do nothing.
+template <class Policy, bool may_sum_in_ring = Policy::may_sum_in_ring>
+class AdditionCounter {
   public:
     template <class Rings>
-    __device__ __forceinline__ explicit SumsProducer(Rings& rings) : added_(rings.added) {}
-    /// Waits until the earlier users of a task's slot are finished.
+    __device__ __forceinline__ explicit AdditionCounter(Rings&) {}
     template <class Task>
-    __device__ __forceinline__ void wait_for_slot(const HopperBackwardParameters& p, const Task& task) {
-        const std::int32_t* const finished = p.ring.finished + task.slot(p);
-        const auto needed =
-            static_cast<unsigned>(task.earlier_uses(p)) * static_cast<unsigned>(p.ring.finished_per_use);
-        while (static_cast<int>(static_cast<unsigned>(load_acquire(finished)) - needed) < 0) __nanosleep(100);
+    __device__ __forceinline__ void has_started(const HopperBackwardParameters&, const Task&, RowPosition) {}
+    template <class Task>
+    __device__ __forceinline__ void end_task(const HopperBackwardParameters&, const Task&) {}
+    __device__ __forceinline__ void end() {}
+};
+template <class Policy>
+class AdditionCounter<Policy, true> {
+  public:
+    template <class Rings>
+    __device__ __forceinline__ explicit AdditionCounter(Rings& rings)
+        : finished_(rings.finished), ring_(rings.finished.ring) {}
+    /// Called when the additions to the rows `at` have been started.
+    template <class Task>
+    __device__ __forceinline__ void has_started(const HopperBackwardParameters& p, const Task& task,
+                                                RowPosition at) {
+        if (p.ring.slots == 0) return;
+        await_stores<2>();
+        advance(p, task);
+        started_[1] = started_[0];
+        started_[0] = at;
     }
-    /// Waits until the consumers may add dQ of one more block of rows. The producer waits, so that consumers
-    /// need not wait.
-    __device__ __forceinline__ void wait_for_additions() {
-        added_.wait_empty();
-        added_.advance();
+    /// Called after the last rows of a task. Counts all of its additions.
+    template <class Task>
+    __device__ __forceinline__ void end_task(const HopperBackwardParameters& p, const Task& task) {
+        if (p.ring.slots == 0) return;
+        await_stores<0>();
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            advance(p, task);
+            started_[1] = started_[0];
+            started_[0] = none;
+        }
+    }
+    /// Tells the finishers that there are no more blocks.
+    __device__ __forceinline__ void end() {
+        for (int i = 0; i < d_q_finishers; ++i) hand_over({.head = -1});
     }
 
   private:
-    RingPosition<added_stages> added_;
+    static constexpr RowPosition none{-1, 0};
+
+    /// Hands over the rows that were counted by the last call if they are complete, and counts the additions
+    /// that were started before the last two calls of has_started().
+    template <class Task>
+    __device__ __forceinline__ void advance(const HopperBackwardParameters& p, const Task& task) {
+        constexpr int rows = Policy::tiles.rows;
+        const int slot = task.slot(p), sums_offset = (slot - task.head) * p.rows.sizes.group;
+        if (counted_.head >= 0) {
+            const int needed = (task.earlier_uses(p) + 1) *
+                               additions_to(p.rows.mask, counted_.row, rows, Policy::tiles.keys);
+            if (count_ + 1 == needed) {
+                fence_gpu();
+                hand_over({task.batch, counted_.head, counted_.row, slot, sums_offset + counted_.head});
+            }
+        }
+        counted_ = started_[1];
+        if (counted_.head < 0) return;
+        order_with_copies();
+        asm volatile(
+            "atom.release.gpu.global.add.s32 %0, [%1], 1;"
+            : "=r"(count_)
+            : "l"(p.ring.additions + (sums_offset + counted_.head) * p.ring.row_blocks + counted_.row / rows)
+            : "memory");
+    }
+    __device__ __forceinline__ void hand_over(const FinishedBlock& block) {
+        ring_.wait_empty();
+        finished_.blocks[ring_.stage()] = block;
+        ring_.full().arrive();
+        ring_.advance();
+    }
+
+    FinishedRows& finished_;
+    RingPosition<2 * d_q_finishers> ring_;
+    RowPosition started_[2] = {none, none};  ///< the latest ones first
+    RowPosition counted_ = none;
+    int count_ = 0;  ///< before the addition to counted_
 };
 
 /// Stores four numbers times `factor`, rounded to 16 bits.
@@ -127,89 +198,26 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
     }
 }
 
-/// The numbers that a finisher needs of its task. They lie in shared memory, because a finisher has few
-/// registers and reads them only once for each group of blocks of rows.
-struct FinisherTask {
-    int batch, first_head;                       ///< of the query heads
-    int slot, uses;                              ///< uses: of the slot, with this one
-    int begin_row, head_row_blocks, row_blocks;  ///< blocks of rows that a head has, and that all heads have
-};
-
-/// Counts the additions of a thread block to blocks of rows, and finishes those that are complete. A finisher
-/// takes counted_at_once blocks of rows, the next finisher the next ones. Lane i counts the i-th of
-/// them.
-template <class T, class Policy, class Task, class Rings>
-__device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& p, Rings& rings,
+/// Finishes the blocks of rows that the thread block completes. A warp, the finisher, calls this.
+template <class T, class Policy>
+__device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& p, FinishedRows& finished,
                                                 int finisher) {
-    constexpr int rows = Policy::tiles.rows, stages = added_stages;
-    volatile FinisherTask& task = rings.finisher_tasks[finisher];
-    unsigned block = 0;           // the number of the next block of rows, of all tasks
-    int other_groups = finisher;  // groups of other finishers before this finisher's next group
-    for (unsigned i = 0;; ++i) {
-        constexpr int task_stages = decltype(rings.tasks)::stages;
-        const std::uint32_t barriers = shared_address(&rings.tasks) + i % task_stages * 8;
-        Barrier(barriers).wait(i / task_stages % 2);
-        const int index = rings.task[i % task_stages];
-        Barrier(barriers + 8 * task_stages).arrive_as_warp();
-        if (Task::is_end(p, index)) return;
-        {
-            const Task keys(p, index);
-            if (!keys.has_rows()) continue;
-            if (lane_index() == 0) {
-                task.batch = keys.batch;
-                task.first_head = keys.head * p.rows.sizes.group;
-                task.slot = keys.slot(p);
-                task.uses = keys.earlier_uses(p) + 1;
-                task.begin_row = keys.begin_row;
-                task.head_row_blocks = (keys.end_row - keys.begin_row + rows - 1) / rows;
-                task.row_blocks = task.head_row_blocks * p.rows.sizes.group;
-            }
-        }
+    for (unsigned i = static_cast<unsigned>(finisher);; i += d_q_finishers) {
+        constexpr unsigned stages = 2 * d_q_finishers;
+        const std::uint32_t full = shared_address(&finished.ring) + i % stages * 8;
+        Barrier(full).wait(i / stages % 2);
+        const FinishedBlock block = finished.blocks[i % stages];
+        Barrier(full + 8 * stages).arrive_as_warp();
+        if (block.head < 0) return;
+        finish_row_block<T, Policy>(
+            p.rows,
+            p.rows.d_q_sums + (static_cast<std::int64_t>(block.sums_head) * p.rows.padded_rows + block.row) *
+                                  Policy::head_dim,
+            p.rows.d_q.head(block.batch, block.head).row(block.row), p.rows.mask.queries - block.row);
         __syncwarp();
-        int left = task.row_blocks;
-        while (left > 0) {
-            const int count = min(left, counted_at_once);
-            left -= count;
-            block += count;
-            if (--other_groups >= 0) continue;
-            other_groups = d_q_finishers - 1;
-            for (unsigned n = block - count; n != block; ++n) {
-                const std::uint32_t added = shared_address(&rings.added) + n % stages * 8;
-                Barrier(added).wait(n / stages % 2);
-                Barrier(added + 8 * stages).arrive_as_warp();
-            }
-            fence_gpu();
-            bool is_last = false;
-            if (lane_index() < count) {
-                const int in_task = task.row_blocks - left - count + lane_index(),
-                          head = in_task / task.head_row_blocks,
-                          row = task.begin_row + (in_task - head * task.head_row_blocks) * rows;
-                const int of_ring = (task.slot * p.rows.sizes.group + head) * p.ring.row_blocks + row / rows;
-                is_last = atomicAdd(p.ring.additions + of_ring, 1) + 1 ==
-                          task.uses * additions_to(p.rows.mask, row, rows, Policy::tiles.keys);
-            }
-            unsigned complete = __ballot_sync(~0u, is_last);
-            if (complete == 0) continue;
-            fence_gpu();
-            __syncwarp();
-            do {
-                const int in_task = task.row_blocks - left - count + __ffs(static_cast<int>(complete)) - 1,
-                          head = in_task / task.head_row_blocks,
-                          row = task.begin_row + (in_task - head * task.head_row_blocks) * rows;
-                const int sums_head = task.slot * p.rows.sizes.group + head;
-                complete &= complete - 1;
-                finish_row_block<T, Policy>(
-                    p.rows,
-                    p.rows.d_q_sums +
-                        (static_cast<std::int64_t>(sums_head) * p.rows.padded_rows + row) * Policy::head_dim,
-                    p.rows.d_q.head(task.batch, task.first_head + head).row(row), p.rows.mask.queries - row);
-                __syncwarp();
-                if (lane_index() == 0)
-                    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.ring.finished + task.slot)
-                                 : "memory");
-            } while (complete != 0);
-        }
-        __syncwarp();  // before lane 0 writes the next task
+        if (lane_index() == 0)
+            asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.ring.finished + block.slot)
+                         : "memory");
     }
 }
 

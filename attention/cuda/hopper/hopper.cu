@@ -116,10 +116,11 @@ bool has_tile_candidates() {
 #endif
 }
 
-HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim) {
+HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim, const ScoreOptions& scores) {
     const auto candidates = hopper_backward_candidates(head_dim);
     const auto number = static_cast<std::size_t>(forced_kernel_choice().backward_tiles.value_or(-1));
-    return number < candidates.size() ? candidates[number] : hopper_backward_tiles(head_dim);
+    return number < candidates.size() ? candidates[number]
+                                      : hopper_backward_tiles(head_dim, takes_registers(hopper_rule(scores)));
 }
 
 const char* why_not_hopper(const ResolvedOptions& options, std::initializer_list<Tensor> tensors) {
@@ -154,8 +155,11 @@ const char* why_not_hopper_backward(const ResolvedOptions& options, const device
 DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std::int64_t batch_heads,
                 std::int64_t padded_rows) {
     const int head_dim = padded_hopper_head_dim(std::max(sizes.qk_dim, sizes.v_dim));
-    const HopperBackwardTiles tiles = chosen_hopper_backward_tiles(head_dim);
-    if (options.deterministic || options.packed || tiles.adds_in_bulk || !tiles.sums_in_ring) return {};
+    const HopperBackwardTiles tiles = chosen_hopper_backward_tiles(head_dim, options.scores);
+    if (options.deterministic || options.packed || head_dim > hopper_backward_keys_max_head_dim ||
+        !tiles.may_sum_in_ring ||
+        !forced_kernel_choice().ring.value_or(options.mask.keys <= hopper_ring_max_keys))
+        return {};
     const std::int64_t key_heads = batch_heads / sizes.group,
                        key_blocks = (options.mask.keys + tiles.keys - 1) / tiles.keys;
     const std::int64_t head_bytes = sizes.group * padded_rows * hopper_backward_row_bytes(head_dim, head_dim);

@@ -39,7 +39,7 @@ DqRing d_q_ring(const ResolvedOptions& options, const device::Sizes& sizes, std:
 
 /// The tiles of the backward pass, those of a ForcedKernelChoice or the policy's; up to head dim
 /// hopper_backward_keys_max_head_dim.
-HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim);
+HopperBackwardTiles chosen_hopper_backward_tiles(int head_dim, const ScoreOptions& scores);
 
 /// Enqueues the backward pass of a call for which why_not_hopper_backward() returned nullptr. Uses next_task
 /// even if the call is not deterministic, and the counters of the ring, which follow next_task in memory.

@@ -22,6 +22,10 @@ enum class HopperRule : std::uint8_t {
 constexpr bool may_drop(HopperRule rule) {
     return rule == HopperRule::dropout || rule == HopperRule::formula;
 }
+/// Whether a rule needs registers of the backward kernels: see hopper_backward_tiles().
+constexpr bool takes_registers(HopperRule rule) {
+    return may_drop(rule) || rule == HopperRule::biases;
+}
 inline constexpr int hopper_biases_max_head_dim = 64;
 /// Whether a rule has kernels of this head dim.
 constexpr bool has_hopper_kernels(HopperRule rule, int head_dim, bool is_packed) {

@@ -74,25 +74,22 @@ inline int padded_hopper_head_dim(int head_dim) {
                                                         : padded_head_dim(HopperBackwardHeadDims{}, head_dim);
 }
 
-/// Two consumer warpgroups take 64 keys each.
+/// Two consumer warpgroups take 64 keys each. Two blocks of rows of Q and dO are in shared memory at the same
+/// time.
 struct HopperBackwardTiles {
     int rows;  ///< 64 or 128
-    /// Whether one thread adds dQ to its sums in bulk, from shared memory, also if the additions have no
-    /// fixed order.
-    bool adds_in_bulk;
-    /// Whether the sums of dQ exist for the heads in flight only, if one thread does not add them in bulk and
-    /// sequences are not packed.
-    bool sums_in_ring = true;
-    /// Blocks of rows of Q and dO that are in shared memory at the same time; a power of two.
-    int stages = 2;
-    /// Whether the products with dS of a block of rows run during the exponentials of the next one.
-    bool overlaps_blocks = false;
+    /// Whether P is kept in 16 bits only, so that registers are free for more rows.
+    bool keeps_p_in_16_bits;
+    /// Whether the sums of dQ may exist for the heads in flight only (see hopper_ring_max_keys), if their
+    /// order is not fixed and sequences are not packed.
+    bool may_sum_in_ring;
+    int d_q_stages;  ///< blocks of rows of dQ that are in shared memory at the same time, 1 or 2
     static constexpr int keys = 128, consumers = 2;
 
     static constexpr int threads() { return 128 * (consumers + 1); }
     /// Bytes of K, V and their gradients, of the stages of Q and dO with their statistics, and of dS.
     constexpr int shared_bytes(int head_dim) const {
-        const int kv = 2 * keys * head_dim, gradients = kv, row_stages = stages * 2 * rows * (head_dim + 2),
+        const int kv = 2 * keys * head_dim, gradients = kv, row_stages = 2 * 2 * rows * (head_dim + 2),
                   d_s = 2 * rows * keys;
         return 2 * (kv + gradients + row_stages + d_s) + ring_bytes;
     }
@@ -101,21 +98,19 @@ struct HopperBackwardTiles {
 };
 
 /// `applies_rules`: whether the kernel applies a formula, dropout or biases, which need registers.
-constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_rules = false) {
+constexpr HopperBackwardTiles hopper_backward_tiles(int head_dim, bool applies_rules) {
     // A block of rows costs a barrier, so the more rows the better. But S, dP and, for a while, dQ take rows
-    // / 2 registers each, and dK and dV take head_dim / 2 each: too many for 128 rows and a head dim of 64.
-    // Bulk additions cost bandwidth of shared memory and save consumers' time: 13% faster at head dim 128,
-    // but 2% slower at 64 and 3% slower at 32.
-    // To overlap blocks of rows, S, dP, dQ and 16-bit P and dS take 112 registers beside dK and dV at 64 rows
-    // and a head dim of 64; the larger head dim and 128 rows have too few left. Q of a block is then in use
-    // until the middle of the next one, so two stages would leave no time for its load.
-    // Causal: 437 with the overlap and 402 without at S 16,384, 384 and 367 at S 4,096, 273 and 267 at
-    // S 1,024.
-    const bool overlaps_blocks = head_dim > 32 && head_dim <= 64 && !applies_rules;
-    return {.rows = head_dim <= 32 ? 128 : 64,
-            .adds_in_bulk = head_dim > 64,
-            .stages = overlaps_blocks ? 4 : 2,
-            .overlaps_blocks = overlaps_blocks};
+    // / 2 registers each, and dK and dV take head_dim / 2 each: too many for 128 rows and a head dim of 64,
+    // unless P of the block is kept in 16 bits from the exponentials on. In ms, causal, with 64 rows and with
+    // 128: 1.13 and 1.02 for 64 x 12 heads at S 1,024, 2.05 and 1.82 for 4 x 32 at 4,096, 6.50 and 5.94 for
+    // 32 at 16,384 (bench/results/2026-11-25-backward-h100.md).
+    // At head dim 128, P in 16 bits does not allow more rows, and took 1.65 ms in place of 1.55 for 4 x 16
+    // heads at S 4,096. A ring of sums took 2.42 ms there: its finishers take registers of the consumers.
+    const bool keeps_p_in_16_bits = head_dim > 32 && head_dim <= 64 && !applies_rules;
+    return {.rows = head_dim <= 32 || keeps_p_in_16_bits ? 128 : 64,
+            .keeps_p_in_16_bits = keeps_p_in_16_bits,
+            .may_sum_in_ring = head_dim <= 64,
+            .d_q_stages = keeps_p_in_16_bits ? 1 : 2};
 }
 
 /// Tiles of the gradient of a bias. Two consumer warpgroups take 64 rows each.
@@ -171,6 +166,11 @@ constexpr bool hopper_forward_has_pairs(std::int64_t heads, std::int64_t row_blo
                                         std::int64_t processors) {
     return heads * ((row_blocks + 1) / 2) >= 2 * processors;
 }
+
+/// Calls with more keys have sums of dQ of all heads, not of those in flight. Such sums have to be cleared
+/// and rounded by other kernels, which takes a larger part of the time the fewer keys there are. At head dim
+/// 64, causal, with the ring and without: 250 and 242 at S 1,024, 457 and 471 at S 16,384.
+inline constexpr std::int64_t hopper_ring_max_keys = 8192;
 
 /// Slots of the ring of the sums of dQ, in addition to those of a set of heads. A task waits for all tasks of
 /// the head that used its slot before. The last of these tasks was started at least tasks_between tasks
