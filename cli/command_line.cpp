@@ -50,6 +50,16 @@ std::string unknown_argument(CLI::App& program) {
                   command_line_of(place), " --help");
 }
 
+/// Refuses an empty required argument, which is always a path: it is usually a variable that a script forgot
+/// to set.
+void check_required_paths(const CLI::App& command) {
+    for (const CLI::Option* const option : command.get_options()) {
+        if (!option->get_required()) continue;
+        for (const std::string& value : option->results())
+            check(!value.empty(), option->get_name(), " '': expected a path");
+    }
+}
+
 /// Returns an action that, with Output::result, fails when standard output cannot be written. If the pipe is
 /// closed, it fails without a message.
 Action with_checked_output(Action action, Output output = Output::result) {
@@ -205,6 +215,7 @@ Action CommandLine::parse(int argc, const char* const* argv) {
     try {
         parser_->parse(std::vector<std::string>(arguments.rbegin(),
                                                 arguments.rend()));  // CLI11 expects the reverse order
+        check_required_paths(recognised_command(*parser_));
     } catch (const CLI::ExtrasError&) {
         throw UsageError(unknown_argument(*parser_));
     } catch (const CLI::Success& help) {

@@ -245,11 +245,17 @@ void add_sample(CommandLine& program) {
     SampleOptions& options = flags->options;
     command.add_value("--prompt", options.prompt,
                       "text that the model continues; empty: the text begins after a line break");
-    command.add_value("--prompt-file", flags->prompt_file,
-                      "file of the prompt, or - for standard input; one line break at its end is left out");
-    command.add_value("--prompts", flags->prompts_file,
-                      "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for "
-                      "standard input; continues each as --prompt would");
+    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
+        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
+            check(!value.empty(), flag, " '': expected a path or -");
+            path = value;
+        });
+    };
+    add_path("--prompt-file", flags->prompt_file,
+             "file of the prompt, or - for standard input; one line break at its end is left out");
+    add_path("--prompts", flags->prompts_file,
+             "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for standard "
+             "input; continues each as --prompt would");
     add_sampling_flags(command, options);
     command.add_value("--num-samples", flags->samples,
                       "number of texts for each prompt; lines --- separate them");

@@ -52,7 +52,8 @@ Tensor::Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device
 }
 
 Tensor Tensor::from_blob(void* data, const Shape& shape, DType dtype, Device device) {
-    check(data != nullptr || shape.elements() == 0, "from_blob: a null pointer for shape ", shape);
+    const std::int64_t elements = shape.elements();  // throws on a shape that no tensor has
+    check(data != nullptr || elements == 0, "from_blob: a null pointer for shape ", shape);
     check(reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0, "from_blob: ", data,
           " is not aligned for ", dtype, " elements of ", size_of(dtype), " bytes");
     return Tensor(nullptr, static_cast<std::byte*>(data), device, dtype, shape, contiguous_strides(shape));
@@ -68,8 +69,10 @@ bool Tensor::is_contiguous() const {
 }
 
 Tensor Tensor::slice(int axis, std::int64_t begin, std::int64_t length) const {
-    check(begin >= 0 && length >= 0 && begin + length <= size(axis), "tensor: slice [", begin, ", ",
-          begin + length, ") of axis ", axis, " of ", shape_, " is out of range");
+    // The sum of begin and length may overflow, the difference cannot.
+    check(begin >= 0 && length >= 0 && begin <= size(axis) && length <= size(axis) - begin,
+          "tensor: slice of ", length, " from ", begin, " of axis ", axis, " of ", shape_,
+          " is out of range");
     Tensor view = *this;
     view.shape_[axis] = length;
     view.data_ += begin * stride(axis) * static_cast<std::int64_t>(size_of(dtype_));

@@ -4,19 +4,35 @@
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile {
+namespace {
+
+/// Throws Error unless the context can access the elements. An undefined tensor has shape [] but no element,
+/// and the CPU cannot read a GPU's memory. A context on a GPU also takes tensors of page-locked host memory.
+void check_accessible(const Context& ctx, const Tensor& x, const char* what) {
+    check(x.defined(), what, ": an operand is undefined; expected a tensor");
+    check(x.device().is_cpu() || ctx.device().is_cuda(), what, ": ", x, " in a context of ", ctx.device(),
+          "; devices must be equal");
+}
+
+}  // namespace
 
 void fill(const Context& ctx, const Tensor& x, double value) {
+    check_accessible(ctx, x, "fill");
     on_device(ctx, cpu::fill, cuda::fill, x, value);
 }
 
 void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
     check(destination.shape() == source.shape(), "copy: ", source, " to ", destination,
           "; shapes must be equal");
+    check_accessible(ctx, destination, "copy");
+    check_accessible(ctx, source, "copy");
     on_device(ctx, cpu::copy, cuda::copy, destination, source);
 }
 
 void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
     check(y.shape() == x.shape(), "axpy: ", x, " added to ", y, "; shapes must be equal");
+    check_accessible(ctx, y, "axpy");
+    check_accessible(ctx, x, "axpy");
     on_device(ctx, cpu::axpy, cuda::axpy, y, alpha, x);
 }
 
@@ -63,6 +79,7 @@ Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const
 }
 
 std::vector<double> to_host(const Context& ctx, const Tensor& x) {
+    check_accessible(ctx, x, "to_host");
     std::vector<double> values(static_cast<std::size_t>(x.elements()));
     if (ctx.is_planning() || values.empty()) return values;
     const Context host = host_of(ctx);

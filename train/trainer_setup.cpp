@@ -63,6 +63,18 @@ int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
     return std::clamp(share, 1, usable_cores());
 }
 
+/// Refuses ids that no token has: they would have no effect, and a packed run would train on one document
+/// without a word. Shards of llm.c that `gradtile tokenize` wrote with another tokenizer than GPT-2's have
+/// another separator than the format's. A run that began before this check existed may still be resumed.
+void check_token_ids(const TrainConfig& config) {
+    const std::int64_t vocabulary = config.model.vocabulary;
+    check(config.ignore_token < vocabulary, "ignore-token: ", config.ignore_token,
+          "; expected -1 or an id of the vocabulary of ", vocabulary);
+    check(!config.packed || config.document_token < vocabulary, "packed: documents would begin at token ",
+          config.document_token, ", which the vocabulary of ", vocabulary,
+          " does not have; expected document-token, the id of the token that begins a document");
+}
+
 }  // namespace
 
 Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
@@ -83,6 +95,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
                 merged_adapters(load_checkpoint(config_.init_from, {}, on_message_), config_.init_from)};
         });
     build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
+    check_token_ids(config_);
     // Rank 0's paths are saved. Other ranks may have their own copies of the files.
     make_paths_absolute(config_);
     if (start.checkpoint) {

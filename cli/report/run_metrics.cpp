@@ -73,8 +73,9 @@ void add_sample(std::vector<MetricsSample>& samples, MetricsSample sample) {
 
 std::map<std::string, std::string> settings_in(const std::filesystem::path& file) {
     constexpr std::uint64_t max_bytes = std::uint64_t{1} << 20;
+    const std::string text = read_text_file(file, max_bytes);  // its errors name the file
     const json object = with_file_name("settings", file, [&] {
-        json parsed = parse_json(read_text_file(file, max_bytes));
+        json parsed = parse_json(text);
         check(parsed.is_object(), "expected an object");
         return parsed;
     });

@@ -161,6 +161,8 @@ TEST_F(Report, AFileWithoutSettingsIsShownWithAWarning) {
     const std::string run = write_run("bare", two_steps, "");
     const json data = data_of(page_of({run + "/metrics.jsonl"}, {"config.json"}));
     EXPECT_EQ(data.at("runs").at(0).at("name"), "bare");
+    EXPECT_EQ(data.at("runs").at(0).at("warnings").at(0),
+              run + "/config.json: cannot be opened: No such file or directory");
     write_run("bare", two_steps, "{\"lr\": ");
     page_of({run}, {"config.json"});
 }

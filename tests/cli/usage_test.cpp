@@ -237,6 +237,28 @@ TEST(Usage, RefusesARunWithoutADirectory) {
     expect_refused(run(tiny_training(stories, "")), {"--out ''", "expected a directory"});
 }
 
+TEST(Usage, RefusesEmptyPathsByTheirName) {
+    const std::vector<std::pair<Arguments, std::string>> cases = {
+        {{"sample", ""}, "model ''"},
+        {{"inspect", ""}, "checkpoint ''"},
+        {{"report", "run", "", "--out", "r.html"}, "runs ''"},
+        {{"convert", "old", ""}, "new ''"},
+        {{"import", "", "--out", "run"}, "weights ''"},
+        {{"export", "run", "--out", ""}, "--out ''"},
+        {{"tokenize", "text", "--tokenizer", "", "--out", "t.bin"}, "--tokenizer ''"},
+        {{"tokenize", "text", "--tokenizer", "t.json", "--out", ""}, "--out ''"},
+        {{"tokenizer", "train", "--data", "text", "--out", ""}, "--out ''"},
+        {{"sample", "run", "--prompts", ""}, "--prompts ''"},
+        {{"sample", "run", "--prompt-file", ""}, "--prompt-file ''"},
+        {{"plan", "--config", ""}, "--config ''"},
+    };
+    for (const auto& [arguments, name] : cases) {
+        const Outcome outcome = run(arguments);
+        expect_refused(outcome, {name + ": expected a path"});
+        EXPECT_EQ(outcome.exit_code, 2) << name;
+    }
+}
+
 TEST(Usage, PrintConfigEqualsTheRunsConfigJson) {
     const TemporaryDirectory place;
     const auto out = place / "run";

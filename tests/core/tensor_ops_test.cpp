@@ -8,6 +8,7 @@
 #include <gradtile/core/random.h>
 
 #include <support/cpu_context.h>
+#include <support/error_message.h>
 #include <support/floating_dtypes.h>
 
 namespace gradtile {
@@ -137,6 +138,25 @@ TEST(TensorOps, AcceptEmptyTensors) {
     copy(ctx, x, x);
     axpy(ctx, x, 1.0, x);
     EXPECT_TRUE(to_host(ctx, x).empty());
+}
+
+TEST(TensorOps, RefuseUndefinedTensorsAndThoseOfAGpuInOneLine) {
+    const Tensor undefined, x = zeros(ctx, {}, DType::f32);
+    const Tensor on_gpu(nullptr, x.raw_data(), Device::cuda(0), DType::f32, x.shape(), x.strides());
+    for (const Tensor& bad : {undefined, on_gpu}) {
+        const std::string expected = bad.defined() ? "devices must be equal" : "undefined";
+        const auto refused = [&](auto&& operation) {
+            EXPECT_THAT(test::message_of(operation), testing::HasSubstr(expected));
+        };
+        refused([&] { fill(ctx, bad, 1.0); });
+        refused([&] { copy(ctx, bad, x); });
+        refused([&] { copy(ctx, x, bad); });
+        refused([&] { axpy(ctx, bad, 1.0, x); });
+        refused([&] { axpy(ctx, x, 1.0, bad); });
+        refused([&] { cast(ctx, bad, DType::f64); });
+        refused([&] { to_host(ctx, bad); });
+        refused([&] { item(ctx, bad); });
+    }
 }
 
 TEST(TensorOps, ItemReadsOneElement) {

@@ -1,5 +1,6 @@
 #include <gradtile/core/tensor.h>
 
+#include <limits>
 #include <numeric>
 
 #include <gmock/gmock.h>
@@ -88,6 +89,10 @@ TEST(Tensor, RefusesAxesAndRangesThatDoNotExist) {
     EXPECT_THROW(x.select(0, 2), Error);
     EXPECT_THROW(x.transpose(0, 2), Error);
     EXPECT_NO_THROW(x.slice(1, 3, 0));
+    constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+    EXPECT_THROW(x.slice(1, 1, largest), Error);
+    EXPECT_THROW(x.slice(1, largest, 1), Error);
+    EXPECT_THROW(x.select(0, largest), Error);
 }
 
 TEST(Tensor, AViewKeepsTheMemoryAlive) {
@@ -129,6 +134,9 @@ TEST(FromBlob, RefusesNullAndUnalignedMemory) {
     EXPECT_EQ(test::message_of([] { Tensor::from_blob(nullptr, {2}, DType::f32); }),
               "from_blob: a null pointer for shape [2]");
     EXPECT_TRUE(Tensor::from_blob(nullptr, {2, 0}, DType::f32).defined());
+    float one = 1;
+    EXPECT_THROW(Tensor::from_blob(&one, {-1}, DType::f32), Error);
+    EXPECT_THROW(Tensor::from_blob(&one, {std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::f32), Error);
     double values[2] = {};
     std::byte* const odd = reinterpret_cast<std::byte*>(values) + 2;
     EXPECT_THAT(test::message_of([&] { Tensor::from_blob(odd, {1}, DType::f32); }),

@@ -17,6 +17,10 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/context.h>
+#include <gradtile/core/start_thread.h>
+
+#include <support/error_message.h>
+#include <support/no_new_threads.h>
 
 namespace gradtile {
 namespace {
@@ -243,6 +247,19 @@ TEST(ThreadPool, WorksWithManyMoreThreadsThanCores) {
 
 TEST(ThreadPool, CanBeCreatedAndDestroyedWithoutWork) {
     for (int i = 0; i < 50; ++i) ThreadPool pool(4);
+}
+
+TEST(StartThread, NamesThePurposeWhenTheSystemGivesNoThread) {
+    {
+        const test::NoNewThreads limit;
+        EXPECT_THAT(test::message_of([] { start_thread("a test", [] {}).join(); }),
+                    testing::StartsWith("threads: the system gives none for a test: "));
+        EXPECT_THAT(test::message_of([] { ThreadPool(3); }),
+                    testing::StartsWith("threads: the system gives 1 of 3: "));
+    }
+    bool ran = false;
+    start_thread("a test", [&] { ran = true; }).join();
+    EXPECT_TRUE(ran);
 }
 
 TEST(ParallelRanges, CoverEveryElementOnceInBlocksOfTheGrain) {

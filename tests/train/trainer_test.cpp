@@ -397,6 +397,26 @@ TEST(Trainer, PackedTakesTheSeparatorOfShards) {
     EXPECT_EQ(Trainer(run.config, run.on_message).config().document_token, 50256);
 }
 
+/// Shards that `gradtile tokenize` wrote with a small tokenizer have another separator than GPT-2's 50256.
+TEST(Trainer, RefusesIdsThatNoTokenHas) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.data = (run.directory / "shard.bin").string();
+    run.config.model.vocabulary = 400;
+    write_token_file(run.config.data, TokenFormat::gpt2_shard, std::vector<std::int32_t>(500, 3));
+    const auto message = [&] { return message_of([&] { Trainer(run.config, run.on_message); }); };
+    EXPECT_EQ(message(), "no error");
+    run.config.packed = true;
+    EXPECT_THAT(message(), HasSubstr("packed: documents would begin at token 50256, which the vocabulary of "
+                                     "400 does not have"));
+    run.config.document_token = 400;
+    EXPECT_THAT(message(), HasSubstr("token 400"));
+    run.config.document_token = 399;
+    EXPECT_EQ(message(), "no error");
+    run.config.ignore_token = 400;
+    EXPECT_THAT(message(), HasSubstr("ignore-token: 400; expected -1 or an id"));
+}
+
 /// `gradtile eval` divides the text into documents at blank lines, as training does.
 TEST(Trainer, PackedEvaluatesAsItTrains) {
     TinyRun run;

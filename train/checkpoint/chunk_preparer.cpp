@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <gradtile/core/io/checksum.h>
+#include <gradtile/core/start_thread.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
 namespace gradtile {
@@ -75,7 +76,7 @@ void append_fletcher32(std::vector<std::byte>& chunk) {
 }
 
 ChunkPreparer::ChunkPreparer(std::vector<Tensor> tensors)
-    : tensors_(std::move(tensors)), thread_([this] { run(); }) {}
+    : tensors_(std::move(tensors)), thread_(start_thread("preparing a checkpoint", [this] { run(); })) {}
 
 ChunkPreparer::~ChunkPreparer() {
     {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
@@ -64,7 +65,7 @@ SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx
     : directory_(std::move(directory)),
       ctx_(ctx),
       on_device_(ctx.device().is_cuda() ? std::make_unique<DeviceSnapshot>(ctx) : nullptr),
-      thread_([this] { loop(); }) {}
+      thread_(start_thread("writing checkpoints", [this] { loop(); })) {}
 
 SnapshotWriter::~SnapshotWriter() {
     wait();

@@ -106,6 +106,7 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
 
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options) {
+    check(options.batch >= 1, "eval: batch: ", options.batch, "; expected at least 1");
     const std::int64_t context = model.transformer.config.context;
     SequentialLoader loader(tokens, context, {options.ignore_token, options.packing, options.stride});
     const std::int64_t windows = loader.windows(), rows = std::min(options.batch, windows);

@@ -147,6 +147,7 @@ ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<
     check(model.tokenizer.has_value(),
           "eval: the model has no tokenizer, because it was trained on token files or imported without one");
     check(!questions.empty(), "eval: no question");
+    check(options.batch >= 1, "eval: batch: ", options.batch, "; expected at least 1");
     std::vector<ChoiceRow> rows;
     for (std::size_t i = 0; i < questions.size(); ++i)
         for (ChoiceRow& row : rows_of(model, questions[i], concat("question ", i + 1)))

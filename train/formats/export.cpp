@@ -121,7 +121,8 @@ class Exporter {
         if (x.dtype() == dtype) return x;
         const Tensor y = cast(ctx_, x, dtype);
         check(all_finite(dtype, y.raw_data(), static_cast<std::size_t>(y.elements())), source_, ": tensor '",
-              name, "' has values that ", dtype, " cannot hold; expected --dtype f32 or bf16");
+              name, "' has values that ", dtype, " cannot hold; expected --dtype f32",
+              dtype == DType::f16 ? " or bf16" : "");
         return y;
     }
 

@@ -93,6 +93,8 @@ ImportedModel read_llmc_model(const std::string& path) {
     for (const std::string& name : names_in_order(header.layers)) {
         const Tensor& x = tensors.at(name);
         file.read(offset, {x.raw_data(), x.bytes()});
+        check(all_finite(dtype, x.raw_data(), static_cast<std::size_t>(x.elements())), path, ": ", name,
+              " holds an infinity or a NaN");
         offset += static_cast<std::int64_t>(x.bytes());
         if (name == "wte.weight") offset += padding;
     }

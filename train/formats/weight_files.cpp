@@ -141,7 +141,11 @@ DType WeightFiles::dtype(const std::string& name) const {
 
 Tensor WeightFiles::read(const std::string& name) const {
     const Place& place = place_of_.at(name);
-    return files_[place.file].read(*place.entry);
+    const SafetensorsFile& file = files_[place.file];
+    Tensor x = file.read(*place.entry);
+    check(all_finite(x.dtype(), x.raw_data(), static_cast<std::size_t>(x.elements())), file.path(),
+          ": tensor '", printable_name(name), "' holds an infinity or a NaN");
+    return x;
 }
 
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 
+#include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
@@ -58,7 +59,7 @@ LiveDisplay::LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSign
         if (!state_.best || point.loss < state_.best->loss) state_.best = state_.evaluation;
     }
     if (!options.history.train.empty()) state_.report.loss = options.history.train.back().loss;
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("the dashboard", [this] { run(); });
 }
 
 LiveDisplay::~LiveDisplay() {

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/start_thread.h>
 
 namespace gradtile {
 namespace {
@@ -50,7 +51,7 @@ ControlHub::ControlHub(Listener listener, MessageStream own, Options options)
       last_heartbeat_(start_ - steady(interval_)) {
     peers_[0] = std::make_unique<Peer>(Peer{.stream = std::move(own), .last_message = start_});
     if (options_.size == 1) send_all_connected();
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("the connections of the processes", [this] { run(); });
 }
 
 ControlHub::~ControlHub() {

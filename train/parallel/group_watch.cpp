@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/start_thread.h>
 
 namespace gradtile {
 namespace {
@@ -28,7 +29,7 @@ ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptio
       stream_(std::move(stream)),
       last_message_(SteadyClock::now()),
       next_heartbeat_(last_message_) {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("the heartbeat", [this] { run(); });
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
     if (complete_ && !lost_) return;

@@ -1,6 +1,7 @@
 #include <gradtile/train/run/metrics_file.h>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -147,6 +148,10 @@ void MetricsFile::write(const StepReport& report) {
 
 void MetricsFile::write_checkpoint_event(std::int64_t step) {
     append(checkpoint_line(step));
+    // Writing to a file without a name succeeds, so a user who removed the directory would not notice.
+    struct stat status {};
+    if (::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 0)
+        throw Error(concat("metrics ", path_.string(), ": was removed during the run; its lines are lost"));
 }
 
 void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/start_thread.h>
 
 namespace gradtile {
 namespace {
@@ -35,13 +36,22 @@ StopSignals::StopSignals() : requests_(request_signals()) {
     sigemptyset(&action.sa_mask);
     for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &action, &former_[i]);
     pthread_sigmask(SIG_BLOCK, &requests_, &former_mask_);
-    thread_ = std::thread([this] { wait_for_signals(); });
+    try {
+        thread_ = start_thread("signals", [this] { wait_for_signals(); });
+    } catch (...) {
+        restore_signals();
+        throw;
+    }
 }
 
 StopSignals::~StopSignals() {
     ending_ = true;
     pthread_kill(thread_.native_handle(), SIGUSR1);  // the signal goes to thread_ only
     thread_.join();
+    restore_signals();
+}
+
+void StopSignals::restore_signals() {
     pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
     for (std::size_t i = 0; i < ignored.size(); ++i) sigaction(ignored[i], &former_[i], nullptr);
     watching = false;

@@ -45,6 +45,7 @@ class StopSignals {
   private:
     static constexpr std::array ignored = {SIGXFSZ, SIGPIPE};
 
+    void restore_signals();
     void wait_for_signals();
     void take(const siginfo_t& signal);
 

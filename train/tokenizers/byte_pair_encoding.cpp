@@ -3,14 +3,10 @@
 #include <gradtile/core/check.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_tables.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
+#include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
 namespace {
-
-/// The longest token that is accepted. Known vocabularies have no longer tokens, and two computations take
-/// longer with longer tokens: finding a token's parts by tiktoken's rule, and searching a text for added
-/// tokens.
-constexpr std::size_t max_token_bytes = 2048;
 
 std::string shown_bytes(std::string_view bytes) {
     constexpr std::size_t max_shown = 40;

@@ -10,6 +10,7 @@
 #include <gradtile/core/thread_pool.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
+#include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
 namespace {
@@ -156,6 +157,7 @@ class BytePairTrainer::Merger {
                 continue;
             }
             if (count < 1 || count < options_.min_frequency) break;
+            if (merged_bytes(best.pair) > max_token_bytes) continue;
             merge(best);
             constexpr std::int64_t report_every = 256;
             const std::int64_t done = std::ssize(vocabulary_.tokens) - first;
@@ -217,10 +219,14 @@ class BytePairTrainer::Merger {
         changed_.clear();
     }
 
+    const std::string& bytes_of(std::int32_t id) const {
+        return vocabulary_.tokens[static_cast<std::size_t>(id)];
+    }
+    std::size_t merged_bytes(TokenPair pair) const {
+        return bytes_of(pair.first).size() + bytes_of(pair.second).size();
+    }
+
     void merge(const Candidate& best) {
-        const auto bytes_of = [this](std::int32_t id) -> const std::string& {
-            return vocabulary_.tokens[static_cast<std::size_t>(id)];
-        };
         const std::int32_t result = id_of(bytes_of(best.pair.first) + bytes_of(best.pair.second));
         vocabulary_.merges.push_back({best.pair.first, best.pair.second, result});
         for (const PieceIndex index : best.pieces) merge_in(index, best.pair, result);
@@ -268,8 +274,11 @@ BytePairTrainer::BytePairTrainer(BytePairTrainerOptions options)
           "vocabulary: ", options_.vocabulary, "; expected ", least, " (special tokens and bytes) to ",
           max_byte_pair_vocabulary);
     check(options_.min_frequency >= 0, "min-frequency: ", options_.min_frequency, "; expected 0 or more");
-    for (const std::string& token : options_.special_tokens)
+    for (const std::string& token : options_.special_tokens) {
         check(token.size() > 1, "special-tokens: '", token, "': expected two bytes or more");
+        check(token.size() <= max_token_bytes, "special-tokens: a token of ", token.size(),
+              " bytes; expected at most ", max_token_bytes);
+    }
 }
 BytePairTrainer::~BytePairTrainer() = default;
 

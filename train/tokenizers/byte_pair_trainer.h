@@ -27,13 +27,15 @@ struct BytePairTrainerOptions {
 /// et al. 2016, algorithm 1).
 ///
 /// The result is that of the tokenizers library's BpeTrainer with ByteLevel(add_prefix_space=False) and the
-/// initial alphabet ByteLevel.alphabet(), when each text is one item of train_from_iterator. There are two
+/// initial alphabet ByteLevel.alphabet(), when each text is one item of train_from_iterator. There are three
 /// differences. The library's train(files) first cuts texts into lines, so no token contains a line break
-/// with more whitespace after it. The library counts pairs in 32 bits, and this class counts in 64 bits.
+/// with more whitespace after it. The library counts pairs in 32 bits, and this class counts in 64 bits. This
+/// class does not merge pairs into tokens of more than 2048 bytes, which no tokenizer here accepts: a text
+/// with one line of 5000 dashes would otherwise give such a token.
 class BytePairTrainer {
   public:
-    /// Throws Error for a vocabulary that cannot hold the special tokens and the bytes, and for a negative
-    /// min_frequency.
+    /// Throws Error for a vocabulary that cannot hold the special tokens and the bytes, for a special token
+    /// of one byte or of more than 2048, and for a negative min_frequency.
     explicit BytePairTrainer(BytePairTrainerOptions options);
     ~BytePairTrainer();
 

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/evaluation/evaluate.h>
 #include <gradtile/train/evaluation/multiple_choice.h>
 
 #include <support/error_message.h>
@@ -93,6 +94,19 @@ TEST(MultipleChoice, OfEqualChoicesTheFirstIsTakenAndBatchesDoNotMatter) {
     for (std::size_t i = 0; i < 2; ++i)
         for (std::size_t choice = 0; choice < 2; ++choice)
             EXPECT_NEAR(all.answers[i].losses[choice].sum, one.answers[i].losses[choice].sum, 1e-10);
+}
+
+TEST(Evaluation, ABatchOfNothingIsRefused) {
+    const auto model = byte_model();
+    const TokenSequence tokens(std::vector<std::int32_t>(50, 7), "tokens");
+    for (const std::int64_t batch : {0, -3}) {
+        const std::string expected = concat("eval: batch: ", batch, "; expected at least 1");
+        EXPECT_EQ(message_of([&] { evaluate(*model, tokens, {.batch = batch}); }), expected);
+        EXPECT_EQ(message_of([&] {
+                      evaluate_choices(*model, {{"a", {"b", "c"}, 0}}, {.batch = batch});
+                  }),
+                  expected);
+    }
 }
 
 TEST(MultipleChoice, ReadsTheMembersOfHellaSwagAndTheirOtherNames) {

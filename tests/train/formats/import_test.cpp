@@ -153,6 +153,28 @@ TEST(Import, WeightsThatAreNotFiniteLeaveNoRun) {
     write_imported_run(model, place / "run");
 }
 
+TEST(Import, AValueThatIsNotFiniteIsNamedWithItsFile) {
+    const TemporaryDirectory place;
+    const auto write_nan_before_end = [](const std::filesystem::path& file, std::uint64_t bytes) {
+        const float nan = std::nanf("");
+        std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+        stream.seekp(-static_cast<std::streamoff>(bytes), std::ios::end);
+        stream.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+    };
+    const auto weights = copy_of("gpt2", place) / "model.safetensors";
+    const SafetensorsHeader header = SafetensorsFile(weights.string()).header();
+    const auto wpe = std::ranges::find(header.entries, "transformer.wpe.weight", &SafetensorsEntry::name);
+    write_nan_before_end(weights, header.entries.back().end - wpe->begin);
+    EXPECT_EQ(message_of([&] { import_model(place / "gpt2"); }),
+              concat(weights.string(), ": tensor 'transformer.wpe.weight' holds an infinity or a NaN"));
+
+    const auto llmc = place / "model.bin";
+    std::filesystem::copy_file(reference_weights() / "llmc.bin", llmc);
+    write_nan_before_end(llmc, sizeof(float));
+    EXPECT_EQ(message_of([&] { import_model(llmc); }),
+              concat(llmc.string(), ": ln_f.bias holds an infinity or a NaN"));
+}
+
 TEST(Import, TensorsThatDoNotFitAreNamed) {
     const TemporaryDirectory place;
     const auto folder = copy_of("gpt2", place);

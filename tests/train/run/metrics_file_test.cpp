@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <support/error_message.h>
 #include <support/temporary_directory.h>
 
 namespace gradtile {
@@ -159,6 +160,16 @@ TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
     }
     std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // a file of an older version
     EXPECT_EQ(MetricsFile(path, 1).wall_s(), 0.0);
+}
+
+TEST(MetricsFile, ThatWasRemovedIsReportedAtTheNextCheckpoint) {
+    const TemporaryDirectory place;
+    const auto path = place / "metrics.jsonl";
+    MetricsFile file(path, -1);
+    file.write_checkpoint_event(1);
+    std::filesystem::remove(path);
+    EXPECT_EQ(test::message_of([&] { file.write_checkpoint_event(2); }),
+              concat("metrics ", path.string(), ": was removed during the run; its lines are lost"));
 }
 
 TEST(MetricsFile, ReadsTheLossesBack) {

@@ -10,9 +10,13 @@
 #include <functional>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/check.h>
+
+#include <support/error_message.h>
+#include <support/no_new_threads.h>
 
 namespace gradtile {
 namespace {
@@ -47,6 +51,17 @@ bool becomes(int number, const StopSignals& signals) {
 
 void pause_for_signals() {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
+}
+
+TEST(StopSignals, AreAsBeforeWhenTheSystemGivesNoThread) {
+    {
+        const test::NoNewThreads limit;
+        EXPECT_THAT(test::message_of([] { StopSignals(); }), testing::HasSubstr("none for signals"));
+    }
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    EXPECT_EQ(sigismember(&blocked, SIGTERM), 0);
+    const StopSignals again;  // the failed one watches no more
 }
 
 TEST(StopSignals, StoreTheFirstSignalAfterTheFirstRequestedCall) {

@@ -420,6 +420,19 @@ TEST(BytePairTrainer, StopsWhenTheTextHasNoMorePairs) {
     EXPECT_THAT(message_of([] { BytePairTrainer(options_for(256, 1)); }), HasSubstr("expected 257"));
 }
 
+TEST(BytePairTrainer, MergesNoTokenThatIsLongerThanTheTokenizerAccepts) {
+    BytePairTrainer trainer(options_for(1000, 1));
+    trainer.add("text\n" + std::string(10000, '-'));
+    BytePairVocabulary vocabulary = trainer.train();
+    std::size_t longest = 0;
+    for (const std::string& token : vocabulary.tokens) longest = std::max(longest, token.size());
+    EXPECT_EQ(longest, 2048u);
+    EXPECT_NO_THROW(BytePairEncoding(std::move(vocabulary), "trained"));
+    BytePairTrainerOptions options = options_for(1000, 1);
+    options.special_tokens = {std::string(2049, '<')};
+    EXPECT_THAT(message_of([&] { BytePairTrainer(std::move(options)); }), HasSubstr("expected at most 2048"));
+}
+
 TEST(BytePairRanks, DamagedLinesAreNamed) {
     for (const char* text : {"YQ== ", "YQ== x", "YQ==", "YQ 0", "Y%== 0", " 0", "YQ== -1", "YQ== 4194304",
                              "YQ== 0 1", "YQ== 99999999999999999999", "YQ== 0\nYg== 0"})
