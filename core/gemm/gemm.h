@@ -13,10 +13,10 @@ struct GemmOptions {
 };
 
 /// c [.., M, N], op(a) [.., M, K], op(b) [.., K, N]. The leading axes (at most two) are a batch and must be
-/// equal; a and b may repeat matrices with stride 0. Rows may be strided and views transposed, but one of the
-/// last two strides of a and of b, and the last stride of c, must be 1. Dtypes of (a, b -> c): f64 -> f64;
-/// f32 -> f32; bf16 -> bf16 or f32; f16 -> f16 or f32. Sums are in float32 (f64: float64). The result does
-/// not depend on the number of threads: c is cut into fixed blocks, and one call of the matrix library
+/// equal; a and b may repeat matrices with stride 0, c may not. Rows may be strided and views transposed, but
+/// one of the last two strides of a and of b, and the last stride of c, must be 1. Dtypes of (a, b -> c): f64
+/// -> f64; f32 -> f32; bf16 -> bf16 or f32; f16 -> f16 or f32. Sums are in float32 (f64: float64). The result
+/// does not depend on the number of threads: c is cut into fixed blocks, and one call of the matrix library
 /// computes each block. On the CPU, products with at most 8 rows and trans_b have kernels of gradtile's own,
 /// whose results depend neither on the blocks nor on the other rows of a. Throws Error on other shapes,
 /// strides or dtypes.
