@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -73,6 +74,19 @@ void check_token_ids(const TrainConfig& config) {
     check(!config.packed || config.document_token < vocabulary, "packed: documents would begin at token ",
           config.document_token, ", which the vocabulary of ", vocabulary,
           " does not have; expected document-token, the id of the token that begins a document");
+}
+
+/// The first tokens of the data, in which a separator should occur.
+constexpr std::int64_t tokens_with_a_separator = std::int64_t{1} << 20;
+
+bool occurs_in(const TokenSequence& tokens, std::int32_t token, std::int64_t count) {
+    std::vector<std::int32_t> some(std::size_t{1} << 16);
+    for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
+        some.resize(static_cast<std::size_t>(std::min(count - begin, std::ssize(some))));
+        tokens.read(begin, some);
+        if (std::ranges::find(some, token) != some.end()) return true;
+    }
+    return false;
 }
 
 }  // namespace
@@ -250,7 +264,12 @@ void Trainer::check_sampling() const {
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.
 void Trainer::choose_document_token(const Dataset& dataset) {
     if (config_.document_token < 0) config_.document_token = dataset.separator;
-    packing_of(config_, dataset.tokenizer);  // throws if it is not known where documents begin
+    const DocumentRule rule = packing_of(config_, dataset.tokenizer).rule;
+    if (rule.kind != DocumentRule::Kind::separator || rule.token >= config_.model.vocabulary) return;
+    const std::int64_t count = std::min(dataset.train.size(), tokens_with_a_separator);
+    if (!occurs_in(dataset.train, rule.token, count))
+        on_message_(concat("packed: documents begin at token ", rule.token, ", which the first ",
+                           grouped(count), " training tokens do not contain"));
 }
 
 /// Allocates everything that a run holds during training.

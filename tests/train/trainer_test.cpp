@@ -397,6 +397,23 @@ TEST(Trainer, PackedTakesTheSeparatorOfShards) {
     EXPECT_EQ(Trainer(run.config, run.on_message).config().document_token, 50256);
 }
 
+TEST(Trainer, PackedSaysWhenNoTokenBeginsADocument) {
+    TinyRun run;
+    run.config.out = "";
+    run.config.packed = true;
+    run.config.data = (run.directory / "shard.bin").string();
+    std::vector<std::int32_t> tokens(500, 3);
+    const auto messages = [&] {
+        write_token_file(run.config.data, TokenFormat::gpt2_shard, tokens);
+        std::string all;
+        Trainer(run.config, [&](const std::string& line) { all += line + "\n"; });
+        return all;
+    };
+    EXPECT_THAT(messages(), HasSubstr("packed: documents begin at token 50256, which the first "));
+    tokens[7] = 50256;
+    EXPECT_THAT(messages(), testing::Not(HasSubstr("documents begin at")));
+}
+
 /// Shards that `gradtile tokenize` wrote with a small tokenizer have another separator than GPT-2's 50256.
 TEST(Trainer, RefusesIdsThatNoTokenHas) {
     TinyRun run;
