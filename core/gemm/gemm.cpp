@@ -41,13 +41,13 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
         check(options.bias.rank() == 1 && options.bias.size(0) == n && options.bias.is_contiguous() &&
                   (options.bias.dtype() == a.dtype() || options.bias.dtype() == accumulator_of(a.dtype())),
               "gemm: bias ", options.bias, " does not fit ", n, " columns of ", c.dtype());
-    for (int axis = 0; axis < c.rank() - 2; ++axis)
-        check(c.stride(axis) != 0 || c.size(axis) <= 1, "gemm: c has strides ", c.strides(),
-              "; its matrices must not overlap");
     for (const Tensor* const x : {&c, &a, &b, &options.bias})
         check(x->device().is_cpu() || ctx.device().is_cuda(), "gemm: ", *x, " in a context of ", ctx.device(),
               "; devices must be equal");
     if (c.elements() == 0) return;
+    for (int axis = 0; axis < c.rank() - 2; ++axis)
+        check(c.stride(axis) != 0 || c.size(axis) <= 1, "gemm: c has strides ", c.strides(),
+              "; its matrices must not overlap");
 
     const Operand left = normalized(a, options.trans_a, "a");
     const Operand right = normalized(b, options.trans_b, "b");

@@ -244,6 +244,8 @@ TEST(Gemm, RefusesMismatchedOperandsInOneLine) {
     EXPECT_THAT(message(f32({2, 3}), f32({2, 4}), f32({4, 3}), {.bias = f32({2})}), HasSubstr("bias"));
     EXPECT_THAT(message(f32({1, 2, 3}).expand({5, 2, 3}), f32({5, 2, 4}), f32({5, 4, 3})),
                 HasSubstr("must not overlap"));
+    // The strides of a batch of matrices without elements are 0.
+    EXPECT_EQ(message(f32({5, 0, 3}), f32({5, 0, 4}), f32({5, 4, 3})), "accepted");
     const Tensor x = f32({3});
     const Tensor on_gpu(nullptr, x.raw_data(), Device::cuda(0), DType::f32, x.shape(), x.strides());
     EXPECT_THAT(message(f32({2, 3}), f32({2, 4}), f32({4, 3}), {.bias = on_gpu}), HasSubstr("devices"));
