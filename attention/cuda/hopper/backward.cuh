@@ -13,9 +13,9 @@
 /// long, or the head dim is 128.
 ///
 /// Reading order: the kernel below; the tasks and the producer in backward_steps.cuh; the consumers' steps in
-/// backward_consumer.cuh and their loop in backward_loop.cuh, for head dim 64 in backward_16_bit_p.cuh; the
-/// additions to dQ in d_q_bulk.cuh and d_q_ring.cuh; biases in backward_biases.cuh. backward_columns.cuh is
-/// another kernel, for head dims above 128.
+/// backward_consumer.cuh and their loop in backward_loop.cuh; the fastest form of a block of rows, for plain
+/// scores at head dim 64, in backward_16_bit_p.cuh; the additions to dQ in d_q_bulk.cuh and d_q_ring.cuh;
+/// biases in backward_biases.cuh. backward_columns.cuh is another kernel, for head dims above 128.
 ///
 /// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
 /// binary16.

@@ -49,7 +49,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bi
     start_d_q(d_q, d_s_of_rows);
     start_with_left(d_k, d_s, q_tile(stage_));
     await_products<1>(s[0], d_q[0]);
-    add_d_q(d_q);
+    stage_d_q(d_q);
     await_products<0>(d_k[0]);
     release_stage(Shared::q_ring, stage_);
     advance_stage();

@@ -6,8 +6,8 @@ namespace gradtile::attention::cuda::device {
 
 /// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
 ///
-/// The steps below are in the order of the mathematics. The two loops put them in the order in which the
-/// tensor cores work best, and are defined in files of their own.
+/// The steps below are in the order of the mathematics. The two functions that add a block of rows put them
+/// in the order in which the tensor cores work best, and are defined in files of their own.
 template <class T, class Policy>
 class BackwardConsumer {
     using Shared = HopperBackwardShared<Policy>;
@@ -174,7 +174,7 @@ class BackwardConsumer {
         commit_products();
     }
     /// Copies dQ to shared memory for the thread that adds it to the sums.
-    __device__ __forceinline__ void add_d_q(const DqFragments& d_q) {
+    __device__ __forceinline__ void stage_d_q(const DqFragments& d_q) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
         d_q_.wait_empty();

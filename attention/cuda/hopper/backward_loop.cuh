@@ -74,7 +74,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     release_stage(Shared::q_ring, stage_);
     release_stage(Shared::d_o_ring, stage_);
     advance_stage();
-    add_d_q(d_q);
+    stage_d_q(d_q);
 }
 
 }  // namespace gradtile::attention::cuda::device
