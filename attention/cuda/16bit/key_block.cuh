@@ -233,8 +233,7 @@ class KeyBlock {
                 }
             }
         }
-        if (!mask().sees_all(at.row, rows, key, tiles.pair_keys))
-            mask_transposed_probabilities(x, mask(), key, at.row);
+        if (!mask().sees_all(at.row, rows, key, tiles.pair_keys)) mask_transposed(x, 0, mask(), key, at.row);
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
             if constexpr (kind == RuleKind::dropout) {
@@ -320,7 +319,7 @@ class KeyBlock {
             for_each_element(p, [&](float& score, int, int n, int e) {
                 score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
             });
-            if (!sees_all) mask_transposed_probabilities(p, mask(), key, row);
+            if (!sees_all) mask_transposed(p, 0, mask(), key, row);
 
             FragmentC crossing[m_tiles][2];
             for_each_element(p, [&](float& probability, int m, int n, int e) {

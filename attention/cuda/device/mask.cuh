@@ -71,11 +71,11 @@ __device__ __forceinline__ void mask_scores(FragmentC (&s)[m_tiles][n_tiles], co
         }
 }
 
-/// Sets P = 0 where a row does not see a key. The accumulators' rows are keys; (row, key) is the warp's first
-/// pair.
+/// Sets S = -inf or P = 0, `unseen`, where a row does not see a key. The accumulators' rows are keys; (row,
+/// key) is the warp's first pair.
 template <int m_tiles, int n_tiles>
-__device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_tiles][n_tiles],
-                                                              const DeviceMask& mask, int key, int row) {
+__device__ __forceinline__ void mask_transposed(FragmentC (&x)[m_tiles][n_tiles], float unseen,
+                                                const DeviceMask& mask, int key, int row) {
     const int lane = lane_index();
     key += lane / 4;
     row += lane % 4 * 2;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void mask_transposed_probabilities(FragmentC (&p)[m_t
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int i = n * 8 + e;
-                    if (i < first || i >= end) p[m][n][half * 2 + e] = 0;
+                    if (i < first || i >= end) x[m][n][half * 2 + e] = unseen;
                 }
         }
 }

@@ -133,7 +133,7 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             x[0][n][e] = exp2_fast(fmaf(x[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::probability;
-    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
+    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed(x, 0, mask, key, row);
 }
 
 /// Computes P^T for a call with a score rule. Also computes the derivatives of the scores, and returns which
@@ -161,7 +161,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
 #pragma unroll
         for (int e = 0; e < 4; ++e) kept_elements |= std::uint32_t{kept(0, 0, e)} << (n * 4 + e);
     }
-    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed_probabilities(x, mask, key, row);
+    if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed(x, 0, mask, key, row);
     return kept_elements;
 }
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bi
     apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2, at.head,
                                                      at.row, key);
     // The mask comes before the exponentials: after them, all of P would be in registers in float32.
-    if (!seen.sees_all(at.row, rows, key, 16)) mask_transposed_scores(s, seen, key, at.row);
+    if (!seen.sees_all(at.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, at.row);
     exponentiate<Policy>(s, lse_of_rows(stage_), p_.rows);
     LeftOperand p, d_s;
     FragmentA p_in_binary16[rows / 16];

@@ -193,28 +193,6 @@ __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     return pair;
 }
 
-/// Sets S = -inf where a row does not see a key. The accumulators' rows are keys; (row, key) is the warp's
-/// first pair.
-template <int n_tiles>
-__device__ __forceinline__ void mask_transposed_scores(FragmentC (&s)[1][n_tiles], const DeviceMask& mask,
-                                                       int key, int row) {
-    const int lane = lane_index();
-    key += lane / 4;
-    row += lane % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int j = key + half * 8;
-        const int first = mask.first_row(j) - row, end = j < mask.keys ? mask.end_row(j) - row : 0;
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int i = n * 8 + e;
-                if (i < first || i >= end) s[0][n][half * 2 + e] = -INFINITY;
-            }
-    }
-}
-
 /// Replaces S^T by P^T times p_factor, also where a row does not see a key. With biases, S^T are the scores
 /// in base 2; else S^T are products. `lse` is the address of the rows' LSE in shared memory.
 template <class Policy, int n_tiles>
@@ -240,7 +218,7 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
         apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
                                                          key);
     exponentiate<Policy>(s, lse, p);
-    if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed_probabilities(s, seen, key, at.row);
+    if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed(s, 0, seen, key, at.row);
 }
 
 /// Replaces dP^T by dS^T for P^T in binary16. `deltas` is the address of D in shared memory.
