@@ -167,9 +167,11 @@ constexpr bool hopper_forward_has_pairs(std::int64_t heads, std::int64_t row_blo
     return heads * ((row_blocks + 1) / 2) >= 2 * processors;
 }
 
-/// Calls with more keys have sums of dQ of all heads, not of those in flight. Such sums have to be cleared
-/// and rounded by other kernels, which takes a larger part of the time the fewer keys there are. At head dim
-/// 64, causal, with the ring and without: 250 and 242 at S 1,024, 457 and 471 at S 16,384.
+/// Calls with more keys have sums of dQ of all heads, not of those in flight. Other kernels have to clear and
+/// round such sums, which takes a larger part of the time the fewer keys there are. At head dim 64, causal,
+/// with a ring and without: 260 and 242 at S 1,024, 334 and 298 at 2,048 (the ring with additions by
+/// threads), 383 and 392 at 4,096 and 461 and 473 at 16,384. At 4,096 the ring is kept, because it takes less
+/// memory.
 inline constexpr std::int64_t hopper_ring_max_keys = 8192;
 
 /// Slots of the ring of the sums of dQ, in addition to those of a set of heads. A task waits for all tasks of
