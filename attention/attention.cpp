@@ -7,6 +7,7 @@
 
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
+#include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
 
 namespace gradtile {
@@ -72,8 +73,9 @@ Saved with_batch_axis(const PackedSequences& packed, const Saved& x) {
             with_batch_axis(packed, x.v),
             with_batch_axis(packed, x.o),
             with_batch_axis(packed, x.lse),
-            {},
-            {}};
+            with_batch_axis(packed, x.lse_remainder),
+            x.row_max,
+            x.row_sum};
 }
 
 void check_inputs(const Options& options, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -207,6 +209,14 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
+/// Whether the call's algorithm reads Saved::lse_remainder in the backward pass, and its kernels write it.
+bool keeps_remainder(const Context& ctx, const Options& options) {
+    if (options.algorithm != Algorithm::flash2 && options.algorithm != Algorithm::memory_efficient)
+        return false;
+    return ctx.device().is_cpu() ||
+           std::ranges::any_of(options.biases, [](const Tensor& bias) { return bias.defined(); });
+}
+
 /// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
 /// must count, and returns before it accesses elements.
 template <class Cpu, class Cuda, class... Args>
@@ -216,6 +226,41 @@ void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_funct
     } else {
         cuda_function(ctx, args...);
     }
+}
+
+void compute_forward(const Context& ctx, Algorithm algorithm, const ResolvedOptions& options,
+                     const Saved& saved) {
+    switch (algorithm) {
+        case Algorithm::flash2:
+            return on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, options, saved);
+        case Algorithm::naive:
+            return on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, options, saved);
+        case Algorithm::memory_efficient:
+            return on_device_or_plan(ctx, cpu::memory_efficient_forward, cuda::memory_efficient_forward,
+                                     options, saved);
+        case Algorithm::flash1:
+            return on_device_or_plan(ctx, cpu::flash1_forward, cuda::flash1_forward, options, saved);
+    }
+    throw Error("attention: unknown algorithm");
+}
+
+void compute_backward(const Context& ctx, Algorithm algorithm, const ResolvedOptions& options,
+                      const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
+    switch (algorithm) {
+        case Algorithm::flash2:
+            return on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, options, saved, d_out,
+                                     into);
+        case Algorithm::naive:
+            return on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, options, saved, d_out,
+                                     into);
+        case Algorithm::memory_efficient:
+            return on_device_or_plan(ctx, cpu::memory_efficient_backward, cuda::memory_efficient_backward,
+                                     options, saved, d_out, into);
+        case Algorithm::flash1:
+            return on_device_or_plan(ctx, cpu::flash1_backward, cuda::flash1_backward, options, saved, d_out,
+                                     into);
+    }
+    throw Error("attention: unknown algorithm");
 }
 
 }  // namespace
@@ -235,26 +280,16 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     check_like("o", o, output_shape(q, v), q.dtype());
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
+    if (keeps_remainder(ctx, options)) saved.lse_remainder = empty_like(ctx, saved.lse);
     if (options.algorithm == Algorithm::flash1) {
         saved.row_max = empty_like(ctx, saved.lse);
         saved.row_sum = empty_like(ctx, saved.lse);
     }
-    const Saved of_batch = with_batch_axis(packed, saved);
-    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
-    switch (options.algorithm) {
-        case Algorithm::flash2:
-            return on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, resolved, of_batch.q,
-                                     of_batch.k, of_batch.v, of_batch.o, of_batch.lse);
-        case Algorithm::naive:
-            return on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, resolved, of_batch.q,
-                                     of_batch.k, of_batch.v, of_batch.o, of_batch.lse);
-        case Algorithm::memory_efficient:
-            return on_device_or_plan(ctx, cpu::memory_efficient_forward, cuda::memory_efficient_forward,
-                                     resolved, q, k, v, o, saved.lse);
-        case Algorithm::flash1:
-            return on_device_or_plan(ctx, cpu::flash1_forward, cuda::flash1_forward, resolved, saved);
-    }
-    throw Error("attention: unknown algorithm");
+    const Saved batched = with_batch_axis(packed, saved);
+    const SeenForward seen(ctx, resolve(options, packed, batched.q, batched.k), batched);
+    seen.load(ctx);
+    compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
+    seen.store(ctx);
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -320,30 +355,21 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_like("gradient of q", into.q, q.shape(), q.dtype());
     check_like("gradient of k", into.k, k.shape(), k.dtype());
     check_like("gradient of v", into.v, v.shape(), v.dtype());
+    for (const auto& [name, x] : {std::pair{"saved lse_remainder", &saved.lse_remainder},
+                                  {"saved row_max", &saved.row_max},
+                                  {"saved row_sum", &saved.row_sum}})
+        if (x->defined() || (options.algorithm == Algorithm::flash1 && x != &saved.lse_remainder))
+            check_like(name, *x, lse.shape(), lse.dtype());
     const PackedSequences packed = resolve_packed(options, q);
     const auto batch = [&](const Tensor& x) { return with_batch_axis(packed, x); };
-    const Saved of_batch = with_batch_axis(packed, saved);
-    const ResolvedOptions resolved = resolve(options, packed, of_batch.q, of_batch.k);
-    check_option_gradients(options, into, of_batch.q);
-    const OutputGradients d_out{batch(d_o), batch(d_lse)};
-    const Gradients gradients{batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink};
-    switch (options.algorithm) {
-        case Algorithm::flash2:
-            return on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, resolved, of_batch,
-                                     d_out, gradients);
-        case Algorithm::naive:
-            return on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, resolved, of_batch,
-                                     d_out, gradients);
-        case Algorithm::memory_efficient:
-            return on_device_or_plan(ctx, cpu::memory_efficient_backward, cuda::memory_efficient_backward,
-                                     resolved, saved, d_out, into);
-        case Algorithm::flash1:
-            check_like("saved row_max", saved.row_max, lse.shape(), lse.dtype());
-            check_like("saved row_sum", saved.row_sum, lse.shape(), lse.dtype());
-            return on_device_or_plan(ctx, cpu::flash1_backward, cuda::flash1_backward, resolved, saved, d_out,
-                                     into);
-    }
-    throw Error("attention: unknown algorithm");
+    const Saved batched = with_batch_axis(packed, saved);
+    check_option_gradients(options, into, batched.q);
+    const SeenBackward seen(ctx, resolve(options, packed, batched.q, batched.k), batched,
+                            {batch(d_o), batch(d_lse)},
+                            {batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink});
+    seen.load(ctx);
+    compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
+    seen.store(ctx);
 }
 
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,

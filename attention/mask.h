@@ -59,4 +59,17 @@ struct Mask {
     }
 };
 
+/// The rows that see a key and the keys that a row sees. Both are ranges, because both ends of a row's range
+/// of keys grow with the row. Biases of -inf do not count.
+struct SeenRanges {
+    IndexRange rows, keys;
+};
+GRADTILE_ATTENTION_INLINE SeenRanges seen_ranges(const Mask& mask) {
+    const IndexRange none{0, 0};
+    if (mask.queries == 0 || mask.keys == 0) return {none, none};
+    const IndexRange rows = mask.seeing_rows({0, mask.keys});
+    if (rows.begin == rows.end) return {none, none};
+    return {rows, mask.visible_keys(rows)};
+}
+
 }  // namespace gradtile::attention

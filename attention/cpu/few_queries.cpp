@@ -48,8 +48,8 @@ FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q,
 
 template <class T>
 void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
-                         const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
-                         const Tensor& lse) {
+                         const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     const FewQueriesKernels<T>& kernels = *chosen_few_queries_kernels<T>();
     const std::int64_t heads = q_in.size(2), group = heads / k_in.size(2);
     const std::int64_t together = plan.heads_together, parts = plan.parts.count;
@@ -95,14 +95,11 @@ template FewQueriesPlan few_queries_plan<float>(const ResolvedOptions&, const Te
 template FewQueriesPlan few_queries_plan<bfloat16>(const ResolvedOptions&, const Tensor&, const Tensor&);
 template FewQueriesPlan few_queries_plan<float16>(const ResolvedOptions&, const Tensor&, const Tensor&);
 template void few_queries_forward<float>(const Context&, const FewQueriesPlan&, const ResolvedOptions&,
-                                         const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                         const Tensor&);
+                                         const Saved&);
 template void few_queries_forward<bfloat16>(const Context&, const FewQueriesPlan&, const ResolvedOptions&,
-                                            const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                            const Tensor&);
+                                            const Saved&);
 template void few_queries_forward<float16>(const Context&, const FewQueriesPlan&, const ResolvedOptions&,
-                                           const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                           const Tensor&);
+                                           const Saved&);
 template std::string explain<float>(const FewQueriesPlan&, const Tensor&);
 template std::string explain<bfloat16>(const FewQueriesPlan&, const Tensor&);
 template std::string explain<float16>(const FewQueriesPlan&, const Tensor&);

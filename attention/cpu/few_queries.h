@@ -38,8 +38,7 @@ FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q,
 /// Computes a call by its plan. The parameters are those of a ForwardFunction.
 template <class T>
 void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
-                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                         const Tensor& lse);
+                         const Saved& saved);
 
 /// Returns a text that names the kernels of a plan, for bench attention --explain.
 template <class T>

@@ -113,8 +113,8 @@ std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options
 
 template <class T>
 void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
-                   const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& o_out,
-                   const Tensor& lse) {
+                   const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     using A = Accumulator<T>;
     const Geometry whole = geometry_of(options, options.mask, q_in, v_in);
     const std::int64_t heads = q_in.size(2), group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
@@ -366,13 +366,12 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
 
 }  // namespace
 
-void flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse) {
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+void flash_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         if constexpr (has_few_queries_kernels<T>)
-            if (const FewQueriesPlan plan = few_queries_plan<T>(options, q, k))
-                return few_queries_forward<T>(ctx, plan, options, q, k, v, o, lse);
-        forward_typed<T>(ctx, chosen_kernels<T>(), options, q, k, v, o, lse);
+            if (const FewQueriesPlan plan = few_queries_plan<T>(options, saved.q, saved.k))
+                return few_queries_forward<T>(ctx, plan, options, saved);
+        forward_typed<T>(ctx, chosen_kernels<T>(), options, saved);
     });
 }
 

@@ -149,8 +149,8 @@ void for_every_row(const Context& ctx, const ResolvedOptions& options, const Ten
 }
 
 template <class T>
-void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse_out) {
+void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse_out = saved.lse;
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
@@ -298,10 +298,9 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     });
 }
 
-void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                            const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {
-    visit_floating(q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
+void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(),
+                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
 }
 void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                              const OutputGradients& d_out, const Gradients& into) {
@@ -322,19 +321,27 @@ Tensor keys_of(const Sequence& s, const Tensor& x) {
 Tensor lse_of(const Sequence& s, const Tensor& lse) {
     return lse.defined() ? lse.slice(2, s.first_row, s.mask.queries) : lse;
 }
+/// Returns the parts of all tensors that belong to a packed sequence.
+Saved saved_of(const Sequence& s, const Saved& x) {
+    return {.q = rows_of(s, x.q),
+            .k = keys_of(s, x.k),
+            .v = keys_of(s, x.v),
+            .o = rows_of(s, x.o),
+            .lse = lse_of(s, x.lse),
+            .lse_remainder = lse_of(s, x.lse_remainder)};
+}
 
 }  // namespace
 
 // Packed sequences are computed one after the other, each like a call of its own. A dry run does not know
 // their lengths, so it plans memory for one sequence as long as the whole tensors.
-void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse) {
-    if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, q, k, v, o, lse);
-    for (const Sequence& s : sequences_of(options, q))
-        naive_forward_of_batch(ctx, options_of(options, s), rows_of(s, q), keys_of(s, k), keys_of(s, v),
-                               rows_of(s, o), lse_of(s, lse));
-    fill(ctx, rows_after_last(options.packed, o), 0);
-    fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
+void naive_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, saved);
+    for (const Sequence& s : sequences_of(options, saved.q))
+        naive_forward_of_batch(ctx, options_of(options, s), saved_of(s, saved));
+    fill(ctx, rows_after_last(options.packed, saved.o), 0);
+    fill(ctx, rows_after_last(options.packed, saved.lse.transpose(1, 2)),
+         -std::numeric_limits<double>::infinity());
 }
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
@@ -348,9 +355,7 @@ void naive_backward(const Context& ctx, const ResolvedOptions& options, const Sa
         gradients.q = rows_of(s, into.q);
         gradients.k = keys_of(s, into.k);
         gradients.v = keys_of(s, into.v);
-        naive_backward_of_batch(ctx, options_of(options, s),
-                                {rows_of(s, saved.q), keys_of(s, saved.k), keys_of(s, saved.v),
-                                 rows_of(s, saved.o), lse_of(s, saved.lse)},
+        naive_backward_of_batch(ctx, options_of(options, s), saved_of(s, saved),
                                 {rows_of(s, d_out.o), lse_of(s, d_out.lse)}, gradients);
         if (into.sink.defined())
             for (std::size_t h = 0; h < sink_sums.size(); ++h)

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <span>
 
+#include <gradtile/attention/internal/seen_part.h>
+#include <gradtile/core/tensor_ops.h>
+
 namespace gradtile::attention::cpu {
 namespace {
 
@@ -66,6 +69,21 @@ Tensor rows_after_last(const PackedSequences& packed, const Tensor& x) {
 }
 Tensor keys_after_last(const PackedSequences& packed, const Tensor& x) {
     return after(packed.k_offsets, x);
+}
+
+void clear_unseen(const Context& ctx, const ResolvedOptions& options, RowKind kind, const Tensor& x) {
+    if (ctx.is_planning()) return;
+    const auto clear = [&](std::int64_t batch, std::int64_t begin, std::int64_t end) {
+        fill(ctx, x.slice(0, batch, 1).slice(1, begin, end - begin), 0);
+    };
+    for (const Sequence& s : sequences_of(options, x)) {
+        const SeenRanges seen = seen_ranges(s.mask);
+        const bool is_query = kind == RowKind::query;
+        const IndexRange kept = is_query ? seen.rows : seen.keys;
+        const std::int64_t first = is_query ? s.first_row : s.first_key;
+        clear(s.batch, first, first + kept.begin);
+        clear(s.batch, first + kept.end, first + (is_query ? s.mask.queries : s.mask.keys));
+    }
 }
 
 }  // namespace gradtile::attention::cpu

@@ -36,16 +36,17 @@ std::string explain_flash1_forward(const Context&, const ResolvedOptions&, const
                                    const Tensor&) {
     absent();
 }
-void naive_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
-                   const Tensor&, const Tensor&) {
+void clear_unseen(const Context&, const ResolvedOptions&, RowKind, const Tensor&) {
+    absent();
+}
+void naive_forward(const Context&, const ResolvedOptions&, const Saved&) {
     absent();
 }
 void naive_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
                     const Gradients&) {
     absent();
 }
-void flash_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&, const Tensor&,
-                   const Tensor&, const Tensor&) {
+void flash_forward(const Context&, const ResolvedOptions&, const Saved&) {
     absent();
 }
 void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
@@ -53,8 +54,7 @@ void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const 
     absent();
 }
 
-void memory_efficient_forward(const Context&, const ResolvedOptions&, const Tensor&, const Tensor&,
-                              const Tensor&, const Tensor&, const Tensor&) {
+void memory_efficient_forward(const Context&, const ResolvedOptions&, const Saved&) {
     absent();
 }
 void memory_efficient_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,

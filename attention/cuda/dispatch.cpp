@@ -3,12 +3,12 @@
 
 namespace gradtile::attention::cuda {
 
-void flash_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse) {
-    const auto kernels = q.dtype() == DType::f64   ? flash_f64_forward
-                         : q.dtype() == DType::f32 ? flash_f32_forward
-                                                   : flash_16bit_forward;
-    kernels(ctx, options, q, k, v, o, lse);
+void flash_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const DType dtype = saved.q.dtype();
+    const auto kernels = dtype == DType::f64   ? flash_f64_forward
+                         : dtype == DType::f32 ? flash_f32_forward
+                                               : flash_16bit_forward;
+    kernels(ctx, options, saved);
 }
 
 void flash_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,

@@ -350,8 +350,8 @@ F64Problem problem_of(const ResolvedOptions& options, const Tensor& q, const Ten
 
 }  // namespace
 
-void flash_f64_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                       const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_f64_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f64);
     if (ctx.is_planning()) return;

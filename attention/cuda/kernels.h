@@ -19,8 +19,7 @@ ForwardFunction flash_f32_forward;
 BackwardFunction flash_f32_backward;
 ExplainFunction explain_f32_forward;
 /// The forward pass of calls with few queries, by their plan (few_queries_plan()).
-void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                              const FewQueriesPlan& plan);
 
 /// bfloat16 and float16.

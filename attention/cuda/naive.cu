@@ -217,8 +217,8 @@ Tensor scores(const Context& ctx, const ByHead& q, const ByHead& k) {
 }
 
 template <class T>
-void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     const std::int64_t key_heads = k_in.size(2);
     const ByHead q(ctx, q_in, key_heads), k(ctx, k_in, key_heads), v(ctx, v_in, key_heads),
         o(ctx, o_out, key_heads);
@@ -290,10 +290,9 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
 
 }  // namespace
 
-void naive_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const Tensor& o, const Tensor& lse) {
-    visit_floating(q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, q, k, v, o, lse); });
+void naive_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(),
+                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
 }
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,

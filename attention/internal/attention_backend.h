@@ -35,12 +35,18 @@ struct OutputGradients {
     Tensor lse;  ///< undefined if dLSE is 0
 };
 
-/// Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
-using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse);
-/// Writes the gradients that `into` has tensors for.
+/// Writes saved.o and saved.lse, and of saved.lse_remainder, row_max and row_sum those that are defined. The
+/// other tensors of `saved` are inputs.
+using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
+/// Writes the gradients that `into` has tensors for. lse, lse_remainder, row_max and row_sum of `saved` are
+/// contiguous; lse_remainder may be undefined, which means 0.
 using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
+
+/// Sets the rows of x [B, S, H, D] to 0 that take no part by the mask: queries that see no key, or keys that
+/// no row sees.
+enum class RowKind : std::uint8_t { query, key };
+using ClearFunction = void(const Context& ctx, const ResolvedOptions& options, RowKind kind, const Tensor& x);
 
 /// Returns a line of text that describes how a forward function computes a call.
 using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
@@ -48,18 +54,16 @@ using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& o
 
 // Each of these lines declares a function of one of the types above.
 namespace cpu {
+ClearFunction clear_unseen;
 ExplainFunction explain_flash_forward;
-ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
+ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
-/// Like a ForwardFunction; also writes saved.row_max and saved.row_sum. The other tensors of saved are set.
-void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cpu
 namespace cuda {
+ClearFunction clear_unseen;
 ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain_flash1_forward;
-ForwardFunction naive_forward, flash_forward, memory_efficient_forward;
+ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
-/// Like the function of this name in namespace cpu.
-void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
 }  // namespace cuda
 
 }  // namespace gradtile::attention

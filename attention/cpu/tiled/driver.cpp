@@ -165,16 +165,11 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
 
 }  // namespace
 
-void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {
-    const Saved all{.q = q,
-                    .k = k,
-                    .v = v,
-                    .o = o,
-                    .lse = lse,
-                    .row_max = empty_like(ctx, lse),
-                    .row_sum = empty_like(ctx, lse)};
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    Saved all = saved;
+    all.row_max = empty_like(ctx, saved.lse);
+    all.row_sum = empty_like(ctx, saved.lse);
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         tiled_forward<T>(ctx, options, all, [](const ForwardHead<T>& head, auto& memory) {
             tiled::memory_efficient_forward(head, memory_efficient_blocks, memory.block, memory.fast);
         });

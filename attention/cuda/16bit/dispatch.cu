@@ -135,8 +135,8 @@ const char* hopper_rules(const ScoreOptions& scores) {
 
 }  // namespace
 
-void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                         const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     const device::DeviceMask mask(options.mask);
     check_grid(q_in, options.packed);
     const Readable q = readable(ctx, q_in), k = readable(ctx, k_in), v = readable(ctx, v_in);

@@ -338,9 +338,9 @@ void launch_few_queries(const F32FewQueriesParameters& p, const SplitParameters&
 
 }  // namespace
 
-void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                             const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse,
+void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                              const FewQueriesPlan& plan) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     constexpr std::int64_t vector_columns = 4;
     const auto readable = [&](const Tensor& x) {
         return Readable(ctx, x, has_vector_rows(x), vector_columns);

@@ -254,11 +254,11 @@ int f32_head_dim(std::int64_t qk_dim, std::int64_t v_dim) {
 
 }  // namespace
 
-void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q_in,
-                       const Tensor& k_in, const Tensor& v_in, const Tensor& o_out, const Tensor& lse) {
+void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     if (const FewQueriesPlan plan =
             few_queries_plan(ctx, options, q_in, k_in, f32_head_dim(q_in.size(3), v_in.size(3))))
-        return few_queries_f32_forward(ctx, options, q_in, k_in, v_in, o_out, lse, plan);
+        return few_queries_f32_forward(ctx, options, saved, plan);
     const DeviceMask mask(options.mask);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f32);

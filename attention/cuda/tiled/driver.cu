@@ -267,12 +267,10 @@ std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& op
     return text;
 }
 
-void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse) {
-    const Saved saved{.q = q, .k = k, .v = v, .o = o, .lse = lse};
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         forward_typed<T>(ctx, options, saved, launch_memory_efficient_forward<T>,
-                         /*sums_output=*/v.size(3) > max_columns_in_registers);
+                         /*sums_output=*/saved.v.size(3) > max_columns_in_registers);
     });
 }
 
