@@ -289,7 +289,6 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     const SeenForward seen(ctx, resolve(options, packed, batched.q, batched.k), batched);
     seen.load(ctx);
     compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
-    seen.store(ctx);
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(sink_threads)
 template <class A>
 struct BiasGradientProblem {
     TensorView<const A> q, k, v, d_o;
-    const A *lse, *delta;
+    const A *lse, *lse_remainder, *delta;
     A delta_factor;
     Sizes sizes;
     Mask mask;
@@ -105,7 +105,9 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
             p.scale * dot(p.q.head(batch, head).row(i), p.k.head(batch, key_head).row(j), p.sizes.qk_dim);
         const A d_p = dot(p.d_o.head(batch, head).row(i), p.v.head(batch, key_head).row(j), p.sizes.v_dim);
         const int row_index = static_cast<int>(i), key_index = static_cast<int>(j);
-        const A probability = exp(score_of<A>(rule, product, row_index, key_index).value - lse);
+        const A remainder = p.lse_remainder == nullptr ? A(0) : p.lse_remainder[statistics];
+        const A probability = exp(score_of<A>(rule, product, row_index, key_index).value - lse - remainder);
+        if (probability == 0) continue;
         const A factor = kept(rule, row_index, key_index) * rule.dropout_scale;
         sum += probability * (d_p * factor - p.delta[statistics] * p.delta_factor);
     }
@@ -148,6 +150,7 @@ void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
                                              .v = tensor_view<const A>(inputs.v),
                                              .d_o = tensor_view<const A>(inputs.d_o),
                                              .lse = inputs.lse,
+                                             .lse_remainder = inputs.lse_remainder,
                                              .delta = inputs.delta,
                                              .delta_factor = inputs.delta_factor,
                                              .sizes = sizes_of(inputs.q, inputs.k, inputs.v),

@@ -34,9 +34,10 @@ void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const 
 /// The inputs of the kernels that compute gradients of biases in float64 or float32.
 template <class A>
 struct BiasGradientInputs {
-    Tensor q, k, v, d_o;  ///< in layouts that kernels can read
-    const A* lse;         ///< [B, H, Sq], natural log
-    const A* delta;       ///< [B, H, Sq]: D / delta_factor
+    Tensor q, k, v, d_o;     ///< in layouts that kernels can read
+    const A* lse;            ///< [B, H, Sq], natural log
+    const A* lse_remainder;  ///< [B, H, Sq]; null: 0
+    const A* delta;          ///< [B, H, Sq]: D / delta_factor
     A delta_factor;
 };
 

@@ -124,7 +124,7 @@ struct F64Problem {
 /// Each thread block takes `tile` query rows of one (batch, head). Grid: (row blocks, batch * heads).
 template <int tile>
 __global__ void __launch_bounds__(tile* tile)
-    forward_kernel(F64Problem p, TensorView<double> o_out, double* lse_out) {
+    forward_kernel(F64Problem p, TensorView<double> o_out, double* lse_out, double* remainder_out) {
     extern __shared__ double shared[];
     double* const q = shared;
     double* const k = q + tile * padded(p.sizes.qk_dim);
@@ -179,15 +179,20 @@ __global__ void __launch_bounds__(tile* tile)
         maximum = with_sink;
     }
     o.store(o_out.head(batch, head).row(i), sum == 0 ? 0.0 : rule.dropout_scale / sum, p.sizes.v_dim, y);
-    if (y == 0) lse_out[blockIdx.y * p.mask.queries + i] = sum == 0 ? -infinity : maximum + log(sum);
+    if (y != 0) return;
+    const double lse = sum == 0 ? -infinity : maximum + log(sum);
+    lse_out[blockIdx.y * p.mask.queries + i] = lse;
+    if (remainder_out != nullptr)
+        remainder_out[blockIdx.y * p.mask.queries + i] = sum == 0 ? 0.0 : maximum - lse + log(sum);
 }
 
 /// Inputs of the backward kernels.
 struct F64BackwardProblem {
     F64Problem forward;
     TensorView<const double> d_o;
-    const double* lse;    ///< +inf for rows that see no key
-    const double* delta;  ///< D = rowsum(dO * O) - dLSE
+    const double* lse;            ///< +inf for rows that see no key
+    const double* lse_remainder;  ///< null: 0
+    const double* delta;          ///< D = rowsum(dO * O) - dLSE
 };
 
 /// The two factors of one pair in the gradients. The first multiplies dO in dV: P without dropped elements.
@@ -206,7 +211,9 @@ __device__ Pair pair_of(const F64BackwardProblem& b, const SequenceOfPair& seque
     const int row = static_cast<int>(i - sequence.first_query),
               key = static_cast<int>(j - sequence.first_key);
     const Score<double> score = score_of<double>(rule, f.scale * dot(q, k, f.sizes.qk_dim), row, key);
-    const double p = exp(score.value - b.lse[statistics]);
+    const double remainder = b.lse_remainder == nullptr ? 0.0 : b.lse_remainder[statistics];
+    const double p = exp(score.value - b.lse[statistics] - remainder);
+    if (p == 0) return {0.0, 0.0};  // dO, V and D of a hidden pair may be NaN
     const double factor = kept(rule, row, key) * rule.dropout_scale;
     const double d_s = p * (factor * dot(d_o, v, f.sizes.v_dim) - b.delta[statistics]);
     return {p * factor, d_s * score.derivative};
@@ -358,7 +365,7 @@ void flash_f64_forward(const Context& ctx, const ResolvedOptions& options, const
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     const F64Problem problem = problem_of(options, q.tensor(), k.tensor(), v.tensor());
     launch(ctx, tiled_forward, options.mask.queries, q_in.size(0) * q_in.size(2), problem.sizes, problem,
-           tensor_view<double>(o.tensor()), lse.data<double>());
+           tensor_view<double>(o.tensor()), lse.data<double>(), data_or_null<double>(saved.lse_remainder));
     o.store(ctx);
 }
 
@@ -376,6 +383,7 @@ void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, cons
     const F64BackwardProblem backward{.forward = problem,
                                       .d_o = tensor_view<const double>(d_o.tensor()),
                                       .lse = lse.data<double>(),
+                                      .lse_remainder = data_or_null<double>(saved.lse_remainder),
                                       .delta = delta.data<double>()};
     const std::int64_t batch = saved.q.size(0);
     launch(ctx, tiled_backward_keys, options.mask.keys, batch * saved.k.size(2), problem.sizes, backward,
@@ -383,10 +391,11 @@ void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, cons
     launch(ctx, tiled_backward_rows, options.mask.queries, batch * saved.q.size(2), problem.sizes, backward,
            tensor_view<double>(d_q.tensor()));
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
-    launch_bias_gradients<double>(ctx, options,
-                                  {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<double>(),
-                                   delta.data<double>(), /*delta_factor=*/1.0},
-                                  into);
+    launch_bias_gradients<double>(
+        ctx, options,
+        {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<double>(),
+         data_or_null<double>(saved.lse_remainder), delta.data<double>(), /*delta_factor=*/1.0},
+        into);
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, delta.data<double>(), saved.q.size(1), 1.0,
                              into.sink);

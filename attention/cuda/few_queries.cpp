@@ -62,7 +62,7 @@ SplitResults::SplitResults(const Context& ctx, const FewQueriesPlan& plan, const
     : all_rows_(lse.elements()), columns_((v.size(3) + 7) / 8 * 8) {
     const std::int64_t parts = plan.splits > 1 ? plan.splits : 0;
     o_ = empty(ctx, {parts, all_rows_, columns_}, DType::f32);
-    lse_ = empty(ctx, {parts, all_rows_}, DType::f32);
+    lse_ = empty(ctx, {parts, all_rows_, 2}, DType::f32);
 }
 
 SplitParameters SplitResults::parameters(const FewQueriesPlan& plan, const Mask& mask) const {
@@ -75,7 +75,7 @@ SplitParameters SplitResults::parameters(const FewQueriesPlan& plan, const Mask&
             .all_rows = all_rows_,
             .columns = static_cast<int>(columns_),
             .o = o_.data<float>(),
-            .lse = lse_.data<float>()};
+            .lse = reinterpret_cast<ExactLse*>(lse_.data<float>())};
 }
 
 }  // namespace gradtile::attention::cuda

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/key_splits.h>
 
@@ -133,7 +134,8 @@ struct SplitParameters {
     int first_key, end_key;  ///< the keys that at least one query sees
     std::int64_t all_rows;   ///< B * Hq * Sq
     int columns;             ///< the length of a row of `o`
-    float *o, *lse;          ///< [splits, all_rows, columns], [splits, all_rows]; unused without splits
+    float* o;                ///< [splits, all_rows, columns]; unused without splits
+    ExactLse* lse;           ///< [splits, all_rows]; unused without splits
 };
 
 /// Scratch memory of a plan's splits; empty without splits.

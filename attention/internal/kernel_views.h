@@ -39,6 +39,12 @@ class Readable {
     bool direct_;
 };
 
+/// The address of a tensor's elements; null if the tensor is undefined.
+template <class T>
+T* data_or_null(const Tensor& x) {
+    return x.defined() ? x.data<T>() : nullptr;
+}
+
 /// Returns a contiguous tensor: x itself or a copy. An undefined x stays undefined.
 inline Readable contiguous(const Context& ctx, const Tensor& x) {
     return {ctx, x, !x.defined() || x.is_contiguous()};

@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(256)
         const float lse = exists ? p.lse[at] : -INFINITY;
         // If all scores of a row are near the lowest float32, its LSE overflows here, and P of the row
         // becomes 0.
+        if (p.has_large_lse != nullptr && is_large(lse)) *p.has_large_lse = 1;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
         p.delta[index] = sum / (p_factor * p.dropout_scale);

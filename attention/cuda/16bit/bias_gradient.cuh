@@ -109,14 +109,16 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         scale(s, p.scale);
         apply_rule<T>(s, rule, row, key, p.mask.queries, p.mask.keys);
         if (!p.mask.sees_all(row, 16, key, tiles.keys)) mask_scores(s, p.mask, row, key);
-        // Rows of the padding have an LSE of +inf, so P is 0 there.
+        const RowReferences references(p.lse, p.lse_remainder,
+                                       static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head,
+                                       p.mask.queries);
         const std::int64_t statistics =
             (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row +
             lane_index() / 4;
-        const float lse[2] = {p.lse_log2[statistics], p.lse_log2[statistics + 8]},
-                    delta[2] = {p.delta[statistics], p.delta[statistics + 8]};
+        const ExactLse lse[2] = {references(row + lane_index() / 4), references(row + 8 + lane_index() / 4)};
+        const float delta[2] = {p.delta[statistics], p.delta[statistics + 8]};
         for_each_element(sum, [&](float& element, int m, int column, int e) {
-            const float probability = exp2_fast(fmaf(s[m][column][e], log2_e, -lse[e / 2]));
+            const float probability = exact_probability(s[m][column][e], lse[e / 2], p_exponent);
             element += probability * fmaf(d_p[m][column][e], 1 / p_factor, -delta[e / 2]);
         });
         if constexpr (tiles.stages == 1) {

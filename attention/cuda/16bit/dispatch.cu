@@ -74,19 +74,22 @@ struct KernelScores {
             rule = RuleKind::none;
             return;
         }
+        // The bias that differs between rows comes first. It is added last, so that all kernels of both
+        // passes round the scores in the same order.
+        auto& [first, second] = scores.biases;
+        const bool is_second = first.data == nullptr || (first.strides[2] == 0 && second.strides[2] != 0);
+        if (is_second) std::swap(first, second);
         if (options.packed || scores.has_formula()) return;
         if (scores.drops() && !scores.has_biases()) rule = RuleKind::dropout;
-        if (!scores.drops() && keys % vector_columns == 0) {
-            auto& [first, second] = scores.biases;
-            const bool is_second = !is_of_pairs(first, dtype);
-            if (is_second) std::swap(first, second);
-            if (has_kernels(RuleKind::pair_bias, head_dim) && is_of_pairs(first, dtype) &&
-                (second.data == nullptr || is_of_keys(second))) {
-                rule = RuleKind::pair_bias;
-                pair_bias = is_second ? 1 : 0;
-            }
+        if (!scores.drops() && keys % vector_columns == 0 && is_of_pairs(first, dtype) &&
+            (second.data == nullptr || is_of_keys(second))) {
+            rule = RuleKind::pair_bias;
+            pair_bias = is_second ? 1 : 0;
         }
-        if (!has_kernels(rule, head_dim)) rule = RuleKind::any;
+        if (!has_kernels(rule, head_dim)) {
+            rule = RuleKind::any;
+            pair_bias = -1;
+        }
     }
 };
 
@@ -166,6 +169,7 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         .v = view(v),
         .o = view(o),
         .lse = lse.data<float>(),
+        .lse_remainder = data_or_null<float>(saved.lse_remainder),
         .batch_size = static_cast<int>(q_in.size(0)),
         .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
         .mask = mask,
@@ -269,6 +273,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         options.deterministic || options.packed ? 0 : batch_heads * (padded_rows / 64 + 1);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {turn_count + 1 + ring_counters}, DType::i32);
+    const LargeLse large_lse(ctx, options.scores);
     const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
     // A dry run counts the parts that any GPU needs.
     const bool may_use_hopper = head_dim <= hopper_biases_max_head_dim && !options.packed &&
@@ -292,6 +297,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
+    large_lse.clear(ctx);
     Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -302,9 +308,11 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .d_k = view(d_k),
         .d_v = view(d_v),
         .lse = saved.lse.data<float>(),
+        .lse_remainder = data_or_null<float>(saved.lse_remainder),
         .d_lse = d_out.lse.defined() ? d_lse.tensor().data<float>() : nullptr,
         .lse_log2 = statistics.data<float>(),
         .delta = statistics.data<float>() + batch_heads * padded_rows,
+        .has_large_lse = large_lse.flag(),
         .d_q_sums = d_q_sums.data<float>(),
         .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
         .next_task = options.deterministic ? turns.data<std::int32_t>() + turn_count : nullptr,

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     }
     FragmentC o[m_tiles][head_dim / 8];
     clear(o);
-    LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
+    LazyOnlineSoftmax<m_tiles, has_rule> softmax(p.scale_log2);
     for (int block = 0; first_key + block * keys < end_key; ++block) {
         wait_for_copies<stages - 2>();
         __syncthreads();  // this block's K and V are in shared memory, and no warp reads the stage that is
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         as_operand_a<T>(probabilities, s);
         multiply_a_b<T>(o, probabilities, LanePointer<KvTile>::stacked(stage + KvTile::bytes));
     }
-    float lse[2 * m_tiles];
+    ExactLse lse[2 * m_tiles];
     if constexpr (has_rule) {
         softmax.finish(o, lse, rule.get().dropout_scale);
     } else {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     wait_for_copies<0>();
     __syncthreads();
     auto* const warp_o = reinterpret_cast<float*>(shared + QTile::bytes);  // [key_warps, rows, head_dim]
-    __shared__ float warp_lse[key_warps][rows];
+    __shared__ ExactLse warp_lse[key_warps][rows];
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i) {
         const int row = warp_row + i * 8 + lane / 4;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         if (is_whole) {
             *reinterpret_cast<std::uint32_t*>(p.o.head(batch, head).row(query) + column) =
                 pack<T>(sum.x, sum.y);
-            if (column == 0) p.lse[index] = merge.lse();
+            if (column == 0) store_lse(p, index, merge.lse());
         } else {
             const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
             *reinterpret_cast<float2*>(split.o + part * split.columns + column) = sum;

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     __shared__ struct {
         const std::uint16_t *k, *v;
         std::uint16_t* o;
-        float* lse;
+        float *lse, *lse_remainder;
     } volatile pointers;
     const std::uint16_t* const k = sequence.keys(p.k, head / p.sizes.group).data;
     const std::uint16_t* const v = sequence.keys(p.v, head / p.sizes.group).data;
@@ -73,8 +73,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         pointers.k = k;
         pointers.v = v;
         pointers.o = sequence.queries(p.o, head).row(block_row);
-        pointers.lse = p.lse + std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries +
-                       sequence.first_query + block_row;
+        const std::int64_t first = std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries +
+                                   sequence.first_query + block_row;
+        pointers.lse = p.lse + first;
+        pointers.lse_remainder = p.lse_remainder == nullptr ? nullptr : p.lse_remainder + first;
     }
     const int end_key = mask.end_key(block_row + block_rows - 1);
     const int first_block = mask.first_key(block_row) / tiles.keys;
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const std::uint32_t warp_q = q_tile + warp_row * QTile::row_bytes;
     FragmentC o[m_tiles][o_tiles];
     clear(o);
-    LazyOnlineSoftmax<m_tiles> softmax(p.scale_log2);
+    LazyOnlineSoftmax<m_tiles, has_terms(kind)> softmax(p.scale_log2);
 
     if constexpr (!Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
     if constexpr (kind != RuleKind::none) {
@@ -137,8 +139,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         if constexpr (kind == RuleKind::pair_bias) {
             const std::uint32_t warp_bias = stage + 2 * KvTile::bytes + warp_row * BiasTile::row_bytes;
             const BiasRows& of_keys = rule.get().biases[1];
-            add_bias_tile<T>(s, p.prescale, LanePointer<BiasTile>::stacked(warp_bias));
-            if (of_keys.data != nullptr) add_key_bias<T>(s, 1.0f, key_bias_of(stage), of_keys.dtype, 0);
+            if (of_keys.data != nullptr) add_key_bias<T>(s, p.prescale, key_bias_of(stage), of_keys.dtype, 0);
+            add_bias_tile<T>(s, of_keys.data != nullptr ? 1.0f : p.prescale,
+                             LanePointer<BiasTile>::stacked(warp_bias));
         } else {
             if (p.prescale != 1.0f) scale(s, p.prescale);
         }
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         multiply_a_b<T>(o, probabilities, LanePointer<KvTile>::stacked(stage + KvTile::bytes));
     }
 
-    float lse[2 * m_tiles];
+    ExactLse lse[2 * m_tiles];
     if constexpr (kind == RuleKind::any) {
         softmax.add_sink(rule.get().sink, o);
     } else {
@@ -173,10 +176,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     store_staged_rows<QTile, tiles.warp_rows>(pointers.o + out_row * p.o.row_stride, p.o.row_stride, out_rows,
                                               valid_rows, p.sizes.v_dim);
     float* const lse_rows = pointers.lse + out_row;
+    float* const remainders = pointers.lse_remainder;
     if (const int lane = lane_index(); lane % 4 == 0) {
 #pragma unroll
-        for (int i = 0; i < 2 * m_tiles; ++i)
-            if (const int row = i * 8 + lane / 4; row < valid_rows) lse_rows[row] = lse[i];
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const int row = i * 8 + lane / 4;
+            if (row >= valid_rows) continue;
+            lse_rows[row] = lse[i].lse;
+            if constexpr (has_terms(kind)) {
+                if (remainders != nullptr) remainders[out_row + row] = lse[i].remainder;
+            }
+        }
     }
 }
 

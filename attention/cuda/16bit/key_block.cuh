@@ -68,6 +68,7 @@ class KeyBlock {
     }
 
     __device__ __forceinline__ void differentiate() {
+        if constexpr (has_terms(kind)) has_large_lse_ = p_.has_large_lse != nullptr && *p_.has_large_lse != 0;
         load_keys_and_first_rows();
         const std::uint32_t own_keys =
             base_ + (makes_p_ ? Shared::k : Shared::v) + warp_key_ * KvTile::row_bytes;
@@ -209,6 +210,7 @@ class KeyBlock {
         const int key = kept_.key + warp_key_;
         float of_keys[m_tiles][2] = {};
         if constexpr (tiles.reads_bias) load_key_bias(of_keys, at.head, key);
+        [[maybe_unused]] const RowReferences references = row_references(at.head);
 #pragma unroll
         for (int n = 0; n < s_tiles; n += 2) {
             const float2 lse[2] = {statistic(lane_statistics, n), statistic(lane_statistics, n + 1)};
@@ -225,8 +227,17 @@ class KeyBlock {
                     float2 shift{-lse[i / 2].x, -lse[i / 2].y};
                     if constexpr (tiles.reads_bias) {
                         const float2 terms = unpack<T>(bias[i]);
-                        shift = {fmaf(terms.x, log2_e, shift.x + of_keys[m][i % 2]),
-                                 fmaf(terms.y, log2_e, shift.y + of_keys[m][i % 2])};
+                        const float of_key = of_keys[m][i % 2];
+                        if (has_large_lse_) {
+                            const int row = at.row + (n + i / 2) * 8 + lane_index() % 4 * 2;
+                            pair[0] = exact_probability(fmaf(pair[0], p_.scale, of_key) + terms.x,
+                                                        references(row), p_exponent);
+                            pair[1] = exact_probability(fmaf(pair[1], p_.scale, of_key) + terms.y,
+                                                        references(row + 1), p_exponent);
+                            continue;
+                        }
+                        shift = {fmaf(terms.x, log2_e, fmaf(of_key, log2_e, shift.x)),
+                                 fmaf(terms.y, log2_e, fmaf(of_key, log2_e, shift.y))};
                     }
                     pair[0] = exp2_fast(fmaf(pair[0], p_.scale_log2, shift.x));
                     pair[1] = exp2_fast(fmaf(pair[1], p_.scale_log2, shift.y));
@@ -252,7 +263,16 @@ class KeyBlock {
             }
         }
     }
-    /// log2(e) times the bias of a lane's keys.
+    /// The LSE of a head's rows, as the forward pass stored it.
+    __device__ __forceinline__ RowReferences row_references(int head) const {
+        return {p_.lse,
+                p_.lse_remainder,
+                static_cast<std::int64_t>(sequence_.batch) * p_.sizes.heads + head,
+                p_.mask.queries,
+                sequence_.first_query,
+                mask().queries};
+    }
+    /// The bias of a lane's keys.
     __device__ __forceinline__ void load_key_bias(float (&of_keys)[m_tiles][2], int head, int key) const {
         const BiasRows& bias = rules_.of_head[head % 2].get().biases[1];
         if (bias.data == nullptr) return;
@@ -261,7 +281,7 @@ class KeyBlock {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 if (const int j = key + m * 16 + half * 8 + lane_index() / 4; j < mask().keys)
-                    of_keys[m][half] = log2_e * bias_at<T, float>(bias, 0, j);
+                    of_keys[m][half] = bias_at<T, float>(bias, 0, j);
     }
     /// Packs 16 keys x 16 queries of P^T.
     __device__ __forceinline__ static void store_with_dropout(FragmentA& left, FragmentC (&p)[s_tiles],
@@ -316,9 +336,17 @@ class KeyBlock {
             if constexpr (changes_products) apply_to_products(p, rule.formula, derivatives);
             add_terms<T, RowsAre::keys>(p, rule, row, key, mask().queries, mask().keys);
             const float2 lse[2] = {statistic(lane_statistics, 2 * k), statistic(lane_statistics, 2 * k + 1)};
-            for_each_element(p, [&](float& score, int, int n, int e) {
-                score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
-            });
+            if (has_large_lse_) {
+                const RowReferences references = row_references(position_of(iteration).head);
+                for_each_element(p, [&](float& score, int, int n, int e) {
+                    score = exact_probability(score, references(row + n * 8 + lane_index() % 4 * 2 + e % 2),
+                                              p_exponent);
+                });
+            } else {
+                for_each_element(p, [&](float& score, int, int n, int e) {
+                    score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+                });
+            }
             if (!sees_all) mask_transposed(p, 0, mask(), key, row);
 
             FragmentC crossing[m_tiles][2];
@@ -457,6 +485,7 @@ class KeyBlock {
     int iterations_;
     RowBlocks<rows> row_blocks_;
     int warp_, pair_, warp_key_;  ///< warp_key_: the pair's first key, relative to first_key_
+    bool has_large_lse_ = false;
     bool makes_p_;  ///< this warp computes P and dV; the other warp of the pair computes dS and dK
 };
 

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const bool sees_all = p.mask.sees_all(row, tiles.warp_rows, key, tiles.warp_keys);
     const auto lane_bias = LanePointer<BiasTile>::stacked(bias_tile + warp_row * BiasTile::row_bytes);
     const int lane_row = (warp_row + lane_index() / 4) * 4;
+    const bool has_large_lse = *p.has_large_lse != 0;
     FragmentC sum[m_tiles][s_tiles];
     clear(sum);
     for (int n = 0; n < count; ++n) {
@@ -150,6 +151,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
             scale(s, p.scale);
         }
         if (!sees_all) mask_scores(s, p.mask, row, key);
+        const BiasBlock::Pairs pairs = block(g, begin + n);
+        const RowReferences references(p.lse, p.lse_remainder,
+                                       static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head,
+                                       p.mask.queries);
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m) {
             float lse[2], delta[2];
@@ -173,8 +178,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const int tile = column + i / 2, element = half * 2 + e;
-                        const float probability = exp2_fast(
-                            fmaf(s[m][tile][element] + (e == 0 ? terms.x : terms.y), log2_e, -lse[half]));
+                        const float score = s[m][tile][element] + (e == 0 ? terms.x : terms.y);
+                        const float probability =
+                            has_large_lse ? exact_probability(
+                                                score, references(row + m * 16 + half * 8 + lane_index() / 4),
+                                                p_exponent)
+                                          : exp2_fast(fmaf(score, log2_e, -lse[half]));
                         sum[m][tile][element] =
                             fmaf(probability, fmaf(d_p[m][tile][element], 1 / p_factor, -delta[half]),
                                  sum[m][tile][element]);

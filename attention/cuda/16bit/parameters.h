@@ -7,6 +7,7 @@
 
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/attention/internal/attention_backend.h>
@@ -20,7 +21,8 @@ namespace gradtile::attention::cuda {
 struct Bits16ForwardParameters {
     device::TensorView<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
     device::TensorView<std::uint16_t> o;
-    float* lse;  ///< [B, Hq, Sq], natural log
+    float* lse;            ///< [B, Hq, Sq], natural log
+    float* lse_remainder;  ///< [B, Hq, Sq], or null
     int batch_size;
     device::Sizes sizes;
     device::DeviceMask mask;
@@ -35,13 +37,15 @@ struct Bits16ForwardParameters {
 struct Bits16BackwardParameters {
     device::TensorView<const std::uint16_t> q, k, v, o, d_o;
     device::TensorView<std::uint16_t> d_q, d_k, d_v;
-    const float* lse;    ///< [B, Hq, Sq], natural log
-    const float* d_lse;  ///< [B, Hq, Sq]; null: 0
-    float* lse_log2;     ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
+    const float* lse;            ///< [B, Hq, Sq], natural log
+    const float* lse_remainder;  ///< [B, Hq, Sq]; null: 0
+    const float* d_lse;          ///< [B, Hq, Sq]; null: 0
+    float* lse_log2;  ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
-    float* d_q_sums;          ///< dQ / scale in float32, in the order of DqSums; of batch 0, even if that is
-                              ///< not among this launch's batches and so has no memory
-    std::int32_t* turns;      ///< [B, Hq, row blocks, warps] if deterministic, else null
+    int* has_large_lse;   ///< whether an LSE is large (see large_lse); null: no, because there are no biases
+    float* d_q_sums;      ///< dQ / scale in float32, in the order of DqSums; of batch 0, even if that is
+                          ///< not among this launch's batches and so has no memory
+    std::int32_t* turns;  ///< [B, Hq, row blocks, warps] if deterministic, else null
     std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
     bool last_keys_first = false;  ///< the order of the turns
     int first_batch, batch_size;   ///< the batches of this launch

@@ -17,6 +17,10 @@ enum class RuleKind : std::uint8_t {
     pair_bias,  ///< a bias that is read in tiles of queries and keys, and perhaps a bias of keys alone
     any
 };
+/// Whether scores have terms besides products. Kernels then hold natural scores, which may be large.
+constexpr bool has_terms(RuleKind kind) {
+    return kind == RuleKind::pair_bias || kind == RuleKind::any;
+}
 /// Whether the kernels for head dims up to `head_dim` have a version for this kind. If not, calls of this
 /// kind use the version for any rule.
 constexpr bool has_kernels(RuleKind kind, int head_dim) {

@@ -26,15 +26,25 @@ struct LseMerge {
               other.sum * exp2_fast((other.maximum - next) * log2_e);
         maximum = next;
     }
-    __device__ void add(float lse) { add(LseMerge{lse, lse == -INFINITY ? 0.0f : 1.0f}); }
-    __device__ float weight(float lse) const {
-        return sum == 0 ? 0.0f : __fdividef(exp2_fast((lse - maximum) * log2_e), sum);
+    __device__ void add(const ExactLse& part) {
+        add(LseMerge{part.lse, part.lse == -INFINITY ? 0.0f : exp2_fast(part.remainder * log2_e)});
     }
-    __device__ float lse() const { return sum == 0 ? -INFINITY : maximum + logf(sum); }
+    __device__ float weight(const ExactLse& part) const {
+        if (sum == 0) return 0;
+        return __fdividef(exp2_fast(fmaf(part.lse - maximum, log2_e, part.remainder * log2_e)), sum);
+    }
+    __device__ ExactLse lse() const { return ExactLse::of(maximum, sum); }
 };
 
-__device__ __forceinline__ float sink_of(const ScoreOptions& scores, int head) {
-    return scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride];
+/// The LSE of a head's sink alone.
+__device__ __forceinline__ ExactLse sink_of(const ScoreOptions& scores, int head) {
+    return {scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride], 0};
+}
+/// Writes the LSE of row `index` of [B, Hq, Sq].
+template <class Parameters>
+__device__ __forceinline__ void store_lse(const Parameters& p, std::int64_t index, const ExactLse& lse) {
+    p.lse[index] = lse.lse;
+    if (p.lse_remainder != nullptr) p.lse_remainder[index] = lse.remainder;
 }
 
 /// Merges the results of the splits. The grid has one block per row [B, Hq, Sq]. T is the dtype of O, and
@@ -43,7 +53,8 @@ template <class T, class Parameters>
 __global__ void __launch_bounds__(merge_threads)
     merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {
     constexpr int threads = merge_threads, warps = threads / 32, max_columns = 256;
-    __shared__ float lse[max_splits], of_warp[warps][max_columns];
+    __shared__ ExactLse lse[max_splits];
+    __shared__ float of_warp[warps][max_columns];
     gradtile::cuda::device::await_predecessor();
     const std::int64_t index = blockIdx.x;
     const int query = static_cast<int>(index % p.mask.queries),
@@ -84,7 +95,7 @@ __global__ void __launch_bounds__(merge_threads)
             element = static_cast<std::uint16_t>(pack<T>(sum, 0.0f));
         }
     }
-    if (threadIdx.x == 0) p.lse[index] = merge.lse();
+    if (threadIdx.x == 0) store_lse(p, index, merge.lse());
 }
 
 }  // namespace device

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
+#include <gradtile/attention/cuda/device/softmax.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
@@ -19,6 +20,7 @@ struct RowStatistics {
     const A* lse;    ///< [B, H, Sq]
     const A* d_lse;  ///< [B, H, Sq]; null if dLSE is 0
     A lse_factor, delta_factor;
+    int* has_large_lse;  ///< set if an LSE is large; may be null
     TensorView<const T> o, d_o;
     /// a gradient that is set to 0, because kernels add to it later; data may be null
     TensorView<T> cleared;
@@ -84,6 +86,8 @@ __global__ void __launch_bounds__(statistics_threads)
     const bool sees_keys = p.lse[row] != -infinity;
     if (p.d_lse != nullptr && sees_keys) sum -= p.d_lse[row];
     p.delta[row] = sum * p.delta_factor;
+    if (p.has_large_lse != nullptr && sees_keys && is_large(static_cast<float>(p.lse[row])))
+        *p.has_large_lse = 1;
     p.scaled_lse[row] = sees_keys ? p.lse[row] * p.lse_factor : infinity;
 }
 
@@ -93,7 +97,8 @@ __global__ void __launch_bounds__(statistics_threads)
 template <class T>
 void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor& scaled_lse,
                            const Tensor& lse, double lse_factor, const Tensor& o, const Tensor& d_o,
-                           const Tensor& cleared, const Tensor& d_lse, double delta_factor) {
+                           const Tensor& cleared, const Tensor& d_lse, double delta_factor,
+                           int* has_large_lse = nullptr) {
     using A = Accumulator<T>;
     const std::int64_t rows = lse.elements();
     if (rows == 0) return;
@@ -104,6 +109,7 @@ void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor
                                       .d_lse = d_lse.defined() ? d_lse.data<A>() : nullptr,
                                       .lse_factor = static_cast<A>(lse_factor),
                                       .delta_factor = static_cast<A>(delta_factor),
+                                      .has_large_lse = has_large_lse,
                                       .o = tensor_view<const T>(o),
                                       .d_o = tensor_view<const T>(d_o),
                                       .cleared = clears ? tensor_view<T>(cleared) : TensorView<T>{},

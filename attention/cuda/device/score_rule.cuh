@@ -59,8 +59,12 @@ __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product
         score.value = rule.formula.template add_distance_terms<PreciseMath>(
             score.value, i + static_cast<int>(rule.offset) - j);
 #pragma unroll
-    for (const BiasRows& bias : rule.biases)
-        if (bias.data != nullptr) score.value += bias_at<T, A>(bias, i, j);
+    for (int n = static_cast<int>(max_biases) - 1; n >= 0; --n) {
+        if (rule.biases[n].data == nullptr) continue;
+        const A term = bias_at<T, A>(rule.biases[n], i, j);
+        // A bias of -inf hides the key even if the product is not a number.
+        score.value = term == -static_cast<A>(HUGE_VAL) ? term : score.value + term;
+    }
     return score;
 }
 
@@ -198,13 +202,15 @@ __device__ __forceinline__ void add_distance_terms(FragmentC (&s)[m_tiles][n_til
             }
 }
 
-/// Adds the formula's terms and the biases. (row, key) is the warp's first pair.
+/// Adds the formula's terms and the biases, the last bias first, as score_of() does. (row, key) is the warp's
+/// first pair.
 template <class T, RowsAre rows_are, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], const ScoreRule<float>& rule,
                                           int row, int key, int queries, int keys) {
     if (rule.formula.has_distance_terms()) add_distance_terms<rows_are>(s, rule, row, key);
 #pragma unroll 1
-    for (const BiasRows& bias : rule.biases) {
+    for (int n = static_cast<int>(max_biases) - 1; n >= 0; --n) {
+        const BiasRows& bias = rule.biases[n];
         if (bias.data == nullptr) continue;
         if (bias.dtype == DType::f32) {
             add_bias<float, rows_are>(s, bias, row, key, queries, keys);

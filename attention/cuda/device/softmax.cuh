@@ -3,6 +3,7 @@
 /// state 2 m belongs to row lane/4, state 2 m + 1 to row lane/4 + 8.
 #include <cfloat>
 
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -26,11 +27,51 @@ __device__ __forceinline__ float row_sum(float x) {
 
 inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.44269504088896341f;
 
+/// From this magnitude of a maximum or an LSE on, kernels subtract it from the scores before they multiply by
+/// log2(e): in the fused form, which multiplies first, the rounding of the product would reach P as a factor
+/// of 2^(2^-24 |log2(e) LSE|).
+inline constexpr float large_lse = 4096;
+__device__ __forceinline__ bool is_large(float lse) {
+    return fabsf(lse) >= large_lse && fabsf(lse) < INFINITY;
+}
+
+/// The LSE of the rows of one head, for scores that may be large.
+struct RowReferences {
+    const float *lse, *remainder;  ///< of the head's first row; remainder may be null
+    int rows;
+
+    /// The arrays are [B, Hq, Sq]; `sequence_rows` rows begin at `first` of the head's `all_rows`.
+    __device__ __forceinline__ RowReferences(const float* lses, const float* remainders,
+                                             std::int64_t batch_head, int all_rows, int first,
+                                             int sequence_rows)
+        : lse(lses + batch_head * all_rows + first),
+          remainder(remainders == nullptr ? nullptr : remainders + batch_head * all_rows + first),
+          rows(sequence_rows) {}
+    __device__ __forceinline__ RowReferences(const float* lses, const float* remainders,
+                                             std::int64_t batch_head, int all_rows)
+        : RowReferences(lses, remainders, batch_head, all_rows, 0, all_rows) {}
+
+    /// The LSE of a row; +inf, which makes P = 0, for a row that sees no key or does not exist.
+    __device__ __forceinline__ ExactLse operator()(int row) const {
+        const float value = row < rows ? lse[row] : -INFINITY;
+        if (value == -INFINITY) return {INFINITY, 0};
+        return {value, remainder == nullptr ? 0.0f : remainder[row]};
+    }
+};
+/// Returns 2^exponent P of a score. The scores of the forward pass may be rounded in another order, so P is
+/// limited to 1.
+__device__ __forceinline__ float exact_probability(float score, const ExactLse& row, float exponent = 0) {
+    const float x = fmaf(score - row.lse, log2_e, fmaf(row.remainder, -log2_e, exponent));
+    return exp2_fast(x > exponent ? exponent : x);
+}
+
 /// The textbook form of the online softmax: P is relative to the running maximum, and each update returns the
 /// factor for the previous sums. Kernels that add P V to O outside the tensor cores use it, because this
-/// addition applies the factor at no cost.
-template <int m_tiles>
+/// addition applies the factor at no cost. Scores are in base 2, or natural: see large_lse.
+template <int m_tiles, bool is_natural = false>
 class OnlineSoftmax {
+    static constexpr float unit = is_natural ? log2_e : 1.0f;
+
   public:
     __device__ __forceinline__ OnlineSoftmax() {
 #pragma unroll
@@ -45,12 +86,12 @@ class OnlineSoftmax {
         maximum_[i] = maximum;
         sum_[i] = sum_of_lane;
     }
-    /// The running maximum of row i, in base 2.
+    /// The running maximum of row i, in the units of the scores.
     __device__ __forceinline__ float maximum(int i) const {
         return maximum_[i];
     }
 
-    /// Replaces S * log2(e) by P relative to the new maximum. An unchanged maximum gives factor 1.
+    /// Replaces the scores by P relative to the new maximum. An unchanged maximum gives factor 1.
     template <int n_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles], float (&factor)[2 * m_tiles]) {
 #pragma unroll
@@ -63,31 +104,31 @@ class OnlineSoftmax {
             const float next = fmaxf(maximum_[i], row_max(largest));
             // If no key is visible yet, P = 2^-inf = 0.
             const float reference = next == -INFINITY ? 0.0f : next;
-            factor[i] = exp2_fast(maximum_[i] - reference);
+            factor[i] = exp2_fast((maximum_[i] - reference) * unit);
             maximum_[i] = next;
             float of_lane = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) {
-                row[n][e] = exp2_fast(row[n][e] - reference);
-                row[n][e + 1] = exp2_fast(row[n][e + 1] - reference);
+                row[n][e] = exp2_fast((row[n][e] - reference) * unit);
+                row[n][e + 1] = exp2_fast((row[n][e + 1] - reference) * unit);
                 of_lane += row[n][e] + row[n][e + 1];
             }
             sum_[i] = fmaf(sum_[i], factor[i], of_lane);
         }
     }
 
-    /// Adds a sink (a logit without a key), in base 2, to every row. Returns the factor for the previous
-    /// sums.
-    __device__ __forceinline__ void add_sink(float sink_log2, float (&factor)[2 * m_tiles]) {
+    /// Adds a sink (a logit without a key), in the units of the scores, to every row. Returns the factor for
+    /// the previous sums.
+    __device__ __forceinline__ void add_sink(float sink, float (&factor)[2 * m_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
-            const float next = fmaxf(maximum_[i], sink_log2);
+            const float next = fmaxf(maximum_[i], sink);
             const float reference = next == -INFINITY ? 0.0f : next;
-            factor[i] = exp2_fast(maximum_[i] - reference);
+            factor[i] = exp2_fast((maximum_[i] - reference) * unit);
             maximum_[i] = next;
             // Four lanes share a row. Only the first of them adds the sink.
             sum_[i] =
-                fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast(sink_log2 - reference) : 0.0f);
+                fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast((sink - reference) * unit) : 0.0f);
         }
     }
 
@@ -96,8 +137,9 @@ class OnlineSoftmax {
         return row_sum(sum_[i]);
     }
     /// The natural log-sum-exp of row i; `sum` must be sum(i).
-    __device__ __forceinline__ float lse(int i, float sum) const {
-        return sum == 0 ? -INFINITY : fmaf(maximum_[i], ln_2, logf(sum));
+    __device__ __forceinline__ ExactLse lse(int i, float sum) const {
+        if constexpr (is_natural) return ExactLse::of(maximum_[i], sum);
+        return {sum == 0 ? -INFINITY : fmaf(maximum_[i], ln_2, logf(sum)), 0};
     }
 
   private:
@@ -106,8 +148,9 @@ class OnlineSoftmax {
 };
 
 /// An online softmax that rarely rescales. Kernels that sum P V in the accumulators of the tensor cores use
-/// it, because there each rescaling multiplies all of O.
-template <int m_tiles>
+/// it, because there each rescaling multiplies all of O. With is_natural, S are the scores, which may be
+/// large (see large_lse), and scale_log2 is log2(e).
+template <int m_tiles, bool is_natural = false>
 class LazyOnlineSoftmax {
   public:
     /// scale_log2 = log2(e) * (the scale that is not yet applied to S); it must be positive.
@@ -166,6 +209,12 @@ class LazyOnlineSoftmax {
             // finite number replaces -inf, and P becomes 0.
             const float shift =
                 reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
+            if constexpr (is_natural) {
+                if (has_large_) {
+                    exponentiate_large(s, i);
+                    continue;
+                }
+            }
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
@@ -202,13 +251,17 @@ class LazyOnlineSoftmax {
     /// Computes o = factor sum P V / sum P (0 for rows without visible keys) and lse, the natural log-sum-exp
     /// of the rows.
     template <int o_tiles>
-    __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], float (&lse)[2 * m_tiles],
+    __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], ExactLse (&lse)[2 * m_tiles],
                                            float factor = 1.0f) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float sum = row_sum(sum_[i]);
             const float inverse = sum == 0 ? 0.0f : __fdividef(factor, sum);
-            lse[i] = sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln_2, logf(sum));
+            if constexpr (is_natural) {
+                lse[i] = ExactLse::of(reference_[i], sum);
+            } else {
+                lse[i] = {sum == 0 ? -INFINITY : fmaf(reference_[i] * scale_log2_, ln_2, logf(sum)), 0};
+            }
 #pragma unroll
             for (int n = 0; n < o_tiles; ++n) {
                 o[i / 2][n][i % 2 * 2] *= inverse;
@@ -226,12 +279,33 @@ class LazyOnlineSoftmax {
             reference_[i] = next;
             sum_[i] *= factor_[i];
         }
+        if constexpr (is_natural) {
+            bool large = false;
+#pragma unroll
+            for (int i = 0; i < 2 * m_tiles; ++i) large |= is_large(reference_[i]);
+            has_large_ = __any_sync(~0u, large);
+        }
+    }
+    /// exponentiate() of row i for references of any size.
+    template <int n_tiles>
+    __device__ __forceinline__ void exponentiate_large(FragmentC (&s)[m_tiles][n_tiles], int i) {
+        const float reference = reference_[i] == -INFINITY ? 0.0f : reference_[i];
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
+                s[i / 2][n][e] = exp2_fast((s[i / 2][n][e] - reference) * scale_log2_);
+                sum += s[i / 2][n][e];
+            }
+        sum_[i] += sum;
     }
 
     float scale_log2_;
     float reference_[2 * m_tiles];  ///< the reference in units of S: P = 1 where S equals it
     float sum_[2 * m_tiles];        ///< the sum of P over this lane's columns; row_sum() adds the lanes
     float factor_[2 * m_tiles];     ///< the factors of the latest change of the references
+    bool has_large_ = false;        ///< a reference of the warp's rows is large; only with is_natural
 };
 
 }  // namespace gradtile::attention::cuda::device

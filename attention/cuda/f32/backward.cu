@@ -143,7 +143,8 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
                                                            FragmentC (&derivatives)[1][Policy::s_tiles],
                                                            const DeviceMask& mask,
                                                            const ScoreRule<float>& rule, const float* lse,
-                                                           const Units& units, int key, int row) {
+                                                           const RowReferences* large_lse, const Units& units,
+                                                           int key, int row) {
     constexpr int s_tiles = Policy::s_tiles;
     static_assert(s_tiles * 4 <= 32);
     scale(x, units.product);
@@ -155,7 +156,11 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
     for (int n = 0; n < s_tiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            x[0][n][e] = exp2_fast(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2])) * Units::probability;
+            x[0][n][e] = Units::probability *
+                         (large_lse == nullptr
+                              ? exp2_fast(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2]))
+                              : exact_probability(x[0][n][e],
+                                                  (*large_lse)(row + n * 8 + lane_index() % 4 * 2 + e % 2)));
         if (!drops) continue;
         const KeptOfColumns<1> kept(rule, row + n * 8, key);
 #pragma unroll
@@ -171,9 +176,10 @@ template <class Policy>
 __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][Policy::s_tiles],
                                                   FragmentC (&d_s)[1][Policy::s_tiles],
                                                   const DeviceMask& mask, const ScoreRule<float>* rule,
-                                                  const Lanes<Policy>& lanes, const float* statistics,
-                                                  const Units& units, const WarpPart<Policy>& part,
-                                                  int first_key, int first_row) {
+                                                  const RowReferences* large_lse, const Lanes<Policy>& lanes,
+                                                  const float* statistics, const Units& units,
+                                                  const WarpPart<Policy>& part, int first_key,
+                                                  int first_row) {
     constexpr int s_tiles = Policy::s_tiles;
     const int row = first_row + part.row, key = first_key + part.key;
     if (!mask.sees_any(row, s_tiles * 8, key, 16)) {
@@ -187,8 +193,8 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
     [[maybe_unused]] FragmentC derivatives[1][s_tiles];
     [[maybe_unused]] std::uint32_t kept_elements = 0;
     if constexpr (Policy::has_rule) {
-        kept_elements =
-            make_p_under_rule<Policy>(probabilities, derivatives, mask, *rule, lse, units, key, row);
+        kept_elements = make_p_under_rule<Policy>(probabilities, derivatives, mask, *rule, lse, large_lse,
+                                                  units, key, row);
     } else {
         make_p<Policy>(probabilities, mask, lse, units, key, row);
     }
@@ -380,6 +386,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(d_k);
     clear(d_v);
     RowStep<Policy> step(p, sequence, base, statistics, units);
+    const bool has_large_lse = Policy::has_rule && p.has_large_lse != nullptr && *p.has_large_lse != 0;
     RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
     // The score rules of this step's head and of the next step's head; a head's rule is rules[head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
@@ -401,8 +408,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
         const Lanes<Policy> lanes(rematerialize(base));
         FragmentC probabilities[1][Policy::s_tiles], d_s[1][Policy::s_tiles];
+        const RowReferences references(p.lse, p.lse_remainder,
+                                       std::int64_t{sequence.batch} * p.sizes.heads + at.head, p.mask.queries,
+                                       sequence.first_query, mask.queries);
         compute_p_and_d_s(probabilities, d_s, mask, Policy::has_rule ? &rules[at.head % 2].get() : nullptr,
-                          lanes, statistics, units, warp_part, first_key, at.row);
+                          has_large_lse ? &references : nullptr, lanes, statistics, units, warp_part,
+                          first_key, at.row);
 
         std::int32_t* turn = nullptr;
         if (p.turns) {
@@ -478,8 +489,10 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     Tensor turns;
     if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
     const Readable d_lse = contiguous(ctx, d_out.lse);
+    const LargeLse large_lse(ctx, options.scores);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
+    large_lse.clear(ctx);
     constexpr double log2_e = std::numbers::log2e;
     const PackedOffsets packed(options);
     const Measured of_q{q.tensor(), true}, of_k{k.tensor()}, of_v{v.tensor()}, of_d_o{d_o.tensor(), true};
@@ -491,7 +504,7 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     }
     const double dropout_scale = options.scores.dropout.scale;
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),
-                                 d_q.tensor(), d_lse.tensor(), 1 / dropout_scale);
+                                 d_q.tensor(), d_lse.tensor(), 1 / dropout_scale, large_lse.flag());
     if (turns.defined()) fill(ctx, turns, 0.0);
     const F32BackwardParameters parameters{.q = tensor_view<const float>(q.tensor()),
                                            .k = tensor_view<const float>(k.tensor()),
@@ -500,6 +513,9 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                                            .d_q = tensor_view<float>(d_q.tensor()),
                                            .d_k = tensor_view<float>(d_k.tensor()),
                                            .d_v = tensor_view<float>(d_v.tensor()),
+                                           .lse = saved.lse.data<float>(),
+                                           .lse_remainder = data_or_null<float>(saved.lse_remainder),
+                                           .has_large_lse = large_lse.flag(),
                                            .lse_log2 = lse_log2.data<float>(),
                                            .delta = delta.data<float>(),
                                            .magnitudes = largest_of(magnitudes),
@@ -533,10 +549,11 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                        }
                    });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
-    launch_bias_gradients<float>(ctx, options,
-                                 {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<float>(),
-                                  delta.data<float>(), static_cast<float>(dropout_scale)},
-                                 into);
+    launch_bias_gradients<float>(
+        ctx, options,
+        {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<float>(),
+         data_or_null<float>(saved.lse_remainder), delta.data<float>(), static_cast<float>(dropout_scale)},
+        into);
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, delta.data<float>(), queries, dropout_scale,
                              into.sink);

@@ -14,6 +14,9 @@ namespace gradtile::attention::cuda {
 struct F32BackwardParameters {
     device::TensorView<const float> q, k, v, d_o;
     device::TensorView<float> d_q, d_k, d_v;
+    const float* lse;                 ///< [B, Hq, Sq], natural log
+    const float* lse_remainder;       ///< [B, Hq, Sq]; null: 0
+    const int* has_large_lse;         ///< null: no, because there are no biases
     const float* lse_log2;            ///< [B, Hq, Sq]: LSE in base 2; +inf for rows that see no key
     const float* delta;               ///< [B, Hq, Sq]: D / dropout_scale, where D = rowsum(dO * O) - dLSE
     const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v, d_o and d_lse: see measure()

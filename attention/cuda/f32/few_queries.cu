@@ -23,7 +23,8 @@ using namespace device;
 struct F32FewQueriesParameters {
     TensorView<const float> q, k, v;
     TensorView<float> o;
-    float* lse;  ///< [B, Hq, Sq], natural log
+    float* lse;            ///< [B, Hq, Sq], natural log
+    float* lse_remainder;  ///< [B, Hq, Sq], or null
     int batch_size;
     Sizes sizes;
     DeviceMask mask;
@@ -116,8 +117,8 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[Policy::warp_rows][Polic
         for (float& x : row) x = row_sum(x);
 }
 
-/// The online softmax of one row of a warp, in base 2. All lanes have the same maximum; the sum is over the
-/// lane's keys.
+/// The online softmax of one row of a warp, of natural scores. All lanes have the same maximum; the sum is
+/// over the lane's keys.
 struct WarpSoftmax {
     float maximum = -INFINITY, sum = 0;
 
@@ -131,12 +132,12 @@ struct WarpSoftmax {
         for (int distance = 4; distance < 32; distance *= 2)
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
         const float next = fmaxf(maximum, largest), reference = next == -INFINITY ? 0.0f : next;
-        const float factor = exp2_fast(maximum - reference);
+        const float factor = exp2_fast((maximum - reference) * log2_e);
         maximum = next;
         float of_block = 0;
 #pragma unroll
         for (float& x : s) {
-            x = exp2_fast(x - reference);
+            x = exp2_fast((x - reference) * log2_e);
             of_block += x;
         }
         sum = fmaf(sum, factor, of_block);
@@ -221,9 +222,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                 if (j < first || j >= end) {
                     score = -INFINITY;
                 } else if constexpr (has_rule) {
-                    score = score_of<float>(rule.get(), score * p.scale, query, j).value * log2_e;
+                    score = score_of<float>(rule.get(), score * p.scale, query, j).value;
                 } else {
-                    score *= p.scale * log2_e;
+                    score *= p.scale;
                 }
             }
             factor[r] = softmax[r].update(s[r]);
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
     wait_for_copies<0>();
     __syncthreads();
     float* const warp_o = kv_tiles;  // [key_warps, rows, head_dim]
-    __shared__ float warp_lse[key_warps][rows];
+    __shared__ ExactLse warp_lse[key_warps][rows];
     float dropout_scale = 1;
     if constexpr (has_rule) dropout_scale = rule.get().dropout_scale;
 #pragma unroll
@@ -286,9 +287,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
         for (int part = 0; part < vectors; ++part)
 #pragma unroll
             for (int c = 0; c < vector; ++c) to[part * 32 * vector + c] = o[r][part][c] * inverse;
-        if (lane == 0)
-            warp_lse[warp % key_warps][warp_row + r] =
-                sum == 0 ? -INFINITY : fmaf(softmax[r].maximum, ln_2, logf(sum));
+        if (lane == 0) warp_lse[warp % key_warps][warp_row + r] = ExactLse::of(softmax[r].maximum, sum);
     }
     __syncthreads();
     const bool is_whole = gridDim.x == 1;
@@ -306,7 +305,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
         const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
         if (is_whole) {
             p.o.head(batch, head).row(query)[column] = sum;
-            if (column == 0) p.lse[index] = merge.lse();
+            if (column == 0) store_lse(p, index, merge.lse());
         } else {
             const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
             split.o[part * split.columns + column] = sum;
@@ -356,6 +355,7 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
                                              .v = tensor_view<const float>(v.tensor()),
                                              .o = tensor_view<float>(o.tensor()),
                                              .lse = lse.data<float>(),
+                                             .lse_remainder = data_or_null<float>(saved.lse_remainder),
                                              .batch_size = static_cast<int>(q_in.size(0)),
                                              // The sizes of the copies: a copy pads its columns with zeros to
                                              // a multiple of 4, because the kernel loads 4 columns at a time.

@@ -27,6 +27,7 @@ struct F32ForwardParameters {
     TensorView<const float> q, k, v;
     TensorView<float> o;
     float* lse;                       ///< [B, Hq, Sq], natural log
+    float* lse_remainder;             ///< [B, Hq, Sq], or null
     const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v: see measure()
     DeviceMask mask;
     Sizes sizes;
@@ -77,14 +78,14 @@ __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const 
 }
 
 /// Stores O = o / (sum of P) and LSE of a warp's rows; `row` is the lane's first row.
-template <int m_tiles, int o_tiles>
+template <int m_tiles, int o_tiles, bool is_natural>
 __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const FragmentC (&o)[m_tiles][o_tiles],
-                                        const OnlineSoftmax<m_tiles>& softmax, float v_inverse,
+                                        const OnlineSoftmax<m_tiles, is_natural>& softmax, float v_inverse,
                                         const BlockSequence& sequence, int head, int row) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const StridedRows<float> o_rows = sequence.queries(p.o, head);
-    float* const lse =
-        p.lse + std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries + sequence.first_query;
+    const std::int64_t first =
+        std::int64_t{sequence.batch * p.sizes.heads + head} * p.mask.queries + sequence.first_query;
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i) {
         const int o_row = row + i / 2 * 16 + i % 2 * 8;
@@ -98,7 +99,10 @@ __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const Fra
             store_pair(to, n * 8 + lane % 4 * 2, p.sizes.v_dim, pair[0] * inverse, pair[1] * inverse,
                        p.o_pairs);
         }
-        if (lane % 4 == 0) lse[o_row] = softmax.lse(i, sum);
+        if (lane % 4 != 0) continue;
+        const ExactLse lse = softmax.lse(i, sum);
+        p.lse[first + o_row] = lse.lse;
+        if (p.lse_remainder != nullptr) p.lse_remainder[first + o_row] = lse.remainder;
     }
 }
 
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     next.store(k_tile, k_range.factor);
     __syncthreads();
 
-    OnlineSoftmax<m_tiles> softmax;
+    OnlineSoftmax<m_tiles, Policy::has_rule> softmax;
     FragmentC o[m_tiles][Policy::o_tiles];
     clear(o);
     for (int key = first_key; key < end_key; key += keys) {
@@ -193,7 +197,6 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             if constexpr (Policy::has_rule) {
                 scale(s, ln_2);
                 apply_rule<float>(s, rule.get(), first_row + warp_row, key, mask.queries, mask.keys);
-                scale(s, log2_e);
             }
             if (!mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
                 mask_scores(s, mask, first_row + warp_row, key);
@@ -213,7 +216,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     if constexpr (Policy::has_rule) v_factor *= rule.get().dropout_scale;
     if (p.scores.sink != nullptr && !sequence.is_rest) {
         float factor[2 * m_tiles];
-        softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * log2_e, factor);
+        softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (Policy::has_rule ? 1.0f : log2_e),
+                         factor);
         scale_rows(o, factor);
     }
     store_o(p, o, softmax, v_factor, sequence, head, lane_row);
@@ -274,6 +278,7 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
         .v = tensor_view<const float>(v.tensor()),
         .o = tensor_view<float>(o.tensor()),
         .lse = lse.data<float>(),
+        .lse_remainder = data_or_null<float>(saved.lse_remainder),
         .magnitudes = largest_of(magnitudes),
         .mask = mask,
         .sizes = sizes_of(q_in, k_in, v_in),

@@ -69,6 +69,11 @@ class BackwardBiasReader {
     __device__ __forceinline__ void begin(const HopperBackwardParameters&, const Task&) {}
     template <class Scores>
     __device__ __forceinline__ void add_to(const HopperBackwardParameters&, Scores&, int) {}
+    template <class Scores>
+    __device__ __forceinline__ bool make_large_probabilities(const HopperBackwardParameters&, Scores&,
+                                                             const DeviceMask&, RowPosition, int) const {
+        return false;
+    }
 };
 template <class T, class Policy, class Shared>
 class BackwardBiasReader<T, Policy, Shared, true> {
@@ -84,13 +89,14 @@ class BackwardBiasReader<T, Policy, Shared, true> {
     __device__ __forceinline__ void begin(const HopperBackwardParameters& p, const Task& task) {
         task_key_ = task.key;
         batch_ = task.batch;
+        has_large_lse_ = *p.rows.has_large_lse != 0;
         read_keys(p, task.head * p.rows.sizes.group);
     }
-    /// s = scale_log2 * s + log2(e) * biases, for the next block of rows.
+    /// Computes the scores of the next block of rows, in base 2 unless an LSE is large.
     __device__ __forceinline__ void add_to(const HopperBackwardParameters& p, FragmentC (&s)[1][rows / 8],
                                            int head) {
         if (head != head_) read_keys(p, head);  // each head of a group has its own biases
-        const float scale = p.rows.scale_log2;
+        const float scale = has_large_lse_ ? p.rows.scale : p.rows.scale_log2, unit = score_unit();
         if (p.biases.matrix == BiasMatrix::bits16) {
             matrix_.wait_full();
             const std::uint32_t tile =
@@ -101,7 +107,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
                 load_matrices<true>(matrices, tile + n * 8 * Tile::row_bytes);
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    add(&s[0][n + i / 2][i % 2 * 2], scale, unpack<T>(matrices[i]), of_keys_[i % 2]);
+                    add(&s[0][n + i / 2][i % 2 * 2], scale, unit, unpack<T>(matrices[i]), of_keys_[i % 2]);
             }
             release(matrix_);
         } else if (p.biases.matrix == BiasMatrix::float32) {
@@ -109,30 +115,55 @@ class BackwardBiasReader<T, Policy, Shared, true> {
             for (int first_key = 0; first_key < 128; first_key += 64) {
                 matrix_.wait_full();
                 if (const int key = key_ - first_key; key >= 0 && key < 64)
-                    add_float32(s, tiles_ + matrix_.stage() * Tile::bytes, key, scale);
+                    add_float32(s, tiles_ + matrix_.stage() * Tile::bytes, key, scale, unit);
                 release(matrix_);
             }
         } else {
 #pragma unroll
             for (int n = 0; n < rows / 8; ++n)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) add(&s[0][n][half * 2], scale, {0, 0}, of_keys_[half]);
+                for (int half = 0; half < 2; ++half)
+                    add(&s[0][n][half * 2], scale, unit, {0, 0}, of_keys_[half]);
         }
     }
 
+    /// Replaces the scores by P^T times p_factor if an LSE is large; otherwise returns false.
+    __device__ __forceinline__ bool make_large_probabilities(const HopperBackwardParameters& p,
+                                                             FragmentC (&s)[1][rows / 8],
+                                                             const DeviceMask& seen, RowPosition at,
+                                                             int key) const {
+        if (!has_large_lse_) return false;
+        const RowReferences references(p.rows.lse, p.rows.lse_remainder,
+                                       static_cast<std::int64_t>(batch_) * p.rows.sizes.heads + at.head,
+                                       seen.queries);
+#pragma unroll
+        for (int n = 0; n < rows / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const ExactLse row = references(at.row + n * 8 + lane_index() % 4 * 2 + e);
+                s[0][n][e] = exact_probability(s[0][n][e], row, p_exponent);
+                s[0][n][e + 2] = exact_probability(s[0][n][e + 2], row, p_exponent);
+            }
+        if (!seen.sees_all(at.row, rows, key, 16)) mask_transposed(s, 0, seen, key, at.row);
+        return true;
+    }
+
   private:
+    __device__ __forceinline__ float score_unit() const {
+        return has_large_lse_ ? 1.0f : log2_e;
+    }
     __device__ __forceinline__ void read_keys(const HopperBackwardParameters& p, int head) {
         head_ = head;
         const KeyBiases biases(p.biases, batch_, head);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int key = task_key_ + key_ + half * 8 + lane_index() / 4;
-            of_keys_[half] = key < p.rows.mask.keys ? log2_e * biases.template sum<T>(key) : 0.0f;
+            of_keys_[half] = key < p.rows.mask.keys ? score_unit() * biases.template sum<T>(key) : 0.0f;
         }
     }
     /// `tile` has 64 keys, and `key` is the warp's first one in it.
     __device__ __forceinline__ void add_float32(FragmentC (&s)[1][rows / 8], std::uint32_t tile, int key,
-                                                float scale) const {
+                                                float scale, float unit) const {
         const int row = lane_index() % 4 * 2, lane_key = key + lane_index() / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -149,20 +180,22 @@ class BackwardBiasReader<T, Policy, Shared, true> {
                                  : "r"(first + n * 8 * Tile::row_bytes)
                                  : "memory");
                     float& score = s[0][n][half * 2 + e];
-                    score = fmaf(score, scale, fmaf(term, log2_e, of_keys_[half]));
+                    score = fmaf(term, unit, fmaf(score, scale, of_keys_[half]));
                 }
             }
         }
     }
-    __device__ __forceinline__ static void add(float* pair, float scale, float2 terms, float of_key) {
-        pair[0] = fmaf(pair[0], scale, fmaf(terms.x, log2_e, of_key));
-        pair[1] = fmaf(pair[1], scale, fmaf(terms.y, log2_e, of_key));
+    __device__ __forceinline__ static void add(float* pair, float scale, float unit, float2 terms,
+                                               float of_key) {
+        pair[0] = fmaf(terms.x, unit, fmaf(pair[0], scale, of_key));
+        pair[1] = fmaf(terms.y, unit, fmaf(pair[1], scale, of_key));
     }
 
     std::uint32_t tiles_;
     int key_;
     int task_key_ = 0, batch_ = 0, head_ = -1;
-    float of_keys_[2] = {};  ///< log2(e) times the biases of a lane's two keys
+    bool has_large_lse_ = false;
+    float of_keys_[2] = {};  ///< the biases of a lane's two keys, in the units of the scores
     RingPosition<Shared::Biases::stages> matrix_;
 };
 

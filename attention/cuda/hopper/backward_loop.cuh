@@ -52,7 +52,8 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     if constexpr (Policy::may_drop) {
         make_left_operand<T, Policy>(left, p, lse, p_.rows, task.mask(p_), at, key, kept_);
     } else {
-        make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), at, key);
+        if (!biases_.make_large_probabilities(p_, p, task.mask(p_), at, key))
+            make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), at, key);
         as_operand_a<T>(left, p);
     }
     start_with_left(d_v, left, d_o);

@@ -53,9 +53,10 @@ __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16
 
 /// Stores O and LSE of the lane's rows: the final results or, if the keys are split, the results of a split.
 template <class T, int head_dim>
-__device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim / 8], const float (&lse)[2],
-                                               const Bits16ForwardParameters& p, const SplitParameters& split,
-                                               int batch, int first_head, int all_rows) {
+__device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim / 8],
+                                               const ExactLse (&lse)[2], const Bits16ForwardParameters& p,
+                                               const SplitParameters& split, int batch, int first_head,
+                                               int all_rows) {
     const int queries = p.mask.queries, lane = lane_index();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -74,7 +75,7 @@ __device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim 
                 if (const int column = n * 8 + lane % 4 * 2; column < p.sizes.v_dim)
                     *reinterpret_cast<std::uint32_t*>(to + column) =
                         pack<T>(weight * o[0][n][i * 2], weight * o[0][n][i * 2 + 1]);
-            if (lane % 4 == 0) p.lse[index] = merge.lse();
+            if (lane % 4 == 0) store_lse(p, index, merge.lse());
         } else {
             const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
             float* const to = split.o + part * split.columns;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
         await_products<0>(o[0]);
         release(at);
     }
-    float lse[2];
+    ExactLse lse[2];
     softmax.finish(o, lse);
     store_few_rows<T, head_dim>(o, lse, p, split, batch, first_head, all_rows);
 }

@@ -276,7 +276,7 @@ class ForwardConsumer {
         skip(own.begin - blocks.begin);
         if (task.has_sink(p_))  // in the units of S, to which scale_log2 is still to be applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
-        float lse[2];
+        ExactLse lse[2];
         softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
         store(o, lse, task, row);
     }
@@ -338,7 +338,8 @@ class ForwardConsumer {
     }
 
     /// Stores O through shared memory.
-    __device__ __forceinline__ void store(const Output& o, const float (&lse)[2], const Task& task, int row) {
+    __device__ __forceinline__ void store(const Output& o, const ExactLse (&lse)[2], const Task& task,
+                                          int row) {
         const int queries = task.mask(p_).queries;
         const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
@@ -364,7 +365,7 @@ class ForwardConsumer {
             float* const of_head = task.lse(p_);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < queries) of_head[at] = lse[i];
+                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < queries) of_head[at] = lse[i].lse;
         }
     }
     __device__ __forceinline__ void wait_for_warpgroup() const {

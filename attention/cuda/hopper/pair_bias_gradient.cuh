@@ -117,8 +117,8 @@ __device__ __forceinline__ void produce_bias_gradient(
     }
 }
 
-/// Writes log2(e) times the biases of keys of each stage. Several warps run this and take the stages in
-/// turns, since one warp's loads from the L2 cache take longer than the products of a stage.
+/// Writes the biases of keys of each stage, in base 2 unless an LSE is large. Several warps run this and take
+/// the stages in turns, since one warp's loads from the L2 cache take longer than the products of a stage.
 template <class T, class Policy>
 __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParameters& p, std::uint32_t base,
                                                    typename HopperBiasGradientShared<Policy>::Rings& rings,
@@ -126,6 +126,7 @@ __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParam
     using Shared = HopperBiasGradientShared<Policy>;
     constexpr auto tiles = Policy::tiles;
     constexpr int lane_keys = tiles.keys / 32, warps = tiles.key_bias_warps();
+    const float unit = *p.rows.has_large_lse != 0 ? 1.0f : log2_e;
     const BiasGradientWork work(p, tiles.rows, tiles.keys);
     RingPosition stages(rings.stages);
     float next[lane_keys] = {};
@@ -140,7 +141,7 @@ __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParam
     for (int n = work.begin + warp; n < work.end; n += warps) {
         float sums[lane_keys];
 #pragma unroll
-        for (int i = 0; i < lane_keys; ++i) sums[i] = log2_e * next[i];
+        for (int i = 0; i < lane_keys; ++i) sums[i] = unit * next[i];
         read(n + warps);
         stages.wait_empty();
         const std::uint32_t to = typename Shared::Stage(base, stages.stage()).key_biases + lane_index() * 4;
@@ -173,7 +174,8 @@ class BiasGradientConsumer {
           bias_(rings.bias),
           stages_(rings.stages),
           warpgroup_row_(warpgroup * 64),
-          row_(warpgroup * 64 + warp_index() % 4 * 16) {}
+          row_(warpgroup * 64 + warp_index() % 4 * 16),
+          has_large_lse_(*p.rows.has_large_lse != 0) {}
 
     __device__ __forceinline__ void consume() {
         const BiasGradientWork work(p_, tiles.rows, tiles.keys);
@@ -187,9 +189,9 @@ class BiasGradientConsumer {
             stages_.wait_full();
             start(s[0], d_p[0], stages_.stage(), 0);
             await_products<0>(s[0][0], d_p[0][0]);
-            for (int n = work.begin + 1; n < work.end; ++n)
-                add</*has_next=*/true>(sum, s, d_p, work, sees_all);
-            add</*has_next=*/false>(sum, s, d_p, work, sees_all);
+            for (int n = work.begin; n < work.end - 1; ++n)
+                add</*has_next=*/true>(sum, s, d_p, work, n, sees_all);
+            add</*has_next=*/false>(sum, s, d_p, work, work.end - 1, sees_all);
         }
         const BiasGradient into =
             p_.parts.count == 1
@@ -205,14 +207,14 @@ class BiasGradientConsumer {
     }
 
   private:
-    /// Adds dS of a batch and head. The products of the first half of the keys must be complete. Also
+    /// Adds dS of batch and head number n. The products of the first half of the keys must be complete. Also
     /// computes the products of the first half of the next batch and head.
     template <bool has_next>
     __device__ __forceinline__ void add(Half (&sum)[2], Half (&s)[2], Half (&d_p)[2],
-                                        const BiasGradientWork& work, bool sees_all) {
+                                        const BiasGradientWork& work, int n, bool sees_all) {
         const typename Shared::Stage at(base_, stages_.stage());
         start(s[1], d_p[1], stages_.stage(), 1);
-        add_d_s(sum[0], s[0], d_p[0], at, work, sees_all, 0);
+        add_d_s(sum[0], s[0], d_p[0], at, work, n, sees_all, 0);
         await_products<0>(s[1][0], d_p[1][0]);
         RingPosition<tiles.stages> next = stages_;
         next.advance();
@@ -220,7 +222,7 @@ class BiasGradientConsumer {
             next.wait_full();
             start(s[0], d_p[0], next.stage(), 0);
         }
-        add_d_s(sum[1], s[1], d_p[1], at, work, sees_all, 1);
+        add_d_s(sum[1], s[1], d_p[1], at, work, n, sees_all, 1);
         if constexpr (has_next) await_products<0>(s[0][0], d_p[0][0]);
         stages_.empty().arrive_as_warp();
         stages_ = next;
@@ -236,17 +238,48 @@ class BiasGradientConsumer {
         commit_products();
     }
 
-    /// sum += P (dP - D).
+    /// sum += P (dP - D) of batch and head number n.
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
                                             const typename Shared::Stage& at, const BiasGradientWork& work,
-                                            bool sees_all, int half) const {
+                                            int n, bool sees_all, int half) const {
+        if (has_large_lse_) {
+            const BiasGradientWork::Head head = work(p_.gradient, n);
+            const RowReferences references(
+                p_.rows.lse, p_.rows.lse_remainder,
+                static_cast<std::int64_t>(head.batch) * p_.rows.sizes.heads + head.head,
+                p_.rows.mask.queries);
+            const int row = work.row() + row_ + lane_index() / 4;
+            const ExactLse rows[2] = {references(row), references(row + 8)};
+            add_d_s(sum, s, d_p, at, work, sees_all, half,
+                    [&](float product, int i, float term, float of_key) {
+                        return exact_probability(fmaf(product, p_.rows.scale, of_key) + term, rows[i],
+                                                 p_exponent);
+                    });
+        } else {
+            float lse[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const std::uint32_t of_row = (row_ + lane_index() / 4 + i * 8) * 4;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[i]) : "r"(at.lse + of_row) : "memory");
+            }
+            add_d_s(
+                sum, s, d_p, at, work, sees_all, half, [&](float product, int i, float term, float of_key) {
+                    return exp2_fast(fmaf(product, p_.rows.scale_log2, fmaf(term, log2_e, of_key - lse[i])));
+                });
+        }
+    }
+    /// Calls probability(product, row of the lane, bias, bias of the key) for each pair.
+    template <class Probability>
+    __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
+                                            const typename Shared::Stage& at, const BiasGradientWork& work,
+                                            bool sees_all, int half,
+                                            const Probability& probability_of) const {
         const int key = half * half_keys;
         if (!sees_all) mask_scores(s, p_.rows.mask, work.row() + row_, work.key() + key);
-        float lse[2], delta[2];
+        float delta[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const std::uint32_t of_row = (row_ + lane_index() / 4 + i * 8) * 4;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[i]) : "r"(at.lse + of_row) : "memory");
             asm volatile("ld.shared.f32 %0, [%1];" : "=f"(delta[i]) : "r"(at.delta + of_row) : "memory");
         }
         const std::uint32_t key_biases = at.key_biases + key * 4 + lane_index() % 4 * 8,
@@ -255,9 +288,8 @@ class BiasGradientConsumer {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int element = i * 2 + e;
-                const float shift =
-                    fmaf(e == 0 ? terms.x : terms.y, log2_e, (e == 0 ? of_keys.x : of_keys.y) - lse[i]);
-                const float probability = exp2_fast(fmaf(s[0][n][element], p_.rows.scale_log2, shift));
+                const float probability = probability_of(s[0][n][element], i, e == 0 ? terms.x : terms.y,
+                                                         e == 0 ? of_keys.x : of_keys.y);
                 sum[0][n][element] =
                     fmaf(probability, fmaf(d_p[0][n][element], 1 / p_factor, -delta[i]), sum[0][n][element]);
             }
@@ -295,6 +327,7 @@ class BiasGradientConsumer {
     RingPosition<1> bias_;
     RingPosition<tiles.stages> stages_;
     int warpgroup_row_, row_;  ///< the first rows of the warpgroup and of the warp in the tile
+    bool has_large_lse_;
 };
 
 template <class T, class Policy>

@@ -249,7 +249,8 @@ __global__ void __launch_bounds__(threads, 1)
         for (int n = 0; n < head_dim / 8; ++n)
             *reinterpret_cast<std::uint32_t*>(of_row + n * 8 + lane % 4 * 2) =
                 pack<T>(own.o[0][n][i * 2] * inverse, own.o[0][n][i * 2 + 1] * inverse);
-        if (lane % 4 == 0) p.lse[std::int64_t{batch_head} * p.mask.queries + row] = own.softmax.lse(i, sum);
+        if (lane % 4 == 0)
+            p.lse[std::int64_t{batch_head} * p.mask.queries + row] = own.softmax.lse(i, sum).lse;
     }
 }
 

@@ -59,6 +59,7 @@ void forward_typed(const Context& ctx, const ResolvedOptions& options, const Sav
                  .o = tensor_view<T>(o.tensor()),
                  .o_sums = tensor_view<A>(o.tensor()),
                  .lse = saved.lse.data<A>(),
+                 .lse_remainder = data_or_null<A>(saved.lse_remainder),
                  .row_max = saved.row_max.defined() ? saved.row_max.data<A>() : nullptr,
                  .row_sum = saved.row_sum.defined() ? saved.row_sum.data<A>() : nullptr,
                  .batch_size = static_cast<int>(saved.q.size(0)),
@@ -67,6 +68,33 @@ void forward_typed(const Context& ctx, const ResolvedOptions& options, const Sav
                  .scale = static_cast<A>(options.scale),
                  .scores = options.scores});
     o.store(ctx);
+}
+
+/// exp(remainder) of rows: memory_efficient divides exp(score - LSE) by it.
+template <class A>
+struct RemainderFactor {
+    const A* remainder;
+    __device__ A operator()(std::int64_t row) const { return exp(remainder[row]); }
+};
+/// The remainder of the LSE of rows, from flash1's m and l.
+template <class A>
+struct RemainderOfSums {
+    const A *lse, *row_max, *row_sum;
+    __device__ A operator()(std::int64_t row) const {
+        return row_sum[row] == 0 ? A(0) : row_max[row] - lse[row] + log(row_sum[row]);
+    }
+};
+template <class A, class F>
+__global__ void map_rows_kernel(A* out, std::int64_t rows, F f) {
+    const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (row < rows) out[row] = f(row);
+}
+template <class A, class F>
+void map_rows(const Context& ctx, const Tensor& out, const F& f) {
+    if (out.elements() == 0) return;
+    constexpr int threads = 256;
+    gradtile::cuda::launch(ctx, map_rows_kernel<A, F>, gradtile::cuda::blocks_for(out.elements(), threads),
+                           {.threads = threads}, out.data<A>(), out.elements(), f);
 }
 
 /// Gradients of biases in 16 bits: their kernels read LSE and D in padded rows.
@@ -80,7 +108,7 @@ class Bits16BiasGradients {
     template <class T>
     void compute(const Context& ctx, const ResolvedOptions& options, const Readable& q, const Readable& k,
                  const Readable& v, const Readable& o, const Readable& d_o, const Saved& saved,
-                 const float* d_lse, const Gradients& into) const {
+                 const float* lse_remainder, const float* d_lse, const Gradients& into) const {
         if (!any(into)) return;
         const auto view = [](const Readable& x) { return tensor_view<const std::uint16_t>(x.tensor()); };
         const std::int64_t batch_heads = saved.q.size(0) * saved.q.size(2);
@@ -94,9 +122,11 @@ class Bits16BiasGradients {
             .d_k = {},
             .d_v = {},
             .lse = saved.lse.data<float>(),
+            .lse_remainder = lse_remainder,
             .d_lse = d_lse,
             .lse_log2 = statistics_.data<float>(),
             .delta = statistics_.data<float>() + batch_heads * padded_rows_,
+            .has_large_lse = nullptr,
             .d_q_sums = nullptr,
             .turns = nullptr,
             .next_task = nullptr,
@@ -174,6 +204,10 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
         ctx,
         {plan.d_q_parts > 1 ? plan.d_q_parts : 0, d_q_shape[0], d_q_shape[1], d_q_shape[2], d_q_shape[3]},
         dtype_of<A>);
+    // exp of the LSE's remainder for memory_efficient, the remainder itself for flash1's gradients of biases.
+    const bool has_remainder =
+        options.scores.has_biases() && (plan.is_flash1 || saved.lse_remainder.defined());
+    const Tensor remainders = empty(ctx, has_remainder ? saved.lse.shape() : Shape{0}, dtype_of<A>);
     const Bits16BiasGradients bits16_biases(ctx, saved, has_tensor_cores<T> ? into : Gradients{});
     if (ctx.is_planning()) return;
     gradtile::cuda::use_device(ctx.device());
@@ -182,6 +216,15 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
     device::launch_row_statistics<T>(ctx, delta, scaled_lse, saved.lse, /*lse_factor=*/1.0, o.tensor(),
                                      d_o.tensor(),
                                      /*cleared=*/{}, d_lse.tensor(), /*delta_factor=*/1.0);
+    const A* lse_remainder = data_or_null<A>(saved.lse_remainder);
+    if (has_remainder && plan.is_flash1) {
+        map_rows<A>(
+            ctx, remainders,
+            RemainderOfSums<A>{saved.lse.data<A>(), saved.row_max.data<A>(), saved.row_sum.data<A>()});
+        lse_remainder = remainders.data<A>();
+    } else if (has_remainder) {
+        map_rows<A>(ctx, remainders, RemainderFactor<A>{lse_remainder});
+    }
     const bool has_parts = plan.d_q_parts > 1;
     const Tensor d_q_sums = has_parts ? parts.select(0, 0) : d_q.tensor();
     if (plan.is_flash1) {
@@ -199,7 +242,9 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
         .d_k = tensor_view<A>(d_k.tensor()),
         .d_v = tensor_view<A>(d_v.tensor()),
         .reference = plan.is_flash1 ? saved.row_max.data<A>() : scaled_lse.data<A>(),
-        .row_sum = plan.is_flash1 ? saved.row_sum.data<A>() : nullptr,
+        .row_sum = plan.is_flash1  ? saved.row_sum.data<A>()
+                   : has_remainder ? remainders.data<A>()
+                                   : nullptr,
         .delta = delta.data<A>(),
         .d_q_part_stride = has_parts ? parts.stride(0) : 0,
         .batch_size = static_cast<int>(saved.q.size(0)),
@@ -214,12 +259,12 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
     if (has_parts) launch_sum_parts<A>(ctx, d_q.tensor(), parts);
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     if constexpr (has_tensor_cores<T>) {
-        bits16_biases.compute<T>(ctx, options, q, k, v, o, d_o, saved,
+        bits16_biases.compute<T>(ctx, options, q, k, v, o, d_o, saved, lse_remainder,
                                  d_out.lse.defined() ? d_lse.tensor().template data<float>() : nullptr, into);
     } else {
         launch_bias_gradients<A>(ctx, options,
                                  {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<A>(),
-                                  delta.data<A>(), /*delta_factor=*/A(1)},
+                                  lse_remainder, delta.data<A>(), /*delta_factor=*/A(1)},
                                  into);
     }
     if (into.sink.defined())

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             state.load_output(of_rows);
             state.store_output(of_rows, dropout_scale);
         }
-        state.store_lse(p.lse + statistics + row, rows);
+        state.store_lse(p.lse + statistics + row, nullptr, rows);
         __syncwarp();  // all lanes have read m
         state.store_max_in_base_e(m + row, rows);
     }

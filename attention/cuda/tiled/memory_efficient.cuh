@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         state.load_output(sums);
         state.store_output(sums, factor);
     }
-    state.store_lse(p.lse + std::int64_t{batch_head} * mask.queries + row, rows);
+    const std::int64_t first = std::int64_t{batch_head} * mask.queries + row;
+    state.store_lse(p.lse + first, p.lse_remainder == nullptr ? nullptr : p.lse_remainder + first, rows);
 }
 
 /// Shared memory: Q and dO of the block of rows, the stages of K and V, P and dS.
@@ -139,7 +140,8 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
     load_keys(first_key);
     const std::int64_t at = (std::int64_t{batch} * p.sizes.heads + head) * mask.queries + first_row;
     typename Tiles::Statistics statistics;
-    statistics.load(p.reference + at, nullptr, p.delta + at, mask.queries - first_row);
+    statistics.load(p.reference + at, p.row_sum == nullptr ? nullptr : p.row_sum + at, p.delta + at,
+                    mask.queries - first_row);
     const Scoring<A> scoring{mask, &rule.get(), p.scale};
     typename Tiles::RowSums d_q;
     for (int key = first_key; key < end_key; key += Tiles::keys) {

@@ -19,6 +19,7 @@ struct TiledForwardParameters {
     device::TensorView<T> o;       ///< for kernels that keep O in registers
     device::TensorView<A> o_sums;  ///< for kernels that keep O in global memory, the paper's slow memory
     A* lse;                        ///< [B, Hq, Sq], natural log
+    A* lse_remainder;              ///< [B, Hq, Sq], or null
     A *row_max, *row_sum;          ///< [B, Hq, Sq]: m and l; flash1 only
     int batch_size;
     int splits = 1;  ///< flash1: thread blocks that divide the rows of a head; set at launch
@@ -34,7 +35,8 @@ struct TiledBackwardParameters {
     device::TensorView<const T> q, k, v, d_o;
     device::TensorView<A> d_q, d_k, d_v;  ///< sums; those that a kernel adds to are 0 before it starts
     /// Each [B, Hq, Sq]: P = exp(score - reference) / row_sum. memory_efficient: `reference` is the LSE (+inf
-    /// for rows that see no key), and `row_sum` is null, which stands for 1. flash1: m and l.
+    /// for rows that see no key), and `row_sum` is exp of the LSE's remainder, or null, which stands for 1.
+    /// flash1: m and l.
     const A *reference, *row_sum;
     const A* delta;                ///< [B, Hq, Sq]: D = rowsum(dO * O) - dLSE
     std::int64_t d_q_part_stride;  ///< distance in elements of the parts of dQ; 0: one part

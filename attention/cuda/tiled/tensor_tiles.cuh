@@ -63,7 +63,7 @@ struct TensorForwardTiles : TensorAddresses {
             clear(o_);
             const float l = sink > -INFINITY && lane_index() % 4 == 0 ? 1.0f : 0.0f;
 #pragma unroll
-            for (int i = 0; i < lane_rows; ++i) softmax_.set(i, sink * log2_e, l);
+            for (int i = 0; i < lane_rows; ++i) softmax_.set(i, has_rule ? sink : sink * log2_e, l);
         }
 
         /// Adds the keys of a tile, the first of which is number `key`; `row` is the warp's first row.
@@ -79,7 +79,6 @@ struct TensorForwardTiles : TensorAddresses {
             if constexpr (has_rule) {
                 scale(s, scoring.scale);
                 apply_rule<T>(s, *scoring.rule, row, key, mask.queries, mask.keys);
-                scale(s, log2_e);
             } else {
                 scale(s, scoring.scale * log2_e);
             }
@@ -93,7 +92,7 @@ struct TensorForwardTiles : TensorAddresses {
             multiply_a_b<T>(o_, probabilities, LanePointer<KeyTile>::stacked(v));
         }
 
-        /// Writes m, in base 2, and l of the rows that exist.
+        /// Writes m, in the units of the softmax, and l of the rows that exist.
         __device__ __forceinline__ void store_statistics(float* m, float* l, int rows) const {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
@@ -111,7 +110,8 @@ struct TensorForwardTiles : TensorAddresses {
         /// Writes m in base e, for Saved::row_max.
         __device__ __forceinline__ void store_max_in_base_e(float* m, int rows) const {
             for_each_row([&](int i, int row) {
-                if (row < rows && lane_index() % 4 == 0) m[row] = softmax_.maximum(i) * ln_2;
+                if (row < rows && lane_index() % 4 == 0)
+                    m[row] = softmax_.maximum(i) * (has_rule ? 1.0f : ln_2);
             });
         }
 
@@ -152,11 +152,14 @@ struct TensorForwardTiles : TensorAddresses {
             });
         }
 
-        /// Writes the LSE of the rows.
-        __device__ __forceinline__ void store_lse(float* lse, int rows) const {
+        /// Writes the LSE of the rows and, unless it is null, its remainder.
+        __device__ __forceinline__ void store_lse(float* lse, float* remainder, int rows) const {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
-                if (row < rows && lane_index() % 4 == 0) lse[row] = softmax_.lse(i, sum);
+                if (row >= rows || lane_index() % 4 != 0) return;
+                const ExactLse of_row = softmax_.lse(i, sum);
+                lse[row] = of_row.lse;
+                if (remainder != nullptr) remainder[row] = of_row.remainder;
             });
         }
 
@@ -169,7 +172,7 @@ struct TensorForwardTiles : TensorAddresses {
             for (int i = 0; i < lane_rows; ++i) f(i, i / 2 * 16 + i % 2 * 8 + lane_index() / 4);
         }
         FragmentC o_[row_tiles][head_dim / 8];
-        OnlineSoftmax<row_tiles> softmax_;
+        OnlineSoftmax<row_tiles, has_rule> softmax_;
     };
 };
 
@@ -237,7 +240,8 @@ struct TensorBackwardTiles : TensorAddresses {
                 const int row = warp_index() % sizes.row_warps * 16 + i * 8 + lane_index() / 4;
                 const bool exists = row < existing_rows;
                 const float m = exists ? references[row] : INFINITY;
-                reference[i] = m == -INFINITY ? 0.0f : fmaxf(m * log2_e, -FLT_MAX);
+                const float unit = has_rule ? 1.0f : log2_e;
+                reference[i] = m == -INFINITY ? 0.0f : fmaxf(m * unit, -FLT_MAX);
                 const float sum = exists && sums != nullptr ? sums[row] : 1.0f;
                 inverse_sum[i] = sum == 0 ? 0.0f : 1 / sum;
                 delta[i] = exists ? deltas[row] : 0.0f;
@@ -271,7 +275,9 @@ struct TensorBackwardTiles : TensorAddresses {
             const auto differentiate = [&](float& element, int n, int e, float derivative) {
                 const int i = e / 2;
                 float& probability = s[0][n][e];
-                probability = exp2_fast(probability - statistics.reference[i]) * statistics.inverse_sum[i];
+                const float unit = has_rule ? log2_e : 1.0f;
+                probability =
+                    exp2_fast((probability - statistics.reference[i]) * unit) * statistics.inverse_sum[i];
                 element = probability * derivative * fmaf(element, dropout_scale, -statistics.delta[i]);
             };
             const bool sees_all = mask.sees_all(row, 16, key, warp_keys);
@@ -281,7 +287,6 @@ struct TensorBackwardTiles : TensorAddresses {
                 scale(s, scoring.scale);
                 differentiate_products(s, derivatives, rule);
                 add_terms<T, RowsAre::queries>(s, rule, row, key, mask.queries, mask.keys);
-                scale(s, log2_e);
                 if (!sees_all) mask_scores(s, mask, row, key);
                 drop(x, rule, row, key);
                 for_each_element(x, [&](float& element, int, int n, int e) {

@@ -274,11 +274,15 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             });
         }
 
-        /// Writes the LSE of the rows.
-        __device__ __forceinline__ void store_lse(A* lse, int rows) const {
+        /// Writes the LSE of the rows and, unless it is null, its remainder.
+        __device__ __forceinline__ void store_lse(A* lse, A* remainder, int rows) const {
             for_each_row(rows, [&](int a, int row) {
-                if (Base::half_lane() == 0)
-                    lse[row] = sum_[a] == 0 ? -static_cast<A>(HUGE_VAL) : max_[a] + log(sum_[a]);
+                if (Base::half_lane() != 0) return;
+                const bool sees_keys = sum_[a] != 0;
+                const A log_sum = log(sum_[a]),
+                        of_row = sees_keys ? max_[a] + log_sum : -static_cast<A>(HUGE_VAL);
+                lse[row] = of_row;
+                if (remainder != nullptr) remainder[row] = sees_keys ? max_[a] - of_row + log_sum : A(0);
             });
         }
 
