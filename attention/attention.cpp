@@ -289,6 +289,8 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     const SeenForward seen(ctx, resolve(options, packed, batched.q, batched.k), batched);
     seen.load(ctx);
     compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
+    if (seen.options().scores.has_biases() && ctx.device().is_cuda())
+        cuda::repair_forward(ctx, seen.options(), seen.saved());
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -368,6 +370,8 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
                             {batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink});
     seen.load(ctx);
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
+    if (seen.options().scores.has_biases() && ctx.device().is_cuda())
+        cuda::repair_backward(ctx, seen.options(), seen.saved(), seen.d_out(), seen.into());
     seen.store(ctx);
 }
 

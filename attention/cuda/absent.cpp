@@ -49,6 +49,13 @@ void naive_backward(const Context&, const ResolvedOptions&, const Saved&, const 
 void flash_forward(const Context&, const ResolvedOptions&, const Saved&) {
     absent();
 }
+void repair_forward(const Context&, const ResolvedOptions&, const Saved&) {
+    absent();
+}
+void repair_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
+                     const Gradients&) {
+    absent();
+}
 void flash_backward(const Context&, const ResolvedOptions&, const Saved&, const OutputGradients&,
                     const Gradients&) {
     absent();

@@ -60,32 +60,44 @@ __global__ void __launch_bounds__(sink_threads)
     into[head * into_stride] = static_cast<float>(sum * delta_factor);
 }
 
-template <class A>
+template <class T>
 struct BiasGradientProblem {
-    TensorView<const A> q, k, v, d_o;
-    const A *lse, *lse_remainder, *delta;
+    using A = Accumulator<T>;
+    TensorView<const T> q, k, v, o, d_o;
+    const A *lse, *lse_remainder, *delta, *d_lse;
+    const int* enabled;
     A delta_factor;
     Sizes sizes;
     Mask mask;
     A scale;
     ScoreOptions scores;
-};
 
-template <class A>
-__device__ A dot(const A* a, const A* b, int n) {
-    A sum = 0;
-    for (int c = 0; c < n; ++c) sum = fma(a[c], b[c], sum);
-    return sum;
-}
+    /// D of row i, which is number `statistics` of the call.
+    __device__ A delta_of(std::int64_t batch, std::int64_t head, std::int64_t i,
+                          std::int64_t statistics) const {
+        if (delta != nullptr) return delta[statistics] * delta_factor;
+        const A sum = dot(d_o.head(batch, head).row(i), o.head(batch, head).row(i), sizes.v_dim);
+        return d_lse == nullptr ? sum : sum - d_lse[statistics];
+    }
+    __device__ static A dot(const T* a, const T* b, int n) {
+        A sum = 0;
+        for (int c = 0; c < n; ++c)
+            sum =
+                fma(gradtile::cuda::device::convert<A>(a[c]), gradtile::cuda::device::convert<A>(b[c]), sum);
+        return sum;
+    }
+};
 
 constexpr int bias_tile = 16;  // rows and keys of a tile; one thread per pair
 
 /// Each thread block computes a tile of the gradient. Along an axis over which the gradient is summed, the
 /// tile has length 1.
-template <class A>
+template <class T>
 __global__ void __launch_bounds__(bias_tile* bias_tile)
-    bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<A> p,
+    bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<T> p,
                          const __grid_constant__ BiasGradient g) {
+    using A = Accumulator<T>;
+    if (p.enabled != nullptr && *p.enabled == 0) return;
     const BiasBlock block(g, p.mask.queries, p.mask.keys, bias_tile, bias_tile);
     const int x = threadIdx.x / bias_tile, y = threadIdx.x % bias_tile;
     A sum = 0;
@@ -98,18 +110,18 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
         if (j < visible.begin || j >= visible.end) continue;
         const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + i;
         const A lse = p.lse[statistics];
-        if (lse == static_cast<A>(-HUGE_VAL)) continue;  // all scores of the row are -inf
+        if (lse == -static_cast<A>(HUGE_VAL)) continue;  // all scores of the row are -inf
         const ScoreRule<A> rule = p.scores.template rule_of<A>(batch, head);
         const int key_head = head / p.sizes.group;
         const A product =
-            p.scale * dot(p.q.head(batch, head).row(i), p.k.head(batch, key_head).row(j), p.sizes.qk_dim);
-        const A d_p = dot(p.d_o.head(batch, head).row(i), p.v.head(batch, key_head).row(j), p.sizes.v_dim);
+            p.scale * p.dot(p.q.head(batch, head).row(i), p.k.head(batch, key_head).row(j), p.sizes.qk_dim);
         const int row_index = static_cast<int>(i), key_index = static_cast<int>(j);
         const A remainder = p.lse_remainder == nullptr ? A(0) : p.lse_remainder[statistics];
-        const A probability = exp(score_of<A>(rule, product, row_index, key_index).value - lse - remainder);
-        if (probability == 0) continue;
+        const A probability = exp(score_of<T>(rule, product, row_index, key_index).value - lse - remainder);
+        if (probability == 0) continue;  // dO, V and D of a hidden pair may be NaN
+        const A d_p = p.dot(p.d_o.head(batch, head).row(i), p.v.head(batch, key_head).row(j), p.sizes.v_dim);
         const A factor = kept(rule, row_index, key_index) * rule.dropout_scale;
-        sum += probability * (d_p * factor - p.delta[statistics] * p.delta_factor);
+        sum += probability * (d_p * factor - p.delta_of(batch, head, i, statistics));
     }
     __shared__ A sums[bias_tile][bias_tile];
     sums[x][y] = sum;
@@ -138,27 +150,31 @@ template void launch_sink_gradient(const Context&, const ScoreOptions&, const Te
 template void launch_sink_gradient(const Context&, const ScoreOptions&, const Tensor&, const double*,
                                    std::int64_t, double, const Tensor&, const PackedOffsets&);
 
-template <class A>
+template <class T>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
-                           const BiasGradientInputs<A>& inputs, const Gradients& into) {
+                           const BiasGradientInputs<T>& inputs, const Gradients& into) {
     for (std::size_t n = 0; n < max_biases; ++n) {
         if (!into.biases[n].defined() || into.biases[n].elements() == 0) continue;
         const BiasGradient gradient(into.biases[n], options.scores.biases[n], inputs.q.size(0),
                                     inputs.q.size(2));
-        const BiasGradientProblem<A> problem{.q = tensor_view<const A>(inputs.q),
-                                             .k = tensor_view<const A>(inputs.k),
-                                             .v = tensor_view<const A>(inputs.v),
-                                             .d_o = tensor_view<const A>(inputs.d_o),
-                                             .lse = inputs.lse,
-                                             .lse_remainder = inputs.lse_remainder,
-                                             .delta = inputs.delta,
-                                             .delta_factor = inputs.delta_factor,
-                                             .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
-                                             .mask = options.mask,
-                                             .scale = static_cast<A>(options.scale),
-                                             .scores = options.scores};
+        const BiasGradientProblem<T> problem{
+            .q = tensor_view<const T>(inputs.q),
+            .k = tensor_view<const T>(inputs.k),
+            .v = tensor_view<const T>(inputs.v),
+            .o = inputs.delta == nullptr ? tensor_view<const T>(inputs.o) : TensorView<const T>{},
+            .d_o = tensor_view<const T>(inputs.d_o),
+            .lse = inputs.lse,
+            .lse_remainder = inputs.lse_remainder,
+            .delta = inputs.delta,
+            .d_lse = inputs.d_lse,
+            .enabled = inputs.enabled,
+            .delta_factor = inputs.delta_factor,
+            .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
+            .mask = options.mask,
+            .scale = static_cast<Accumulator<T>>(options.scale),
+            .scores = options.scores};
         gradtile::cuda::launch(
-            ctx, bias_gradient_kernel<A>,
+            ctx, bias_gradient_kernel<T>,
             dim3(bias_blocks(gradient, options.mask.queries, options.mask.keys, bias_tile, bias_tile)),
             {.threads = bias_tile * bias_tile}, problem, gradient);
     }
@@ -167,5 +183,9 @@ template void launch_bias_gradients(const Context&, const ResolvedOptions&, cons
                                     const Gradients&);
 template void launch_bias_gradients(const Context&, const ResolvedOptions&, const BiasGradientInputs<double>&,
                                     const Gradients&);
+template void launch_bias_gradients(const Context&, const ResolvedOptions&,
+                                    const BiasGradientInputs<bfloat16>&, const Gradients&);
+template void launch_bias_gradients(const Context&, const ResolvedOptions&,
+                                    const BiasGradientInputs<float16>&, const Gradients&);
 
 }  // namespace gradtile::attention::cuda

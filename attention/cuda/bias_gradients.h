@@ -31,19 +31,23 @@ void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const 
                           std::int64_t delta_rows, double delta_factor, const Tensor& into,
                           const PackedOffsets& padded = {});
 
-/// The inputs of the kernels that compute gradients of biases in float64 or float32.
-template <class A>
+/// The inputs of the kernels that compute gradients of biases pair by pair. T is the dtype of q.
+template <class T>
 struct BiasGradientInputs {
-    Tensor q, k, v, d_o;     ///< in layouts that kernels can read
+    using A = Accumulator<T>;
+    Tensor q, k, v, o, d_o;  ///< in layouts that kernels can read; o is unused if delta is given
     const A* lse;            ///< [B, H, Sq], natural log
     const A* lse_remainder;  ///< [B, H, Sq]; null: 0
-    const A* delta;          ///< [B, H, Sq]: D / delta_factor
-    A delta_factor;
+    /// [B, H, Sq]: D / delta_factor; null: the kernels compute D from o and d_lse.
+    const A* delta = nullptr;
+    A delta_factor = 1;
+    const A* d_lse = nullptr;      ///< [B, H, Sq]; null: 0
+    const int* enabled = nullptr;  ///< the kernels do nothing if this is 0; null: they compute
 };
 
-/// Computes the gradients of the biases that `into` has tensors for, for float64 and float32.
-template <class A>
+/// Computes the gradients of the biases that `into` has tensors for.
+template <class T>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
-                           const BiasGradientInputs<A>& inputs, const Gradients& into);
+                           const BiasGradientInputs<T>& inputs, const Gradients& into);
 
 }  // namespace gradtile::attention::cuda

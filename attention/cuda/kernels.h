@@ -10,7 +10,7 @@ namespace gradtile::attention::cuda {
 // ForwardFunction, BackwardFunction and ExplainFunction are function types, so the following lines declare
 // functions.
 
-/// float64: plain tiles without tensor cores, for gradient checks on the GPU.
+/// float64: single pairs without tensor cores, for gradient checks on the GPU.
 ForwardFunction flash_f64_forward;
 BackwardFunction flash_f64_backward;
 

@@ -64,6 +64,11 @@ ClearFunction clear_unseen;
 ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain_flash1_forward;
 ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
+/// Computes a call with biases again, pair by pair, if its results are not finite. A key that a bias of -inf
+/// hides from every row of a tile, or a row whose keys are all hidden, then adds nothing even if it holds
+/// NaN.
+ForwardFunction repair_forward;
+BackwardFunction repair_backward;
 }  // namespace cuda
 
 }  // namespace gradtile::attention

@@ -549,11 +549,17 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                        }
                    });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
-    launch_bias_gradients<float>(
-        ctx, options,
-        {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<float>(),
-         data_or_null<float>(saved.lse_remainder), delta.data<float>(), static_cast<float>(dropout_scale)},
-        into);
+    launch_bias_gradients<float>(ctx, options,
+                                 {.q = q.tensor(),
+                                  .k = k.tensor(),
+                                  .v = v.tensor(),
+                                  .o = {},
+                                  .d_o = d_o.tensor(),
+                                  .lse = saved.lse.data<float>(),
+                                  .lse_remainder = data_or_null<float>(saved.lse_remainder),
+                                  .delta = delta.data<float>(),
+                                  .delta_factor = static_cast<float>(dropout_scale)},
+                                 into);
     if (into.sink.defined())
         launch_sink_gradient(ctx, options.scores, saved.lse, delta.data<float>(), queries, dropout_scale,
                              into.sink);

@@ -262,9 +262,15 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
         bits16_biases.compute<T>(ctx, options, q, k, v, o, d_o, saved, lse_remainder,
                                  d_out.lse.defined() ? d_lse.tensor().template data<float>() : nullptr, into);
     } else {
-        launch_bias_gradients<A>(ctx, options,
-                                 {q.tensor(), k.tensor(), v.tensor(), d_o.tensor(), saved.lse.data<A>(),
-                                  lse_remainder, delta.data<A>(), /*delta_factor=*/A(1)},
+        launch_bias_gradients<T>(ctx, options,
+                                 {.q = q.tensor(),
+                                  .k = k.tensor(),
+                                  .v = v.tensor(),
+                                  .o = {},
+                                  .d_o = d_o.tensor(),
+                                  .lse = saved.lse.data<A>(),
+                                  .lse_remainder = lse_remainder,
+                                  .delta = delta.data<A>()},
                                  into);
     }
     if (into.sink.defined())
