@@ -201,7 +201,7 @@ TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
                         for (const double mask : {-1e4, -1e6, -1e9, -1e30, -3.4028234663852886e38}) {
                             if (is_typed && dtype == DType::f16 && mask < -1e4) continue;
                             const double stored =
-                                to_host(ctx(), from_host(ctx(), {mask}, {1}, call.bias_dtype))[0];
+                                to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, call.bias_dtype))[0];
                             if (std::isinf(stored)) continue;
                             call.bias.assign(index(batch * row_count * keys), 0);
                             for (std::int64_t r = 0; r < batch * row_count; ++r)
@@ -259,7 +259,8 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
         for (const std::int64_t dim : {64, 128})
             for (const int variant : {0, 1, 2}) {  // plain, with a sink, with dropout
                 const auto with_options = [&](Call& call) {
-                    if (variant == 1) call.options.sink = from_host(ctx(), {0.5, -0.25}, {2}, DType::f32);
+                    if (variant == 1)
+                        call.options.sink = from_host(ctx(), Numbers{0.5, -0.25}, {2}, DType::f32);
                     if (variant == 2) {
                         call.options.dropout_p = 0.25;
                         call.options.dropout_key = DropoutKey::of_step(3, 1);
@@ -297,8 +298,8 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
                     SCOPED_TRACE("packed sequences");
                     Call call({.queries = 150, .keys = 150, .dim = dim}, dtype);
                     call.options.window = {.left = 20, .right = 0};
-                    call.options.cumulative_q = from_host(ctx(), {0, 90, 100, 260}, {4}, DType::i32);
-                    call.options.cumulative_k = from_host(ctx(), {0, 40, 150, 290}, {4}, DType::i32);
+                    call.options.cumulative_q = from_host(ctx(), Numbers{0, 90, 100, 260}, {4}, DType::i32);
+                    call.options.cumulative_k = from_host(ctx(), Numbers{0, 40, 150, 290}, {4}, DType::i32);
                     with_options(call);
                     hide_and_expect_no_change(ctx(), call, [](Call& c) {
                         // Sequences of 90 x 40, 10 x 110 and 160 x 140; the rest belongs to none.
@@ -329,7 +330,7 @@ TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {
                             for (std::int64_t j = 0; j < keys; ++j) {
                                 const bool hides_row = is_matrix && queries > 1 && r % queries == queries / 2;
                                 call.bias[index(r * keys + j)] =
-                                    hides_row || j >= 210 ? -infinity : (j % 8) / 8.0;
+                                    hides_row || j >= 210 ? -infinity : static_cast<double>(j % 8) / 8;
                             }
                         SCOPED_TRACE(::testing::Message()
                                      << "head dim " << dim << ", " << queries << " queries"
