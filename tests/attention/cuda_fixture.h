@@ -24,7 +24,7 @@ inline bool plain_memory() {
     return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
 }
 
-inline constexpr std::int64_t arena_bytes = 1 << 30;
+inline constexpr std::int64_t arena_bytes = std::int64_t{1} << 31;
 
 class AttentionCuda : public testing::Test {
   protected:
