@@ -317,6 +317,33 @@ TEST_F(DecodeOnCuda, EqualsFloat64) {
         }
 }
 
+/// Every option that is computed has the effect that it has on the CPU.
+TEST_F(DecodeOnCuda, ComputesEveryOptionOrRefusesItByName) {
+    for_each_option(gpu(), [&](const attention::OptionState& option, const DecodeOperands& x) {
+        if (!attention::decode_computes(option.kind)) {
+            EXPECT_THAT(decode_error(gpu(), x), HasSubstr(expected_error(x.options)));
+            return;
+        }
+        DecodeOperands same = x;
+        for (Tensor* t : {&same.in.q, &same.in.k, &same.in.v, &same.cache.k, &same.cache.v,
+                          &same.options.alibi_slopes, &same.options.sink})
+            if (t->defined()) *t = from_host(cpu, to_host(gpu(), *t), t->shape(), DType::f32);
+        for (Tensor* t : {&same.in.slots, &same.in.positions}) {
+            std::vector<std::int32_t> values;
+            for (const double value : to_host(gpu(), *t)) values.push_back(static_cast<std::int32_t>(value));
+            *t = from_host(cpu, values, t->shape());
+        }
+        const Tensor y = output_of(gpu(), x), expected = output_of(cpu, same);
+        attention::decode(gpu(), y, x.in, x.cache, x.options, {gpu(), 3, 4, x.cache});
+        attention::decode(cpu, expected, same.in, same.cache, same.options, {cpu, 3, 4, same.cache});
+        const std::vector<double> values = to_host(gpu(), y), expected_values = to_host(cpu, expected);
+        // Twice the bound of expect_decode(), because both results are rounded.
+        const double bound = 2 * 5 * 2 * 0x1p-24 * 58 * 6;
+        for (std::size_t i = 0; i < values.size(); ++i)
+            EXPECT_NEAR(values[i], expected_values[i], bound) << i;
+    });
+}
+
 TEST_F(DecodeOnCuda, APositionOutsideTheCacheGivesNaN) {
     DecodeOperands x = decode_operands(gpu(), decode_cases[0], DType::f32);
     x.in.positions = from_host(gpu(), std::vector<std::int32_t>{2, 12, -1}, {3});
