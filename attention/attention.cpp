@@ -9,6 +9,7 @@
 #include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/internal/overlap.h>
 
 namespace gradtile {
 template <>
@@ -164,6 +165,8 @@ ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_
     return scores;
 }
 
+}  // namespace
+
 ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
                         const Tensor& k) {
     ResolvedOptions resolved;
@@ -187,6 +190,64 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     resolved.scores = resolve_scores(options, q, mask.keys);
     resolved.scores.offset = mask.offset;
     return resolved;
+}
+
+std::vector<OptionState> option_states(const Options& options) {
+    // With a field more or less, this line does not compile. Each field then needs its line below.
+    const auto& [algorithm, scale, causal, window, top_left, deterministic, softcap, alibi_slopes, biases,
+                 batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
+    const bool has_biases = std::ranges::any_of(biases, [](const Tensor& bias) { return bias.defined(); });
+    const bool drops = dropout_p != 0 && dropout_key.training;
+    return {{"algorithm", OptionKind::algorithm, algorithm != Options{}.algorithm},
+            {"scale", OptionKind::scale, scale.has_value()},
+            {"causal", OptionKind::window, causal},
+            {"window", OptionKind::window, window.left >= 0 || window.right >= 0},
+            {"top_left", OptionKind::alignment, top_left},
+            {"deterministic", OptionKind::determinism, deterministic},
+            {"softcap", OptionKind::formula, softcap != 0},
+            {"alibi_slopes", OptionKind::formula, alibi_slopes.defined()},
+            {"biases", OptionKind::pairs, has_biases},
+            {"batch_divisor", OptionKind::pairs, has_biases && batch_divisor != 1},
+            {"sink", OptionKind::sink, sink.defined()},
+            {"dropout_p", OptionKind::dropout, drops},
+            {"dropout_key", OptionKind::dropout, drops},
+            {"cumulative_q", OptionKind::packing, cumulative_q.defined()},
+            {"cumulative_k", OptionKind::packing, cumulative_k.defined()}};
+}
+
+namespace {
+
+/// Throws Error if a gradient shares memory with another gradient or with an operand.
+void check_gradient_sharing(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
+                            const Gradients& into, const Tensor& d_lse) {
+    static_assert(max_biases == 2);
+    const Operand gradients[] = {{"gradient of q", into.q},
+                                 {"gradient of k", into.k},
+                                 {"gradient of v", into.v},
+                                 {"gradient of biases[0]", into.biases[0]},
+                                 {"gradient of biases[1]", into.biases[1]},
+                                 {"gradient of the sink", into.sink}};
+    for (const Operand& gradient : gradients) {
+        check_sharing(ctx, "attention", gradient,
+                      {{"q", saved.q},
+                       {"k", saved.k},
+                       {"v", saved.v},
+                       {"o", saved.o},
+                       {"lse", saved.lse},
+                       {"lse_remainder", saved.lse_remainder},
+                       {"row_max", saved.row_max},
+                       {"row_sum", saved.row_sum},
+                       {"d_o", d_o},
+                       {"d_lse", d_lse},
+                       {"biases[0]", options.biases[0]},
+                       {"biases[1]", options.biases[1]},
+                       {"alibi_slopes", options.alibi_slopes},
+                       {"sink", options.sink},
+                       {"cumulative_q", options.cumulative_q},
+                       {"cumulative_k", options.cumulative_k}});
+        for (const Operand* other = gradients; other != &gradient; ++other)
+            check_sharing(ctx, "attention", gradient, {*other});
+    }
 }
 
 void check_option_gradients(const Options& options, const Gradients& into, const Tensor& q) {
@@ -278,6 +339,16 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
     check_like("o", o, output_shape(q, v), q.dtype());
+    check_sharing(ctx, "attention", {"o", o},
+                  {{"q", q},
+                   {"k", k},
+                   {"v", v},
+                   {"biases[0]", options.biases[0]},
+                   {"biases[1]", options.biases[1]},
+                   {"alibi_slopes", options.alibi_slopes},
+                   {"sink", options.sink},
+                   {"cumulative_q", options.cumulative_q},
+                   {"cumulative_k", options.cumulative_k}});
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
     if (keeps_remainder(ctx, options)) saved.lse_remainder = empty_like(ctx, saved.lse);
@@ -365,6 +436,7 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     const auto batch = [&](const Tensor& x) { return with_batch_axis(packed, x); };
     const Saved batched = with_batch_axis(packed, saved);
     check_option_gradients(options, into, batched.q);
+    check_gradient_sharing(ctx, d_o, options, saved, into, d_lse);
     const SeenBackward seen(ctx, resolve(options, packed, batched.q, batched.k), batched,
                             {batch(d_o), batch(d_lse)},
                             {batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink});

@@ -128,7 +128,7 @@ struct Gradients {
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
-/// do not overlap.
+/// do not overlap. Throws Error if `o` shares memory with another operand.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
@@ -144,7 +144,7 @@ Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options
                    const Tensor& d_lse = {});
 /// Computes gradients like the function above, but writes them to views of the caller, for example three
 /// slices of one packed dQKV tensor. Gradients of biases and sink are computed only where `into` has a tensor
-/// for them.
+/// for them. Throws Error if a gradient shares memory with another gradient or with an operand.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse = {});
 

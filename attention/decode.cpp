@@ -1,6 +1,7 @@
 #include <gradtile/attention/decode.h>
 
 #include <gradtile/attention/internal/decode_backend.h>
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention {
@@ -26,12 +27,32 @@ void check_decode(const Tensor& o, const DecodeInputs& in, const DecodeCache& ca
               "; expected contiguous int32 ", Shape{rows}, " for slots and positions");
     check(can_decode(device, in.q.dtype(), dim), "decode: head_dim ", dim, " in ", in.q.dtype(), " on ",
           device, "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
-    check(options.causal && !options.top_left && !options.cumulative_q.defined() &&
-              !options.biases[0].defined() && !options.biases[1].defined(),
-          "decode: expected causal attention without biases and packed sequences");
+    check(options.causal, "decode: causal is not set; expected causal attention");
+    for (const OptionState& option : option_states(options))
+        check(!option.is_set || decode_computes(option.kind), "decode: ", option.name,
+              " is set; expected only windows, a scale, a sink and options of the scores' formula");
 }
 
 }  // namespace
+
+bool decode_computes(OptionKind kind) {
+    using enum OptionKind;
+    switch (kind) {
+        case determinism:  // the results are always equal to the bit
+        case scale:
+        case window:
+        case formula:
+        case sink:
+            return true;
+        case algorithm:
+        case alignment:
+        case pairs:
+        case dropout:
+        case packing:
+            return false;
+    }
+    throw Error("decode: unknown kind of option");
+}
 
 bool can_decode(Device device, DType dtype, std::int64_t head_dim) {
     if (device.is_cpu()) return is_floating(dtype);
@@ -56,15 +77,31 @@ DecodeScratch::DecodeScratch(const Context& ctx, std::int64_t rows, std::int64_t
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch) {
     check_decode(o, in, cache, options, ctx.device());
+    for (const Operand& written :
+         {Operand{"o", o}, Operand{"cached k", cache.k}, Operand{"cached v", cache.v}})
+        check_sharing(ctx, "decode", written,
+                      {{"q", in.q},
+                       {"k", in.k},
+                       {"v", in.v},
+                       {"slots", in.slots},
+                       {"positions", in.positions},
+                       {"alibi_slopes", options.alibi_slopes},
+                       {"sink", options.sink}});
+    check_sharing(ctx, "decode", {"o", o}, {{"cached k", cache.k}, {"cached v", cache.v}});
+    check_sharing(ctx, "decode", {"cached k", cache.k}, {{"cached v", cache.v}});
     if (o.elements() == 0) return;
-    on_device(ctx, cpu::decode, cuda::decode, o, in, cache, options, scratch);
+    // Each row is a batch with one query. All batches have the keys of a context.
+    const std::int64_t rows = in.q.size(0), heads = in.q.size(1), dim = in.q.size(2);
+    const Tensor queries = in.q.reshape({rows, 1, heads, dim});
+    on_device(ctx, cpu::decode, cuda::decode, o, in, cache, resolve(options, {}, queries, cache.k), scratch);
 }
 
 namespace cpu {
 
 /// Computes one row after the other with the kernels for few queries.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const Options& options, const DecodeScratch&) {
+            const ResolvedOptions& options, const DecodeScratch&) {
+    const Tensor lse = empty(ctx, {1, o.size(1), 1}, accumulator_of(o.dtype()));
     for (std::int64_t row = 0; row < o.size(0); ++row) {
         const std::int64_t slot = in.slots.data<std::int32_t>()[row],
                            position = in.positions.data<std::int32_t>()[row];
@@ -78,8 +115,11 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
         };
         copy(ctx, keys.slice(1, position, 1), row_of(in.k));
         copy(ctx, values.slice(1, position, 1), row_of(in.v));
-        Saved unused;
-        attention::forward(ctx, row_of(in.q), keys, values, options, unused, row_of(o));
+        ResolvedOptions row_options = options;
+        row_options.mask.keys = position + 1;
+        row_options.mask.offset = row_options.scores.offset = position;
+        flash_forward(ctx, row_options,
+                      {.q = row_of(in.q), .k = keys, .v = values, .o = row_of(o), .lse = lse});
     }
 }
 

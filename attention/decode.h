@@ -38,11 +38,14 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 
 /// Appends k and v of each row to its cache, and computes o [R, Hq, D] = softmax(scores) V over the keys of
 /// the cache that the row sees: all earlier ones and its own, or with window.left only the last `left`
-/// earlier ones and its own. Uses scale, window.left, softcap, alibi_slopes and sink of `options`, which must
-/// be causal; dropout is not applied. For a position or slot outside the cache, the CPU throws Error, and a
-/// GPU writes NaN to that row of o. A GPU may read slots, positions and earlier keys and values while the
-/// preceding kernel of the stream still runs, so that kernel must not write them; it may write q, k and v.
-/// Throws Error on other shapes, dtypes or options.
+/// earlier ones and its own. `options` must be causal, and may set the scale, the sink, and options of the
+/// scores' formula (softcap, alibi_slopes); `deterministic` has no effect. Other options throw Error with
+/// their name: another algorithm, top_left, biases, packed sequences, and dropout with a key that drops. For
+/// a position or slot outside the cache, the CPU throws Error, and a GPU writes NaN to that row of o. A GPU
+/// may read slots, positions, slopes and earlier keys and values while the preceding kernel of the stream
+/// still runs, so that kernel must not write them; it may write q, k and v. Throws Error on other shapes,
+/// dtypes or options, and if o, the cached k or the cached v share memory with each other or with another
+/// operand.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch);
 

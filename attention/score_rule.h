@@ -4,8 +4,8 @@
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
 /// with product = scale * q_i . k_j. All algorithms and kernels of both devices use the formula and its
-/// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(), and
-/// do not name any option, so that a new option does not change them.
+/// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(). Only
+/// Hopper's kernels name options (hopper/distance_rule.cuh), because their scores are divided by the scale.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -2,6 +2,8 @@
 add_library(gradtile_options INTERFACE)
 target_compile_options(gradtile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wno-sign-conversion>
+  # nvcc passes designated initialisers to the host compiler as positional ones, for which missing fields would be reported.
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>
   # No code uses errno of math functions or floating-point traps. Without these flags GCC cannot vectorise loops with sqrt or
   # selects.
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
@@ -11,9 +13,9 @@ target_compile_options(gradtile_options INTERFACE
   $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>)
 # Device code calls constexpr host functions, for example of std::array and Philox.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-# Sources with loops over elements are declared hot (gradtile_hot_sources) and optimised fully. The run time of all other sources is
-# negligible, so they are optimised lightly and compiled several at a time, which shortens the build.
-option(GRADTILE_UNITY "Compile sources without hot loops several at a time" ON)
+# Sources in target_sources(gradtile PRIVATE ...) are optimised fully. Sources in gradtile_cold_sources(...) are optimised lightly and
+# compiled several at a time, which shortens the build. Only a source without loops over elements, whose run time is negligible, may be cold.
+option(GRADTILE_UNITY "Compile cold sources several at a time" ON)
 option(GRADTILE_UNITY_TESTS "Compile tests several at a time" ${GRADTILE_UNITY})
 # Compiles sources of one folder together, at most six at a time, so names in anonymous namespaces must be unique within a folder only.
 function(gradtile_unity_by_folder target is_on)
@@ -32,28 +34,12 @@ endfunction()
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
 # Headers that nearly every source includes.
 set(GRADTILE_PRECOMPILED_HEADERS <algorithm> <filesystem> <functional> <optional> <sstream> <gradtile/core/tensor.h>)
-function(gradtile_hot_sources)
-  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  set_property(TARGET gradtile APPEND PROPERTY GRADTILE_HOT_SOURCES ${ARGN})
-endfunction()
-# Moves all other sources to the object library gradtile_cold, whose objects become part of the library.
-function(gradtile_separate_cold_sources)
-  get_target_property(sources gradtile SOURCES)
-  get_target_property(hot gradtile GRADTILE_HOT_SOURCES)
-  set(cold ${sources})
-  list(REMOVE_ITEM cold ${hot})
-  list(FILTER cold INCLUDE REGEX "\\.cpp$")
-  list(REMOVE_ITEM sources ${cold})
-  add_library(gradtile_cold OBJECT ${cold})
-  target_include_directories(gradtile_cold PRIVATE ${GRADTILE_INCLUDE_ROOT})
-  target_compile_options(gradtile_cold PRIVATE ${GRADTILE_LIGHTLY_OPTIMISED})
-  target_link_libraries(gradtile_cold PRIVATE gradtile_options gradtile_dependencies)
-  target_precompile_headers(gradtile_cold PRIVATE ${GRADTILE_PRECOMPILED_HEADERS})
-  gradtile_unity_by_folder(gradtile_cold ${GRADTILE_UNITY})
-  set_property(TARGET gradtile PROPERTY SOURCES ${sources} $<TARGET_OBJECTS:gradtile_cold>)
+# Adds sources to gradtile_cold, whose objects become part of the library.
+function(gradtile_cold_sources)
+  target_sources(gradtile_cold PRIVATE ${ARGN})
 endfunction()
 if(GRADTILE_WERROR)
-  target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>)
 endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   if(GRADTILE_NATIVE)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <gradtile/core/allocator.h>
+#include <gradtile/core/check.h>
 #include <gradtile/core/device.h>
 #include <gradtile/core/thread_pool.h>
 
@@ -92,19 +93,21 @@ void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Arg
 /// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
 /// at a time per thread, so that a block may wait for a block with a lower number. If the borders of the
 /// blocks do not depend on the number of threads, the results do not depend on it. If a block of several
-/// calls parallel_for, the inner call runs serially. The first exception is rethrown.
+/// calls parallel_for, the inner call runs serially. The first exception is rethrown. In a forked child,
+/// which has the calling thread alone, a context of the parent runs all blocks on this thread.
 template <class Body>
 void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
     ctx.threads().run(blocks, std::forward<Body>(body));
 }
 
 /// Cuts [0, n) into ranges of `grain` elements (the last may be shorter) and calls body(begin, end) for each.
+/// Throws Error unless `grain` is at least 1.
 template <class Body>
 void parallel_ranges(const Context& ctx, std::int64_t n, std::int64_t grain, Body&& body) {
-    parallel_for(ctx, (n + grain - 1) / grain, [&](std::int64_t block) {
+    check(grain >= 1, "parallel_ranges: ranges of ", grain, " elements; expected at least 1");
+    parallel_for(ctx, n <= 0 ? 0 : (n - 1) / grain + 1, [&](std::int64_t block) {
         const std::int64_t begin = block * grain;
-        const std::int64_t end = begin + grain < n ? begin + grain : n;
-        body(begin, end);
+        body(begin, n - begin > grain ? begin + grain : n);
     });
 }
 

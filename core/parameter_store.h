@@ -42,35 +42,38 @@ struct GradientTarget {
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
 /// A handle of one named parameter, valid as long as its store. value() and grad() exist once the store is
-/// allocated.
+/// allocated. The functions of an undefined handle throw Error, except defined() and begin_gradient_write().
 class Parameter {
   public:
     Parameter() = default;
     bool defined() const { return entry_ != nullptr; }
-    const std::string& name() const { return entry_->name; }
-    const Shape& shape() const { return entry_->shape; }
-    const Init& init() const { return entry_->init; }
+    const std::string& name() const { return entry().name; }
+    const Shape& shape() const { return entry().shape; }
+    const Init& init() const { return entry().init; }
     /// Whether weight decay applies: to matrices, but not to vectors (biases, norm weights).
-    bool decays() const { return entry_->shape.rank() >= 2; }
+    bool decays() const { return entry().shape.rank() >= 2; }
     /// The value, in the store's compute dtype.
-    const Tensor& value() const { return entry_->value; }
+    const Tensor& value() const {
+        check(entry().value.defined(), "parameter ", name(), ": has no value; its store is not allocated");
+        return entry().value;
+    }
     /// Whether training leaves the value as it is: the store has no gradients (FlatOptions::gradients).
     /// Backward passes then skip the parameter.
-    bool is_frozen() const { return entry_->frozen; }
+    bool is_frozen() const { return entry().frozen; }
     /// The accumulated gradient: float32 (float64 for float64 values). Undefined if the parameter is frozen.
-    const Tensor& grad() const { return entry_->grad; }
+    const Tensor& grad() const { return entry().grad; }
     /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
     /// first call after a reset returns overwrite, later ones accumulate. The target of a frozen parameter
     /// has no tensor. (The function is const because a Parameter is a handle.)
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
-    void reset_gradient() const { entry_->next_write = GradientWrite::overwrite; }
+    void reset_gradient() const { entry().next_write = GradientWrite::overwrite; }
     /// value() and grad() with the rows of zeros that ParameterStore::add appended. Only zeros may be written
     /// to these rows. Updates and checkpoints skip the rows.
-    const Tensor& padded_value() const { return entry_->padded_value; }
-    const Tensor& padded_grad() const { return entry_->padded_grad; }
+    const Tensor& padded_value() const { return entry().padded_value; }
+    const Tensor& padded_grad() const { return entry().padded_grad; }
     /// Index of the first element in the flat blocks.
-    std::int64_t offset() const { return entry_->offset; }
+    std::int64_t offset() const { return entry().offset; }
 
   private:
     friend class ParameterStore;
@@ -85,6 +88,10 @@ class Parameter {
         GradientWrite next_write = GradientWrite::accumulate;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
+    Entry& entry() const {
+        check(defined(), "parameter: undefined; a layer computes only with parameters of a ParameterStore");
+        return *entry_;
+    }
     std::shared_ptr<Entry> entry_;
 };
 

@@ -2,6 +2,7 @@
 #include <gradtile/core/cpu/vector_math.h>
 #include <gradtile/core/internal/strided_rows.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 
 namespace gradtile::cpu {
 namespace {
@@ -90,6 +91,7 @@ void combine(const Context& ctx, const Tensor& y, const Tensor& a, const Tensor&
         case Arithmetic::divide:
             return combine_with(ctx, y, a, b, [](auto left, auto right) { return left / right; });
     }
+    refuse_unknown("tensor_math: unknown arithmetic");
 }
 
 void scale(const Context& ctx, const Tensor& y, const Tensor& x, double factor) {
@@ -103,6 +105,7 @@ void apply(const Context& ctx, const Tensor& y, const Tensor& x, MathFunction fu
         case MathFunction::log:
             return map(ctx, y, x, [](auto value) { return vector_math::log(value); });
     }
+    refuse_unknown("tensor_math: unknown function");
 }
 
 void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction reduction) {

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
@@ -14,10 +15,16 @@ namespace {
 
 template <Arithmetic op, class Real>
 __device__ Real result_of(Real a, Real b) {
-    if constexpr (op == Arithmetic::add) return a + b;
-    if constexpr (op == Arithmetic::subtract) return a - b;
-    if constexpr (op == Arithmetic::multiply) return a * b;
-    if constexpr (op == Arithmetic::divide) return a / b;
+    if constexpr (op == Arithmetic::add) {
+        return a + b;
+    } else if constexpr (op == Arithmetic::subtract) {
+        return a - b;
+    } else if constexpr (op == Arithmetic::multiply) {
+        return a * b;
+    } else {
+        static_assert(op == Arithmetic::divide);
+        return a / b;
+    }
 }
 
 template <Arithmetic op, class T>
@@ -37,11 +44,21 @@ __global__ void scale_kernel(T* y, const T* x, Accumulator<T> factor, Layout<2> 
     });
 }
 
+template <MathFunction function, class Real>
+__device__ Real function_of(Real x) {
+    if constexpr (function == MathFunction::exp) {
+        return ::exp(x);
+    } else {
+        static_assert(function == MathFunction::log);
+        return ::log(x);
+    }
+}
+
 template <MathFunction function, class T>
 __global__ void apply_kernel(T* y, const T* x, Layout<2> layout, std::int64_t elements) {
     for_elements(layout, elements, [&](const Offsets<2>& offsets) {
         const auto value = device::convert<Accumulator<T>>(x[offsets.at[1]]);
-        y[offsets.at[0]] = device::convert<T>(function == MathFunction::exp ? ::exp(value) : ::log(value));
+        y[offsets.at[0]] = device::convert<T>(function_of<function>(value));
     });
 }
 
@@ -108,6 +125,7 @@ void combine(const Context& ctx, const Tensor& y, const Tensor& a, const Tensor&
         case Arithmetic::divide:
             return combine_with<Arithmetic::divide>(ctx, y, a, b);
     }
+    refuse_unknown("tensor_math: unknown arithmetic");
 }
 
 void scale(const Context& ctx, const Tensor& y, const Tensor& x, double factor) {
@@ -124,6 +142,7 @@ void apply(const Context& ctx, const Tensor& y, const Tensor& x, MathFunction fu
         case MathFunction::log:
             return apply_function<MathFunction::log>(ctx, y, x);
     }
+    refuse_unknown("tensor_math: unknown function");
 }
 
 void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction reduction) {

@@ -1,6 +1,7 @@
 #include <gradtile/core/tensor_ops.h>
 
 #include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile {
@@ -26,6 +27,7 @@ void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
           "; shapes must be equal");
     check_accessible(ctx, destination, "copy");
     check_accessible(ctx, source, "copy");
+    check_sharing(ctx, "copy", {"destination", destination}, {{"source", source}}, Sharing::same_view);
     on_device(ctx, cpu::copy, cuda::copy, destination, source);
 }
 
@@ -33,6 +35,7 @@ void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
     check(y.shape() == x.shape(), "axpy: ", x, " added to ", y, "; shapes must be equal");
     check_accessible(ctx, y, "axpy");
     check_accessible(ctx, x, "axpy");
+    check_sharing(ctx, "axpy", {"y", y}, {{"x", x}}, Sharing::same_view);
     on_device(ctx, cpu::axpy, cuda::axpy, y, alpha, x);
 }
 

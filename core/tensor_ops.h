@@ -1,5 +1,7 @@
 #pragma once
-/// Fills, copies and adds whole tensors of any strides. Dtypes may differ only where a comment says so.
+/// Fills, copies and adds whole tensors of any strides. Dtypes may differ only where a comment says so. A
+/// tensor that is written may be the same view as the tensor that is read; copy() and axpy() throw Error if
+/// the two share memory in another way.
 #include <span>
 #include <vector>
 

@@ -1,5 +1,6 @@
 #include <gradtile/core/thread_pool.h>
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -16,8 +17,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-#include <gradtile/core/check.h>
 
 namespace gradtile {
 namespace {
@@ -49,6 +48,16 @@ T spin_then_wait(const std::atomic<T>& value, Changed changed) {
     }
 }
 
+/// The number of forks between the first process with a pool and this process. A forked child has copies of
+/// the parent's pools, but none of their threads.
+std::atomic<int> forks{0};
+
+int forks_so_far() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+    check(registered == 0, "threads: the system gives no memory for a fork handler");
+    return forks.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 int usable_cores() {
@@ -77,6 +86,9 @@ struct ThreadPool::Workers {
     std::mutex failure_mutex;
     std::exception_ptr failure;
     std::vector<std::thread> threads;
+    const int made_after_forks = forks_so_far();
+
+    bool is_of_parent() const { return made_after_forks != forks_so_far(); }
 
     explicit Workers(int count) {
         threads.reserve(static_cast<std::size_t>(count));
@@ -143,11 +155,15 @@ struct ThreadPool::Workers {
 ThreadPool::ThreadPool(int threads)
     : size_(threads > 0 ? threads : usable_cores()), workers_(std::make_unique<Workers>(size_ - 1)) {}
 
-ThreadPool::~ThreadPool() = default;
+ThreadPool::~ThreadPool() {
+    // Threads that do not exist in this process cannot be joined, and a lock that one of them held stays
+    // locked. Their memory is not freed.
+    if (workers_->is_of_parent()) static_cast<void>(workers_.release());
+}
 
 void ThreadPool::run_erased(std::int64_t blocks, Trampoline call, void* body) {
     if (blocks <= 0) return;
-    if (inside_block || size_ == 1 || blocks == 1) {
+    if (inside_block || size_ == 1 || blocks == 1 || workers_->is_of_parent()) {
         for (std::int64_t block = 0; block < blocks; ++block) call(body, block);
         return;
     }

@@ -19,7 +19,8 @@ class ThreadPool {
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    /// The number of threads that work on a call, including the caller.
+    /// The number of threads that work on a call, including the caller. In a child that was forked from the
+    /// pool's process, the caller works alone.
     int size() const { return size_; }
 
     template <class Body>

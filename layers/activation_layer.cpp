@@ -1,6 +1,7 @@
 // ActivationLayer: checks, allocation, and the choice of the backend.
 #include <gradtile/layers/activation_layer.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/rows.h>
 
@@ -54,15 +55,22 @@ Tensor ActivationLayer::backward(const Context& ctx, const Tensor& dy, const Sav
 }
 
 void ActivationLayer::forward_into(const Context& ctx, const Tensor& y, const Tensor& x) const {
-    check_operands(traits_of(activation), x, y);
+    const ActivationTraits& traits = traits_of(activation);
+    check_operands(traits, x, y);
+    check_sharing(ctx, traits.name.data(), {"y", y}, {{"x", x}},
+                  traits.gated ? Sharing::none : Sharing::same_view);
     if (x.elements() == 0) return;
     on_device(ctx, cpu::activation_forward, cuda::activation_forward, y, x, activation);
 }
 
 void ActivationLayer::backward_into(const Context& ctx, const Tensor& dx, const Tensor& dy,
                                     const Tensor& x) const {
-    check_operands(traits_of(activation), x, dy);
-    check_same(traits_of(activation).name.data(), dx, x);
+    const ActivationTraits& traits = traits_of(activation);
+    const char* const op = traits.name.data();
+    check_operands(traits, x, dy);
+    check_same(op, dx, x);
+    check_sharing(ctx, op, {"dx", dx}, {{"x", x}}, traits.gated ? Sharing::same_view : Sharing::none);
+    check_sharing(ctx, op, {"dx", dx}, {{"dy", dy}}, traits.gated ? Sharing::none : Sharing::same_view);
     if (x.elements() == 0) return;
     on_device(ctx, cpu::activation_backward, cuda::activation_backward, dx, dy, x, activation);
 }

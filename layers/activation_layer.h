@@ -15,9 +15,9 @@ struct ActivationLayer {
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// Like forward() and backward(), but write to a tensor of the caller. The output must not overlap the
-    /// other operands, with these exceptions: dx of a gated activation may be x itself; for other
-    /// activations, y may be x itself and dx may be dy itself.
+    /// Like forward() and backward(), but write to a tensor of the caller. They throw Error if the output
+    /// shares memory with another operand, with these exceptions: dx of a gated activation may be x itself;
+    /// for other activations, y may be x itself and dx may be dy itself.
     void forward_into(const Context& ctx, const Tensor& y, const Tensor& x) const;
     void backward_into(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) const;
 

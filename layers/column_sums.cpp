@@ -1,5 +1,6 @@
 #include <gradtile/layers/column_sums.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/column_sums_backend.h>
 
 namespace gradtile {
@@ -17,6 +18,7 @@ void add_column_sums(const Context& ctx, const GradientTarget& target, const Sum
     check(!attached.defined() || (attached.rank() == 2 && attached.size(1) == columns &&
                                   attached.is_contiguous() && attached.dtype() == total.dtype()),
           "column_sums: partial sums ", attached, " do not fit total ", total);
+    check_sharing(ctx, "column_sums", {"total", total}, {{"dy", dy}, {"partial sums", attached}});
     if (dy.elements() == 0) {
         ready_to_add(ctx, target);
         return;

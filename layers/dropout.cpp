@@ -1,5 +1,6 @@
 #include <gradtile/layers/dropout.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/rows.h>
 
@@ -46,6 +47,7 @@ Tensor Dropout::add_residual(const Context& ctx, const Tensor& x, const Tensor& 
           branch, "; shapes and dtypes must be equal");
     row_layout(x, "dropout");
     row_layout(branch, "dropout");
+    check_sharing(ctx, "dropout", {"branch", branch}, {{"x", x}}, Sharing::same_view);
     saved.key = key;
     const DropoutMask mask = dropout_mask(p, key, branch);
     if (x.elements() == 0) return branch;

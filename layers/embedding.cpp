@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/rows.h>
@@ -73,6 +74,8 @@ namespace {
 void add_rows_of_tokens(const Context& ctx, const Parameter& weight, const Tensor& dy, const Tensor& tokens,
                         std::shared_ptr<const Embedding::TokenOrder> order) {
     if (weight.is_frozen()) return;
+    check_sharing(ctx, "embedding", {"gradient of the weight", weight.grad()},
+                  {{"dy", dy}, {"tokens", tokens}});
     const Tensor grad = ready_to_add(ctx, weight.begin_gradient_write());
     if (ctx.device().is_cpu()) {
         if (!ctx.is_planning()) cpu::embedding_backward(ctx, grad, dy, tokens);
@@ -135,9 +138,10 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
         add_rows_of_tokens(ctx, weight, dy, saved.positions, {});
         return dy;
     }
-    if (!weight.is_frozen())
-        on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
-                  ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
+    if (weight.is_frozen()) return dy;
+    check_sharing(ctx, "position_embedding", {"gradient of the weight", weight.grad()}, {{"dy", dy}});
+    on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,
+              ready_to_add(ctx, weight.begin_gradient_write()).slice(0, saved.start, dy.size(1)), dy);
     return dy;
 }
 

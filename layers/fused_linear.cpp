@@ -1,6 +1,7 @@
 #include <gradtile/layers/fused_linear.h>
 
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
@@ -65,6 +66,14 @@ void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x,
 
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
     check_fused_linear(y, x, op);
+    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
+    check_sharing(ctx, "fused_linear", {"y", y},
+                  {{"x", x},
+                   {"weight", op.weight},
+                   {"bias", op.bias},
+                   {"residual", op.residual},
+                   {"weight of the norm", norm.weight},
+                   {"bias of the norm", norm.bias}});
     if (y.elements() == 0) return;
     // A dry run counts the memory of the separate steps, which need more memory than the kernel.
     if (ctx.device().is_cuda() && !ctx.is_planning() && cuda::fused_linear(ctx, y, x, op)) return;

@@ -29,7 +29,7 @@ struct FusedLinear {
 /// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU one kernel
 /// computes up to 8 rows, and rounds only norm(x) and y to 16 bits. This kernel may read parameters while the
 /// preceding kernel of the stream still runs, so the preceding kernel must not write parameters. Throws Error
-/// on other shapes or dtypes.
+/// on other shapes or dtypes, and if y shares memory with another operand.
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
 
 }  // namespace gradtile

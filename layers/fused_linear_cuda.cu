@@ -30,9 +30,9 @@ struct FusedLinearParameters {
     std::int64_t x_stride, weight_stride, residual_stride, y_stride;  // between rows, in elements
     int rows, in, out;
     float eps;
-    bool centred, gated, y_is_f32;
-    int activation;  // -1: none
-    int parts_log2;  // 2^parts_log2 warps share a row of the weights
+    bool centred, gated, y_is_f32, has_activation;
+    Activation activation;  // with has_activation
+    int parts_log2;         // 2^parts_log2 warps share a row of the weights
 };
 
 /// The range of columns of y that a thread block computes.
@@ -60,19 +60,16 @@ __host__ __device__ inline FusedLinearShared fused_linear_shared(int rows, int v
     return {rows * padded_vectors(vectors) * 16, warps * stages * 32 * 16, rows * sums * 4};
 }
 
-__device__ __forceinline__ float activated(int activation, float x, float up) {
-    using namespace activation_formulas;
-    switch (static_cast<Activation>(activation)) {
-        case Activation::gelu_tanh:
-            return GeluTanh<ActivationMath, float>::value(x);
-        case Activation::gelu:
-            return GeluExact<ActivationMath, float>::value(x);
-        case Activation::swiglu:
-            return SwiGlu<ActivationMath, float>::value(x, up);
-        case Activation::relu2:
-            return ReluSquared<ActivationMath, float>::value(x);
-    }
-    return x;
+/// `up` is used by gated activations alone.
+__device__ __forceinline__ float activated(Activation activation, float x, float up) {
+    return activation_formulas::visit<ActivationMath, float>(
+        activation, [&]<class Formula>(TypeTag<Formula>) {
+            if constexpr (activation_formulas::Gated<Formula>) {
+                return Formula::value(x, up);
+            } else {
+                return Formula::value(x);
+            }
+        });
 }
 
 /// Returns the sum over the threads that share a row of x, which are `row_warps` neighbouring warps.
@@ -268,7 +265,7 @@ __global__ void __launch_bounds__(warps * 32,
             addends.residual = residual_of(output);
         }
         float value = sum_of(column) + addends.bias;
-        if (p.activation >= 0)
+        if (p.has_activation)
             value = activated(p.activation, value,
                               p.gated ? sum_of(columns + column) + addends.bias_of_up : 0.0f);
         value += addends.residual;
@@ -350,7 +347,8 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
                                          .centred = norm.centred,
                                          .gated = gated,
                                          .y_is_f32 = y.dtype() == DType::f32,
-                                         .activation = op.activation ? static_cast<int>(*op.activation) : -1,
+                                         .has_activation = op.activation.has_value(),
+                                         .activation = op.activation.value_or(Activation{}),
                                          .parts_log2 = parts_log2};
         visit_rows(rows, [&]<int kernel_rows>() {
             const auto launch_with = [&]<int warps>() {

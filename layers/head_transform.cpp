@@ -1,5 +1,6 @@
 #include <gradtile/layers/head_transform.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/head_transform_backend.h>
 
 namespace gradtile {
@@ -38,14 +39,31 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
     check_transform(y, rstd, x, transform);
     check(transform.has_norm() || transform.rotates(), "head_transform: neither a norm nor a rotation");
     if (x.elements() == 0 || ctx.is_planning()) return;
-    check((y.raw_data() == x.raw_data()) != transform.has_norm(),
-          "head_transform: without a norm, y must be x; with a norm, y must not be x");
+    check(transform.has_norm() || is_same_view(y, x), "head_transform: y ", y, " and x ", x,
+          "; without a norm, y must be x");
+    check_sharing(ctx, "head_transform", {"y", y},
+                  {{"rstd", rstd},
+                   {"weight of queries", transform.q_weight},
+                   {"weight of keys", transform.k_weight},
+                   {"cosines", transform.angles.cosines},
+                   {"sines", transform.angles.sines}});
+    check_sharing(ctx, "head_transform", {"x", x},
+                  {{"y", transform.has_norm() ? y : Tensor()}, {"rstd", rstd}});
     on_device(ctx, cpu::transform_heads, cuda::transform_heads, y, rstd, x, transform, /*inverse=*/false);
 }
 
 void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
                          const HeadTransform& transform, const HeadWeightGradients& weights) {
     check_transform(gradient, rstd, x, transform);
+    check_sharing(ctx, "head_transform", {"gradient", gradient},
+                  {{"x", transform.has_norm() ? x : Tensor()},
+                   {"rstd", rstd},
+                   {"weight of queries", transform.q_weight},
+                   {"weight of keys", transform.k_weight},
+                   {"cosines", transform.angles.cosines},
+                   {"sines", transform.angles.sines},
+                   {"gradient of queries' weight", weights.q.grad},
+                   {"gradient of keys' weight", weights.k.grad}});
     const bool is_empty = x.elements() == 0;
     if (!transform.has_norm()) {
         if (!is_empty)

@@ -26,8 +26,9 @@ struct HeadWeightGradients {
 };
 
 /// Computes y = rotate(norm(x)) for x and y [B,T,H,D]; the last axis is contiguous, others may be strided.
-/// Without a norm, y is x. With a norm, backward needs x, and rstd [B,T,H] (float32; float64 for float64 x),
-/// which this function writes; without one, rstd is undefined. Values are rounded once, at the end.
+/// Without a norm, y is x; with a norm, y shares no memory with x. With a norm, backward needs x, and rstd
+/// [B,T,H] (float32; float64 for float64 x), which this function writes; without one, rstd is undefined.
+/// Values are rounded once, at the end.
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
                      const HeadTransform& transform);
 /// Replaces the gradient with respect to y, in `gradient` [B,T,H,D], by the gradient with respect to x. With

@@ -1,5 +1,6 @@
 #include <gradtile/layers/linear_activation.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
 
 namespace gradtile {
@@ -34,6 +35,8 @@ void linear_activation_forward(const Context& ctx, const Tensor& y, const Tensor
         check(bias.rank() == 1 && bias.size(0) == w.size(0) && bias.is_contiguous() &&
                   (bias.dtype() == w.dtype() || bias.dtype() == accumulator_of(w.dtype())),
               op, ": bias ", bias, " does not fit weight ", weight);
+    check_sharing(ctx, op, {"hidden", hidden}, {{"y", y}, {"x", x}, {"weight", weight}, {"bias", bias}});
+    check_sharing(ctx, op, {"y", y}, {{"x", x}, {"weight", weight}, {"bias", bias}});
     if (hidden.elements() == 0) return;
     on_device(ctx, cpu::linear_activation_forward, cuda::linear_activation_forward, ys, hiddens, xs, w, bias,
               activation);
@@ -60,6 +63,10 @@ void linear_activation_backward(const Context& ctx, const SummedGradient& into, 
                   column_sums.dtype() == accumulator_of(hidden.dtype()),
               op, ": column sums ", column_sums, " do not fit d_hidden ", d_hidden);
     }
+    check_sharing(ctx, op, {"d_hidden", d_hidden},
+                  {{"column sums", column_sums}, {"dy", dy}, {"weight", weight}, {"hidden", hidden}});
+    check_sharing(ctx, op, {"column sums", column_sums},
+                  {{"dy", dy}, {"weight", weight}, {"hidden", hidden}});
     if (hidden.elements() == 0) return;
     const Tensor d_activated = gated ? empty(ctx, {dys.size(0), w.size(1)}, w.dtype()) : Tensor();
     on_device(ctx, cpu::linear_activation_backward, cuda::linear_activation_backward,

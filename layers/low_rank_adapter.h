@@ -25,10 +25,10 @@ struct LowRankAdapter {
     LowRankAdapter(ParameterStore& parameters, const std::string& name, std::int64_t in, std::int64_t out,
                    const LowRankOptions& options);
 
-    /// Adds the term to y.
+    /// Adds the term to y. y may share memory with x, because the term is computed first.
     void add_forward(const Context& ctx, const Tensor& y /*[N, out]*/, const Tensor& x /*[N, in]*/) const;
     /// Writes the gradients of A and B as Parameter::begin_gradient_write() says. Adds to dx, unless dx is
-    /// undefined.
+    /// undefined. dx may share memory with dy and x, because it is written last.
     void add_backward(const Context& ctx, const Tensor& dx /*[N, in]*/, const Tensor& dy /*[N, out]*/,
                       const Tensor& x /*[N, in]*/) const;
 };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/most_likely_backend.h>
 
 namespace gradtile {
@@ -12,6 +13,7 @@ void most_likely_tokens(const Context& ctx, const Tensor& tokens, const Tensor& 
               tokens.shape() == Shape{logits.size(0)} && tokens.is_contiguous(),
           "most_likely_tokens: tokens ", tokens, " of logits ", logits,
           "; expected contiguous int32 [R] of float32 [R, V]");
+    check_sharing(ctx, "most_likely_tokens", {"tokens", tokens}, {{"logits", logits}});
     if (tokens.elements() == 0) return;
     on_device(ctx, cpu::most_likely_tokens, cuda::most_likely_tokens, tokens, logits);
 }

@@ -1,4 +1,5 @@
 // LayerNorm and RMSNorm: checks, allocation, and the choice of the backend.
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
@@ -20,6 +21,8 @@ Normalized normalize(const Context& ctx, const char* op, const Residual& residua
           "; dtypes must be equal");
     check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
           ": residual ", x, " + branch ", branch, "; shapes and dtypes must be equal");
+    check_sharing(ctx, op, {"branch", branch}, {{"x", x}}, Sharing::same_view);
+    check_sharing(ctx, op, {"branch", branch}, {{"weight", weight.value()}, {"bias", bias}});
     const std::int64_t rows = row_layout(x, op).rows;
     const DType statistic = accumulator_of(x.dtype());
     const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
@@ -41,6 +44,17 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     row_layout(in.dy, op);
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
+    check_sharing(ctx, op, {"dx", out.dx},
+                  {{"dy", in.dy},
+                   {"x", in.x},
+                   {"mean", in.mean},
+                   {"rstd", in.rstd},
+                   {"weight", in.weight},
+                   {"gradient of the weight", out.weight.grad},
+                   {"gradient of the bias", out.bias.grad}});
+    for (const Operand& gradient :
+         {Operand{"gradient of the weight", out.weight.grad}, Operand{"gradient of the bias", out.bias.grad}})
+        check_sharing(ctx, op, gradient, {{"dy", in.dy}, {"x", in.x}});
     if (in.x.elements() == 0) {
         for (const GradientTarget& target : {out.weight, out.bias}) ready_to_add(ctx, target);
         return {};

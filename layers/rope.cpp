@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/device_copies.h>
 #include <gradtile/layers/internal/embedding_backend.h>
@@ -90,6 +91,7 @@ void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, boo
     check_heads(x);
     check(x.size(1) == angles.cosines.size(0), "rope: x ", x, " and angles of ", angles.cosines.size(0),
           " tokens");
+    check_sharing(ctx, "rope", {"x", x}, {{"cosines", angles.cosines}, {"sines", angles.sines}});
     if (x.elements() == 0) return;
     on_device(ctx, cpu::transform_heads, cuda::transform_heads, x, Tensor(), x,
               HeadTransform{.angles = angles}, inverse);

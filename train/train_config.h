@@ -1,6 +1,6 @@
 #pragma once
 /// The settings of a run. A setting has the same name as a flag (--save-every), as a key of the JSON config
-/// file and as a key of the run's config.json; visit_settings() is the only list of settings.
+/// file and as a key of the run's config.json; visit_settings() lists all settings.
 #include <cstdint>
 #include <string>
 #include <string_view>

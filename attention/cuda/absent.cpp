@@ -76,7 +76,7 @@ void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const
     absent();
 }
 
-void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const Options&,
+void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const ResolvedOptions&,
             const DecodeScratch&) {
     absent();
 }

@@ -12,7 +12,7 @@
 #include <numbers>
 
 #include <gradtile/attention/internal/decode_backend.h>
-#include <gradtile/attention/score_rule.h>
+#include <gradtile/attention/cuda/device/mask.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
@@ -70,10 +70,9 @@ struct DecodeParameters {
     const std::int32_t *slots, *positions;
     int heads, group, head_sets, head_dim;  // group: query heads that share a K/V head
     int cache_slots, context;
-    int left;  // keys before its own that a row sees; -1: all
-    float scale, softcap;
-    const float *alibi_slopes, *sink;
-    std::int64_t alibi_stride, sink_stride;
+    device::DeviceMask mask;  // of a row at the end of the context
+    ScoreOptions scores;
+    float scale;
     int cluster_log2;           // 2^cluster_log2 splits are the thread blocks of a cluster
     int* counters;              // of finished splits [R, Hkv, head_sets]
     float *part_o, *part_sums;  // [R, Hq, clusters, D], [R, Hq, clusters, 2]: maximum, sum of exponentials
@@ -164,9 +163,10 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     const int position = __ldcg(p.positions + row), slot = __ldcg(p.slots + row);
     if (p.cluster_log2 > 0) receiver.await_all_begun();
     const bool exists = position >= 0 && position < p.context && slot >= 0 && slot < p.cache_slots;
-    const int first_key = p.left < 0 ? 0 : max(0, position - p.left);
-    const KeysOfSplit keys =
-        exists ? keys_of_split<Block>(first_key, position + 1, split, splits) : KeysOfSplit{0, 0, 0};
+    device::DeviceMask mask = p.mask;
+    mask.offset = position;
+    const KeysOfSplit keys = exists ? keys_of_split<Block>(mask.first_key(0), mask.end_key(0), split, splits)
+                                    : KeysOfSplit{0, 0, 0};
     const T* const cached_k = p.cached_k.at(exists ? slot : 0, kv_head);
     const T* const cached_v = p.cached_v.at(exists ? slot : 0, kv_head);
 
@@ -192,12 +192,10 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     uint4 k[unroll][vectors], v[unroll][vectors];
     load_cached(k, cached_k, p.cached_k.key_stride, keys.begin);
     load_cached(v, cached_v, p.cached_v.key_stride, keys.begin);
-    float slope[heads_together];
+    ScoreFormula<float> formulas[heads_together];
 #pragma unroll
     for (int h = 0; h < heads_together; ++h)
-        slope[h] = p.alibi_slopes == nullptr
-                       ? 0.0f
-                       : p.alibi_slopes[min(first_head + h, end_head - 1) * p.alibi_stride];
+        formulas[h] = p.scores.template rule_of<float>(row, min(first_head + h, end_head - 1)).formula;
 
     const int clusters_of_grid = splits >> p.cluster_log2, cluster_size = 1 << p.cluster_log2,
               cluster = split >> p.cluster_log2, rank = split & (cluster_size - 1),
@@ -275,7 +273,7 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
             }
 #pragma unroll
         for (int h = 0; h < heads_together; ++h) {
-            const ScoreFormula<float> formula{.softcap = p.softcap, .alibi_slope = slope[h]};
+            const ScoreFormula<float>& formula = formulas[h];
             if (formula.changes_products())
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
@@ -284,7 +282,7 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
                     score[h][u] = formula.template add_distance_terms<device::PreciseMath>(
-                        score[h][u], position - key_of(pass, u));
+                        score[h][u], mask.offset - key_of(pass, u));
 #pragma unroll
             for (int u = 0; u < unroll; ++u)
                 if (key_of(pass, u) >= keys.end) score[h][u] = -INFINITY;
@@ -369,9 +367,8 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     const auto head_of = [&](int i) { return heads_together == 1 ? 0 : i / p.head_dim; };
     const auto write = [&](int h, int column, PartOfKeys part) {
         const int head = first_head + h;
-        if (p.sink != nullptr) {
-            const float sink = p.sink[head * p.sink_stride], all = fmaxf(part.maximum, sink),
-                        weight = exponential(part.maximum - all);
+        if (const float sink = p.scores.template rule_of<float>(row, head).sink; sink > -INFINITY) {
+            const float all = fmaxf(part.maximum, sink), weight = exponential(part.maximum - all);
             part = {all, fmaf(weight, part.sum, exponential(sink - all)), weight * part.o};
         }
         p.o.at(row, head)[column] = kernels::convert<T>(part.o / part.sum);
@@ -469,7 +466,7 @@ HeadsOfRows<T> heads_of_rows(const Tensor& x) {
 }  // namespace
 
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const Options& options, const DecodeScratch& scratch) {
+            const ResolvedOptions& options, const DecodeScratch& scratch) {
     const std::int64_t rows = in.q.size(0), heads = in.q.size(1), dim = in.q.size(2),
                        kv_heads = cache.k.size(2);
     const DecodePlan plan = DecodePlan::of(rows, heads, cache);
@@ -497,15 +494,9 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
             .head_dim = static_cast<int>(dim),
             .cache_slots = static_cast<int>(cache.k.size(0)),
             .context = static_cast<int>(cache.k.size(1)),
-            .left = options.window.left < 0
-                        ? -1
-                        : static_cast<int>(std::min(options.window.left, cache.k.size(1))),
-            .scale = static_cast<float>(options.scale.value_or(1.0 / std::sqrt(static_cast<double>(dim)))),
-            .softcap = static_cast<float>(options.softcap),
-            .alibi_slopes = options.alibi_slopes.defined() ? options.alibi_slopes.data<float>() : nullptr,
-            .sink = options.sink.defined() ? options.sink.data<float>() : nullptr,
-            .alibi_stride = options.alibi_slopes.defined() ? options.alibi_slopes.stride(0) : 0,
-            .sink_stride = options.sink.defined() ? options.sink.stride(0) : 0,
+            .mask = device::DeviceMask(options.mask),
+            .scores = options.scores,
+            .scale = static_cast<float>(options.scale),
             .cluster_log2 = 0,
             .counters = scratch.counters.data<std::int32_t>(),
             .part_o = scratch.o.data<float>(),

@@ -2,6 +2,8 @@
 /// INTERNAL. The functions that each device implements for attention.h. The caller has checked the arguments
 /// and resolved the options. The functions are also called in dry runs: they allocate scratch memory from ctx
 /// and then return if ctx.is_planning().
+#include <vector>
+
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/mask.h>
 #include <gradtile/attention/score_rule.h>
@@ -28,6 +30,33 @@ struct ResolvedOptions {
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
 };
+
+/// Checks the options for q [B, Sq, Hq, Dqk] and k [B, Sk, Hkv, Dqk], and fills in their defaults.
+ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
+                        const Tensor& k);
+
+/// What an option changes.
+enum class OptionKind : std::uint8_t {
+    algorithm,
+    determinism,
+    scale,
+    window,     ///< the sides of the mask's window
+    alignment,  ///< the mask's offset
+    formula,    ///< ScoreFormula
+    pairs,      ///< a number for each pair of a row and a key
+    sink,
+    dropout,
+    packing
+};
+/// One field of Options, and whether a call sets the field to a value that has an effect.
+struct OptionState {
+    std::string_view name;
+    OptionKind kind;
+    bool is_set;
+};
+/// Returns the state of every field. An operator that implements only some kinds of options refuses the
+/// others by this list, so that it also refuses an option that is added later.
+std::vector<OptionState> option_states(const Options& options);
 
 /// Gradients with respect to the outputs of the forward pass.
 struct OutputGradients {

@@ -1,9 +1,10 @@
 #pragma once
 /// INTERNAL. The two implementations behind decode.h, and how a GPU divides the keys. decode() has checked
-/// the arguments.
+/// the arguments and resolved the options, for the keys of a whole context.
 #include <algorithm>
 
 #include <gradtile/attention/decode.h>
+#include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention {
 
@@ -42,13 +43,16 @@ struct DecodePlan {
     }
 };
 
+/// Whether decode() computes options of this kind.
+bool decode_computes(OptionKind kind);
+
 namespace cpu {
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const Options& options, const DecodeScratch& scratch);
+            const ResolvedOptions& options, const DecodeScratch& scratch);
 }
 namespace cuda {
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const Options& options, const DecodeScratch& scratch);
+            const ResolvedOptions& options, const DecodeScratch& scratch);
 }
 
 }  // namespace gradtile::attention

@@ -2,6 +2,7 @@
 
 #include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/check.h>
+#include <gradtile/core/internal/overlap.h>
 
 namespace gradtile::attention::lab {
 
@@ -38,6 +39,8 @@ void partitioned_forward(const Context& ctx, WarpPartition partition, GridOrder 
     for (const Tensor* x : {&q, &k, &v, &o, &lse})
         check(x->is_contiguous() && x->device() == ctx.device(), "warp partition: ", *x,
               ", expected contiguous on ", ctx.device());
+    check_sharing(ctx, "warp partition", {"o", o}, {{"q", q}, {"k", k}, {"v", v}, {"lse", lse}});
+    check_sharing(ctx, "warp partition", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}});
     cuda::partitioned_forward(ctx, partition, order, q, k, v, causal, o, lse);
 }
 

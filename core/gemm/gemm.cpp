@@ -1,18 +1,19 @@
 #include <gradtile/core/gemm/gemm.h>
 
 #include <gradtile/core/gemm/internal/gemm_backend.h>
+#include <gradtile/core/internal/overlap.h>
 
 namespace gradtile {
 namespace {
 
 /// A matrix with contiguous rows. A transposed view is stored as the matrix before the transposition, and a
 /// flag.
-struct Operand {
+struct MatrixOperand {
     Tensor matrix;  // [.., rows, columns], last stride 1 (or one column)
     bool transposed;
 };
 
-Operand normalized(const Tensor& x, bool transposed, const char* name) {
+MatrixOperand normalized(const Tensor& x, bool transposed, const char* name) {
     const bool rows_packed = x.stride(-1) == 1 || x.size(-1) <= 1;
     if (rows_packed && (x.stride(-2) >= x.size(-1) || x.size(-2) <= 1)) return {x, transposed};
     check(x.stride(-2) == 1 || x.size(-2) <= 1, "gemm: ", name, " has strides ", x.strides(),
@@ -49,8 +50,9 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
         check(c.stride(axis) != 0 || c.size(axis) <= 1, "gemm: c has strides ", c.strides(),
               "; its matrices must not overlap");
 
-    const Operand left = normalized(a, options.trans_a, "a");
-    const Operand right = normalized(b, options.trans_b, "b");
+    check_sharing(ctx, "gemm", {"c", c}, {{"a", a}, {"b", b}, {"bias", options.bias}});
+    const MatrixOperand left = normalized(a, options.trans_a, "a");
+    const MatrixOperand right = normalized(b, options.trans_b, "b");
     GemmOptions normal = options;
     normal.trans_a = left.transposed;
     normal.trans_b = right.transposed;

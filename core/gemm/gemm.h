@@ -19,7 +19,7 @@ struct GemmOptions {
 /// does not depend on the number of threads: c is cut into fixed blocks, and one call of the matrix library
 /// computes each block. On the CPU, products with at most 8 rows and trans_b have kernels of gradtile's own,
 /// whose results depend neither on the blocks nor on the other rows of a. Throws Error on other shapes,
-/// strides or dtypes.
+/// strides or dtypes, and if c shares memory with a, b or the bias.
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
           const GemmOptions& options = {});
 

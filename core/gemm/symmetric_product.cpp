@@ -1,6 +1,7 @@
 #include <gradtile/core/gemm/symmetric_product.h>
 
 #include <gradtile/core/gemm/internal/symmetric_backend.h>
+#include <gradtile/core/internal/overlap.h>
 
 namespace gradtile {
 
@@ -13,6 +14,7 @@ bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x
               (product.kind != SymmetricProduct::Kind::polynomial || x.shape() == result.shape()),
           "symmetric_product: result ", result, " of x ", x, "; expected [count, n, n] of matrices with n ",
           transposed ? "columns" : "rows", ", of one dtype");
+    check_sharing(ctx, "symmetric_product", {"result", result}, {{"x", x}});
     if (ctx.is_planning() || ctx.device().is_cpu() || result.elements() == 0) return false;
     return cuda::symmetric_product(ctx, result, x, product);
 }

@@ -24,8 +24,8 @@ struct SymmetricProduct {
 /// stores each of them and its transpose. The result is symmetric to the bit; sums are float32, and each
 /// element is rounded once. Returns false, and does nothing, where there is no such kernel: it exists for
 /// bfloat16 matrices on GPUs of compute capability 9.0 with n above 128 and rows of whole 16-byte pieces (see
-/// hopper/internal/product.h; GRADTILE_HOPPER_GEMM=off turns it off, too). x and result must not overlap.
-/// Throws Error on shapes that do not fit and on different dtypes.
+/// hopper/internal/product.h; GRADTILE_HOPPER_GEMM=off turns it off, too). Throws
+/// Error on shapes that do not fit and on different dtypes, and if x and result share memory.
 bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,
                        const SymmetricProduct& product);
 

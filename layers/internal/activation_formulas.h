@@ -9,6 +9,7 @@
 
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/host_device.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/layers/activation.h>
 
 namespace gradtile::activation_formulas {
@@ -83,16 +84,19 @@ concept Gated = requires {
 };
 
 namespace detail {
+GRADTILE_CALLS_EITHER_DEVICE
 template <Activation activation, class Formula, class F>
-void pass_formula(F&& f) {
+GRADTILE_HOST_DEVICE decltype(auto) pass_formula(F&& f) {
     static_assert(Gated<Formula> == traits_of(activation).gated, "the formula contradicts activation_table");
-    f(TypeTag<Formula>{});
+    return f(TypeTag<Formula>{});
 }
 }  // namespace detail
 
-/// Calls f(TypeTag<Formula>{}) with the formula of `activation`.
+/// Returns f(TypeTag<Formula>{}) with the formula of `activation`. No other code has a switch over
+/// activations.
+GRADTILE_CALLS_EITHER_DEVICE
 template <class Math, class S, class F>
-void visit(Activation activation, F&& f) {
+GRADTILE_HOST_DEVICE decltype(auto) visit(Activation activation, F&& f) {
     switch (activation) {
         case Activation::gelu_tanh:
             return detail::pass_formula<Activation::gelu_tanh, GeluTanh<Math, S>>(f);
@@ -103,7 +107,7 @@ void visit(Activation activation, F&& f) {
         case Activation::relu2:
             return detail::pass_formula<Activation::relu2, ReluSquared<Math, S>>(f);
     }
-    throw Error("activation: this activation has no formula");
+    refuse_unknown("activation: this activation has no formula");
 }
 
 }  // namespace gradtile::activation_formulas

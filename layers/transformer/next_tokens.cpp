@@ -1,5 +1,8 @@
 #include <gradtile/layers/transformer/next_tokens.h>
 
+#include <algorithm>
+
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/fused_linear.h>
 
 namespace gradtile {
@@ -69,8 +72,46 @@ Tensor mlp_branch(const Context& ctx, const TransformerBlock& block, const Tenso
 
 }  // namespace
 
+std::vector<StepField> step_fields(const ModelConfig& config) {
+    // With a field more or less, this line does not compile. Each field then needs its line below: `true` if
+    // next_logits() computes every value as Transformer::logits() does, else a list of the values that it
+    // computes.
+    const auto& [layers, heads, kv_heads, width, hidden, context, vocabulary, norm, activation, positions,
+                 rope_base, norm_epsilon, bias, tied_head, qk_norm, window, window_pattern, softcap, sinks,
+                 dropout, attention_dropout, lora_rank, lora_alpha, lora_on, recompute, deterministic] =
+        config;
+    const auto one_of = [](auto value, auto... computed) { return ((value == computed) || ...); };
+    return {{"layers", true},
+            {"heads", true},
+            {"kv_heads", true},
+            {"width", true},
+            {"hidden", true},
+            {"context", true},
+            {"vocabulary", true},
+            {"norm", one_of(norm, Norm::layer, Norm::rms)},
+            {"activation", static_cast<std::size_t>(activation) < activation_table.size()},
+            {"positions", one_of(positions, Positions::learned, Positions::rope, Positions::alibi)},
+            {"rope_base", true},
+            {"norm_epsilon", true},
+            {"bias", true},
+            {"tied_head", true},
+            {"qk_norm", true},
+            {"window", true},
+            {"window_pattern", true},
+            {"softcap", true},
+            {"sinks", true},
+            {"dropout", true},  // these two have no effect outside training
+            {"attention_dropout", true},
+            {"lora_rank", lora_rank == 0},
+            {"lora_alpha", true},  // these two have no effect without a rank
+            {"lora_on", true},
+            {"recompute", true},  // these two have no effect outside training
+            {"deterministic", true}};
+}
+
 bool can_step(Device device, const ModelConfig& config, DType dtype) {
-    return config.lora_rank == 0 && attention::can_decode(device, dtype, config.head_dim());
+    return std::ranges::all_of(step_fields(config), &StepField::is_computed) &&
+           attention::can_decode(device, dtype, config.head_dim());
 }
 
 attention::DecodeScratch step_scratch(const Context& ctx, const Transformer& model,
@@ -85,7 +126,10 @@ void next_logits(const Context& ctx, const Tensor& logits, const Transformer& mo
         check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows},
               "next_logits: tokens ", next.tokens, ", positions ", next.positions, ", slots ", next.slots,
               "; expected contiguous int32 of one shape [R]");
-    check(model.config.lora_rank == 0, "next_logits: the model has adapters; expected merged matrices");
+    check_sharing(ctx, "next_logits", {"logits", logits},
+                  {{"tokens", next.tokens}, {"positions", next.positions}, {"slots", next.slots}});
+    for (const StepField& field : step_fields(model.config))
+        check(field.is_computed, "next_logits: no step computes the model's ", field.name);
     Embedding::Saved unused;
     Tensor x = model.wte.forward(ctx, next.tokens.reshape({1, rows}), unused);
     PositionEmbedding::Saved unused_positions;

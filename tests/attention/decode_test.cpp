@@ -1,4 +1,5 @@
 // Attention of a step of generation, with lengths in device memory, against float64.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -6,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/decode.h>
+#include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -161,6 +163,149 @@ TEST(Decode, RefusesPlacesOutsideTheCacheOnACpu) {
                 HasSubstr("expected causal attention"));
 }
 
+/// Sets a field of Options to a value that changes the result, or, for the options that never do, to another
+/// value than the default. `heads` is the number of query heads.
+struct OptionChange {
+    std::string_view name;
+    void (*set)(const Context& ctx, attention::Options& options, std::int64_t heads);
+};
+constexpr OptionChange option_changes[] = {
+    {"algorithm", [](const Context&, attention::Options& o,
+                     std::int64_t) { o.algorithm = attention::Algorithm::memory_efficient; }},
+    {"scale", [](const Context&, attention::Options& o, std::int64_t) { o.scale = 0.7; }},
+    {"causal", [](const Context&, attention::Options& o, std::int64_t) { o.causal = true; }},
+    {"window", [](const Context&, attention::Options& o, std::int64_t) { o.window.left = 2; }},
+    {"top_left", [](const Context&, attention::Options& o, std::int64_t) { o.top_left = true; }},
+    {"deterministic", [](const Context&, attention::Options& o, std::int64_t) { o.deterministic = true; }},
+    {"softcap", [](const Context&, attention::Options& o, std::int64_t) { o.softcap = 0.5; }},
+    {"alibi_slopes", [](const Context& ctx, attention::Options& o,
+                        std::int64_t heads) { o.alibi_slopes = randn(ctx, {heads}, DType::f32, Seed{14}); }},
+    {"biases",
+     [](const Context& ctx, attention::Options& o, std::int64_t heads) {
+         o.biases[1] = randn(ctx, {1, heads, 1, 1}, DType::f32, Seed{15});
+     }},
+    {"batch_divisor",
+     [](const Context& ctx, attention::Options& o, std::int64_t heads) {
+         o.biases[0] = randn(ctx, {1, heads, 1, 1}, DType::f32, Seed{15});
+         o.batch_divisor = 3;
+     }},
+    {"sink", [](const Context& ctx, attention::Options& o,
+                std::int64_t heads) { o.sink = randn(ctx, {heads}, DType::f32, Seed{16}); }},
+    {"dropout_p",
+     [](const Context&, attention::Options& o, std::int64_t) {
+         o.dropout_p = 0.5;
+         o.dropout_key = DropoutKey::of_step(1, 1);
+     }},
+    {"dropout_key",
+     [](const Context&, attention::Options& o, std::int64_t) {
+         o.dropout_p = 0.5;
+         o.dropout_key = DropoutKey::of_step(1, 2);
+     }},
+    {"cumulative_q", [](const Context& ctx, attention::Options& o,
+                        std::int64_t) { o.cumulative_q = zeros(ctx, {2}, DType::i32); }},
+    {"cumulative_k", [](const Context& ctx, attention::Options& o,
+                        std::int64_t) { o.cumulative_k = zeros(ctx, {2}, DType::i32); }},
+};
+
+/// Calls check(state, operands) for every field of Options, with operands in which the field is set.
+template <class Check>
+void for_each_option(const Context& ctx, Check&& check_option) {
+    for (const attention::OptionState& option : attention::option_states({})) {
+        SCOPED_TRACE(option.name);
+        const auto* const change = std::ranges::find(option_changes, option.name, &OptionChange::name);
+        ASSERT_NE(change, std::end(option_changes)) << "the test has no value of the option";
+        DecodeOperands x = decode_operands(ctx, decode_cases[0], DType::f32);
+        change->set(ctx, x.options, decode_cases[0].heads);
+        bool is_set = false;
+        for (const attention::OptionState& state : attention::option_states(x.options))
+            is_set = is_set || (state.name == option.name && state.is_set);
+        EXPECT_TRUE(is_set);
+        check_option(option, x);
+    }
+}
+
+/// The error that decode() must throw for these options; "no error" if it computes them.
+std::string expected_error(const attention::Options& options) {
+    for (const attention::OptionState& state : attention::option_states(options))
+        if (state.is_set && !attention::decode_computes(state.kind))
+            return concat("decode: ", state.name, " is set");
+    return "no error";
+}
+
+Tensor output_of(const Context& ctx, const DecodeOperands& x) {
+    return empty(ctx, x.in.q.shape(), DType::f32);
+}
+std::string decode_error(const Context& ctx, const DecodeOperands& x) {
+    const attention::DecodeScratch scratch(ctx, x.in.q.size(0), x.in.q.size(1), x.cache);
+    return message_of([&] { attention::decode(ctx, output_of(ctx, x), x.in, x.cache, x.options, scratch); });
+}
+
+/// An option that is set has the effect that it has in forward(), in float64, or is refused.
+TEST(Decode, ComputesEveryOptionOrRefusesItByNameOnACpu) {
+    const Context cpu(Device::cpu(), 1);
+    for_each_option(cpu, [&](const attention::OptionState& option, const DecodeOperands& x) {
+        if (!attention::decode_computes(option.kind)) {
+            EXPECT_THAT(decode_error(cpu, x), HasSubstr(expected_error(x.options)));
+            return;
+        }
+        const Tensor y = output_of(cpu, x);
+        attention::decode(cpu, y, x.in, x.cache, x.options, {cpu, 3, 4, x.cache});
+        for (std::int64_t row = 0; row < y.size(0); ++row) {
+            const std::int64_t slot = x.in.slots.data<std::int32_t>()[row],
+                               keys = x.in.positions.data<std::int32_t>()[row] + 1;
+            const auto in_64 = [&](const Tensor& t) { return cast(cpu, t, DType::f64); };
+            const auto query = in_64(x.in.q.slice(0, row, 1)).reshape({1, 1, y.size(1), y.size(2)});
+            attention::Options options = x.options;
+            options.algorithm = attention::Algorithm::naive;
+            attention::Saved unused;
+            const std::vector<double> expected = to_host(
+                                          cpu, attention::forward(
+                                                   cpu, query,
+                                                   in_64(x.cache.k.slice(0, slot, 1).slice(1, 0, keys)),
+                                                   in_64(x.cache.v.slice(0, slot, 1).slice(1, 0, keys)),
+                                                   options, unused)),
+                                      values = to_host(cpu, y.slice(0, row, 1));
+            // The bound of expect_decode().
+            const double bound = 5 * 2 * 0x1p-24 * 58 * 6;
+            for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], bound) << i;
+        }
+    });
+}
+
+/// The same options are refused for a GPU, before a kernel is launched.
+TEST(Decode, RefusesTheSameOptionsForAGpu) {
+    const Context plan = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda(0)));
+    const Context cpu(Device::cpu(), 1);
+    for_each_option(cpu, [&](const attention::OptionState& option, const DecodeOperands& on_cpu) {
+        DecodeOperands x = on_cpu;
+        const auto on_gpu = [&](Tensor& t) {
+            if (t.defined()) t = empty(plan, t.shape(), t.dtype());
+        };
+        for (Tensor* t : {&x.in.q, &x.in.k, &x.in.v, &x.in.slots, &x.in.positions, &x.cache.k, &x.cache.v,
+                          &x.options.alibi_slopes, &x.options.sink, &x.options.biases[0],
+                          &x.options.biases[1], &x.options.cumulative_q, &x.options.cumulative_k})
+            on_gpu(*t);
+        EXPECT_EQ(expected_error(x.options) == "no error", attention::decode_computes(option.kind));
+        EXPECT_THAT(decode_error(plan, x), HasSubstr(expected_error(x.options)));
+    });
+}
+
+/// decode() checks options as forward() does.
+TEST(Decode, RefusesSlopesOfAnotherShapeForAGpu) {
+    const Context plan = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda(0)));
+    DecodeOperands x{
+        .in = {.q = empty(plan, {3, 4, 8}, DType::f32),
+               .k = empty(plan, {3, 4, 8}, DType::f32),
+               .v = empty(plan, {3, 4, 8}, DType::f32),
+               .slots = empty(plan, {3}, DType::i32),
+               .positions = empty(plan, {3}, DType::i32)},
+        .cache = {empty(plan, {5, 12, 4, 8}, DType::f32), empty(plan, {5, 12, 4, 8}, DType::f32)},
+        .options = {.causal = true}};
+    EXPECT_EQ(decode_error(plan, x), "no error");
+    x.options.alibi_slopes = empty(plan, {3}, DType::f32);
+    EXPECT_THAT(decode_error(plan, x), HasSubstr("alibi_slopes is [3] float32"));
+}
+
 class DecodeOnCuda : public test::CudaTest {};
 
 TEST_F(DecodeOnCuda, EqualsFloat64) {
@@ -170,6 +315,33 @@ TEST_F(DecodeOnCuda, EqualsFloat64) {
             expect_decode(gpu(), cpu, c, dtype);
             if (HasFailure()) return;
         }
+}
+
+/// Every option that is computed has the effect that it has on the CPU.
+TEST_F(DecodeOnCuda, ComputesEveryOptionOrRefusesItByName) {
+    for_each_option(gpu(), [&](const attention::OptionState& option, const DecodeOperands& x) {
+        if (!attention::decode_computes(option.kind)) {
+            EXPECT_THAT(decode_error(gpu(), x), HasSubstr(expected_error(x.options)));
+            return;
+        }
+        DecodeOperands same = x;
+        for (Tensor* t : {&same.in.q, &same.in.k, &same.in.v, &same.cache.k, &same.cache.v,
+                          &same.options.alibi_slopes, &same.options.sink})
+            if (t->defined()) *t = from_host(cpu, to_host(gpu(), *t), t->shape(), DType::f32);
+        for (Tensor* t : {&same.in.slots, &same.in.positions}) {
+            std::vector<std::int32_t> values;
+            for (const double value : to_host(gpu(), *t)) values.push_back(static_cast<std::int32_t>(value));
+            *t = from_host(cpu, values, t->shape());
+        }
+        const Tensor y = output_of(gpu(), x), expected = output_of(cpu, same);
+        attention::decode(gpu(), y, x.in, x.cache, x.options, {gpu(), 3, 4, x.cache});
+        attention::decode(cpu, expected, same.in, same.cache, same.options, {cpu, 3, 4, same.cache});
+        const std::vector<double> values = to_host(gpu(), y), expected_values = to_host(cpu, expected);
+        // Twice the bound of expect_decode(), because both results are rounded.
+        const double bound = 2 * 5 * 2 * 0x1p-24 * 58 * 6;
+        for (std::size_t i = 0; i < values.size(); ++i)
+            EXPECT_NEAR(values[i], expected_values[i], bound) << i;
+    });
 }
 
 TEST_F(DecodeOnCuda, APositionOutsideTheCacheGivesNaN) {

@@ -1,6 +1,7 @@
 #include <gradtile/core/parameter_store.h>
 
 #include <cmath>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <gradtile/core/tensor_ops.h>
 
 #include <support/cpu_context.h>
+#include <support/error_message.h>
 
 namespace gradtile {
 namespace {
@@ -118,6 +120,33 @@ TEST(ParameterStore, RefusesASecondNameAndLateAdditions) {
     store.allocate(ctx, DType::f32);
     EXPECT_THROW(store.add("late", {4}, Init::zeros()), Error);
     EXPECT_THROW(store.allocate(ctx, DType::f32), Error);
+}
+
+TEST(Parameter, AnUndefinedHandleThrows) {
+    const Parameter none;
+    const std::pair<const char*, std::function<void()>> calls[] = {
+        {"name", [&] { none.name(); }},
+        {"shape", [&] { none.shape(); }},
+        {"init", [&] { none.init(); }},
+        {"decays", [&] { none.decays(); }},
+        {"value", [&] { none.value(); }},
+        {"is_frozen", [&] { none.is_frozen(); }},
+        {"grad", [&] { none.grad(); }},
+        {"reset_gradient", [&] { none.reset_gradient(); }},
+        {"padded_value", [&] { none.padded_value(); }},
+        {"padded_grad", [&] { none.padded_grad(); }},
+        {"offset", [&] { none.offset(); }},
+    };
+    for (const auto& [name, call] : calls)
+        EXPECT_THAT(test::message_of(call), testing::HasSubstr("parameter: undefined")) << name;
+    EXPECT_FALSE(none.begin_gradient_write().grad.defined());
+}
+
+TEST(Parameter, HasNoValueBeforeItsStoreIsAllocated) {
+    ParameterStore store;
+    const Parameter weight = store.add("h.0.weight", {3}, Init::zeros());
+    EXPECT_THAT(test::message_of([&] { weight.value(); }),
+                testing::HasSubstr("parameter h.0.weight: has no value; its store is not allocated"));
 }
 
 TEST(ParameterStore, MatricesDecayAndVectorsDoNot) {

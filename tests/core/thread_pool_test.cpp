@@ -2,12 +2,14 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -271,6 +273,76 @@ TEST(ParallelRanges, CoverEveryElementOnceInBlocksOfTheGrain) {
         for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
     });
     EXPECT_THAT(seen, testing::Each(1));
+}
+
+TEST(ParallelRanges, RefuseAGrainBelowOneAndAcceptTheLargest) {
+    const Context ctx(Device::cpu(), 2);
+    for (const std::int64_t grain : {0, -1})
+        for (const std::int64_t n : {0, 10})
+            EXPECT_THAT(
+                test::message_of([&] { parallel_ranges(ctx, n, grain, [](std::int64_t, std::int64_t) {}); }),
+                testing::HasSubstr(concat("parallel_ranges: ranges of ", grain, " elements")));
+    std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+    parallel_ranges(ctx, 10, std::numeric_limits<std::int64_t>::max(),
+                    [&](std::int64_t begin, std::int64_t end) {
+                        ranges.push_back({begin, end});
+                    });
+    EXPECT_THAT(ranges, testing::ElementsAre(std::pair<std::int64_t, std::int64_t>{0, 10}));
+}
+
+/// Runs `child` in a forked process, whose exit code must be 0 within 20 seconds.
+template <class Child>
+void expect_success_of_child(Child&& child) {
+    const pid_t process = fork();
+    ASSERT_GE(process, 0);
+    if (process == 0) {
+        alarm(20);  // ends a process that hangs
+        _exit(child());
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(process, &status, 0), process);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
+/// The child has copies of the parent's contexts, but none of their threads.
+TEST(ForkedChild, DestroysAndUsesAContextOfTheParentWithoutItsThreads) {
+    auto ctx = std::make_unique<Context>(Device::cpu(), 4);
+    std::atomic<int> runs{0};
+    const auto run = [&] { parallel_for(*ctx, 8, [&](std::int64_t) { ++runs; }); };
+    run();
+    expect_success_of_child([&] {
+        ctx.reset();
+        return 0;
+    });
+    expect_success_of_child([&] {
+        run();
+        ctx.reset();
+        Context own(Device::cpu(), 4);
+        parallel_for(own, 8, [&](std::int64_t) { ++runs; });
+        return runs == 24 ? 0 : 1;
+    });
+    run();
+    EXPECT_EQ(runs, 16);
+}
+
+/// At the fork, another thread of the parent holds the pool's lock and works on its blocks.
+TEST(ForkedChild, UsesAContextThatTheParentWasUsing) {
+    const Context ctx(Device::cpu(), 2);
+    std::atomic<bool> is_inside{false}, may_end{false};
+    std::thread other([&] {
+        parallel_for(ctx, 2, [&](std::int64_t) {
+            is_inside = true;
+            while (!may_end) std::this_thread::yield();
+        });
+    });
+    while (!is_inside) std::this_thread::yield();
+    expect_success_of_child([&] {
+        std::atomic<int> runs{0};
+        parallel_for(ctx, 5, [&](std::int64_t) { ++runs; });
+        return runs == 5 ? 0 : 1;
+    });
+    may_end = true;
+    other.join();
 }
 
 }  // namespace

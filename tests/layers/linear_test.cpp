@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
+#include <support/error_message.h>
 #include <support/on_cuda.h>
 
 namespace gradtile {
@@ -26,6 +29,23 @@ struct LinearFixture {
 };
 
 /// An element of y is a sum of `in` products and the bias; an element of dx is a sum of `out` products.
+TEST(Linear, WithoutParametersThrows) {
+    const Context cpu(Device::cpu(), 1);
+    const Linear none;
+    Linear::Saved saved{.x = zeros(cpu, {2, 3}, DType::f32)};
+    const Tensor x = saved.x;
+    const std::function<void()> calls[] = {
+        [&] { none.forward(cpu, x, saved); }, [&] { none.backward(cpu, x, saved); },
+        [&] { none.accumulate_gradients(cpu, x, saved); }, [&] { none.in_features(); }};
+    for (const auto& call : calls)
+        EXPECT_THAT(test::message_of(call), testing::HasSubstr("parameter: undefined"));
+    // A layer whose store is not allocated has no values either.
+    ParameterStore store;
+    const Linear declared(store, "l", 3, 4);
+    EXPECT_THAT(test::message_of([&] { declared.forward(cpu, x, saved); }),
+                testing::HasSubstr("parameter l.weight: has no value"));
+}
+
 TEST(Linear, PassesTheLayerSuite) {
     for (const auto& [in, out] : {std::array<std::int64_t, 2>{1, 1}, {7, 40}, {48, 5}})
         for (const bool bias : {false, true})

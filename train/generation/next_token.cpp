@@ -35,6 +35,7 @@ std::int64_t TextWindow::begin_of(std::int64_t length) {
 }
 
 std::int32_t most_likely_token(std::span<const double> logits) {
+    check(!logits.empty(), "next token: no logits; expected one for each token");
     for (std::size_t i = 0; i < logits.size(); ++i)
         check(std::isfinite(logits[i]), "next token: the logit of token ", i, " is ", logits[i]);
     return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());

@@ -52,9 +52,15 @@ std::size_t NextTokenBatch::bytes_of_slot(const LanguageModel& model) {
            size_of(model.parameters.dtype());
 }
 
+NextTokenBatch::Slot& NextTokenBatch::slot_at(std::int64_t slot) {
+    check(slot >= 0 && slot < std::ssize(slots_), "next token: a text in slot ", slot, "; expected 0 to ",
+          std::ssize(slots_) - 1);
+    return slots_[static_cast<std::size_t>(slot)];
+}
+
 /// The tokens that the slot's cache lacks: the whole window when its beginning has moved.
 TextToRead NextTokenBatch::unread_part(const Text& text) {
-    Slot& slot = slots_[static_cast<std::size_t>(text.slot)];
+    Slot& slot = slot_at(text.slot);
     const std::int64_t begin = slot.window.begin_of(std::ssize(text.tokens));
     if (begin != slot.begin) slot.cached = 0;
     slot.begin = begin;

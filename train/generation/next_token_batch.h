@@ -24,7 +24,7 @@ class NextTokenBatch {
         std::span<const std::int32_t> tokens;
     };
     /// Call before logits() with a new text in this slot.
-    void begin_text(std::int64_t slot) { slots_[static_cast<std::size_t>(slot)] = Slot(context_); }
+    void begin_text(std::int64_t slot) { slot_at(slot) = Slot(context_); }
     /// Returns the logits [V] after each text. The texts must be in the order of their slots. Since the last
     /// call or begin_text(), a text must not have changed except for new tokens at its end.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
@@ -53,6 +53,7 @@ class NextTokenBatch {
         };
         std::vector<Pass> passes;
     };
+    Slot& slot_at(std::int64_t slot);
     TextToRead unread_part(const Text& text);
     Parts parts_of(std::span<const Text> texts);
     std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);

@@ -101,6 +101,7 @@ std::vector<Candidate> candidates_of(std::span<const double> logits, const Sampl
 }  // namespace
 
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
+    check(!logits.empty(), "sample: no logits; expected one for each token");
     for (std::size_t i = 0; i < logits.size(); ++i)
         check(std::isfinite(logits[i]), "sample: the logit of token ", i, " is ", logits[i]);
     const auto most_likely = std::ranges::max_element(logits);
@@ -157,6 +158,7 @@ void TokenChooser::remove_undrawable(std::vector<double>& logits) const {
 
 std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const std::int32_t> text,
                                   std::uint64_t number, std::int64_t index) const {
+    check(std::ssize(logits) == vocabulary_, "sample: ", logits.size(), " logits; expected ", vocabulary_);
     penalise_repetition(logits, text, options_.repetition_penalty);
     remove_undrawable(logits);
     return choose_token(logits, options_, uniform(options_.seed, number, index));

@@ -39,7 +39,7 @@ inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647}
 
 /// Returns the next token for a model's logits. Applies temperature, then top_k, min_p and top_p, and draws
 /// with u, a uniform number in [0, 1). Temperature 0 takes the largest logit, and the smallest id among equal
-/// ones. Throws Error when a logit is not finite.
+/// ones. Throws Error without logits, and when a logit is not finite.
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u);
 
 /// Applies the repetition penalty to the logits of the tokens in `text`.

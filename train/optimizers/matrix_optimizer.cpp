@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
@@ -136,11 +137,14 @@ Tensor matrix_squares(const Context& ctx, const Tensor& x) {
 }
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& squares, const Tensor& out) {
+    check_sharing(ctx, "normalize_matrices", {"out", out}, {{"x", x}}, Sharing::same_view);
+    check_sharing(ctx, "normalize_matrices", {"out", out}, {{"squares", squares}});
     on_device(ctx, cpu::normalize_matrices, cuda::normalize_matrices, x, squares, out);
 }
 
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial) {
+    check_sharing(ctx, "add_lower_powers", {"squares", squares}, {{"gram", gram}});
     on_device(ctx, cpu::add_lower_powers, cuda::add_lower_powers, squares, gram, polynomial);
 }
 

@@ -1,5 +1,6 @@
 #include <gradtile/train/parallel/communicator.h>
 
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
 
@@ -10,11 +11,14 @@ void check_whole(const char* what, const Tensor& x) {
     check(x.defined() && x.is_contiguous(), what, ": ", x, "; expected a contiguous tensor");
 }
 
-void check_part(const char* what, const Tensor& whole, const Tensor& part, int size) {
+void check_part(const Context& ctx, const char* what, const Tensor& whole, const Tensor& part, int rank,
+                int size) {
     check_whole(what, whole);
     check_whole(what, part);
     check(part.dtype() == whole.dtype() && part.elements() * size == whole.elements(), what, ": part ", part,
           " of ", whole, "; expected the same dtype and 1/", size, " of the elements");
+    const std::byte* const own = whole.raw_data() + static_cast<std::size_t>(rank) * part.bytes();
+    if (part.raw_data() != own) check_sharing(ctx, what, {"part", part}, {{"whole", whole}});
 }
 
 class SingleProcessCommunicator final : public Communicator {
@@ -38,7 +42,7 @@ void Communicator::all_reduce(const Context& ctx, const Tensor& x) const {
 }
 
 void Communicator::reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const {
-    check_part("reduce_scatter", whole, part, size_);
+    check_part(ctx, "reduce_scatter", whole, part, rank_, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
         do_reduce_scatter(ctx, whole, part);
@@ -48,7 +52,7 @@ void Communicator::reduce_scatter(const Context& ctx, const Tensor& whole, const
 }
 
 void Communicator::all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const {
-    check_part("all_gather", whole, part, size_);
+    check_part(ctx, "all_gather", whole, part, rank_, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
         do_all_gather(ctx, part, whole);

@@ -24,10 +24,10 @@ class Communicator {
     void all_reduce(const Context& ctx, const Tensor& x) const;
     /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `whole` [size n].
     /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
-    /// overwritten.
+    /// overwritten. Throws Error if `part` shares other memory with `whole`.
     void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
     /// `whole` becomes the concatenation of all processes' `part`, in the order of ranks. `part` may be this
-    /// process's slice of `whole`.
+    /// process's slice of `whole`. Throws Error if `part` shares other memory with `whole`.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
     /// Replaces x by the x of process `root`.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;

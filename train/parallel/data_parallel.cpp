@@ -5,6 +5,7 @@
 
 #include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
@@ -22,6 +23,7 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 }  // namespace
 
 void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed) {
+    check_sharing(ctx, "pack", {"packed", packed}, {{"whole", whole}});
     std::int64_t at = 0;
     for (const FlatRange& range : ranges) {
         copy(ctx, packed.slice(0, at, range.length), slice_of(whole, range));
@@ -183,6 +185,7 @@ void DataParallel::gather_values(const Context& ctx) {
 
 void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
                           const Tensor& whole) const {
+    check_sharing(ctx, "unpack", {"whole", whole}, {{"packed", packed}});
     const Context exchange = exchange_->after(ctx);
     std::int64_t at = 0;
     for (const FlatRange& range : ranges) {

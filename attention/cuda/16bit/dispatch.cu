@@ -13,6 +13,7 @@
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 
@@ -133,7 +134,7 @@ const char* hopper_rules(const ScoreOptions& scores) {
         case HopperRule::biases:
             return ", with biases";
     }
-    return "";
+    refuse_unknown("attention: unknown rule of Hopper's kernels");
 }
 
 }  // namespace

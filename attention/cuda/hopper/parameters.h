@@ -6,6 +6,7 @@
 #include <gradtile/attention/cuda/hopper/biases.h>
 #include <gradtile/core/context.h>
 #include <gradtile/core/cuda/internal/tensor_map.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 
 namespace gradtile::attention::cuda {
 
@@ -58,6 +59,7 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
         case HopperRule::biases:
             throw Error("attention: no Hopper kernel adds biases in the forward pass");
     }
+    refuse_unknown("attention: unknown rule of Hopper's kernels");
 }
 /// Calls f<rule>() for the rule of the backward pass, which also has kernels for biases.
 template <class F>

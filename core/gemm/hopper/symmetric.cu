@@ -1,5 +1,6 @@
 // Symmetric products for Hopper.
 #include <gradtile/core/gemm/hopper/internal/kernels.h>
+#include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/core/gemm/hopper/launch.cuh>
 #include <gradtile/core/gemm/hopper/symmetric.cuh>
 
@@ -44,6 +45,7 @@ void run_compiled_symmetric_product(const Context& ctx, const Tensor& result, co
             return launch_symmetric<device::StorePolynomial<T>, Order::reduction>(
                 ctx, result, x, {static_cast<float>(a), static_cast<float>(b), static_cast<float>(c)});
     }
+    refuse_unknown("symmetric_product: unknown kind");
 }
 
 }  // namespace gradtile::cuda

@@ -79,8 +79,8 @@ class BatchGeneration : public testing::TestWithParam<GenerationCase> {
         return test::generation_model(GetParam(), dtype);
     }
 };
-INSTANTIATE_TEST_SUITE_P(Models, BatchGeneration, testing::ValuesIn(test::generation_cases),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, BatchGeneration, testing::ValuesIn(test::generation_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(BatchGeneration, GreedyTextsEqualThoseOfTheirPromptsAloneAlsoBeyondAFullContext) {
     const auto small = model(DType::f32);
@@ -139,7 +139,7 @@ TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
 }
 
 std::unique_ptr<LanguageModel> a_model() {
-    return test::generation_model(test::generation_cases[0], DType::f64);
+    return test::generation_model(test::generation_cases().front(), DType::f64);
 }
 
 TEST(BatchGeneration, AnEndedTextLeavesItsPlaceToTheNextRequest) {
@@ -255,7 +255,7 @@ class BatchGenerationOnCuda : public test::CudaTest {};
 
 TEST_F(BatchGenerationOnCuda, GreedyTextsEqualThoseOfTheirPromptsAlone) {
     const std::vector<Tokens> prompts = prompts_of_many_lengths();
-    for (const GenerationCase& chosen : test::generation_cases) {
+    for (const GenerationCase& chosen : test::generation_cases()) {
         SCOPED_TRACE(chosen.name);
         const auto small = test::generation_model(chosen, DType::f32, gpu());
         for (const std::int64_t batch : {1, 3, 8}) {

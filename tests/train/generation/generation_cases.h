@@ -1,7 +1,11 @@
 #pragma once
-/// Small models with every option that generation must respect.
+/// Small models: every combination of activation, norm and kind of positions, and every option that
+/// generation must respect.
+#include <functional>
 #include <memory>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/language_model.h>
@@ -9,45 +13,67 @@
 namespace gradtile::test {
 
 struct GenerationCase {
-    const char* name;
-    void (*change)(ModelConfig&);
+    std::string name;
+    std::function<void(ModelConfig&)> change;
 
     friend void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name; }
 };
 
-inline const GenerationCase generation_cases[] = {
-    {"learned", [](ModelConfig&) {}},
-    {"rope", [](ModelConfig& c) { c.positions = Positions::rope; }},
-    {"grouped", [](ModelConfig& c) { c.kv_heads = 1; }},
-    {"llama",
-     [](ModelConfig& c) {
-         c = as_llama(c);
-         c.kv_heads = 2;
-     }},
-    {"qk_norm",
-     [](ModelConfig& c) {
-         c.positions = Positions::rope;
-         c.qk_norm = true;
-     }},
-    {"window",
-     [](ModelConfig& c) {
-         c.positions = Positions::rope;
-         c.window = 4;
-     }},
-    {"alibi", [](ModelConfig& c) { c.positions = Positions::alibi; }},
-    {"attention_options",
-     [](ModelConfig& c) {
-         c.positions = Positions::alibi;
-         c.kv_heads = 2;
-         c.window = 5;
-         c.window_pattern = 2;
-         c.softcap = 3;
-         c.sinks = true;
-         c.attention_dropout = 0.5;  // has no effect
-     }},
-    {"odd_context", [](ModelConfig& c) { c.context = 11; }},
-    {"one_token", [](ModelConfig& c) { c.context = 1; }},
-};
+/// Returns a name of letters, digits and underscores, as GoogleTest requires.
+inline std::string test_name(std::string name) {
+    std::ranges::replace(name, '-', '_');
+    return name;
+}
+
+/// The first case is a model with the default settings.
+inline const std::vector<GenerationCase>& generation_cases() {
+    static const std::vector<GenerationCase> cases = [] {
+        std::vector<GenerationCase> all{
+            {"grouped", [](ModelConfig& c) { c.kv_heads = 1; }},
+            {"llama",
+             [](ModelConfig& c) {
+                 c = as_llama(c);
+                 c.kv_heads = 2;
+             }},
+            {"qk_norm",
+             [](ModelConfig& c) {
+                 c.positions = Positions::rope;
+                 c.qk_norm = true;
+             }},
+            {"window",
+             [](ModelConfig& c) {
+                 c.positions = Positions::rope;
+                 c.window = 4;
+             }},
+            {"attention_options",
+             [](ModelConfig& c) {
+                 c.positions = Positions::alibi;
+                 c.kv_heads = 2;
+                 c.window = 5;
+                 c.window_pattern = 2;
+                 c.softcap = 3;
+                 c.sinks = true;
+                 c.attention_dropout = 0.5;  // has no effect
+             }},
+            {"odd_context", [](ModelConfig& c) { c.context = 11; }},
+            {"one_token", [](ModelConfig& c) { c.context = 1; }},
+        };
+        std::vector<GenerationCase> combinations;
+        for (const auto& [activation, activation_name] : EnumNames<Activation>::names)
+            for (const auto& [norm, norm_name] : EnumNames<Norm>::names)
+                for (const auto& [positions, positions_name] : EnumNames<Positions>::names)
+                    combinations.push_back(
+                        {test_name(concat(activation_name, '_', norm_name, '_', positions_name)),
+                         [a = activation, n = norm, p = positions](ModelConfig& c) {
+                             c.activation = a;
+                             c.norm = n;
+                             c.positions = p;
+                         }});
+        all.insert(all.begin(), combinations.begin(), combinations.end());
+        return all;
+    }();
+    return cases;
+}
 
 /// A model of 40 tokens without a tokenizer. Its weights are larger than initial ones, so that the logits
 /// depend on every token.

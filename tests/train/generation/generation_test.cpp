@@ -61,8 +61,8 @@ TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::ValuesIn(generation_cases),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::ValuesIn(generation_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
     const ModelConfig config =

@@ -69,6 +69,13 @@ TEST(ChooseToken, NeverLeavesTheVocabulary) {
     EXPECT_EQ(choose_token(std::vector{1e4, -1e4}, {.temperature = 1e-3}, std::nextafter(1.0, 0.0)), 0);
 }
 
+TEST(ChooseToken, RefusesNoLogits) {
+    for (const double temperature : {0.0, 1.0})
+        EXPECT_THAT(message_of([&] { choose_token({}, {.temperature = temperature}, 0.5); }),
+                    HasSubstr("sample: no logits"));
+    EXPECT_THAT(message_of([] { most_likely_token({}); }), HasSubstr("next token: no logits"));
+}
+
 TEST(ChooseToken, RefusesLogitsThatAreNotFinite) {
     EXPECT_THROW(choose_token(std::vector{0.0, std::nan("")}, {}, 0.5), Error);
 }

@@ -1,5 +1,6 @@
 // Steps of generation with lengths in device memory: on a CPU the operators alone, on a GPU with graphs and
 // without, against generation without a cache.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -40,12 +41,12 @@ class GraphSetting {
 };
 
 class TokenSteps : public testing::TestWithParam<GenerationCase> {};
-INSTANTIATE_TEST_SUITE_P(Models, TokenSteps, testing::ValuesIn(test::generation_cases),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, TokenSteps, testing::ValuesIn(test::generation_cases()),
+                         [](const auto& info) { return info.param.name; });
 
-/// Three texts in a cache for five texts, token by token.
-TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
-    const auto model = test::generation_model(GetParam(), DType::f64);
+/// Three texts in a cache for five texts, token by token: the logits of steps against those of the whole
+/// text.
+void expect_logits_of_steps(const LanguageModel* model) {
     const Context& ctx = model->ctx;
     const ModelConfig& config = model->transformer.config;
     const KeyValueCache cache(ctx, config, DType::f64, 5);
@@ -74,12 +75,87 @@ TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
             const auto expected =
                 to_host(ctx, model->transformer.logits(ctx, from_host(ctx, text, {1, std::ssize(text)})));
             const auto values = to_host(ctx, logits.slice(0, row, 1));
-            // Logits are smaller than 100, so 1e-10 is about 10,000 roundings (2^-53) of the largest one. The
-            // sums before a logit have a few hundred. A wrong key or position changes a logit by far more.
+            // 10,000 roundings (2^-53) of the largest logit; the sums before a logit have a few hundred. A
+            // wrong key or position changes a logit by far more.
+            double largest = 0;
+            for (const double logit : expected) largest = std::max(largest, std::abs(logit));
             for (std::size_t v = 0; v < expected.size(); ++v)
-                ASSERT_NEAR(values[v], expected[v], 1e-10) << "step " << step << ", text " << row;
+                ASSERT_NEAR(values[v], expected[v], 1e4 * 0x1p-53 * largest)
+                    << "step " << step << ", text " << row;
         }
     }
+}
+
+TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
+    expect_logits_of_steps(test::generation_model(GetParam(), DType::f64).get());
+}
+
+/// For each field of ModelConfig, a change that has an effect if the field has one.
+const std::vector<GenerationCase> field_changes{
+    {"layers", [](ModelConfig& c) { c.layers = 3; }},
+    {"heads", [](ModelConfig& c) { c.heads = 2; }},
+    {"kv_heads", [](ModelConfig& c) { c.kv_heads = 2; }},
+    {"width", [](ModelConfig& c) { c.width = 48; }},
+    {"hidden", [](ModelConfig& c) { c.hidden = 72; }},
+    {"context", [](ModelConfig& c) { c.context = 9; }},
+    {"vocabulary", [](ModelConfig& c) { c.vocabulary = 41; }},
+    {"norm", [](ModelConfig& c) { c.norm = Norm::rms; }},
+    {"activation", [](ModelConfig& c) { c.activation = Activation::swiglu; }},
+    {"positions", [](ModelConfig& c) { c.positions = Positions::rope; }},
+    {"rope_base",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rope_base = 7;
+     }},
+    {"norm_epsilon", [](ModelConfig& c) { c.norm_epsilon = 0.5; }},
+    {"bias", [](ModelConfig& c) { c.bias = false; }},
+    {"tied_head", [](ModelConfig& c) { c.tied_head = false; }},
+    {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }},
+    {"window", [](ModelConfig& c) { c.window = 3; }},
+    {"window_pattern",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.window_pattern = 2;
+     }},
+    {"softcap", [](ModelConfig& c) { c.softcap = 0.5; }},
+    {"sinks", [](ModelConfig& c) { c.sinks = true; }},
+    {"dropout", [](ModelConfig& c) { c.dropout = 0.5; }},
+    {"attention_dropout", [](ModelConfig& c) { c.attention_dropout = 0.5; }},
+    {"lora_rank", [](ModelConfig& c) { c.lora_rank = 2; }},
+    {"lora_alpha", [](ModelConfig& c) { c.lora_alpha = 3; }},
+    {"lora_on", [](ModelConfig& c) { c.lora_on = "attn"; }},
+    {"recompute", [](ModelConfig& c) { c.recompute = Recompute::block; }},
+    {"deterministic", [](ModelConfig& c) { c.deterministic = true; }},
+};
+
+TEST(TokenStep, EveryFieldOfAConfigIsComputedOrRefusedByName) {
+    const auto unchanged = test::generation_model(test::generation_cases().front(), DType::f64);
+    for (const StepField& field : step_fields(unchanged->transformer.config)) {
+        const auto change = std::ranges::find(field_changes, field.name, &GenerationCase::name);
+        ASSERT_NE(change, field_changes.end()) << field.name << " has no change";
+        SCOPED_TRACE(field.name);
+        const auto model = test::generation_model(*change, DType::f64);
+        const ModelConfig& config = model->transformer.config;
+        EXPECT_NE(config, unchanged->transformer.config);
+        if (can_step(Device::cpu(), config, DType::f64)) {
+            expect_logits_of_steps(model.get());
+        } else {
+            EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
+                        HasSubstr(concat("next_logits: no step computes the model's ", field.name)));
+        }
+    }
+}
+
+/// An enumerator that is added to an enumeration must not be computed like another one.
+TEST(TokenStep, IsRefusedForAnUnknownEnumerator) {
+    const ModelConfig known;
+    ModelConfig norm = known, activation = known, positions = known;
+    norm.norm = static_cast<Norm>(EnumNames<Norm>::names.size());
+    activation.activation = static_cast<Activation>(activation_table.size());
+    positions.positions = static_cast<Positions>(EnumNames<Positions>::names.size());
+    EXPECT_TRUE(can_step(Device::cpu(), known, DType::f32));
+    for (const ModelConfig& config : {norm, activation, positions})
+        EXPECT_FALSE(can_step(Device::cpu(), config, DType::f32));
 }
 
 class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
@@ -92,8 +168,8 @@ class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
     }
     static constexpr std::array<std::int32_t, 5> prompt{3, 1, 4, 1, 5};
 };
-INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::generation_cases),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::generation_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 /// Compares a greedy text with the logits of the whole windows, without a cache. Texts may differ after a
 /// token whose logit and the largest logit have a relative difference of at most 1e-5.
@@ -198,7 +274,8 @@ class TokenStepOnCuda : public test::CudaTest {
     std::unique_ptr<LanguageModel> model = nullptr;
     void SetUp() override {
         test::CudaTest::SetUp();
-        if (!IsSkipped()) model = test::generation_model(test::generation_cases[0], DType::bf16, gpu());
+        if (!IsSkipped())
+            model = test::generation_model(test::generation_cases().front(), DType::bf16, gpu());
     }
     Context arena_for(std::int64_t slots) const {
         return generation_context(*model, [&](const Context& dry) {

@@ -1,0 +1,604 @@
+// Operands that share memory, for every public operator. The operators are found in the installed headers, so
+// that a new operator without a row in the table fails the first test.
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/attention/decode.h>
+#include <gradtile/attention/lab/warp_partition.h>
+#include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/symmetric_product.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/embedding.h>
+#include <gradtile/layers/fused_linear.h>
+#include <gradtile/layers/head_transform.h>
+#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/linear_activation.h>
+#include <gradtile/layers/most_likely.h>
+#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/transformer/next_tokens.h>
+#include <gradtile/train/optimizers/matrix_optimizer.h>
+#include <gradtile/train/parallel/data_parallel.h>
+
+#include <support/cuda_test.h>
+#include <support/error_message.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using testing::HasSubstr;
+
+// What an operator does with memory that is shared.
+enum class Kind {
+    returns_new,  // writes only new tensors, and gradients of parameters of its own through other operators
+    in_place,     // has one tensor, which it changes
+    through,      // its writes are those of other operators of this table
+    checked,      // refuses or promises: see the row's function
+    checked_gpu   // the same; the operator exists on a GPU only
+};
+
+struct OperatorRow {
+    const char* name;  // "header: function"
+    Kind kind;
+    void (*test)(const Context& ctx) = nullptr;
+};
+
+Tensor numbers(const Context& ctx, const Shape& shape, DType dtype = DType::f32) {
+    return randn(ctx, shape, dtype, Seed{3});
+}
+/// x's memory as another dtype of the same size.
+Tensor as_i32(const Tensor& x, const Shape& shape) {
+    return Tensor(std::make_shared<Tensor>(x), x.raw_data(), x.device(), DType::i32, shape,
+                  contiguous_strides(shape));
+}
+template <class Call>
+void expect_refused(Call&& call) {
+    EXPECT_THAT(message_of(call), HasSubstr("shares memory with"));
+}
+/// Expects that `call` with y = x writes to x what it writes to another tensor. call(y, x) must write y.
+template <class Call>
+void expect_same_in_place(const Context& ctx, const Tensor& x, Call&& call) {
+    const Tensor y = cast(ctx, x, x.dtype());
+    call(y, cast(ctx, x, x.dtype()));
+    call(x, x);
+    EXPECT_EQ(to_host(ctx, x), to_host(ctx, y));
+}
+
+/// Two views [3, 4] of one memory that overlap without being equal.
+struct Shifted {
+    Tensor first, second;
+};
+Shifted shifted(const Context& ctx) {
+    const Tensor memory = numbers(ctx, {4, 4});
+    return {memory.slice(0, 0, 3), memory.slice(0, 1, 3)};
+}
+
+void test_attention_forward(const Context& ctx) {
+    const Tensor q = numbers(ctx, {1, 3, 2, 8}), k = numbers(ctx, {1, 3, 2, 8}),
+                 v = numbers(ctx, {1, 3, 2, 8});
+    attention::Saved saved;
+    for (const Tensor& o : {q, k, v}) expect_refused([&] { attention::forward(ctx, q, k, v, {}, saved, o); });
+    // Interleaved columns of one matrix are separate.
+    const Tensor packed = numbers(ctx, {1, 3, 8, 8});
+    attention::forward(ctx, packed.slice(2, 0, 2), packed.slice(2, 2, 2), packed.slice(2, 4, 2), {}, saved,
+                       packed.slice(2, 6, 2));
+}
+
+void test_attention_backward(const Context& ctx) {
+    const Tensor q = numbers(ctx, {1, 3, 2, 8}), k = numbers(ctx, {1, 3, 2, 8}),
+                 v = numbers(ctx, {1, 3, 2, 8});
+    const Tensor d_o = numbers(ctx, {1, 3, 2, 8}), sink = numbers(ctx, {2});
+    attention::Saved saved;
+    const attention::Options options{.sink = sink};
+    attention::forward(ctx, q, k, v, options, saved);
+    const auto new_like = [&](const Tensor& x) { return empty_like(ctx, x); };
+    const attention::Gradients good{
+        .q = new_like(q), .k = new_like(k), .v = new_like(v), .sink = new_like(sink)};
+    attention::backward(ctx, d_o, options, saved, good);
+    for (const Tensor& shared : {q, k, v, saved.o, d_o, good.k})
+        expect_refused([&] {
+            attention::Gradients into = good;
+            into.q = shared;
+            attention::backward(ctx, d_o, options, saved, into);
+        });
+    expect_refused([&] {
+        attention::Gradients into = good;
+        into.sink = sink;
+        attention::backward(ctx, d_o, options, saved, into);
+    });
+}
+
+void test_decode(const Context& ctx) {
+    const auto heads = [&] { return numbers(ctx, {1, 2, 8}); };
+    const attention::DecodeInputs in{.q = heads(),
+                                     .k = heads(),
+                                     .v = heads(),
+                                     .slots = zeros(ctx, {1}, DType::i32),
+                                     .positions = zeros(ctx, {1}, DType::i32)};
+    const attention::DecodeCache cache{numbers(ctx, {1, 4, 2, 8}), numbers(ctx, {1, 4, 2, 8})};
+    const attention::DecodeScratch scratch(ctx, 1, 2, cache);
+    const attention::Options causal{.causal = true};
+    attention::decode(ctx, heads(), in, cache, causal, scratch);
+    for (const Tensor& o : {in.q, in.k, cache.k.select(0, 0).slice(0, 2, 1)})
+        expect_refused([&] { attention::decode(ctx, o, in, cache, causal, scratch); });
+    attention::DecodeInputs from_cache = in;
+    from_cache.k = cache.k.select(0, 0).slice(0, 2, 1);
+    expect_refused([&] { attention::decode(ctx, heads(), from_cache, cache, causal, scratch); });
+    expect_refused([&] { attention::decode(ctx, heads(), in, {cache.k, cache.k}, causal, scratch); });
+}
+
+void test_partitioned_forward(const Context& ctx) {
+    using namespace attention::lab;
+    const auto heads = [&] { return numbers(ctx, {1, 64, 1, 64}, DType::bf16); };
+    const Tensor q = heads(), lse = empty(ctx, {1, 1, 64}, DType::f32);
+    expect_refused(
+        [&] { partitioned_forward(ctx, WarpPartition::split_q, {}, q, heads(), heads(), false, q, lse); });
+}
+
+void test_gemm(const Context& ctx) {
+    const Tensor a = numbers(ctx, {4, 4}), b = numbers(ctx, {4, 4}), c = numbers(ctx, {4, 4});
+    expect_refused([&] { gemm(ctx, a, a, b); });
+    expect_refused([&] { gemm(ctx, b, a, b); });
+    expect_refused([&] { gemm(ctx, a.slice(0, 0, 2), a.slice(0, 1, 2), b); });
+    expect_refused([&] { gemm(ctx, c, a, b, {.bias = c.select(0, 1)}); });
+    const Tensor wide = numbers(ctx, {4, 8});
+    gemm(ctx, wide.slice(1, 0, 4), wide.slice(1, 4, 4), b);
+    gemm(ctx, c, a, a);  // operands that are only read may be the same
+}
+
+void test_symmetric_product(const Context& ctx) {
+    const Tensor x = numbers(ctx, {1, 4, 4}, DType::bf16);
+    expect_refused([&] { symmetric_product(ctx, x, x, {}); });
+}
+
+void test_copy(const Context& ctx) {
+    const Tensor x = numbers(ctx, {4, 4});
+    expect_same_in_place(ctx, x, [&](const Tensor& y, const Tensor& from) { copy(ctx, y, from); });
+    expect_refused([&] { copy(ctx, x, x.transpose(0, 1)); });
+    const auto [first, second] = shifted(ctx);
+    expect_refused([&] { copy(ctx, first, second); });
+}
+
+void test_axpy(const Context& ctx) {
+    const Tensor x = numbers(ctx, {4, 4});
+    expect_same_in_place(ctx, x, [&](const Tensor& y, const Tensor& from) { axpy(ctx, y, 2.0, from); });
+    expect_refused([&] { axpy(ctx, x, 1.0, x.transpose(0, 1)); });
+    const auto [first, second] = shifted(ctx);
+    expect_refused([&] { axpy(ctx, first, 1.0, second); });
+}
+
+void test_activation_forward(const Context& ctx) {
+    for (const ActivationTraits& traits : activation_table) {
+        const ActivationLayer layer{traits.activation};
+        const Tensor x = numbers(ctx, {4, 4});
+        if (traits.gated) {
+            expect_refused([&] { layer.forward_into(ctx, x.slice(1, 0, 2), x); });
+        } else {
+            expect_same_in_place(ctx, x,
+                                 [&](const Tensor& y, const Tensor& in) { layer.forward_into(ctx, y, in); });
+            expect_refused([&] { layer.forward_into(ctx, x.slice(0, 0, 2), x.slice(0, 1, 2)); });
+        }
+    }
+}
+
+void test_activation_backward(const Context& ctx) {
+    for (const ActivationTraits& traits : activation_table) {
+        const ActivationLayer layer{traits.activation};
+        const Tensor x = numbers(ctx, {4, 4}), dy = numbers(ctx, {4, traits.gated ? 2 : 4});
+        if (traits.gated) {
+            expect_same_in_place(
+                ctx, x, [&](const Tensor& dx, const Tensor& in) { layer.backward_into(ctx, dx, dy, in); });
+            expect_refused([&] { layer.backward_into(ctx, x, x.slice(1, 0, 2), numbers(ctx, {4, 4})); });
+        } else {
+            expect_same_in_place(
+                ctx, dy, [&](const Tensor& dx, const Tensor& in) { layer.backward_into(ctx, dx, in, x); });
+            expect_refused([&] { layer.backward_into(ctx, x, dy, x); });
+        }
+    }
+}
+
+void test_column_sums(const Context& ctx) {
+    const Tensor dy = numbers(ctx, {4, 4});
+    expect_refused(
+        [&] { add_column_sums(ctx, {.grad = dy.select(0, 1), .write = GradientWrite::overwrite}, dy); });
+}
+
+void test_add_residual(const Context& ctx) {
+    const Dropout dropout;
+    Dropout::Saved saved;
+    expect_same_in_place(ctx, numbers(ctx, {4, 4}), [&](const Tensor& branch, const Tensor& x) {
+        dropout.add_residual(ctx, x, branch, {}, saved);
+    });
+    const auto [first, second] = shifted(ctx);
+    expect_refused([&] { dropout.add_residual(ctx, first, second, {}, saved); });
+}
+
+void test_embedding(const Context& ctx) {
+    ParameterStore store;
+    const Embedding embedding(store, "e", 8, 4);
+    const PositionEmbedding positions(store, "p", 8, 4);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    Embedding::Saved saved;
+    embedding.forward(ctx, zeros(ctx, {1, 3}, DType::i32), saved);
+    const auto rows_of = [](const Parameter& weight) {
+        return weight.grad().slice(0, 0, 3).reshape({1, 3, 4});
+    };
+    expect_refused([&] { embedding.backward(ctx, rows_of(embedding.weight), saved); });
+    PositionEmbedding::Saved saved_positions;
+    positions.forward(ctx, numbers(ctx, {1, 3, 4}), saved_positions);
+    expect_refused([&] { positions.backward(ctx, rows_of(positions.weight), saved_positions); });
+}
+
+void test_fused_linear(const Context& ctx) {
+    const Tensor x = numbers(ctx, {2, 4}), weight = numbers(ctx, {4, 4}), y = numbers(ctx, {2, 4});
+    expect_refused([&] { fused_linear(ctx, x, x, {.weight = weight}); });
+    expect_refused([&] { fused_linear(ctx, y, x, {.weight = weight, .residual = y}); });
+    expect_refused([&] { fused_linear(ctx, weight.slice(0, 0, 2), x, {.weight = weight}); });
+    expect_refused([&] {
+        fused_linear(ctx, y, x, {.norm = FusedLinear::Norm{.weight = y.select(0, 0)}, .weight = weight});
+    });
+}
+
+void test_transform_heads(const Context& ctx) {
+    const Tensor x = numbers(ctx, {1, 3, 2, 4}), rstd = empty(ctx, {1, 3, 2}, DType::f32);
+    const HeadTransform norm{.queries = 1, .q_weight = numbers(ctx, {4}), .k_weight = numbers(ctx, {4})};
+    expect_refused([&] { transform_heads(ctx, x, rstd, x, norm); });
+    const HeadTransform rotation{
+        .queries = 1, .angles = {x.reshape({6, 4}).slice(0, 0, 3).slice(1, 0, 2), numbers(ctx, {3, 2})}};
+    EXPECT_NE(message_of([&] { transform_heads(ctx, x, {}, x, rotation); }), "no error");
+    // Without a norm, y must be x.
+    const HeadTransform separate{.queries = 1, .angles = {numbers(ctx, {3, 2}), numbers(ctx, {3, 2})}};
+    EXPECT_THAT(message_of([&] {
+                    transform_heads(ctx, numbers(ctx, {1, 3, 2, 4}), {}, x, separate);
+                }),
+                HasSubstr("without a norm, y must be x"));
+}
+
+void test_differentiate_heads(const Context& ctx) {
+    const Tensor x = numbers(ctx, {1, 3, 2, 4}), rstd = numbers(ctx, {1, 3, 2});
+    const HeadTransform norm{.queries = 1, .q_weight = numbers(ctx, {4}), .k_weight = numbers(ctx, {4})};
+    expect_refused([&] { differentiate_heads(ctx, x, rstd, x, norm); });
+}
+
+template <class Norm>
+void test_norm(const Context& ctx, const Norm& norm) {
+    const auto [first, second] = shifted(ctx);
+    typename Norm::Saved saved;
+    expect_refused([&] { norm.forward(ctx, Residual{first, second}, saved); });
+    norm.forward(ctx, numbers(ctx, {3, 4}), saved);
+    const Tensor dy = numbers(ctx, {3, 4});
+    norm.backward_add(ctx, dy, saved, numbers(ctx, {3, 4}));
+    for (const Tensor& dx : {dy, saved.x}) expect_refused([&] { norm.backward_add(ctx, dy, saved, dx); });
+}
+void test_layer_norm(const Context& ctx) {
+    ParameterStore store;
+    const LayerNorm norm(store, "n", 4, /*bias=*/true);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    test_norm(ctx, norm);
+}
+void test_rms_norm(const Context& ctx) {
+    ParameterStore store;
+    const RMSNorm norm(store, "n", 4);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    test_norm(ctx, norm);
+}
+
+void test_linear_activation_forward(const Context& ctx) {
+    const Tensor x = numbers(ctx, {4, 4}), weight = numbers(ctx, {4, 4}), hidden = numbers(ctx, {4, 4}),
+                 y = numbers(ctx, {4, 4});
+    const auto forward = [&](const Tensor& to, const Tensor& hidden_to) {
+        linear_activation_forward(ctx, to, hidden_to, x, weight, {}, Activation::gelu_tanh);
+    };
+    forward(y, hidden);
+    expect_refused([&] { forward(hidden, hidden); });
+    expect_refused([&] { forward(y, x); });
+    expect_refused([&] { forward(x, hidden); });
+    expect_refused([&] { forward(y, weight); });
+}
+
+void test_linear_activation_backward(const Context& ctx) {
+    const Tensor dy = numbers(ctx, {4, 4}), weight = numbers(ctx, {4, 4}), hidden = numbers(ctx, {4, 4});
+    for (const Tensor& d_hidden : {dy, weight, hidden})
+        expect_refused(
+            [&] { linear_activation_backward(ctx, d_hidden, dy, weight, hidden, Activation::gelu_tanh); });
+}
+
+LowRankAdapter adapter_in(ParameterStore& store, const Context& ctx) {
+    const LowRankAdapter adapter(store, "a", 4, 4, {.rank = 2, .alpha = 2});
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    fill_normal(ctx, adapter.b.value(), 0, 1, Seed{2});
+    return adapter;
+}
+void test_adapter_forward(const Context& ctx) {
+    ParameterStore store;
+    const LowRankAdapter adapter = adapter_in(store, ctx);
+    expect_same_in_place(ctx, numbers(ctx, {4, 4}),
+                         [&](const Tensor& y, const Tensor& x) { adapter.add_forward(ctx, y, x); });
+}
+void test_adapter_backward(const Context& ctx) {
+    ParameterStore store;
+    const LowRankAdapter adapter = adapter_in(store, ctx);
+    const Tensor x = numbers(ctx, {4, 4});
+    expect_same_in_place(ctx, numbers(ctx, {4, 4}),
+                         [&](const Tensor& dx, const Tensor& dy) { adapter.add_backward(ctx, dx, dy, x); });
+}
+
+void test_most_likely(const Context& ctx) {
+    const Tensor logits = numbers(ctx, {3, 4});
+    expect_refused([&] { most_likely_tokens(ctx, as_i32(logits, {3}), logits); });
+}
+
+void test_rope(const Context& ctx) {
+    const Rope rope(4, 8);
+    const Tensor memory = numbers(ctx, {2, 3, 2, 4});
+    const Tensor x = memory.slice(0, 0, 1);
+    const Rope::Angles angles{memory.reshape({24, 2}).slice(0, 9, 3), numbers(ctx, {3, 2})};
+    expect_refused([&] { rope.forward(ctx, x, angles); });
+    expect_refused([&] { rope.backward(ctx, x, angles); });
+}
+
+void test_next_logits(const Context& ctx) {
+    ParameterStore store;
+    const ModelConfig config{.layers = 1, .heads = 1, .width = 8, .context = 4, .vocabulary = 16};
+    const Transformer model(config, store);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    const KeyValueCache cache(ctx, config, DType::f32, 1);
+    const Tensor logits = zeros(ctx, {1, 16}, DType::f32), ids = zeros(ctx, {1}, DType::i32);
+    const attention::DecodeScratch scratch = step_scratch(ctx, model, cache, 1);
+    next_logits(ctx, logits, model, {.tokens = ids, .positions = ids, .slots = ids}, cache, scratch);
+    expect_refused([&] {
+        const NextTokens next{.tokens = as_i32(logits, {1}), .positions = ids, .slots = ids};
+        next_logits(ctx, logits, model, next, cache, scratch);
+    });
+}
+
+void test_normalize_matrices(const Context& ctx) {
+    const Tensor x = numbers(ctx, {1, 4, 4});
+    const Tensor squares = matrix_squares(ctx, x);
+    expect_same_in_place(
+        ctx, x, [&](const Tensor& out, const Tensor& in) { normalize_matrices(ctx, in, squares, out); });
+    const Tensor memory = numbers(ctx, {5, 4});
+    expect_refused([&] {
+        normalize_matrices(ctx, memory.slice(0, 0, 4).reshape({1, 4, 4}), squares,
+                           memory.slice(0, 1, 4).reshape({1, 4, 4}));
+    });
+}
+
+void test_add_lower_powers(const Context& ctx) {
+    const Tensor x = numbers(ctx, {1, 4, 4});
+    expect_refused([&] { add_lower_powers(ctx, x, x, {1, 1, 1}); });
+}
+
+/// Process 1 of 2, which exchanges nothing.
+class LastOfTwo final : public Communicator {
+  public:
+    LastOfTwo() : Communicator(1, 2) {}
+
+  private:
+    void do_all_reduce(const Context&, const Tensor&) const override {}
+    void do_reduce_scatter(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_broadcast(const Context&, const Tensor&, int) const override {}
+    void do_barrier(const Context&) const override {}
+};
+void test_reduce_scatter(const Context& ctx) {
+    const Tensor whole = numbers(ctx, {8});
+    LastOfTwo().reduce_scatter(ctx, whole, whole.slice(0, 4, 4));
+    for (const std::int64_t begin : {0, 2})
+        expect_refused([&] { LastOfTwo().reduce_scatter(ctx, whole, whole.slice(0, begin, 4)); });
+}
+void test_all_gather(const Context& ctx) {
+    const Tensor whole = numbers(ctx, {8});
+    LastOfTwo().all_gather(ctx, whole.slice(0, 4, 4), whole);
+    for (const std::int64_t begin : {0, 2})
+        expect_refused([&] { LastOfTwo().all_gather(ctx, whole.slice(0, begin, 4), whole); });
+}
+
+void test_pack(const Context& ctx) {
+    const Tensor whole = numbers(ctx, {8});
+    const std::vector<FlatRange> ranges{{0, 2}, {4, 2}};
+    expect_refused([&] { pack(ctx, whole, ranges, whole.slice(0, 2, 4)); });
+}
+
+void test_unpack(const Context& ctx) {
+    ParameterStore store;
+    store.add("w", {64, 4}, Init::zeros());
+    store.allocate(ctx, DType::f32, {.multiple = flat_multiple(2)});
+    const LastOfTwo communicator;
+    const DataParallel parallel(ctx, store, communicator, {.sharded = true});
+    const Tensor whole = numbers(ctx, {store.flat_elements()});
+    expect_refused([&] {
+        parallel.unpack(ctx, whole.slice(0, 0, parallel.own_elements()), parallel.own_ranges(), whole);
+    });
+}
+
+using enum Kind;
+const OperatorRow operator_table[] = {
+    {"attention/accuracy.h: numbers_of", returns_new},
+    {"attention/attention.h: backward", checked, test_attention_backward},
+    {"attention/attention.h: explain_forward", returns_new},
+    {"attention/attention.h: forward", checked, test_attention_forward},
+    {"attention/decode.h: decode", checked, test_decode},
+    {"attention/lab/warp_partition.h: partitioned_forward", checked_gpu, test_partitioned_forward},
+    {"core/compare.h: compare", returns_new},
+    {"core/gemm/gemm.h: gemm", checked, test_gemm},
+    {"core/gemm/symmetric_product.h: symmetric_product", checked, test_symmetric_product},
+    {"core/gradcheck.h: gradient_check", returns_new},
+    {"core/gradcheck.h: gradient_check_layer", returns_new},
+    {"core/parameter_store.h: ready_to_add", in_place},
+    {"core/print.h: to_string", returns_new},
+    {"core/random.h: fill_normal", in_place},
+    {"core/tensor.h: empty_like", returns_new},
+    {"core/tensor_math.h: add", returns_new},
+    {"core/tensor_math.h: divide", returns_new},
+    {"core/tensor_math.h: exp", returns_new},
+    {"core/tensor_math.h: log", returns_new},
+    {"core/tensor_math.h: max", returns_new},
+    {"core/tensor_math.h: mean", returns_new},
+    {"core/tensor_math.h: multiply", returns_new},
+    {"core/tensor_math.h: scale", returns_new},
+    {"core/tensor_math.h: subtract", returns_new},
+    {"core/tensor_math.h: sum", returns_new},
+    {"core/tensor_ops.h: axpy", checked, test_axpy},
+    {"core/tensor_ops.h: cast", returns_new},
+    {"core/tensor_ops.h: copy", checked, test_copy},
+    {"core/tensor_ops.h: fill", in_place},
+    {"core/tensor_ops.h: item", returns_new},
+    {"core/tensor_ops.h: to_device", returns_new},
+    {"core/tensor_ops.h: to_host", returns_new},
+    {"layers/activation_layer.h: backward", returns_new},
+    {"layers/activation_layer.h: backward_into", checked, test_activation_backward},
+    {"layers/activation_layer.h: forward", returns_new},
+    {"layers/activation_layer.h: forward_into", checked, test_activation_forward},
+    {"layers/column_sums.h: add_column_sums", checked, test_column_sums},
+    {"layers/column_sums.h: empty_column_sums", returns_new},
+    {"layers/cross_entropy_head.h: forward", through},
+    {"layers/cross_entropy_head.h: logits", returns_new},
+    {"layers/cross_entropy_head.h: loss", returns_new},
+    {"layers/cross_entropy_head.h: losses", returns_new},
+    {"layers/dropout.h: add_residual", checked, test_add_residual},
+    {"layers/dropout.h: backward", returns_new},
+    {"layers/dropout.h: forward", returns_new},
+    {"layers/embedding.h: backward", checked, test_embedding},
+    {"layers/embedding.h: forward", returns_new},
+    {"layers/embedding.h: forward_at", returns_new},
+    {"layers/fused_linear.h: fused_linear", checked, test_fused_linear},
+    {"layers/head_transform.h: differentiate_heads", checked, test_differentiate_heads},
+    {"layers/head_transform.h: transform_heads", checked, test_transform_heads},
+    {"layers/layer_norm.h: backward", returns_new},
+    {"layers/layer_norm.h: backward_add", checked, test_layer_norm},
+    {"layers/layer_norm.h: forward", checked, test_layer_norm},
+    {"layers/linear.h: accumulate_gradients", through},
+    {"layers/linear.h: backward", through},
+    {"layers/linear.h: forward", returns_new},
+    {"layers/linear_activation.h: linear_activation_backward", checked, test_linear_activation_backward},
+    {"layers/linear_activation.h: linear_activation_forward", checked, test_linear_activation_forward},
+    {"layers/low_rank_adapter.h: add_backward", checked, test_adapter_backward},
+    {"layers/low_rank_adapter.h: add_forward", checked, test_adapter_forward},
+    {"layers/most_likely.h: most_likely_tokens", checked, test_most_likely},
+    {"layers/rms_norm.h: backward", returns_new},
+    {"layers/rms_norm.h: backward_add", checked, test_rms_norm},
+    {"layers/rms_norm.h: forward", checked, test_rms_norm},
+    {"layers/rope.h: angles_at", returns_new},
+    {"layers/rope.h: backward", checked, test_rope},
+    {"layers/rope.h: forward", checked, test_rope},
+    {"layers/transformer/configured_norm.h: backward", through},
+    {"layers/transformer/configured_norm.h: backward_add", through},
+    {"layers/transformer/configured_norm.h: forward", through},
+    {"layers/transformer/mlp.h: backward", through},
+    {"layers/transformer/mlp.h: forward", returns_new},
+    {"layers/transformer/mlp.h: forward_hidden", returns_new},
+    {"layers/transformer/multi_head_attention.h: backward", through},
+    {"layers/transformer/multi_head_attention.h: differentiate_queries_and_keys", through},
+    {"layers/transformer/multi_head_attention.h: forward", returns_new},
+    {"layers/transformer/multi_head_attention.h: forward_with_cache", through},
+    {"layers/transformer/multi_head_attention.h: queries_and_keys", through},
+    {"layers/transformer/next_tokens.h: next_logits", checked, test_next_logits},
+    {"layers/transformer/transformer.h: evaluate", returns_new},
+    {"layers/transformer/transformer.h: forward", returns_new},
+    {"layers/transformer/transformer.h: logits", through},
+    {"layers/transformer/transformer.h: logits_of_all", returns_new},
+    {"layers/transformer/transformer.h: target_losses", returns_new},
+    {"layers/transformer/transformer_block.h: backward", through},
+    {"layers/transformer/transformer_block.h: forward", through},
+    {"layers/transformer/transformer_block.h: forward_with_cache", through},
+    {"train/language_model.h: copy_parameters", through},
+    {"train/optimizers/elementwise_optimizer.h: step", in_place},
+    {"train/optimizers/global_norm.h: clip_global_norm", returns_new},
+    {"train/optimizers/global_norm.h: global_norm", returns_new},
+    {"train/optimizers/matrix_optimizer.h: add_lower_powers", checked, test_add_lower_powers},
+    {"train/optimizers/matrix_optimizer.h: matrix_squares", returns_new},
+    {"train/optimizers/matrix_optimizer.h: normalize_matrices", checked, test_normalize_matrices},
+    {"train/optimizers/matrix_optimizer.h: step", in_place},
+    {"train/optimizers/muon.h: newton_schulz", in_place},
+    {"train/optimizers/optimizer.h: step", in_place},
+    {"train/parallel/communicator.h: all_gather", checked, test_all_gather},
+    {"train/parallel/communicator.h: all_reduce", in_place},
+    {"train/parallel/communicator.h: broadcast", in_place},
+    {"train/parallel/communicator.h: reduce_scatter", checked, test_reduce_scatter},
+    {"train/parallel/data_parallel.h: pack", checked, test_pack},
+    {"train/parallel/data_parallel.h: sum", in_place},
+    {"train/parallel/data_parallel.h: unpack", checked, test_unpack},
+};
+
+/// The text of a header without comments and without private parts of classes.
+std::string public_text(const std::filesystem::path& header) {
+    std::ifstream file(header);
+    std::string text, line;
+    bool is_public = true;
+    while (std::getline(file, line)) {
+        if (line.find("private:") != std::string::npos || line.find("protected:") != std::string::npos)
+            is_public = false;
+        if (line.starts_with("};") || line.find("public:") != std::string::npos) is_public = true;
+        line = line.substr(0, line.find("//"));
+        for (std::size_t at; (at = line.find("/*")) != std::string::npos;) {
+            const std::size_t end = line.find("*/", at);
+            line.erase(at, end == std::string::npos ? end : end + 2 - at);
+        }
+        if (is_public) text += line + '\n';
+    }
+    return text;
+}
+
+/// "header: function" for every public function that takes a context and a tensor.
+std::set<std::string> public_operators() {
+    const std::filesystem::path root = GRADTILE_SOURCE_DIR;
+    const std::regex not_installed("/(internal|device)/|^attention/(cpu|cuda)/");
+    const std::regex declaration(R"((\w+)\(const Context& \w+,([^;{]*))"),
+        tensor("Tensor|Gradient|Residual|Documents|Angles|NextTokens|PackedTexts");
+    std::set<std::string> found;
+    for (const char* folder : {"core", "attention", "layers", "train"})
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
+            const std::string header = std::filesystem::relative(entry.path(), root).string();
+            if (!header.ends_with(".h") || std::regex_search(header, not_installed)) continue;
+            const std::string text = public_text(entry.path());
+            for (std::sregex_iterator at(text.begin(), text.end(), declaration), end; at != end; ++at)
+                if (std::regex_search((*at)[2].str(), tensor)) found.insert(header + ": " + (*at)[1].str());
+        }
+    return found;
+}
+
+TEST(SharedMemory, EveryPublicOperatorHasARow) {
+    std::set<std::string> rows;
+    for (const OperatorRow& row : operator_table) {
+        EXPECT_TRUE(rows.insert(row.name).second) << row.name << " twice";
+        EXPECT_EQ(row.test != nullptr, row.kind == checked || row.kind == checked_gpu) << row.name;
+    }
+    const std::set<std::string> found = public_operators();
+    EXPECT_GT(found.size(), 50u);
+    for (const std::string& name : found) EXPECT_TRUE(rows.contains(name)) << name << " has no row";
+    for (const std::string& name : rows) EXPECT_TRUE(found.contains(name)) << name << " does not exist";
+}
+
+TEST(SharedMemory, IsRefusedOrHasThePromisedResultOnACpu) {
+    const Context cpu(Device::cpu(), 2);
+    for (const OperatorRow& row : operator_table) {
+        SCOPED_TRACE(row.name);
+        if (row.kind == checked) row.test(cpu);
+    }
+}
+
+class SharedMemoryOnCuda : public test::CudaTest {};
+
+TEST_F(SharedMemoryOnCuda, IsRefusedOrHasThePromisedResult) {
+    for (const OperatorRow& row : operator_table) {
+        SCOPED_TRACE(row.name);
+        if (row.test != nullptr) row.test(gpu());
+    }
+}
+
+}  // namespace
+}  // namespace gradtile
