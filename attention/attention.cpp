@@ -10,6 +10,7 @@
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/internal/overlap.h>
+#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
 template <>
@@ -289,6 +290,14 @@ void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_funct
     }
 }
 
+/// See ResolvedOptions::flags.
+Tensor device_flags(const Context& ctx, const ResolvedOptions& options) {
+    if (ctx.device().is_cpu() || !options.scores.has_biases()) return {};
+    const Tensor flags = empty(ctx, {2}, DType::i32);
+    if (!ctx.is_planning()) fill(ctx, flags, 0);
+    return flags;
+}
+
 void compute_forward(const Context& ctx, Algorithm algorithm, const ResolvedOptions& options,
                      const Saved& saved) {
     switch (algorithm) {
@@ -357,11 +366,12 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
         saved.row_sum = empty_like(ctx, saved.lse);
     }
     const Saved batched = with_batch_axis(packed, saved);
-    const SeenForward seen(ctx, resolve(options, packed, batched.q, batched.k), batched);
+    ResolvedOptions resolved = resolve(options, packed, batched.q, batched.k);
+    resolved.flags = device_flags(ctx, resolved);
+    const SeenForward seen(ctx, resolved, batched);
     seen.load(ctx);
     compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
-    if (seen.options().scores.has_biases() && ctx.device().is_cuda())
-        cuda::repair_forward(ctx, seen.options(), seen.saved());
+    if (resolved.flags.defined()) cuda::repair_forward(ctx, seen.options(), seen.saved());
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -437,12 +447,13 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     const Saved batched = with_batch_axis(packed, saved);
     check_option_gradients(options, into, batched.q);
     check_gradient_sharing(ctx, d_o, options, saved, into, d_lse);
-    const SeenBackward seen(ctx, resolve(options, packed, batched.q, batched.k), batched,
-                            {batch(d_o), batch(d_lse)},
+    ResolvedOptions resolved = resolve(options, packed, batched.q, batched.k);
+    resolved.flags = device_flags(ctx, resolved);
+    const SeenBackward seen(ctx, resolved, batched, {batch(d_o), batch(d_lse)},
                             {batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink});
     seen.load(ctx);
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
-    if (seen.options().scores.has_biases() && ctx.device().is_cuda())
+    if (resolved.flags.defined())
         cuda::repair_backward(ctx, seen.options(), seen.saved(), seen.d_out(), seen.into());
     seen.store(ctx);
 }

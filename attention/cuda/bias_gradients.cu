@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
@@ -90,15 +91,13 @@ struct BiasGradientProblem {
 
 constexpr int bias_tile = 16;  // rows and keys of a tile; one thread per pair
 
-/// Each thread block computes a tile of the gradient. Along an axis over which the gradient is summed, the
+/// Computes a tile of the gradient. Along an axis over which the gradient is summed, the
 /// tile has length 1.
 template <class T>
-__global__ void __launch_bounds__(bias_tile* bias_tile)
-    bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<T> p,
-                         const __grid_constant__ BiasGradient g) {
+__device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const BiasGradient& g,
+                                       std::int64_t tile) {
     using A = Accumulator<T>;
-    if (p.enabled != nullptr && *p.enabled == 0) return;
-    const BiasBlock block(g, p.mask.queries, p.mask.keys, bias_tile, bias_tile);
+    const BiasBlock block(g, p.mask.queries, p.mask.keys, bias_tile, bias_tile, tile);
     const int x = threadIdx.x / bias_tile, y = threadIdx.x % bias_tile;
     A sum = 0;
     const int count = block.count(g);
@@ -131,6 +130,17 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
     for (int r = x; r < (g.sums_rows ? bias_tile : x + 1); ++r)
         for (int c = y; c < (g.sums_keys ? bias_tile : y + 1); ++c) total += sums[r][c];
     block.store(g, x, y, total, p.mask.queries, p.mask.keys);
+}
+
+template <class T>
+__global__ void __launch_bounds__(bias_tile* bias_tile)
+    bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<T> p,
+                         const __grid_constant__ BiasGradient g, std::int64_t tiles) {
+    if (p.enabled != nullptr && *p.enabled == 0) return;
+    for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        __syncthreads();  // all threads have read the sums of the previous tile
+        add_bias_gradient_tile<T>(p, g, tile);
+    }
 }
 
 }  // namespace
@@ -173,10 +183,12 @@ void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
             .mask = options.mask,
             .scale = static_cast<Accumulator<T>>(options.scale),
             .scores = options.scores};
-        gradtile::cuda::launch(
-            ctx, bias_gradient_kernel<T>,
-            dim3(bias_blocks(gradient, options.mask.queries, options.mask.keys, bias_tile, bias_tile)),
-            {.threads = bias_tile * bias_tile}, problem, gradient);
+        const std::int64_t tiles =
+            bias_blocks(gradient, options.mask.queries, options.mask.keys, bias_tile, bias_tile);
+        // A call that is usually not enabled should end at once.
+        const std::int64_t blocks = inputs.enabled == nullptr ? tiles : std::min<std::int64_t>(tiles, 256);
+        gradtile::cuda::launch(ctx, bias_gradient_kernel<T>, dim3(static_cast<unsigned>(blocks)),
+                               {.threads = bias_tile * bias_tile}, problem, gradient, tiles);
     }
 }
 template void launch_bias_gradients(const Context&, const ResolvedOptions&, const BiasGradientInputs<float>&,

@@ -1,10 +1,9 @@
 #pragma once
-/// INTERNAL. The log-sum-exp of a row of scores of any size.
+/// INTERNAL. Scores of any size, and results that are not finite.
 #include <cmath>
 
-#include <gradtile/attention/score_rule.h>
+#include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/host_device.h>
-#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cuda {
 
@@ -20,19 +19,23 @@ struct ExactLse {
     }
 };
 
-/// A flag in device memory: whether a backward pass has rows with a large LSE (see device::large_lse). Its
-/// kernels then compute P in the exact form. Only biases make scores large.
-class LargeLse {
-  public:
-    LargeLse(const Context& ctx, const ScoreOptions& scores)
-        : flag_(scores.has_biases() ? empty(ctx, {1}, DType::i32) : Tensor()) {}
-    void clear(const Context& ctx) const {
-        if (flag_.defined()) fill(ctx, flag_, 0);
-    }
-    int* flag() const { return flag_.defined() ? flag_.data<std::int32_t>() : nullptr; }
-
-  private:
-    Tensor flag_;
-};
+/// The flags of a call (ResolvedOptions::flags) for kernels; null without biases.
+inline int* non_finite_flag(const ResolvedOptions& options) {
+    return options.flags.defined() ? options.flags.data<std::int32_t>() : nullptr;
+}
+/// Kernels of the backward pass compute P in the exact form if this flag is set. Only biases make scores
+/// large.
+inline int* large_lse_flag(const ResolvedOptions& options) {
+    return options.flags.defined() ? options.flags.data<std::int32_t>() + 1 : nullptr;
+}
+/// Enqueues a search for elements of x [B, S, H, D] that are not finite, which sets the flag. Does nothing
+/// without biases.
+void find_non_finite(const Context& ctx, const ResolvedOptions& options, const Tensor& x);
+/// The same for the gradients of a backward pass. It reads one column of dQ: a NaN in Q, K, V or dO of a pair
+/// in a tile reaches P or dP and, with dS, all columns of dQ.
+inline void find_non_finite_gradients(const Context& ctx, const ResolvedOptions& options,
+                                      const Gradients& into) {
+    find_non_finite(ctx, options, into.q.slice(3, 0, 1));
+}
 
 }  // namespace gradtile::attention::cuda

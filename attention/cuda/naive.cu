@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/gemm/gemm.h>
@@ -234,6 +235,7 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
                   lse.data<Accumulator<T>>(), rules_of(options, q_in), /*drops_elements=*/true);
     gemm(ctx, o.matrices(), p, v.matrices());
     o.store(ctx);
+    find_non_finite(ctx, options, saved.o);
 }
 
 template <class T>
@@ -286,6 +288,7 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     gemm(ctx, d_k.matrices(), d_s, q.matrices(), {.trans_a = true, .alpha = options.scale});
     gemm(ctx, d_v.matrices(), p, d_o.matrices(), {.trans_a = true});
     for (const ByHead* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    find_non_finite_gradients(ctx, options, into);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -548,47 +549,35 @@ void pairwise_backward(const Context& ctx, const ResolvedOptions& options, const
 
 constexpr int scan_threads = 256;
 
-/// Sets *found to 1 if an element of x is not finite. A thread reads chunks of `chunk` columns.
+/// Sets *found to 1 if an element of x is not finite. Element n of a flat x is n * column_stride elements
+/// from the first one; otherwise rows of `columns` elements lie in [B, S, H].
 template <class T>
 __global__ void __launch_bounds__(scan_threads)
-    find_non_finite_kernel(TensorView<const T> x, std::int64_t column_stride, std::int64_t batch_size,
-                           std::int64_t rows, std::int64_t heads, std::int64_t columns, int* found) {
-    constexpr int chunk = 8;
-    const std::int64_t chunks = (columns + chunk - 1) / chunk, all = batch_size * rows * heads * chunks;
+    find_non_finite_kernel(TensorView<const T> x, bool is_flat, std::int64_t column_stride,
+                           std::int64_t elements, int rows, int heads, int columns, int* found) {
     bool is_found = false;
-    for (std::int64_t n = std::int64_t{blockIdx.x} * scan_threads + threadIdx.x; n < all;
+    for (std::int64_t n = std::int64_t{blockIdx.x} * scan_threads + threadIdx.x; n < elements;
          n += std::int64_t{gridDim.x} * scan_threads) {
-        const std::int64_t row = n / chunks, first = n % chunks * chunk, position = row / heads;
-        const T* const elements = x.head(position / rows, row % heads).row(position % rows);
-#pragma unroll
-        for (int c = 0; c < chunk; ++c)
-            if (first + c < columns)
-                is_found |= !isfinite(
-                    gradtile::cuda::device::convert<Accumulator<T>>(elements[(first + c) * column_stride]));
+        const T* element = x.data + n * column_stride;
+        if (!is_flat) {
+            const std::int64_t row = n / columns, position = row / heads;
+            element = x.head(position / rows, row % heads).row(position % rows) + n % columns * column_stride;
+        }
+        is_found |= !isfinite(gradtile::cuda::device::convert<Accumulator<T>>(*element));
     }
     if (__syncthreads_or(is_found) && threadIdx.x == 0) *found = 1;
 }
 
-/// Whether results are not finite, as a number in device memory.
-class NonFinite {
-  public:
-    explicit NonFinite(const Context& ctx) : flag_(empty(ctx, {1}, DType::i32)) {}
-    template <class T>
-    void find(const Context& ctx, const Tensor& x) const {
-        fill(ctx, flag_, 0);
-        if (x.elements() == 0) return;
-        const std::int64_t blocks = std::min<std::int64_t>(1024, x.elements() / (8 * scan_threads) + 1);
-        const bool is_flat = x.is_contiguous();
-        gradtile::cuda::launch(ctx, find_non_finite_kernel<T>, dim3(static_cast<unsigned>(blocks)),
-                               {.threads = scan_threads}, tensor_view<const T>(x), x.stride(3),
-                               is_flat ? 1 : x.size(0), is_flat ? 1 : x.size(1), is_flat ? 1 : x.size(2),
-                               is_flat ? x.elements() : x.size(3), flag_.data<std::int32_t>());
+/// The distance between neighbouring elements of x if it is the same for all, else 0.
+std::int64_t flat_stride(const Tensor& x) {
+    const std::int64_t step = x.size(3) > 1 ? x.stride(3) : x.stride(2);
+    std::int64_t stride = step;
+    for (int axis = 3; axis >= 0; --axis) {
+        if (x.size(axis) > 1 && x.stride(axis) != stride) return 0;
+        stride *= x.size(axis);
     }
-    const int* flag() const { return flag_.data<std::int32_t>(); }
-
-  private:
-    Tensor flag_;
-};
+    return step;
+}
 
 }  // namespace
 
@@ -610,21 +599,29 @@ void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, cons
                          into.sink);
 }
 
+void find_non_finite(const Context& ctx, const ResolvedOptions& options, const Tensor& x) {
+    if (!options.flags.defined() || ctx.is_planning() || x.elements() == 0) return;
+    const std::int64_t flat = flat_stride(x),
+                       blocks = std::min<std::int64_t>(1024, x.elements() / (8 * scan_threads) + 1);
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        gradtile::cuda::launch(ctx, find_non_finite_kernel<T>, dim3(static_cast<unsigned>(blocks)),
+                               {.threads = scan_threads}, tensor_view<const T>(x), flat != 0,
+                               flat != 0 ? flat : x.stride(3), x.elements(), static_cast<int>(x.size(1)),
+                               static_cast<int>(x.size(2)), static_cast<int>(x.size(3)),
+                               non_finite_flag(options));
+    });
+}
+
 void repair_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    const NonFinite non_finite(ctx);
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
-        if (!ctx.is_planning()) non_finite.find<T>(ctx, saved.o);
-        pairwise_forward<T>(ctx, options, saved, non_finite.flag());
+        pairwise_forward<T>(ctx, options, saved, non_finite_flag(options));
     });
 }
 
 void repair_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                      const OutputGradients& d_out, const Gradients& into) {
-    const NonFinite non_finite(ctx);
     visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
-        // A NaN in Q, K, V or dO of a pair in a tile reaches P or dP, and with dS all columns of dQ.
-        if (!ctx.is_planning()) non_finite.find<T>(ctx, into.q.slice(3, 0, 1));
-        pairwise_backward<T>(ctx, options, saved, d_out, into, non_finite.flag());
+        pairwise_backward<T>(ctx, options, saved, d_out, into, non_finite_flag(options));
     });
 }
 

@@ -29,6 +29,9 @@ struct ResolvedOptions {
     ScoreOptions scores;
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
+    /// int32 [2] on a GPU, 0 at first; undefined without biases. Kernels set [0] if results are not finite,
+    /// see repair_forward, and [1] if an LSE is large, see device::large_lse.
+    Tensor flags = {};
 };
 
 /// Checks the options for q [B, Sq, Hq, Dqk] and k [B, Sk, Hkv, Dqk], and fills in their defaults.
@@ -93,9 +96,9 @@ ClearFunction clear_unseen;
 ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain_flash1_forward;
 ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
-/// Computes a call with biases again, pair by pair, if its results are not finite. A key that a bias of -inf
-/// hides from every row of a tile, or a row whose keys are all hidden, then adds nothing even if it holds
-/// NaN.
+/// Computes a call with biases again, pair by pair, if options.flags says that its results are not finite. A
+/// key that a bias of -inf hides from every row of a tile, or a row whose keys are all hidden, then adds
+/// nothing even if it holds NaN.
 ForwardFunction repair_forward;
 BackwardFunction repair_backward;
 }  // namespace cuda

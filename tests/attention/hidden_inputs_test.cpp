@@ -209,7 +209,10 @@ TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
                                     if (r < row_count || j % 3 == 0) call.bias[index(r * keys + j)] = stored;
                             const Results expected = with_keys_of_zero(call);
                             for (const Algorithm algorithm : all_algorithms) {
-                                if (algorithm == Algorithm::naive && dim > 64) continue;
+                                // naive stores the scores in the dtype, whose range hides more keys.
+                                const bool fits = !std::isinf(
+                                    to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, dtype))[0]);
+                                if (algorithm == Algorithm::naive && (dim > 64 || !fits)) continue;
                                 SCOPED_TRACE(::testing::Message()
                                              << dtype << ' ' << algorithm << " head dim " << dim << ", "
                                              << queries << " queries, mask " << stored

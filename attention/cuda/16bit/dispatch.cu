@@ -171,6 +171,7 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         .o = view(o),
         .lse = lse.data<float>(),
         .lse_remainder = data_or_null<float>(saved.lse_remainder),
+        .non_finite = non_finite_flag(options),
         .batch_size = static_cast<int>(q_in.size(0)),
         .sizes = device::sizes_of(q.tensor(), k.tensor(), v.tensor()),
         .mask = mask,
@@ -191,6 +192,7 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         } else {
             hopper_few_queries(ctx, k.tensor(), v.tensor(), parameters, split);
         }
+        find_non_finite(ctx, options, o.tensor());
     } else {
         const auto launch = is_bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
         launch(parameters, stream);
@@ -274,7 +276,6 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         options.deterministic || options.packed ? 0 : batch_heads * (padded_rows / 64 + 1);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     const Tensor turns = empty(ctx, {turn_count + 1 + ring_counters}, DType::i32);
-    const LargeLse large_lse(ctx, options.scores);
     const KernelScores kernel(options, saved.q.dtype(), saved.k.size(1), head_dim);
     // A dry run counts the parts that any GPU needs.
     const bool may_use_hopper = head_dim <= hopper_biases_max_head_dim && !options.packed &&
@@ -298,7 +299,6 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                  padded_tasks = packed_task_table(ctx, options.packed, saved.q.size(1));
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
-    large_lse.clear(ctx);
     Bits16BackwardParameters parameters{
         .q = view(q),
         .k = view(k),
@@ -313,7 +313,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .d_lse = d_out.lse.defined() ? d_lse.tensor().data<float>() : nullptr,
         .lse_log2 = statistics.data<float>(),
         .delta = statistics.data<float>() + batch_heads * padded_rows,
-        .has_large_lse = large_lse.flag(),
+        .has_large_lse = large_lse_flag(options),
         .d_q_sums = d_q_sums.data<float>(),
         .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
         .next_task = options.deterministic ? turns.data<std::int32_t>() + turn_count : nullptr,
@@ -357,6 +357,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         }
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    find_non_finite_gradients(ctx, options, into);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
     const auto launch_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
     const auto launch_pair_bias =

@@ -164,6 +164,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (log2_e / p.scale_log2), o);
     }
     softmax.finish(o, lse, kind == RuleKind::none ? 1.0f : rule.get().dropout_scale);
+    if constexpr (has_terms(kind)) {
+        if (p.non_finite != nullptr && !is_finite(o)) *p.non_finite = 1;
+    }
     wait_for_copies<0>();
     if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
     // Only this warp reads its rows of Q, and it no longer needs them. So O is stored through the shared

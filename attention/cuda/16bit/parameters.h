@@ -23,6 +23,7 @@ struct Bits16ForwardParameters {
     device::TensorView<std::uint16_t> o;
     float* lse;            ///< [B, Hq, Sq], natural log
     float* lse_remainder;  ///< [B, Hq, Sq], or null
+    int* non_finite;       ///< set if O is not finite; null without biases
     int batch_size;
     device::Sizes sizes;
     device::DeviceMask mask;

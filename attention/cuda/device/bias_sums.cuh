@@ -37,12 +37,12 @@ struct BiasBlock {
     std::int64_t end_row, end_key;
     int tile_rows, tile_keys;
 
+    /// `index` is the tile's number.
     __device__ BiasBlock(const BiasGradient& g, std::int64_t queries, std::int64_t keys, int rows_of_tile,
-                         int keys_of_tile)
+                         int keys_of_tile, std::int64_t index = blockIdx.x)
         : tile_rows(rows_of_tile), tile_keys(keys_of_tile) {
         const std::int64_t row_tiles = g.sums_rows ? 1 : (queries + tile_rows - 1) / tile_rows;
         const std::int64_t key_tiles = g.sums_keys ? 1 : (keys + tile_keys - 1) / tile_keys;
-        std::int64_t index = blockIdx.x;
         key = index % key_tiles * tile_keys;
         index /= key_tiles;
         row = index % row_tiles * tile_rows;

@@ -27,6 +27,19 @@ __device__ __forceinline__ float row_sum(float x) {
 
 inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.44269504088896341f;
 
+/// Whether all of a lane's elements are finite.
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ bool is_finite(const FragmentC (&x)[m_tiles][n_tiles]) {
+    float zero = 0;
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) zero = fmaf(x[m][n][e], 0.0f, zero);
+    return zero == 0;
+}
+
 /// From this magnitude of a maximum or an LSE on, kernels subtract it from the scores before they multiply by
 /// log2(e): in the fused form, which multiplies first, the rounding of the product would reach P as a factor
 /// of 2^(2^-24 |log2(e) LSE|).

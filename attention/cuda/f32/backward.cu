@@ -10,6 +10,7 @@
 #include <numbers>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -489,10 +490,8 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     Tensor turns;
     if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
     const Readable d_lse = contiguous(ctx, d_out.lse);
-    const LargeLse large_lse(ctx, options.scores);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
-    large_lse.clear(ctx);
     constexpr double log2_e = std::numbers::log2e;
     const PackedOffsets packed(options);
     const Measured of_q{q.tensor(), true}, of_k{k.tensor()}, of_v{v.tensor()}, of_d_o{d_o.tensor(), true};
@@ -504,7 +503,7 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     }
     const double dropout_scale = options.scores.dropout.scale;
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),
-                                 d_q.tensor(), d_lse.tensor(), 1 / dropout_scale, large_lse.flag());
+                                 d_q.tensor(), d_lse.tensor(), 1 / dropout_scale, large_lse_flag(options));
     if (turns.defined()) fill(ctx, turns, 0.0);
     const F32BackwardParameters parameters{.q = tensor_view<const float>(q.tensor()),
                                            .k = tensor_view<const float>(k.tensor()),
@@ -515,7 +514,7 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                                            .d_v = tensor_view<float>(d_v.tensor()),
                                            .lse = saved.lse.data<float>(),
                                            .lse_remainder = data_or_null<float>(saved.lse_remainder),
-                                           .has_large_lse = large_lse.flag(),
+                                           .has_large_lse = large_lse_flag(options),
                                            .lse_log2 = lse_log2.data<float>(),
                                            .delta = delta.data<float>(),
                                            .magnitudes = largest_of(magnitudes),
@@ -549,6 +548,7 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
                        }
                    });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    find_non_finite_gradients(ctx, options, into);
     launch_bias_gradients<float>(ctx, options,
                                  {.q = q.tensor(),
                                   .k = k.tensor(),

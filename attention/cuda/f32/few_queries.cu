@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/kernels.h>
@@ -370,6 +371,7 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
         [&]<int head_dim>(HeadDim<head_dim>) { launch_few_queries<head_dim>(parameters, split, stream); });
     launch_merge_of_splits<float>(parameters, split, stream);
     o.store(ctx);
+    find_non_finite(ctx, options, saved.o);
 }
 
 }  // namespace gradtile::attention::cuda

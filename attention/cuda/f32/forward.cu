@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -302,6 +303,7 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
                        }
                    });
     o.store(ctx);
+    find_non_finite(ctx, options, saved.o);
 }
 
 std::string explain_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include <gradtile/attention/cuda/bias_gradients.h>
+#include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/tiled/parameters.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/tensor_ops.h>
@@ -68,6 +69,7 @@ void forward_typed(const Context& ctx, const ResolvedOptions& options, const Sav
                  .scale = static_cast<A>(options.scale),
                  .scores = options.scores});
     o.store(ctx);
+    find_non_finite(ctx, options, saved.o);
 }
 
 /// exp(remainder) of rows: memory_efficient divides exp(score - LSE) by it.
@@ -258,6 +260,7 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
                    : launch_memory_efficient_backward<T>(ctx, parameters);
     if (has_parts) launch_sum_parts<A>(ctx, d_q.tensor(), parts);
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    find_non_finite_gradients(ctx, options, into);
     if constexpr (has_tensor_cores<T>) {
         bits16_biases.compute<T>(ctx, options, q, k, v, o, d_o, saved, lse_remainder,
                                  d_out.lse.defined() ? d_lse.tensor().template data<float>() : nullptr, into);
