@@ -187,10 +187,11 @@ Results with_keys_of_zero(const Call& call) {
 TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
     for (const DType dtype : all_dtypes)
         for (const std::int64_t dim : {32, 64, 128, 256})
-            for (const std::int64_t queries : {1, 16, 128, 300})
+            for (const std::int64_t queries : {1, 16, 130})
                 for (const bool is_matrix : {false, true})
                     for (const bool is_typed : {false, true}) {
                         if (dtype == DType::f64 && (dim != 32 || queries != 16)) continue;
+                        if (dim > 64 && queries == 16) continue;
                         Call call({.queries = queries, .dim = dim}, dtype);
                         std::ranges::fill(call.k, 0.0);
                         const auto& [batch, rows, keys, heads, key_heads, d] = call.sizes;

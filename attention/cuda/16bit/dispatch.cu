@@ -313,6 +313,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         .d_lse = d_out.lse.defined() ? d_lse.tensor().data<float>() : nullptr,
         .lse_log2 = statistics.data<float>(),
         .delta = statistics.data<float>() + batch_heads * padded_rows,
+        .non_finite = non_finite_flag(options),
         .has_large_lse = large_lse_flag(options),
         .d_q_sums = d_q_sums.data<float>(),
         .turns = options.deterministic ? turns.data<std::int32_t>() : nullptr,
@@ -357,7 +358,6 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         }
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
-    find_non_finite_gradients(ctx, options, into);
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
     const auto launch_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
     const auto launch_pair_bias =

@@ -216,18 +216,15 @@ class LazyOnlineSoftmax {
     /// Replaces S by P relative to the references.
     template <int n_tiles>
     __device__ __forceinline__ void exponentiate(FragmentC (&s)[m_tiles][n_tiles]) {
+        if constexpr (is_natural) {
+            if (has_large_) return exponentiate_large(s);
+        }
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             // If the reference is near the lowest float32, its product with the scale is -inf. The lowest
             // finite number replaces -inf, and P becomes 0.
             const float shift =
                 reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
-            if constexpr (is_natural) {
-                if (has_large_) {
-                    exponentiate_large(s, i);
-                    continue;
-                }
-            }
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
@@ -299,19 +296,22 @@ class LazyOnlineSoftmax {
             has_large_ = __any_sync(~0u, large);
         }
     }
-    /// exponentiate() of row i for references of any size.
+    /// exponentiate() for references of any size.
     template <int n_tiles>
-    __device__ __forceinline__ void exponentiate_large(FragmentC (&s)[m_tiles][n_tiles], int i) {
-        const float reference = reference_[i] == -INFINITY ? 0.0f : reference_[i];
-        float sum = 0;
+    __device__ __forceinline__ void exponentiate_large(FragmentC (&s)[m_tiles][n_tiles]) {
 #pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const float reference = reference_[i] == -INFINITY ? 0.0f : reference_[i];
+            float sum = 0;
 #pragma unroll
-            for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
-                s[i / 2][n][e] = exp2_fast((s[i / 2][n][e] - reference) * scale_log2_);
-                sum += s[i / 2][n][e];
-            }
-        sum_[i] += sum;
+            for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
+                    s[i / 2][n][e] = exp2_fast((s[i / 2][n][e] - reference) * scale_log2_);
+                    sum += s[i / 2][n][e];
+                }
+            sum_[i] += sum;
+        }
     }
 
     float scale_log2_;

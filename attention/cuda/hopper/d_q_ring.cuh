@@ -189,6 +189,10 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
                                   factor);
             }
         }
+        // See finish_d_q(): one column of a row is enough.
+        if constexpr (Policy::rule == HopperRule::biases) {
+            if (!(fmaf(x[0][0].x, 0.0f, x[0][0].z * 0.0f) == 0)) *p.non_finite = 1;
+        }
         __syncwarp();  // all lanes have loaded
 #pragma unroll
         for (int i = 0; i < pairs * 2; ++i) reinterpret_cast<float4*>(sums + i * 128)[lane] = float4{};

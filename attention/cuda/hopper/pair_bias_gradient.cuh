@@ -126,7 +126,7 @@ __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParam
     using Shared = HopperBiasGradientShared<Policy>;
     constexpr auto tiles = Policy::tiles;
     constexpr int lane_keys = tiles.keys / 32, warps = tiles.key_bias_warps();
-    const float unit = *p.rows.has_large_lse != 0 ? 1.0f : log2_e;
+    constexpr float unit = Policy::has_large_lse ? 1.0f : log2_e;
     const BiasGradientWork work(p, tiles.rows, tiles.keys);
     RingPosition stages(rings.stages);
     float next[lane_keys] = {};
@@ -174,8 +174,7 @@ class BiasGradientConsumer {
           bias_(rings.bias),
           stages_(rings.stages),
           warpgroup_row_(warpgroup * 64),
-          row_(warpgroup * 64 + warp_index() % 4 * 16),
-          has_large_lse_(*p.rows.has_large_lse != 0) {}
+          row_(warpgroup * 64 + warp_index() % 4 * 16) {}
 
     __device__ __forceinline__ void consume() {
         const BiasGradientWork work(p_, tiles.rows, tiles.keys);
@@ -242,7 +241,7 @@ class BiasGradientConsumer {
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
                                             const typename Shared::Stage& at, const BiasGradientWork& work,
                                             int n, bool sees_all, int half) const {
-        if (has_large_lse_) {
+        if constexpr (Policy::has_large_lse) {
             const BiasGradientWork::Head head = work(p_.gradient, n);
             const RowReferences references(
                 p_.rows.lse, p_.rows.lse_remainder,
@@ -327,7 +326,6 @@ class BiasGradientConsumer {
     RingPosition<1> bias_;
     RingPosition<tiles.stages> stages_;
     int warpgroup_row_, row_;  ///< the first rows of the warpgroup and of the warp in the tile
-    bool has_large_lse_;
 };
 
 template <class T, class Policy>
@@ -345,6 +343,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     }
     __syncthreads();
     gradtile::cuda::device::await_predecessor();
+    if ((*p.rows.has_large_lse != 0) != Policy::has_large_lse) return;
     const std::uint32_t base = shared_address(shared);
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
@@ -361,9 +360,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-template <int head_dim_>
+/// There is a kernel for each form of P, and both are launched: one kernel for both would spill registers.
+template <int head_dim_, bool has_large_lse_>
 struct HopperBiasGradientPolicy {
     static constexpr int head_dim = head_dim_;
+    static constexpr bool has_large_lse = has_large_lse_;
     static constexpr HopperBiasGradientTiles tiles = hopper_bias_gradient_tiles(head_dim);
 };
 
@@ -377,7 +378,7 @@ void launch_hopper_pair_bias_gradient(const HopperBackwardTensors& x,
     visit_head_dim(
         HeadDims<32, 64>{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
         [&]<int head_dim>(HeadDim<head_dim>) {
-            using Policy = HopperBiasGradientPolicy<head_dim>;
+            using Policy = HopperBiasGradientPolicy<head_dim, false>;
             using Shared = device::HopperBiasGradientShared<Policy>;
             constexpr HopperBiasGradientTiles tiles = Policy::tiles;
             constexpr int shared_bytes = tiles.shared_bytes(head_dim);
@@ -396,8 +397,11 @@ void launch_hopper_pair_bias_gradient(const HopperBackwardTensors& x,
                 .parts = parts};
             const dim3 blocks(device::bias_blocks(gradient, mask.queries, mask.keys, tiles.rows, tiles.keys),
                               static_cast<unsigned>(parts.count));
-            launch(ctx, device::hopper_pair_bias_gradient_kernel<T, Policy>, blocks,
-                   {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+            for (const auto kernel :
+                 {device::hopper_pair_bias_gradient_kernel<T, Policy>,
+                  device::hopper_pair_bias_gradient_kernel<T, HopperBiasGradientPolicy<head_dim, true>>})
+                launch(ctx, kernel, blocks,
+                       {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
         });
     add_bias_gradient_parts(gradient, parts, mask, static_cast<cudaStream_t>(ctx.stream()));
 }

@@ -128,6 +128,7 @@ class Bits16BiasGradients {
             .d_lse = d_lse,
             .lse_log2 = statistics_.data<float>(),
             .delta = statistics_.data<float>() + batch_heads * padded_rows_,
+            .non_finite = nullptr,
             .has_large_lse = nullptr,
             .d_q_sums = nullptr,
             .turns = nullptr,
