@@ -388,7 +388,7 @@ std::size_t GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
     return taken;
 }
 
-std::size_t GemmState::refused() {
+std::size_t GemmState::refused_choices() {
     const std::lock_guard lock(mutex_);
     return refused_;
 }
@@ -410,7 +410,7 @@ std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgo
 }
 
 std::size_t refused_gemm_algorithms(const Context& ctx) {
-    return ctx.gemm_state()->refused();
+    return ctx.gemm_state()->refused_choices();
 }
 
 }  // namespace gradtile::cuda

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <span>
 
 #include <support/resealed_checkpoint.h>
 #include <support/version_1_file.h>

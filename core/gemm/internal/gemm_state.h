@@ -60,7 +60,7 @@ class GemmState {
 
     std::vector<GemmAlgorithm> algorithms();
     std::size_t restore(std::span<const GemmAlgorithm> algorithms);
-    std::size_t refused();
+    std::size_t refused_choices();
 
   private:
     class Operation;

@@ -1,5 +1,8 @@
 #include <gradtile/train/run/progress.h>
 
+#include <cmath>
+#include <cstdint>
+
 #include <gtest/gtest.h>
 
 #include <gradtile/train/run/loss_svg.h>
