@@ -1,5 +1,6 @@
 #include <gradtile/core/tensor.h>
 
+#include <algorithm>
 #include <limits>
 #include <ostream>
 
@@ -8,13 +9,16 @@
 namespace gradtile {
 
 std::int64_t Shape::elements() const {
+    // An empty axis counts as 1 here, so that contiguous_strides() cannot overflow after this check.
     std::int64_t product = 1;
+    bool is_empty = false;
     for (const std::int64_t axis : *this) {
         check(axis >= 0, "shape ", *this, ": an axis is negative");
-        check(!__builtin_mul_overflow(product, axis, &product), "shape ", *this,
+        check(!__builtin_mul_overflow(product, std::max<std::int64_t>(axis, 1), &product), "shape ", *this,
               ": more elements than 63 bits can count");
+        is_empty = is_empty || axis == 0;
     }
-    return product;
+    return is_empty ? 0 : product;
 }
 
 Strides contiguous_strides(const Shape& shape) {

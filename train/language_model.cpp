@@ -35,19 +35,20 @@ void check_weights(const ParameterStore& parameters, const NamedTensors& tensors
 }  // namespace
 
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
+    ParameterStore parameters;
     try {
         validate(config);
+        const Transformer model(config, parameters);
     } catch (const Error& error) {
         throw Error(concat(source, ": its config: ", error.what()));
     }
-    ParameterStore parameters;
-    const Transformer model(config, parameters);
     check_weights(parameters, checkpoint.params, "parameter", source);
 }
 
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
                              std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
     : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters, frozen) {
+    if (tokenizer) check_tokenizer(*tokenizer, config.vocabulary, "language model");
     parameters.allocate(ctx, dtype, flat);
     if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
 }
@@ -140,7 +141,11 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
 
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
     if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
-    return Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
+    Tokenizer tokenizer = Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
+    TrainConfig config;
+    apply_json(config, *checkpoint.config, source);
+    check_tokenizer(tokenizer, config.model.vocabulary, source);
+    return tokenizer;
 }
 
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options) {

@@ -17,7 +17,8 @@ namespace gradtile {
 struct TrainConfig;
 
 struct LanguageModel {
-    /// Allocates the parameters without initialising them.
+    /// Allocates the parameters without initialising them. Throws Error if an id of the tokenizer is outside
+    /// the model's vocabulary.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
                   std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
 
@@ -69,7 +70,9 @@ Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions&
 /// template, too.
 /// Reads no tensors. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
-/// Returns the tokenizer that a checkpoint's model was trained with; empty for token files.
+/// Returns the tokenizer that a checkpoint's model was trained with; empty for token files. Throws Error
+/// "SOURCE: ..." if it is no tokenizer, or if one of its ids is outside the vocabulary in the checkpoint's
+/// config.
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);
 
 struct LoadOptions {

@@ -275,6 +275,7 @@ void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
     }
     pending_evaluation_.reset();
     record(report);
+    report_refused_algorithms();
     if (bad_steps_in_a_row_ >= config_.max_bad_steps) stop_after_bad_steps(report);
     if (due(config_.sample_every) || (config_.sample_every > 0 && last)) write_sample();
     if (last || best || step_ == stop_after || due(config_.save_every)) save(best);

@@ -150,6 +150,7 @@ class Trainer {
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
+    void report_refused_algorithms();
     Checkpoint snapshot();
 
     /// The result of a step or an evaluation. All processes abandon it after the same part.
@@ -202,6 +203,7 @@ class Trainer {
     StepGraph graph_;
     // The first step is not captured, because libraries and tables are initialised in it. The second one is.
     bool steps_enqueued_ = false, capture_next_ = false;
+    std::string algorithms_source_;  // the checkpoint of the restored matrix algorithms, until one is refused
     MemoryPlan plan_;
 
     std::unique_ptr<RunDirectory> directory_;  // declared before the members that write into it

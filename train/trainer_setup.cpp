@@ -76,6 +76,13 @@ void check_token_ids(const TrainConfig& config) {
           " does not have; expected document-token, the id of the token that begins a document");
 }
 
+/// Returns a count of steps that a checkpoint holds. The trainer adds to it and multiplies it, so that a
+/// larger number would overflow.
+std::int64_t step_count(std::int64_t count, const char* name, const std::string& source) {
+    check_range(concat(source, ": ", name).c_str(), count, {0, setting_limits::max_steps});
+    return count;
+}
+
 /// The first tokens of the data, in which a separator should occur.
 constexpr std::int64_t tokens_with_a_separator = std::int64_t{1} << 20;
 
@@ -379,9 +386,12 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     replica_->restore(checkpoint, source);
     try {
         input_->restore(checkpoint.data->at("loader"));
-        end_ = checkpoint.meta->at("schedule").at("last_step").get<std::int64_t>();
-        bad_steps_ = checkpoint.meta->at("bad_steps").get<std::int64_t>();
-        bad_steps_in_a_row_ = checkpoint.meta->at("bad_steps_in_a_row").get<std::int64_t>();
+        const auto count = [&](const json& object, const char* name) {
+            return step_count(object.at(name).get<std::int64_t>(), name, source);
+        };
+        end_ = count(checkpoint.meta->at("schedule"), "last_step");
+        bad_steps_ = count(*checkpoint.meta, "bad_steps");
+        bad_steps_in_a_row_ = count(*checkpoint.meta, "bad_steps_in_a_row");
         val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
         best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
         best_saved_val_loss_ = best_val_loss_;
@@ -390,7 +400,7 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     } catch (const json::exception& error) {
         throw Error(concat(source, ": is not a training checkpoint: ", reason_of(error)));
     }
-    step_ = checkpoint.step;
+    step_ = step_count(checkpoint.step, "step", source);
     restore_algorithms(checkpoint, source);
 }
 
@@ -401,14 +411,26 @@ void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string
     if (found == checkpoint.meta->end()) return;
     try {
         const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
-        if (model().ctx.device().is_cpu() || restore_gemm_algorithms(model().ctx, saved) == saved.size())
-            return;
+        if (model().ctx.device().is_cpu()) return;
+        algorithms_source_ = source;
+        if (restore_gemm_algorithms(model().ctx, saved) == saved.size()) return;
         on_message_(concat(source,
                            ": its matrix algorithms are for another GPU or another cuBLASLt; they are "
                            "timed again, and results agree to rounding"));
     } catch (const Error& error) {
         on_message_(concat(source, ": ", error.what(), "; they are timed again"));
     }
+}
+
+/// Reports the first refusal only. An algorithm is checked at its first product, so a refusal may follow any
+/// step.
+void Trainer::report_refused_algorithms() {
+    if (algorithms_source_.empty() || refused_gemm_algorithms(model().ctx) == 0) return;
+    on_message_(
+        concat(algorithms_source_,
+               ": cuBLASLt does not propose some of its matrix algorithms for their products; they are "
+               "chosen again, and results agree to rounding"));
+    algorithms_source_.clear();
 }
 
 }  // namespace gradtile

@@ -54,6 +54,9 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
 std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
     operator_absent();
 }
+std::size_t refused_gemm_algorithms(const Context&) {
+    operator_absent();
+}
 bool symmetric_product(const Context&, const Tensor&, const Tensor&, const SymmetricProduct&) {
     operator_absent();
 }

@@ -43,7 +43,6 @@ CublasLt load_cublas_lt() {
     library.find("cublasLtMatmulPreferenceInit_internal", functions.preference_init);
     library.find("cublasLtMatmulPreferenceSetAttribute", functions.preference_set);
     library.find("cublasLtMatmulAlgoGetHeuristic", functions.heuristic);
-    library.find("cublasLtMatmulAlgoCheck", functions.algorithm_check);
     library.find("cublasLtMatmul", functions.matmul);
     return functions;
 }

@@ -67,4 +67,8 @@ std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgo
     return ctx.device().is_cpu() ? 0 : cuda::restore_gemm_algorithms(ctx, algorithms);
 }
 
+std::size_t refused_gemm_algorithms(const Context& ctx) {
+    return ctx.device().is_cpu() ? 0 : cuda::refused_gemm_algorithms(ctx);
+}
+
 }  // namespace gradtile

@@ -23,8 +23,11 @@ struct GemmAlgorithm {
 /// Returns the choices made or restored so far, in a fixed order; an empty list on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 /// Restores the choices that were made with this cuBLASLt on this kind of GPU. Restored choices replace the
-/// choices made so far for the same products. Returns the number of restored choices; 0 on the CPU. A
-/// restored algorithm that fails here is chosen again by timing.
+/// choices made so far for the same products. Returns the number of restored choices; 0 on the CPU. The
+/// numbers may come from any file: at the first product of a kind, a restored algorithm that is neither one
+/// of cuBLASLt's proposals for this product nor a kernel of gradtile for it is refused, and chosen again.
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
+/// Returns how many restored choices were refused so far; 0 on the CPU.
+std::size_t refused_gemm_algorithms(const Context& ctx);
 
 }  // namespace gradtile

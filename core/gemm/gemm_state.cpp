@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -74,16 +75,7 @@ class GemmState::Operation {
                           gemm_workspace_bytes, stream);
     }
 
-    /// Whether a restored algorithm is valid for this problem and needs no more memory than the workspace
-    /// has.
-    bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
-        cublasLtMatmulHeuristicResult_t result{};
-        const cublasStatus_t status =
-            lt_.algorithm_check(handle, mutable_(operation_), mutable_(b_), mutable_(a_), mutable_(c_),
-                                mutable_(c_), &algorithm, &result);
-        return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= gemm_workspace_bytes;
-    }
-
+    /// Returns the algorithms that cuBLASLt proposes for this problem; the list depends on nothing else.
     std::vector<cublasLtMatmulAlgo_t> proposed(cublasLtHandle_t handle) const {
         cublasLtMatmulPreferenceOpaque_t preference;
         cublas_check(lt_.preference_init(&preference, sizeof preference), "gemm");
@@ -99,7 +91,7 @@ class GemmState::Operation {
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(problem.a_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(problem.c_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(problem.c_alignment));
-        cublasLtMatmulHeuristicResult_t results[proposals];
+        cublasLtMatmulHeuristicResult_t results[proposals] = {};  // algorithms are compared byte for byte
         int found = 0;
         const cublasStatus_t status =
             lt_.heuristic(handle, mutable_(operation_), mutable_(b_), mutable_(a_), mutable_(c_),
@@ -180,6 +172,18 @@ void GemmState::place(GemmProblem& problem) const {
     problem.library = library_;
     problem.architecture = architecture_;
     problem.multiprocessors = multiprocessors_;
+}
+
+/// Whether a restored choice may be used. Its numbers come from a file, and cuBLASLt promises nothing about
+/// bytes that it did not make. So an algorithm must equal one of those that cuBLASLt proposes for this
+/// problem: no byte of the file reaches cuBLASLt, and partial sums are added as the preferences require.
+/// launch() checks the numbers of gradtile's kernels.
+bool GemmState::may_restore(const Operation* operation, const GemmChoice& choice) const {
+    if (choice.by != GemmChoice::By::library) return true;
+    if (operation == nullptr) return false;
+    return std::ranges::any_of(operation->proposed(handle_), [&](const cublasLtMatmulAlgo_t& proposal) {
+        return std::memcmp(&proposal, &choice.algorithm, sizeof proposal) == 0;
+    });
 }
 
 /// Launches a product in the chosen way. Returns false when it is not possible, or when the choice is to
@@ -286,9 +290,9 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
     if (known != chosen_.end()) {
         const GemmChoice choice = known->second;
         if (choice.by == GemmChoice::By::steps) return false;
-        const bool must_check =
-            restored_.erase(problem) > 0 && choice.by == GemmChoice::By::library && operation != nullptr;
-        if ((!must_check || operation->accepts(handle_, choice.algorithm)) && launched(choice)) return true;
+        const bool is_restored = restored_.erase(problem) > 0;
+        if ((!is_restored || may_restore(operation, choice)) && launched(choice)) return true;
+        refused_ += is_restored ? 1 : 0;
         chosen_.erase(problem);
     }
     std::vector<GemmChoice> candidates;
@@ -320,7 +324,7 @@ void GemmState::restrict_to(std::optional<std::uint64_t> kernel) {
     only_kernel_ = kernel;
     chosen_.clear();
     restored_.clear();
-    timed_ = 0;
+    timed_ = refused_ = 0;
 }
 
 namespace {
@@ -384,6 +388,11 @@ std::size_t GemmState::restore(std::span<const GemmAlgorithm> algorithms) {
     return taken;
 }
 
+std::size_t GemmState::refused_choices() {
+    const std::lock_guard lock(mutex_);
+    return refused_;
+}
+
 std::shared_ptr<GemmState> make_gemm_state(Device device) {
     return std::make_shared<GemmState>(device);
 }
@@ -398,6 +407,10 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx) {
 
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms) {
     return ctx.gemm_state()->restore(algorithms);
+}
+
+std::size_t refused_gemm_algorithms(const Context& ctx) {
+    return ctx.gemm_state()->refused_choices();
 }
 
 }  // namespace gradtile::cuda

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <span>
 
+#include <support/resealed_checkpoint.h>
 #include <support/version_1_file.h>
 #include "program.h"
 
@@ -102,6 +104,35 @@ TEST_F(CheckpointInput, InitFromUsesAndNamesTheCheckpointsTokenizer) {
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_THAT(outcome.err, HasSubstr("the checkpoint's tokenizer is used: characters, not bytes"));
 }
+
+#if GRADTILE_HAVE_PCRE2
+/// One changed byte under right checksums gives a token the id 999, in a model of 300 tokens.
+TEST_F(CheckpointInput, EveryCommandRefusesATokenIdBeyondTheVocabulary) {
+    const std::string tokenizer = (place_ / "tokenizer.json").string();
+    expect_success(
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
+    const auto bpe = place_ / "bpe", made = place_ / "made";
+    expect_success(run(tiny_training(stories_, bpe) +
+                       Arguments{"--tokenizer", tokenizer, "--stop-after", "4", "--quiet"}));
+    const std::string file = (bpe / "checkpoints/step_00000004.h5").string();
+    std::string text = contents_of(file);
+    const std::size_t id = text.find(":299");
+    ASSERT_NE(id, std::string::npos);
+    text[id + 1] = '9';
+    const auto bytes = std::as_bytes(std::span(text));
+    const std::vector<std::byte> resealed = reseal({bytes.begin(), bytes.end()});
+    std::ofstream(file, std::ios::binary)
+        .write(reinterpret_cast<const char*>(resealed.data()), static_cast<std::streamsize>(resealed.size()));
+    expect_success(run({"inspect", file}));
+    for (const Arguments& command :
+         {Arguments{"sample", file}, Arguments{"chat", file}, Arguments{"eval", file, "--data", stories_},
+          Arguments{"export", file, "--format", "gguf", "--out", made.string()},
+          Arguments{"export", file, "--out", made.string()}, Arguments{"train", "--resume", bpe.string()},
+          tiny_training(stories_, made) + Arguments{"--init-from", file}})
+        expect_refused(run(command), {file, "its tokenizer has 1000 ids, but the model's vocabulary is 300"});
+    EXPECT_FALSE(exists(made));
+}
+#endif
 
 TEST_F(CheckpointInput, FullDiskStopsNoTrainingAndDamagesNoCheckpoint) {
     const auto out = place_ / "full";

@@ -1,10 +1,12 @@
 // Matrix products on a GPU beyond the contract in gemm.h: fused GELU, graphs, TF32, restored algorithms.
 // gemm_test.cpp checks the contract on both devices.
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <numbers>
 #include <optional>
+#include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -211,6 +213,7 @@ TEST_F(GemmOnCuda, ChosenAlgorithmsCanBeCarriedToAnotherContext) {
     const Tensor restored = zeros(other, {256, 128}, DType::f32);
     EXPECT_EQ(gradient(other, restored), first);
     EXPECT_EQ(gemm_algorithms(other), chosen);
+    EXPECT_EQ(refused_gemm_algorithms(other), 0u);
 
     const auto twice = gradient(other, restored);
     for (std::size_t i = 0; i < twice.size(); ++i)
@@ -236,6 +239,104 @@ TEST_F(GemmOnCuda, AnAlgorithmThatCannotRunIsReplaced) {
     for (std::size_t i = 0; i < got.size(); ++i)
         ASSERT_NEAR(got[i], expected[i], 2 * 64 * 0x1p-23 * 64 * 25);  // |a| < 5
     EXPECT_NE(gemm_algorithms(other), chosen);
+    EXPECT_EQ(refused_gemm_algorithms(other), 1u);
+}
+
+/// A product with float32 sums over k terms, whose algorithm a file may name.
+struct RestoredProduct {
+    std::int64_t k;
+    std::function<std::vector<double>(const Context&)> compute;
+};
+
+std::vector<RestoredProduct> restored_products(const Context& ctx) {
+    const Tensor a = randn(ctx, {96, 64}, DType::bf16, Seed{1}),
+                 b = randn(ctx, {64, 64}, DType::bf16, Seed{2});
+    const Tensor bias = randn(ctx, {64}, DType::f32, Seed{3}),
+                 batch = randn(ctx, {3, 32, 32}, DType::f32, Seed{4});
+    const Tensor long_a = randn(ctx, {4096, 128}, DType::bf16, Seed{5}),
+                 long_b = randn(ctx, {4096, 64}, DType::bf16, Seed{6});
+    const auto product = [](std::int64_t k, const Shape& shape, const Tensor& x, const Tensor& y,
+                            const GemmOptions& options) {
+        return RestoredProduct{k, [=](const Context& on) {
+                                   const Tensor c = zeros(on, shape, DType::f32);
+                                   gemm(on, c, x, y, options);
+                                   return to_host(on, c);
+                               }};
+    };
+    return {product(64, {96, 64}, a, b, {}), product(64, {96, 64}, a, b, {.bias = bias}),
+            product(32, {3, 32, 32}, batch, batch, {}),
+            // With so many terms, some algorithms split the sum.
+            product(4096, {128, 64}, long_a, long_b, {.trans_a = true, .accumulate = true})};
+}
+
+/// Changes one bit, one byte, one number, or everything.
+void damage(GemmAlgorithm& choice, std::mt19937_64& random) {
+    constexpr std::array<std::uint64_t, 6> edges = {0, 1, 0x7fffffff, 0xffffffff, 1ull << 63, ~0ull};
+    std::uint64_t& number = choice.algorithm[random() % choice.algorithm.size()];
+    const std::uint64_t byte = random() % 8;
+    switch (random() % 4) {
+        case 0:
+            number ^= std::uint64_t{1} << random() % 64;
+            break;
+        case 1:
+            number = (number & ~(std::uint64_t{0xff} << 8 * byte)) | random() % 256 << 8 * byte;
+            break;
+        case 2:
+            number = edges[random() % edges.size()];
+            break;
+        default:
+            for (std::uint64_t& any : choice.algorithm) any = random();
+    }
+}
+
+/// Whatever bytes a file gives as an algorithm, the product is right, and the algorithm that computed it is
+/// either the file's or one that was chosen here after a refusal.
+TEST_F(GemmOnCuda, AnyBytesAsAnAlgorithmAreRefusedOrGiveTheRightProduct) {
+    constexpr int rounds = 100;
+    std::mt19937_64 random(1);
+    std::size_t refusals = 0;
+    for (const RestoredProduct& product : restored_products(ctx())) {
+        const Context timed(Device::cuda(0), 1), on = Context(Device::cuda(0), 1).with_deterministic(true);
+        const auto expected = product.compute(timed);
+        const auto sound = gemm_algorithms(timed);
+        const auto k = static_cast<double>(product.k);
+        for (int round = 0; round < rounds; ++round) {
+            auto hostile = sound;
+            for (GemmAlgorithm& choice : hostile) damage(choice, random);
+            const std::size_t before = refused_gemm_algorithms(on);
+            ASSERT_EQ(restore_gemm_algorithms(on, hostile), hostile.size());
+            const auto got = product.compute(on);
+            for (std::size_t i = 0; i < got.size(); ++i)
+                ASSERT_NEAR(got[i], expected[i],
+                            2 * (k + 1) * 0x1p-23 * (k + 1) * 25);  // factors are below 5
+            const bool refused = refused_gemm_algorithms(on) > before;
+            refusals += refused ? 1 : 0;
+            ASSERT_EQ(gemm_algorithms(on) != hostile, refused) << "round " << round;
+        }
+        restore_gemm_algorithms(on, sound);
+        EXPECT_EQ(product.compute(on), expected);
+        EXPECT_EQ(gemm_algorithms(on), sound);
+    }
+    EXPECT_GT(refusals, 0u);
+}
+
+/// Products that no context computes are never looked at, whatever their numbers are.
+TEST_F(GemmOnCuda, AnyNumbersAsAProductAreHarmless) {
+    std::mt19937_64 random(2);
+    const Context on(Device::cuda(0), 1);
+    const RestoredProduct product = restored_products(ctx()).front();
+    const auto expected = product.compute(on);
+    auto hostile = gemm_algorithms(on);
+    const GemmAlgorithm sound = hostile.front();
+    for (int i = 0; i < 300; ++i) {
+        GemmAlgorithm& entry = hostile.emplace_back(sound);
+        // The first three numbers name the library and the GPU; entries for others are dropped.
+        for (int changes = 0; changes <= i % 4; ++changes)
+            entry.problem[3 + random() % (entry.problem.size() - 3)] = static_cast<std::int64_t>(random());
+    }
+    EXPECT_EQ(restore_gemm_algorithms(on, hostile), hostile.size());
+    EXPECT_EQ(product.compute(on), expected);
+    EXPECT_EQ(refused_gemm_algorithms(on), 0u);
 }
 
 }  // namespace

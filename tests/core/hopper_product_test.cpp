@@ -178,6 +178,7 @@ TEST_F(HopperProduct, ChosenKernelsCanBeCarriedToAnotherContext) {
     restore_gemm_algorithms(another, unknown);
     product_of(another);
     EXPECT_NE(gemm_algorithms(another), unknown);
+    EXPECT_EQ(refused_gemm_algorithms(another), 1u);
 }
 
 }  // namespace

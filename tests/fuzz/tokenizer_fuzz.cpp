@@ -8,6 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/train/formats/gguf_metadata.h>
 #include <gradtile/train/tokenizers/streaming_decoder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
@@ -33,6 +34,16 @@ void require_round_trip(const Tokenizer& tokenizer, std::string_view text, const
     require(streamed + stream.finish() == text);
 }
 
+/// GGUF's tables have the size of the model's vocabulary; the tokenizer's ids index them.
+void require_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary) {
+    try {
+        const GgufMetadata metadata = gguf_tokenizer_metadata(&tokenizer, vocabulary, "fuzz");
+        require(tokenizer.vocab_size() <= vocabulary);
+    } catch (const Error&) {
+        // The tokenizer has more ids, or a split without a name in GGUF.
+    }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -45,6 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(value, "fuzz"), "fuzz");
         // from_json() must accept the output of to_json().
         require(Tokenizer::from_json(tokenizer.to_json(), "fuzz") == tokenizer);
+        for (const std::int64_t vocabulary : {std::int64_t{1}, std::int64_t{300}, tokenizer.vocab_size()})
+            require_metadata(tokenizer, vocabulary);
         for (const SpecialTokens special : {SpecialTokens::as_text, SpecialTokens::recognised})
             require_round_trip(tokenizer, text, {.special_tokens = special});
     } catch (const Error&) {

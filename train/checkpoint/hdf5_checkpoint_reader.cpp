@@ -194,18 +194,21 @@ Shape Hdf5CheckpointReader::accept_dataset(const Hdf5Dataset& dataset, const std
     check(H5Pget_chunk(creation.get(), Shape::max_rank, chunk.data()) == rank, name,
           ": chunks of another rank than the data");
 
+    // Empty axes count as 1: strides are products of axes, too.
     std::uint64_t bytes = element_bytes;
     std::uint64_t chunk_bytes = element_bytes;
+    bool is_empty = false;
     std::array<std::int64_t, Shape::max_rank> axes{};
     for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
         check(dims[i] == max_dims[i], name, ": can be extended");
-        check(!__builtin_mul_overflow(bytes, dims[i], &bytes) && bytes <= file_bytes_ &&
+        is_empty = is_empty || dims[i] == 0;
+        check(!__builtin_mul_overflow(bytes, std::max<hsize_t>(dims[i], 1), &bytes) && bytes <= file_bytes_ &&
                   dims[i] <= static_cast<hsize_t>(INT64_MAX) &&
                   !__builtin_mul_overflow(chunk_bytes, chunk[i], &chunk_bytes) && chunk_bytes <= file_bytes_,
               name, ": larger than the file");
         axes[i] = static_cast<std::int64_t>(dims[i]);
     }
-    check(H5Dget_storage_size(dataset.get()) >= bytes, name, ": not all of it is stored");
+    check(is_empty || H5Dget_storage_size(dataset.get()) >= bytes, name, ": not all of it is stored");
     return Shape(std::span(axes.data(), static_cast<std::size_t>(rank)));
 }
 

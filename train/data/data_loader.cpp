@@ -1,6 +1,7 @@
 #include <gradtile/train/data/data_loader.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -232,7 +233,7 @@ void DataLoader::restore(const JsonValue& saved) {
     check(static_cast<std::uint64_t>(number("seed")) == options_.seed.value,
           "data position: belongs to another seed than ", options_.seed.value);
     const std::int64_t epoch = number("epoch"), position = number("position");
-    check(epoch >= 0, "data position: epoch ", epoch);
+    check(epoch >= 0 && epoch < std::numeric_limits<std::int64_t>::max(), "data position: epoch ", epoch);
     Cursor cursor = start_of(epoch);
     check(position >= 0 && position < cursor.windows(), "data position: window ", position, " of ",
           cursor.windows());

@@ -42,7 +42,7 @@ class Exporter {
     Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
         : checkpoint_(checkpoint), source_(std::move(source)), options_(options) {
         apply_json(config_, *checkpoint.config, source_);
-        validate(config_.model);
+        check_model(config_.model, checkpoint, source_);
         dtype_ = dtype_of_export(options.dtype, config_.dtype);
         tokenizer_ = tokenizer_of(checkpoint, source_);
     }
@@ -142,8 +142,6 @@ class Exporter {
     std::vector<NamedTensor> tensors_in(WeightLayout layout, bool vectors_in_f32) const {
         std::vector<NamedTensor> tensors;
         for (const WeightMapping& mapping : weight_mappings(layout, config_.model)) {
-            check(checkpoint_.params.contains(mapping.parameter), source_, ": has no parameter '",
-                  mapping.parameter, "'");
             const Tensor weights = weights_of(mapping.parameter);
             check(weights.shape() == mapping.shape, source_, ": parameter '", mapping.parameter, "' is ",
                   weights.shape(), "; expected ", mapping.shape);

@@ -84,6 +84,7 @@ GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vo
                                      const std::string& source) {
     const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
     if (!encoding) return {{"tokenizer.ggml.model", std::string("none")}};
+    check_tokenizer(*tokenizer, vocabulary, source);
     GgufMetadata metadata = byte_pair_metadata(encoding->vocabulary(), vocabulary, source);
     const auto end = encoding->added_token("<|endoftext|>");
     const auto first = end ? end : encoding->added_token("<|begin_of_text|>");

@@ -17,7 +17,8 @@ GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const s
 
 /// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer. For other
 /// tokenizers, and if `tokenizer` is null, the metadata say that the file has no tokenizer. Throws Error that
-/// begins with `source` if llama.cpp has no name for the tokenizer's pattern.
+/// begins with `source` if llama.cpp has no name for the tokenizer's pattern, or if an id of the tokenizer is
+/// not below `vocabulary`.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
                                      const std::string& source);
 

@@ -79,9 +79,7 @@ ImportedModel import_model(const std::string& path, const ImportOptions& options
                               : read_huggingface(is_folder ? weights_in(path) : path);
     model.tokenizer =
         tokenizer_beside(is_folder ? fs::path(path) : fs::path(path).parent_path(), options.tokenizer);
-    check(!model.tokenizer || model.tokenizer->vocab_size() <= model.config.vocabulary, path,
-          ": its tokenizer has ", model.tokenizer ? model.tokenizer->vocab_size() : 0,
-          " ids, but the model's vocabulary is ", model.config.vocabulary);
+    if (model.tokenizer) check_tokenizer(*model.tokenizer, model.config.vocabulary, path);
     return model;
 }
 

@@ -51,13 +51,18 @@ class EntryReader {
         SafetensorsEntry entry{.name = name, .dtype = dtype()};
         const auto known = std::ranges::find(file_dtypes, entry.dtype, &FileDType::name);
         check(known != file_dtypes.end(), where_, ": dtype '", printable(entry.dtype), "' is not known");
+        // Empty axes count as 1 here: strides are products of axes, too.
         std::uint64_t bytes = known->bytes;
+        bool is_empty = false;
         for (const json& axis : array("shape")) {
             const std::uint64_t length = number(axis, "shape");
             check(length <= max_length, where_, ": shape: ", length, " is too large");
             entry.shape.push_back(static_cast<std::int64_t>(length));
-            check(!__builtin_mul_overflow(bytes, length, &bytes), where_, ": its size overflows 64 bits");
+            check(!__builtin_mul_overflow(bytes, std::max<std::uint64_t>(length, 1), &bytes), where_,
+                  ": its size overflows 64 bits");
+            is_empty = is_empty || length == 0;
         }
+        if (is_empty) bytes = 0;
         const json& offsets = array("data_offsets");
         check(offsets.size() == 2, where_, ": data_offsets has ", offsets.size(), " numbers; expected 2");
         entry.begin = number(offsets[0], "data_offsets");

@@ -72,7 +72,9 @@ struct Axes {
                 max_loss = std::max(max_loss, point.loss);
             }
         if (min_loss > max_loss) return;  // no points yet
-        const double distance = tick_distance(std::max(max_loss - min_loss, 1e-3), 6);
+        // Adding less than a billionth of a loss, as a file may contain it, might not change it.
+        const double least_range = std::max({1e-3, 1e-9 * std::abs(min_loss), 1e-9 * std::abs(max_loss)});
+        const double distance = tick_distance(std::max(max_loss - min_loss, least_range), 6);
         low = std::floor(min_loss / distance) * distance;
         high = std::max(std::ceil(max_loss / distance) * distance, low + distance);
     }

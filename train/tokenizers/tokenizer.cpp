@@ -181,4 +181,9 @@ Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view sou
     return characters(std::move(alphabet));
 }
 
+void check_tokenizer(const Tokenizer& tokenizer, std::int64_t vocabulary, std::string_view source) {
+    check(tokenizer.vocab_size() <= vocabulary, source, ": its tokenizer has ", tokenizer.vocab_size(),
+          " ids, but the model's vocabulary is ", vocabulary);
+}
+
 }  // namespace gradtile

@@ -98,4 +98,9 @@ class Tokenizer {
     Rules rules_;
 };
 
+/// Throws Error "SOURCE: ..." unless every id of the tokenizer is below the vocabulary of its model. Ids
+/// index the embedding, logits and tables of the vocabulary's size, and a tokenizer may come from any file,
+/// so whoever pairs a tokenizer with a model calls this function.
+void check_tokenizer(const Tokenizer& tokenizer, std::int64_t vocabulary, std::string_view source);
+
 }  // namespace gradtile

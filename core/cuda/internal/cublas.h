@@ -40,7 +40,6 @@ struct CublasLt {
     decltype(&cublasLtMatmulPreferenceInit_internal) preference_init;
     decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
     decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
-    decltype(&cublasLtMatmulAlgoCheck) algorithm_check;
     decltype(&cublasLtMatmul) matmul;
 };
 /// Loads cuBLASLt. Throws Error when the library cannot be loaded.

@@ -11,4 +11,5 @@ namespace gradtile::cuda {
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options);
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
+std::size_t refused_gemm_algorithms(const Context& ctx);
 }  // namespace gradtile::cuda

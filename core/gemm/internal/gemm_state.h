@@ -60,11 +60,13 @@ class GemmState {
 
     std::vector<GemmAlgorithm> algorithms();
     std::size_t restore(std::span<const GemmAlgorithm> algorithms);
+    std::size_t refused_choices();
 
   private:
     class Operation;
     void prepare();
     void place(GemmProblem& problem) const;
+    bool may_restore(const Operation* operation, const GemmChoice& choice) const;
     // operation is null when cuBLASLt cannot compute the product.
     bool launch(const Operation* operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
                 cudaStream_t stream, void* result);
@@ -78,7 +80,7 @@ class GemmState {
     Buffer workspace_;  // allocated by the constructor, so that memory plans count it
     std::map<GemmProblem, GemmChoice> chosen_;
     std::set<GemmProblem> restored_;  // restored algorithms that have not run yet
-    std::size_t timed_ = 0;
+    std::size_t timed_ = 0, refused_ = 0;
     std::optional<std::uint64_t> only_kernel_;  // see restrict_to()
 };
 

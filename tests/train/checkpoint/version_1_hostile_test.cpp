@@ -195,6 +195,10 @@ TEST(HostileVersion1, SizesTheFileCannotHoldAreRefusedBeforeMemoryIsAllocated) {
                 HasSubstr("larger than the file"));
     EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F64LE, {.dims = {huge, huge}}),
                 HasSubstr("larger than the file"));
+    // The strides of this empty shape would overflow.
+    EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F32LE,
+                                     {.dims = {0, hsize_t{1} << 62, 4}, .max_dims = {}, .chunk = {1, 1, 4}}),
+                HasSubstr("larger than the file"));
     EXPECT_THAT(refusal_with_dataset(H5T_IEEE_F32LE, {.dims = {20, 30}, .max_dims = {}, .chunk = {20, 1}}),
                 HasSubstr("not all of it is stored"));
     EXPECT_THAT(

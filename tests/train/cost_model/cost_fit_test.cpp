@@ -156,6 +156,11 @@ TEST(CostFit, InvalidLinesAreNamed) {
     refused(R"({"what":"step","ms":1,"preset":"gpt2-124m","bach":3})", "'batch'");
     refused(R"({"what":"step","ms":1,"gpus":7,"preset":"gpt2-124m"})", "512 is not a multiple of the 7");
     refused(R"({"what":"all_reduce","ms":1,"gpus":1,"bytes":8})", "2 or more");
+    refused(R"({"what":"all_reduce","ms":1,"gpus":18446744073709551615,"bytes":8})", "gpus: -1");
+    refused(R"({"what":"step","ms":1,"gpus":4611686018427387904,"preset":"gpt2-124m"})",
+            "4611686018427387904");
+    refused(R"({"what":"step","ms":1,"gpus":0,"preset":"gpt2-124m"})", "gpus: 0");
+    refused(R"({"what":"step","ms":1,"preset":"gpt2-124m","vocabulary":4294967296})", "vocabulary");
     refused(R"({"what":"all_reduce","ms":1,"gpus":2,"bytes":8,"batch":8})", "no settings");
     refused("", "holds no measurement");
     EXPECT_THROW(read_measurements((place / "absent").string()), Error);

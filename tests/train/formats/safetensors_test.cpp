@@ -95,6 +95,8 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
         {"half an element", with("F32", "[1.5]", "[0,6]", 6), "0 or more"},
         {"a shape that overflows", with("F32", "[4294967296,4294967296]", "[0,0]", 0), "overflows"},
         {"a shape that overflows to 0", with("F64", "[2305843009213693952]", "[0,0]", 0), "overflows"},
+        {"an empty shape whose strides overflow", with("F32", "[0,4611686018427387904,4]", "[0,0]", 0),
+         "overflows"},
         {"a length above 2^62", with("F32", "[18446744073709551615,0]", "[0,0]", 0), "too large"},
         {"three offsets", with("F32", "[1]", "[0,4,8]", 4), "3 numbers"},
         {"offsets turned round", with("F32", "[1]", "[4,0]", 4), "4 to 0"},

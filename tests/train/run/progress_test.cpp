@@ -1,5 +1,8 @@
 #include <gradtile/train/run/progress.h>
 
+#include <cmath>
+#include <cstdint>
+
 #include <gtest/gtest.h>
 
 #include <gradtile/train/run/loss_svg.h>
@@ -99,6 +102,18 @@ TEST(LossSvg, IsValidFromTheFirstStepOn) {
     history.train.push_back({1, 4.2});
     const std::string svg = loss_svg(history, "one");
     EXPECT_EQ(count(svg, "nan") + count(svg, "inf"), 0u);
+}
+
+/// metrics.jsonl may hold any loss. Where the distance of two grid lines vanishes in rounding, the lines
+/// would have no end.
+TEST(LossSvg, AnyLossesHaveFewGridLines) {
+    for (const double loss : {1e13, 1e15, -1e15, 1e100, 1.7e308, -1.7e308, 5e-324}) {
+        LossHistory history;
+        history.train = {{1, loss}, {2, loss}};
+        EXPECT_LT(count(loss_svg(history, "equal"), "<line"), 60u) << loss;
+        history.validation = {{INT64_MAX, -loss}, {INT64_MIN, std::nextafter(loss, 0.0)}};
+        EXPECT_LT(count(loss_svg(history, "any"), "<line"), 60u) << loss;
+    }
 }
 
 }  // namespace
