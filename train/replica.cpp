@@ -28,8 +28,12 @@ bool updates_whole_matrices(const TrainConfig& config, const ParameterStore& par
     });
 }
 
-Tensor view_of(const Tensor& flat, const Parameter& parameter) {
-    return flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
+/// Adds the part of each parameter in a flat block, under the names PREFIX + the parameter's.
+void add_views(const Tensor& flat, std::span<const Parameter> held, const std::string& prefix,
+               NamedTensors& tensors) {
+    for (const Parameter& parameter : held)
+        tensors[prefix + parameter.name()] =
+            flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
 }
 
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
@@ -161,10 +165,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
                          const std::string& prefix, NamedTensors& tensors) {
-        if (!is_root()) return;
-        const Tensor& on_host = to_host_memory(what, whole);
-        for (const Parameter& parameter : held)
-            tensors[prefix + parameter.name()] = view_of(on_host, parameter);
+        if (is_root()) add_views(to_host_memory(what, whole), held, prefix, tensors);
     };
     parallel.gather_values(ctx);
     const auto all = parameters.parameters();
@@ -184,12 +185,18 @@ void Replica::save_into(Checkpoint& checkpoint) {
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 
-void Replica::reserve_host_memory() {
-    if (!is_root() || !parallel.is_sharded()) return;
-    host_memory("values", model.parameters.values());
-    if (masters_.defined()) host_memory("masters", workspace());
-    for (const StateTensor& part : optimizer->state())
-        host_memory(part.name, part.parameters.empty() ? part.tensor : workspace());
+void Replica::reserve_host_memory(Checkpoint& checkpoint) {
+    const auto all = model.parameters.parameters();
+    add_views(host_memory("values", model.parameters.values()), all, "", checkpoint.params);
+    if (masters_.defined()) add_views(host_memory("masters", workspace()), all, "", checkpoint.master);
+    for (const StateTensor& part : optimizer->state()) {
+        if (part.parameters.empty()) {
+            checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
+        } else {
+            add_views(host_memory(part.name, workspace()), part.parameters, part.name + '/',
+                      checkpoint.optimizer);
+        }
+    }
 }
 
 const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {

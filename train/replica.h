@@ -37,9 +37,11 @@ class Replica {
     /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
-    /// Locks the pages that save_into() of a sharded replica copies to. Locking takes a second for some GB,
-    /// so call this function before the first step.
-    void reserve_host_memory();
+
+    /// Called by process 0 of a sharded replica: locks the pages that save_into() copies to, and puts tensors
+    /// in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this function
+    /// before the first step.
+    void reserve_host_memory(Checkpoint& checkpoint);
 
     /// Returns the name of the first parameter whose summed gradient holds an infinity or NaN in any process;
     /// an empty text when there is none.

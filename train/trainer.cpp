@@ -401,11 +401,16 @@ void Trainer::handle_save_reports() {
                 best_val_loss_ = best_saved_val_loss_;  // best.h5 is still the checkpoint with this loss
             }
         }
-        if (!report.saved) continue;
-        saved_step_ = report.step;
-        saved_path_ = report.path;
+        if (report.saved) {
+            saved_step_ = report.step;
+            saved_path_ = report.path;
+        }
         try {
-            metrics_->write_checkpoint_event(report.step);
+            if (report.saved) {
+                metrics_->write_checkpoint_event(report.step);
+            } else {
+                metrics_->write_failed_checkpoint_event(report.step);
+            }
         } catch (const Error& error) {
             on_message_(error.what());
         }

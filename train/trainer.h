@@ -145,13 +145,14 @@ class Trainer {
     void choose_document_token(const Dataset& dataset);
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
-    void prepare_saves(const std::filesystem::path& checkpoints);
+    std::uint64_t prepare_saves(const std::filesystem::path& checkpoints);
     void open_events(TensorBoardEvents::Run run);
     void open_directory(RunDirectory directory, bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     void report_refused_algorithms();
     Checkpoint snapshot();
+    Checkpoint snapshot_without_tensors() const;
 
     /// The result of a step or an evaluation. All processes abandon it after the same part.
     enum class Outcome { completed, abandoned };

@@ -129,8 +129,8 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     open_events(TensorBoardEvents::Run::starts);
     if (!config_.out.empty()) {
         // Memory is allocated first, so that a start that runs out of memory creates no directory.
-        prepare_saves(RunDirectory::checkpoints_of(config_.out));
-        open_directory(RunDirectory::create(config_, identity_), /*resumed=*/false);
+        const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
+        open_directory(RunDirectory::create(config_, identity_, bytes), /*resumed=*/false);
     }
 }
 
@@ -138,10 +138,11 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       group_(std::move(group)) {
     std::optional<RunDirectory> directory;
+    std::vector<std::string> messages;
     const Start start = shared_start(*group_, [&] {
         directory = RunDirectory::open(resume.directory);
         ResumePoint point = find_resume_point(*directory, resume.restart);
-        for (const std::string& line : point.messages) on_message_(line);
+        messages = std::move(point.messages);
         if (!point.checkpoint) return Start{directory->config_file().string(), {}};
         saved_path_ = point.path;
         return Start{point.path.string(), std::move(point.checkpoint)};
@@ -167,6 +168,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     }
     group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
+    for (const std::string& line : messages) on_message_(line);
 
     if (start.checkpoint) {
         const auto content = start.checkpoint->data->find(content_key);
@@ -190,8 +192,9 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) {
         open_events(TensorBoardEvents::Run::resumes);
-        prepare_saves(directory->checkpoints());
+        const std::uint64_t bytes = prepare_saves(directory->checkpoints());
         directory->remove_temporaries();
+        directory->require_room("resume", bytes);
         open_directory(std::move(*directory), /*resumed=*/true);
     }
 }
@@ -330,14 +333,18 @@ void Trainer::plan_arena() {
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
 }
 
-void Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
+/// Returns the disk space that a save needs.
+std::uint64_t Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
     writer_ = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
+    Checkpoint like = snapshot_without_tensors();
     if (replica_->parallel.is_sharded()) {
-        replica_->reserve_host_memory();
+        replica_->reserve_host_memory(like);
     } else {
-        writer_->reserve(snapshot());
+        replica_->save_into(like);
+        writer_->reserve(like);
     }
+    return checkpoint_bytes(like);
 }
 
 /// Called before the run's directory changes, so that a start that is refused creates no run.
@@ -358,9 +365,14 @@ void Trainer::open_directory(RunDirectory directory, bool resumed) {
 // ---- State ----
 
 Checkpoint Trainer::snapshot() {
+    Checkpoint checkpoint = snapshot_without_tensors();
+    replica_->save_into(checkpoint);
+    return checkpoint;
+}
+
+Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
-    replica_->save_into(checkpoint);
     checkpoint.config = to_json(config_);
     *checkpoint.data = {{"loader", *input_->state()}, {content_key, *data_content_}};
     if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();

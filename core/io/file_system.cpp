@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <system_error>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <gradtile/core/io/file_system.h>
@@ -45,10 +47,20 @@ std::int64_t FileSystem::size(int file) {
 }
 int FileSystem::reserve(int file, std::uint64_t bytes) {
     // Does not call posix_fallocate, which writes every block if the file system cannot reserve space.
-    return or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
+    int result = -EINTR;
+    while (result == -EINTR)
+        result = or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
+    return result;
 }
 int FileSystem::truncate(int file, std::uint64_t bytes) {
     return or_errno_int(::ftruncate(file, static_cast<off_t>(bytes)));
+}
+std::int64_t FileSystem::free_bytes(const std::filesystem::path& path) {
+    struct statvfs status {};
+    if (::statvfs(path.c_str(), &status) != 0) return -errno;
+    const auto largest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    const std::uint64_t block = std::max<std::uint64_t>(status.f_frsize, 1);
+    return static_cast<std::int64_t>(std::min<std::uint64_t>(status.f_bavail, largest / block) * block);
 }
 int FileSystem::start_writeback(int file, std::uint64_t offset, std::uint64_t bytes) {
     return or_errno_int(::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
@@ -294,6 +306,19 @@ void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {
     OpenFile file(fs, directory.empty() ? "." : directory, O_RDONLY | O_DIRECTORY);
     file.sync();
     file.close();
+}
+
+void require_disk_space(FileSystem& fs, const std::filesystem::path& directory, std::uint64_t bytes) {
+    const std::filesystem::path name = directory / concat(".space.tmp-", random_hex(8));
+    const OpenFile file(fs, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    file_check(fs.remove(name), "remove a temporary");  // a killed process leaves no file of this size
+    const int reserved = fs.reserve(file.descriptor(), bytes);
+    if (reserved != -EOPNOTSUPP && reserved != -ENOSYS) {
+        file_check(reserved, "reserve disk space");
+        return;
+    }
+    const std::int64_t available = file_check(fs.free_bytes(directory), "determine the free disk space");
+    check(static_cast<std::uint64_t>(available) >= bytes, "the disk has ", available, " free bytes");
 }
 
 void make_directories(FileSystem& fs, const std::filesystem::path& path) {

@@ -30,6 +30,8 @@ class FileSystem {
     /// Reserves disk space without changing the size. -EOPNOTSUPP if the file system cannot.
     virtual int reserve(int file, std::uint64_t bytes);
     virtual int truncate(int file, std::uint64_t bytes);
+    /// Returns the bytes that this user can still write to the disk of an existing path.
+    virtual std::int64_t free_bytes(const std::filesystem::path& path);
     /// Asks the kernel to begin writing this range to the disk; only a hint.
     virtual int start_writeback(int file, std::uint64_t offset, std::uint64_t bytes);
     /// fsync, of a file or a directory.
@@ -139,6 +141,11 @@ void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
 /// Creates a directory and its missing parents, durably. Throws Error, without the directory's name.
 void make_directories(FileSystem& fs, const std::filesystem::path& path);
+
+/// Throws Error, without the directory's name, when the disk of an existing directory has no room for a file
+/// of `bytes`. The space is reserved for a moment in a file without a name, so that quotas count, too. If the
+/// file system cannot reserve space, the disk's free space decides.
+void require_disk_space(FileSystem& fs, const std::filesystem::path& directory, std::uint64_t bytes);
 
 /// Runs `work`. Prefixes the message of an exception with "WHAT FILE: " and throws it as an Error.
 template <class Work>

@@ -118,7 +118,10 @@ TEST_F(Resume, StartsAgainWithoutACheckpoint) {
         killed.send(SIGKILL);
         EXPECT_EQ(killed.wait().signal, SIGKILL);
     }
-    expect_success(run({"train", "--resume", out_.string(), "--stop-after", "8", "--quiet"}));
+    const Outcome outcome = run({"train", "--resume", out_.string(), "--stop-after", "8", "--quiet"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_EQ(outcome.err, concat("gradtile: no checkpoint was saved yet; ", out_.string(),
+                                  " continues from the start\n"));
     EXPECT_EQ(steps_of(out_).size(), 8u);
 }
 

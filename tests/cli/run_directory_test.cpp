@@ -135,6 +135,20 @@ TEST_F(MissingCheckpoint, RestartStartsAgainWithoutASoundCheckpoint) {
     expect_finished_as_straight();
 }
 
+TEST_F(MissingCheckpoint, OfARunWhoseEverySaveFailedIsReportedAndNothingChanges) {
+    const std::uint64_t enough_for_metrics = 20'000;
+    const Outcome failed =
+        run(training(out_) + Arguments{"--stop-after", "6"}, {.max_file_bytes = enough_for_metrics});
+    EXPECT_EQ(failed.exit_code, 1);
+    EXPECT_EQ(steps_of(out_).size(), 6u);
+    expect_refused_unchanged({"holds no checkpoint: its saves failed, the last one at step 6", "--restart"});
+    const Outcome outcome = run(resume() + Arguments{"--restart"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("the save of step 6 failed; "));
+    EXPECT_THAT(outcome.err, HasSubstr("continues from the start"));
+    expect_finished_as_straight();
+}
+
 TEST_F(MissingCheckpoint, RestartNeedsResume) {
     expect_refused(run(training(out_) + Arguments{"--restart"}), {"--restart: needs --resume"});
 }
@@ -165,6 +179,50 @@ TEST_F(MissingCheckpoint, LauncherAcceptsItAtTheFirstStartOnly) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("restart 1 of 1 from the last sound checkpoint"));
     EXPECT_EQ(steps_of(out_).size(), 3000u);
+}
+
+// ---- Disks that are too small ----
+
+class SmallDisk : public RunOnDisk {
+  protected:
+    void SetUp() override {
+        if (run({}, {.prefix = on_disk("exit 0")}).exit_code != 0)
+            GTEST_SKIP() << "mounting a small tmpfs needs privileges this process does not have";
+    }
+    /// Prefix for a program that sees a file system of 200 KB at disk_: metrics fit, but no checkpoint.
+    Arguments on_disk(const std::string& script) const {
+        return {"unshare", "-m", "sh", "-c",
+                concat("mount -t tmpfs -o size=200k none '", disk_.string(), "' 2> /dev/null || exit 77; ",
+                       script)};
+    }
+    static constexpr const char* run_program = "\"$0\" \"$@\"";
+
+    fs::path disk_ = make_disk();
+
+  private:
+    fs::path make_disk() const {
+        fs::create_directory(place_ / "disk");
+        return place_ / "disk";
+    }
+};
+
+TEST_F(SmallDisk, IsRefusedBeforeTheFirstStepAndHoldsNoRun) {
+    const std::string script = concat(run_program, "; code=$?; ls -A '", disk_.string(), "'; exit $code");
+    // expect_refused() also expects that the list of files, which the script prints, is empty.
+    expect_refused(run(training(disk_ / "run"), {.prefix = on_disk(script)}),
+                   {"out: '", "disk/run': no room for a checkpoint of ", "No space left on device"});
+}
+
+TEST_F(SmallDisk, OfCheckpointsIsRefusedWhenARunIsResumed) {
+    train_six_steps(out_);
+    fs::rename(out_ / "checkpoints", place_ / "kept");
+    fs::create_symlink(disk_, out_ / "checkpoints");
+    const std::string script = concat("cp '", (place_ / "kept").string(), "/step_00000006.h5' '",
+                                      disk_.string(), "'; ", run_program);
+    const std::string metrics = contents_of(out_ / "metrics.jsonl");
+    expect_refused(run(resume(), {.prefix = on_disk(script)}),
+                   {"resume: '", "run': no room for a checkpoint of ", "No space left on device"});
+    EXPECT_EQ(contents_of(out_ / "metrics.jsonl"), metrics);
 }
 
 // ---- Checkpoints of another run ----

@@ -277,6 +277,7 @@ class FaultyFileSystem final : public FileSystem {
         size,
         reserve,
         truncate,
+        free_bytes,
         start_writeback,
         sync,
         rename,
@@ -321,6 +322,10 @@ class FaultyFileSystem final : public FileSystem {
     }
     int truncate(int file, std::uint64_t bytes) override {
         return answer(Call::truncate, [&] { return base_.truncate(file, bytes); });
+    }
+    std::int64_t free_bytes(const std::filesystem::path& path) override {
+        const std::int64_t fault = fault_(Call::free_bytes, 0);
+        return fault < 0 ? fault : base_.free_bytes(path);
     }
     int start_writeback(int file, std::uint64_t offset, std::uint64_t bytes) override {
         return answer(Call::start_writeback, [&] { return base_.start_writeback(file, offset, bytes); });

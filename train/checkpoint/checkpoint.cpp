@@ -77,6 +77,7 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
     with_file_name("checkpoint", path, [&] {
         check(checkpoint.step >= 0, "step ", checkpoint.step, " is negative");
         CheckpointPlan plan(checkpoint);
+        plan.require_host_memory();
         DurableFile durable(path, fs);
         durable.reserve(plan.file_bytes());
         CheckpointImage image(durable.file(), plan.user_block());
@@ -97,6 +98,10 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
         verify_written(durable.file(), path, header, plan.manifest());
         durable.commit(header.length);
     });
+}
+
+std::uint64_t checkpoint_bytes(const Checkpoint& checkpoint) {
+    return CheckpointPlan(checkpoint).file_bytes();
 }
 
 Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options, FileSystem& fs) {

@@ -45,6 +45,10 @@ NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
                       FileSystem& fs = FileSystem::posix());
 
+/// Returns the disk space that write_checkpoint() reserves, an upper bound of the file's size. The tensors
+/// may be on any device; their elements are not read.
+std::uint64_t checkpoint_bytes(const Checkpoint& checkpoint);
+
 struct ReadOptions {
     bool training_state = true;  ///< false: the reader skips master and optimizer
     bool follow_links = true;    ///< false: a symbolic link is refused

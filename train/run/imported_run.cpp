@@ -35,17 +35,14 @@ std::filesystem::path write_imported_run(const ImportedModel& model, const std::
     apply_json(config, *checkpoint.config, directory);
     config.out = directory;
     checkpoint.config = to_json(config);
-    const RunDirectory run = RunDirectory::create(config, identity);
+    const RunDirectory run = RunDirectory::create(config, identity, checkpoint_bytes(checkpoint));
     const CheckpointDirectory checkpoints(run.checkpoints());
     try {
         const CheckpointDirectory::Saved saved = checkpoints.save(checkpoint);
         check(saved.problem.empty(), saved.problem);
         // After any error, for example a weight that is not finite, no run without a checkpoint remains.
     } catch (...) {
-        std::error_code ignored;
-        std::filesystem::remove(run.config_file(), ignored);
-        std::filesystem::remove(run.identity_file(), ignored);
-        std::filesystem::remove(run.checkpoints(), ignored);
+        run.discard();
         throw;
     }
     return checkpoints.path_of(checkpoint.step);

@@ -31,13 +31,16 @@ void append_number(std::string& line, const char* key, double value) {
     line += text;
 }
 
-std::string checkpoint_line(std::int64_t step) {
-    return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
+constexpr const char* checkpoint_event = "checkpoint";
+constexpr const char* failed_checkpoint_event = "checkpoint_failed";
+
+std::string event_line(const char* event, std::int64_t step) {
+    return concat("{\"event\":\"", event, "\",\"step\":", step, "}");
 }
 
-bool is_checkpoint_event(const json& object) {
+bool is_event(const json& object, const char* name) {
     const auto event = object.find("event");
-    return event != object.end() && *event == "checkpoint";
+    return event != object.end() && *event == name;
 }
 
 /// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
@@ -86,15 +89,16 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
     for_lines(path, "", [&](std::string_view line, const json& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
-        if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint_event(object)) return;
-        if (is_checkpoint_event(object)) has_event |= step == last_step;
+        const bool is_checkpoint = is_event(object, checkpoint_event);
+        if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint) return;
+        if (is_checkpoint) has_event |= step == last_step;
         // A user may have edited the line: a wall_s that is no number is ignored, so that the times of later
         // lines stay right.
         if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
-    if (!has_event) kept.add(checkpoint_line(last_step));
+    if (!has_event) kept.add(event_line(checkpoint_event, last_step));
     file.commit(kept.flush());
     return wall_s;
 }
@@ -147,11 +151,15 @@ void MetricsFile::write(const StepReport& report) {
 }
 
 void MetricsFile::write_checkpoint_event(std::int64_t step) {
-    append(checkpoint_line(step));
+    append(event_line(checkpoint_event, step));
     // Writing to a file without a name succeeds, so a user who removed the directory would not notice.
     struct stat status {};
     if (::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 0)
         throw Error(concat("metrics ", path_.string(), ": was removed during the run; its lines are lost"));
+}
+
+void MetricsFile::write_failed_checkpoint_event(std::int64_t step) {
+    append(event_line(failed_checkpoint_event, step));
 }
 
 void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {
@@ -179,11 +187,13 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
     return history;
 }
 
-std::int64_t MetricsFile::newest_checkpoint(const std::filesystem::path& path) {
-    std::int64_t newest = 0;
+MetricsFile::NewestSaves MetricsFile::newest_saves(const std::filesystem::path& path) {
+    NewestSaves newest;
     with_file_name("metrics", path, [&] {
         for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
-            if (is_checkpoint_event(object)) newest = std::max(newest, object["step"].get<std::int64_t>());
+            const auto step = object["step"].get<std::int64_t>();
+            if (is_event(object, checkpoint_event)) newest.announced = std::max(newest.announced, step);
+            if (is_event(object, failed_checkpoint_event)) newest.failed = std::max(newest.failed, step);
         });
     });
     return newest;

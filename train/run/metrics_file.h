@@ -4,6 +4,7 @@
 ///     {"step":250,"loss":2.0512,"val_loss":2.1,"lr":0.001,"grad_norm":0.41,"tokens_per_s":61000,"ms":12.6,
 ///      "tokens":192000,"wall_s":3.21}
 ///     {"event":"checkpoint","step":250}
+///     {"event":"checkpoint_failed","step":500}
 ///     {"event":"sample","step":250,"prompt":"One day","text":" a fox went to the forest."}
 ///
 /// (The first object is one line in the file.) `tokens` counts from the beginning of the run; `wall_s` is the
@@ -45,6 +46,9 @@ class MetricsFile {
     /// Throws Error when the line cannot be written; the file then contains no part of the line.
     void write(const StepReport& report);
     void write_checkpoint_event(std::int64_t step);
+    /// Records that the save of this step failed, so that a run without checkpoints that is resumed is known
+    /// to have lost its steps.
+    void write_failed_checkpoint_event(std::int64_t step);
     /// Writes a text of the model. Of a long text only the beginning is written. Bytes that are not UTF-8
     /// become U+FFFD.
     void write_sample(std::int64_t step, std::string_view prompt, std::string_view text);
@@ -55,8 +59,12 @@ class MetricsFile {
 
     /// Reads the losses of a file; empty if there is no file.
     static LossHistory read(const std::filesystem::path& path);
-    /// Returns the newest step whose checkpoint the file announces; 0 if it announces none or does not exist.
-    static std::int64_t newest_checkpoint(const std::filesystem::path& path);
+    /// The newest steps whose saves the file records; 0: none, or no file.
+    struct NewestSaves {
+        std::int64_t announced = 0;  ///< safe on disk
+        std::int64_t failed = 0;
+    };
+    static NewestSaves newest_saves(const std::filesystem::path& path);
 
     static constexpr std::size_t max_line_bytes = std::size_t{64} << 10;
 

@@ -32,7 +32,7 @@ std::string run_identity_of(const Checkpoint& checkpoint, const std::string& sou
 
 ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     const CheckpointDirectory checkpoints(run.checkpoints());
-    const std::int64_t announced = MetricsFile::newest_checkpoint(run.metrics_file());
+    const auto [announced, failed] = MetricsFile::newest_saves(run.metrics_file());
     CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
     if (loaded.checkpoint) {
         check_same_run(run, *loaded.checkpoint, loaded.path.string());
@@ -52,11 +52,21 @@ ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     check(loaded.checkpoint || loaded.damaged.empty() || restart, "resume: '", run.path().string(),
           "' holds no sound checkpoint; --restart trains again from the start; ",
           loaded.damaged.empty() ? "" : loaded.damaged.front());
+    check(loaded.checkpoint || failed == 0 || restart, "resume: '", run.path().string(),
+          "' holds no checkpoint: its saves failed, the last one at step ", failed,
+          "; --restart trains again from the start");
 
     ResumePoint point{std::move(loaded.checkpoint), loaded.path, std::move(loaded.damaged)};
-    if (missing)
-        point.messages.push_back(concat("the checkpoint of step ", announced, " is missing; ",
-                                        run.path().string(), " continues from ", place));
+    const auto add = [&](const auto&... reason) {
+        point.messages.push_back(concat(reason..., "; ", run.path().string(), " continues from ", place));
+    };
+    if (missing) {
+        add("the checkpoint of step ", announced, " is missing");
+    } else if (failed > step) {
+        add("the save of step ", failed, " failed");
+    } else if (!point.checkpoint && point.messages.empty()) {
+        add("no checkpoint was saved yet");
+    }
     return point;
 }
 

@@ -13,7 +13,8 @@ namespace gradtile {
 struct ResumePoint {
     std::optional<Checkpoint> checkpoint;  ///< empty: the run starts again from step 0
     std::filesystem::path path;            ///< the checkpoint's file
-    std::vector<std::string> messages;  ///< one line for each newer file that is damaged, and for a restart
+    /// One line for each newer file that is damaged, and one when later steps than the checkpoint's are lost.
+    std::vector<std::string> messages;
 };
 
 /// Finds the resume point. Changes nothing in the directory.
@@ -22,7 +23,8 @@ struct ResumePoint {
 /// missing (the user removed it, or its disk is not mounted), resuming would silently train the lost steps
 /// again. So the function throws Error, unless `restart` allows the run to continue without that file. A file
 /// that exists but is damaged is named in `messages`, and the newest sound file is used. If there is no sound
-/// file, the function throws Error, unless `restart` is set.
+/// file, although there are damaged files or metrics.jsonl records a save that failed, the function throws
+/// Error, unless `restart` is set. A run that ended before its first save starts again, with a message.
 ///
 /// Throws Error when the newest sound checkpoint has another identity than the run, regardless of `restart`.
 ResumePoint find_resume_point(const RunDirectory& run, bool restart);

@@ -54,8 +54,10 @@ void write_text_file(const std::filesystem::path& path, const std::string& text)
     });
 }
 
-RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& identity) {
+RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& identity,
+                                  std::uint64_t checkpoint_bytes) {
     const std::filesystem::path path = config.out;
+    const bool existed = exists(path);
     try {
         make_directories(FileSystem::posix(), path);
     } catch (const Error& error) {
@@ -63,6 +65,7 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
     }
     check(is_directory(path), "out: '", path.string(), "' is not a directory");
     RunDirectory run(path);
+    run.made_ = !existed;
     for (const std::filesystem::path& trace : {run.config_file(), run.metrics_file(), run.checkpoints()}) {
         const std::filesystem::file_status found = symlink_status(trace);
         check(!is_symlink(found), "out: '", trace.string(),
@@ -70,11 +73,38 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
         check(!exists(found), "out: '", path.string(), "' already holds a run; continue it with --resume ",
               path.string(), " or choose another --out");
     }
-    run.remove_temporaries();
-    // The identity is written first, because config.json makes the directory a run.
-    write_text_file(run.identity_file(), json_text({{"identity", identity}}) + '\n');
-    write_text_file(run.config_file(), json_text(to_json(config), 2) + '\n');
+    try {
+        run.remove_temporaries();
+        run.require_room("out", checkpoint_bytes);
+        // The identity is written first, because config.json makes the directory a run.
+        write_text_file(run.identity_file(), json_text({{"identity", identity}}) + '\n');
+        write_text_file(run.config_file(), json_text(to_json(config), 2) + '\n');
+    } catch (...) {
+        run.discard();
+        throw;
+    }
     return run;
+}
+
+void RunDirectory::require_room(const char* setting, std::uint64_t checkpoint_bytes) const {
+    try {
+        // `checkpoints` may be a link to another disk.
+        require_disk_space(FileSystem::posix(), is_directory(checkpoints()) ? checkpoints() : path_,
+                           checkpoint_bytes);
+    } catch (const Error& error) {
+        throw Error(concat(setting, ": '", path_.string(), "': no room for a checkpoint of ",
+                           checkpoint_bytes, " bytes: ", error.what()));
+    }
+}
+
+void RunDirectory::discard() const {
+    std::error_code ignored;
+    // The lock is removed last: until then no other process makes a run here.
+    for (const std::filesystem::path& own :
+         {config_file(), metrics_file(), loss_curve_file(), checkpoints(), identity_file()})
+        std::filesystem::remove(own, ignored);
+    lock_.remove_file();
+    if (made_) std::filesystem::remove(path_, ignored);
 }
 
 RunDirectory RunDirectory::open(const std::filesystem::path& path) {

@@ -26,8 +26,10 @@ std::string new_run_identity();
 class RunDirectory {
   public:
     /// Creates the directory if needed, and writes run.json and config.json. Throws Error when the directory
-    /// already holds a run, is in use by another process or cannot be written.
-    static RunDirectory create(const TrainConfig& config, const std::string& identity);
+    /// already holds a run, is in use by another process, cannot be written, or is on a disk without room for
+    /// a file of `checkpoint_bytes`. After an error the directory is as before.
+    static RunDirectory create(const TrainConfig& config, const std::string& identity,
+                               std::uint64_t checkpoint_bytes);
     /// Throws Error when the directory holds no run or is in use, or when `checkpoints` in it is neither a
     /// directory nor a link of this user to one.
     static RunDirectory open(const std::filesystem::path& path);
@@ -36,6 +38,11 @@ class RunDirectory {
     TrainConfig config() const;
     /// Returns the identity in run.json; empty if there is no run.json.
     std::string identity() const;
+    /// Throws Error, which begins with `setting`, when the disk of the checkpoints has no room for a file of
+    /// `checkpoint_bytes`: training would lose its result.
+    void require_room(const char* setting, std::uint64_t checkpoint_bytes) const;
+    /// Undoes create(), for a run that failed to start.
+    void discard() const;
     /// Removes the temporary files of a killed process.
     void remove_temporaries() const;
 
@@ -53,6 +60,7 @@ class RunDirectory {
     explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)), lock_(path_) {}
     std::filesystem::path path_;
     RunLock lock_;
+    bool made_ = false;  // create() made the directory
 };
 
 }  // namespace gradtile

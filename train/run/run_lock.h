@@ -7,15 +7,21 @@
 namespace gradtile {
 
 /// Holds an flock() on DIRECTORY/.lock during its lifetime. The kernel releases the lock when the process
-/// ends in any way, so a lock is never stale. The file is not removed: if it were, two processes could lock
-/// two files of the same name.
+/// ends in any way, so a lock is never stale.
 class RunLock {
   public:
     /// The directory must exist. Throws Error naming the directory and the process that holds the lock.
     /// Throws Error when .lock does not belong to this user alone (see open_own_file()).
     explicit RunLock(const std::filesystem::path& directory);
 
+    /// Removes the file, for a run that failed to start. A process that has opened the file meanwhile notices
+    /// that the name is gone, and locks a new file.
+    void remove_file() const;
+
   private:
+    bool has_name() const;
+
+    std::filesystem::path path_;
     OpenFile file_;
 };
 

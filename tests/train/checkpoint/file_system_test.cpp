@@ -6,16 +6,20 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
 #include <set>
 
+#include <support/memory_file_system.h>
 #include "checkpoint_test_support.h"
 
 namespace gradtile {
 namespace {
 
 using test::error_of;
+using test::FaultyFileSystem;
 using test::TemporaryDirectory;
 using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
 
 std::vector<std::string> lines_in(const std::string& file, std::size_t max_bytes) {
@@ -106,6 +110,43 @@ TEST(RandomHex, DrawsNewDigitsEachTime) {
     EXPECT_EQ(drawn.size(), 1000u);
     EXPECT_THAT(*drawn.begin(), testing::MatchesRegex("[0-9a-f]{16}"));
     EXPECT_EQ(owner_of_new_files(std::filesystem::temp_directory_path()), ::geteuid());
+}
+
+// ---- Room for a file ----
+
+using Call = FaultyFileSystem::Call;
+
+constexpr std::uint64_t no_disk_has_this = std::uint64_t{1} << 62;
+
+/// A file system in which one call fails with `error`.
+FaultyFileSystem failing(Call failing_call, int error) {
+    return {FileSystem::posix(),
+            [=](Call call, std::size_t) -> std::int64_t { return call == failing_call ? -error : 0; }};
+}
+
+TEST(DiskSpace, OfAFileIsReservedAndFreed) {
+    const TemporaryDirectory place;
+    require_disk_space(FileSystem::posix(), place.path(), 10'000);
+    EXPECT_TRUE(std::filesystem::is_empty(place.path()));
+}
+
+TEST(DiskSpace, ThatCannotBeReservedIsAnError) {
+    const TemporaryDirectory place;
+    for (const int error : {ENOSPC, EDQUOT}) {
+        FaultyFileSystem full = failing(Call::reserve, error);
+        EXPECT_THAT(error_of([&] { require_disk_space(full, place.path(), 10'000); }),
+                    EndsWith("cannot reserve disk space: " + describe_errno(error)));
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(place.path()));
+}
+
+TEST(DiskSpace, IsTheFreeSpaceWhereNoneCanBeReserved) {
+    const TemporaryDirectory place;
+    FaultyFileSystem network = failing(Call::reserve, EOPNOTSUPP);
+    require_disk_space(network, place.path(), 10'000);
+    EXPECT_THAT(error_of([&] { require_disk_space(network, place.path(), no_disk_has_this); }),
+                HasSubstr(" free bytes"));
+    EXPECT_TRUE(std::filesystem::is_empty(place.path()));
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
               (json{{"event", "sample"}, {"step", 1}, {"prompt", "One \xEF\xBF\xBD"}, {"text", "text 1"}}));
     // A sample's event is not a checkpoint's event, so the constructor adds the checkpoint's event. If the
     // last step's line is unwritten, its sample is removed, too.
-    EXPECT_EQ(MetricsFile::newest_checkpoint(path), 0);
+    EXPECT_EQ(MetricsFile::newest_saves(path).announced, 0);
     { MetricsFile metrics(path, 2); }
     EXPECT_EQ(lines_of(path), (std::vector<std::string>{all[0], all[1], all[2], all[3],
                                                         R"({"event":"checkpoint","step":2})"}));

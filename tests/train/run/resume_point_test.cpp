@@ -64,7 +64,7 @@ TEST(ResumePoint, RetentionMayRemoveTheNewestAnnouncedCheckpointForANewerOne) {
     run.train();
     EXPECT_FALSE(exists(run.checkpoint(5)));
     run.remove_announcements_after(5);
-    EXPECT_EQ(MetricsFile::newest_checkpoint(run.out() / "metrics.jsonl"), 5);
+    EXPECT_EQ(MetricsFile::newest_saves(run.out() / "metrics.jsonl").announced, 5);
     EXPECT_EQ(run.resume_point().checkpoint->step, 10);
 }
 
@@ -75,6 +75,47 @@ TEST(ResumePoint, ADamagedAnnouncedCheckpointIsNamedAndTheOlderOneUsed) {
     const ResumePoint point = run.resume_point();
     EXPECT_EQ(point.checkpoint->step, 5);
     EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("step_00000010.h5")));
+}
+
+/// Trains with a file in the place of the directory of checkpoints, so that every save fails.
+void train_without_saves(const RunToResume& run, Trainer& trainer, std::int64_t until) {
+    const std::filesystem::path checkpoints = run.out() / "checkpoints", kept = run.out() / "kept";
+    const bool existed = exists(checkpoints);
+    if (existed) rename(checkpoints, kept);
+    std::ofstream(checkpoints) << "no directory";
+    EXPECT_FALSE(trainer.run(until).saved);
+    remove(checkpoints);
+    if (existed) rename(kept, checkpoints);
+}
+
+TEST(ResumePoint, ARunWhoseEverySaveFailedDoesNotStartAgainWithoutRestart) {
+    RunToResume run;
+    {
+        Trainer trainer(run.config, run.on_message);
+        train_without_saves(run, trainer, 10);
+    }
+    const std::vector<json> before = TinyRun::metrics(run.out());
+    EXPECT_THAT(run.refusal(), HasSubstr("' holds no checkpoint: its saves failed, the last one at step 10"));
+    EXPECT_EQ(TinyRun::metrics(run.out()), before);
+    const ResumePoint point = run.resume_point(/*restart=*/true);
+    EXPECT_FALSE(point.checkpoint);
+    EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("the save of step 10 failed; ")));
+    { Trainer(Resume{.directory = run.out(), .restart = true}, run.on_message).run(); }
+    EXPECT_EQ(run.resume_point().checkpoint->step, 12);
+    EXPECT_THAT(run.resume_point().messages, IsEmpty());
+}
+
+TEST(ResumePoint, SaysThatTheStepsAfterTheLastSaveAreLost) {
+    RunToResume run;
+    run.train(5);
+    {
+        Trainer trainer(Resume{.directory = run.out()}, run.on_message);
+        train_without_saves(run, trainer, 10);
+    }
+    const ResumePoint point = run.resume_point();
+    EXPECT_EQ(point.checkpoint->step, 5);
+    EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("the save of step 10 failed; ")));
+    EXPECT_THAT(point.messages.front(), testing::EndsWith(" continues from step 5"));
 }
 
 TEST(ResumePoint, DoesNotChangeTheMetricsOfARefusedRun) {

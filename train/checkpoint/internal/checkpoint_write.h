@@ -15,6 +15,8 @@ class CheckpointPlan {
   public:
     /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).
     explicit CheckpointPlan(const Checkpoint& checkpoint);
+    /// Throws Error naming a tensor that is not on the CPU, where write_hdf5() reads it.
+    void require_host_memory() const;
 
     /// The manifest. Its addresses and checksums are zero until write_hdf5() has run.
     const CheckpointManifest& manifest() const { return manifest_; }
