@@ -18,6 +18,7 @@
 #include <gradtile/train/evaluation/evaluate.h>
 #include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/optional_json.h>
+#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
@@ -119,11 +120,10 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     }
     identity_ = group_->broadcast(new_run_identity());
     if (purpose != Purpose::train || !group_->is_root()) return;
-    open_events(TensorBoardEvents::Run::starts);
-    if (!config_.out.empty()) {
-        // Memory is allocated first, so that a start that runs out of memory creates no directory.
-        const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
-        open_directory(RunDirectory::create(config_, identity_, bytes), /*resumed=*/false);
+    if (config_.out.empty()) {
+        open_events(TensorBoardEvents::Run::starts);
+    } else {
+        start_in_directory();
     }
 }
 
@@ -184,11 +184,15 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) {
+        if (!config_.tensorboard.empty() && !resume.tensorboard &&
+            !TensorBoardEvents::exist_in(config_.tensorboard, identity_))
+            require_inside_run("tensorboard", config_.tensorboard, resume.directory, start.source);
         open_events(TensorBoardEvents::Run::resumes);
         const std::uint64_t bytes = prepare_saves(directory->checkpoints());
         directory->remove_temporaries();
         directory->require_room("resume", bytes);
-        open_directory(std::move(*directory), /*resumed=*/true);
+        directory_ = std::make_unique<RunDirectory>(*std::move(directory));
+        open_metrics(/*resumed=*/true);
     }
 }
 
@@ -340,13 +344,26 @@ std::uint64_t Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
     return checkpoint_bytes(like);
 }
 
-/// Called before the run's directory changes, so that a start that is refused creates no run.
-void Trainer::open_events(TensorBoardEvents::Run run) {
-    if (!config_.tensorboard.empty()) events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run);
+/// Creates the directory of a new run. A start that is refused leaves none.
+void Trainer::start_in_directory() {
+    // Memory is allocated first, so that a start that runs out of memory creates no directory.
+    const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
+    directory_ = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
+    try {
+        open_events(TensorBoardEvents::Run::starts);
+        open_metrics(/*resumed=*/false);
+    } catch (...) {
+        directory_->discard();
+        throw;
+    }
 }
 
-void Trainer::open_directory(RunDirectory directory, bool resumed) {
-    directory_ = std::make_unique<RunDirectory>(std::move(directory));
+void Trainer::open_events(TensorBoardEvents::Run run) {
+    if (!config_.tensorboard.empty())
+        events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run, identity_);
+}
+
+void Trainer::open_metrics(bool resumed) {
     metrics_ = std::make_unique<MetricsFile>(
         directory_->metrics_file(), resumed ? step_ : -1,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);

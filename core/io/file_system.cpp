@@ -292,14 +292,29 @@ std::string random_hex(std::size_t bytes) {
     return digits;
 }
 
+namespace {
+
+/// Returns the absolute path without links and dots; empty if it cannot be determined.
+std::filesystem::path normal(const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+}
+
+}  // namespace
+
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
     std::error_code error;
     if (std::filesystem::equivalent(a, b, error)) return true;
-    const auto normal = [&](const std::filesystem::path& path) {
-        return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
-    };
     const std::filesystem::path first = normal(a), second = normal(b);
     return !first.empty() && first == second;
+}
+
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
+    const std::filesystem::path inner = normal(path);
+    std::filesystem::path outer = normal(directory);
+    if (!outer.has_filename()) outer = outer.parent_path();  // the path ended with a slash
+    if (inner.empty() || outer.empty()) return false;
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {

@@ -136,6 +136,10 @@ std::string random_hex(std::size_t bytes);
 /// is compared by its path.
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 
+/// Returns whether a path, which need not exist, lies in a directory or is the directory itself. Links of
+/// both are followed.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory);
+
 /// Calls fsync on a directory. Only this makes renames, links and removals in the directory durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 
