@@ -57,6 +57,28 @@ std::int64_t fill_window(const TokenSequence& sequence, const TokenWindow& input
     return counted;
 }
 
+/// Throws Error unless a target counts in at least one window. Otherwise a loss would be 0 or 0/0, which are
+/// no results. Usually reads one window only.
+void require_target(const TokenSequence& sequence, std::span<const TokenWindow> of_examples,
+                    WindowOptions options, const char* purpose) {
+    const std::int64_t predictions = std::max<std::int64_t>(sequence.size() - 1, 1);
+    options.context = std::min(options.context, predictions);
+    const std::int64_t context = options.context;
+    const std::int64_t windows =
+        of_examples.empty() ? ceil_div(predictions, context) : std::ssize(of_examples);
+    std::vector<std::int32_t> window, row(static_cast<std::size_t>(3 * context)), starts;
+    for (std::int64_t i = 0; i < windows; ++i) {
+        const TokenWindow inputs = of_examples.empty()
+                                       ? TokenWindow{i * context, std::min((i + 1) * context, predictions)}
+                                       : of_examples[static_cast<std::size_t>(i)];
+        starts.clear();
+        if (fill_window(sequence, inputs, options, window,
+                        {row.data(), row.data() + context, row.data() + 2 * context}, starts) > 0)
+            return;
+    }
+    throw Error(concat(sequence.source(), ": has no target to ", purpose, " on: all are ignored"));
+}
+
 /// The rows of a batch, and the offsets of the documents in them.
 class BatchRows {
   public:
@@ -141,6 +163,7 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
         check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
               " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
     }
+    require_target(tokens_, of_examples_, window_options(), "train");
     cursor_ = start_of(0);
 }
 
@@ -253,9 +276,11 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
     const Examples* const examples = tokens_.examples();
     check(stride_ == context || (!examples && !options.packing), tokens_.source(),
           ": a stride other than the context; conversations and packed documents have none");
-    if (!examples) return;
-    of_examples_ = windows_of(*examples, context, options.packing);
-    check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+    if (examples) {
+        of_examples_ = windows_of(*examples, context, options.packing);
+        check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+    }
+    require_target(tokens_, of_examples_, options_, "validate");
 }
 
 std::int64_t SequentialLoader::windows() const {

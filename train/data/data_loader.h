@@ -61,8 +61,8 @@ struct DataLoaderOptions {
 /// is unchanged, and the batch's contents are undefined.
 class DataLoader {
   public:
-    /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when its examples have
-    /// no target.
+    /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when it has no target
+    /// that counts.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
@@ -131,8 +131,7 @@ struct SequentialOptions {
 /// DataLoader.
 class SequentialLoader {
   public:
-    /// Throws Error naming the sequence when it has fewer than two tokens, or when its examples have no
-    /// target.
+    /// Throws Error naming the sequence when it has fewer than two tokens, or no target that counts.
     SequentialLoader(TokenSequence tokens, std::int64_t context, const SequentialOptions& options = {});
 
     bool done() const { return window_ == windows(); }

@@ -281,6 +281,35 @@ TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
                  Error);
 }
 
+TEST(DataLoader, DataWithoutATargetAreRefused) {
+    const auto refusal = [](std::vector<std::int32_t> ids, std::int64_t context, const Packing& packing) {
+        const TokenSequence tokens(std::move(ids), "ids");
+        const std::string train = test::message_of(
+            [&] { DataLoader(tokens, {.context = context, .ignore_token = 7, .packing = packing}); });
+        const std::string validate = test::message_of(
+            [&] { SequentialLoader(tokens, context, {.ignore_token = 7, .packing = packing}); });
+        EXPECT_EQ(train.empty(), validate.empty());
+        if (!train.empty()) {
+            EXPECT_EQ(train, "ids: has no target to train on: all are ignored");
+            EXPECT_EQ(validate, "ids: has no target to validate on: all are ignored");
+        }
+        return !train.empty();
+    };
+    std::vector<std::int32_t> ids(100, 7);
+    EXPECT_TRUE(refusal(ids, 8, {}));
+    ids.front() = 3;  // the first token is no target
+    EXPECT_TRUE(refusal(ids, 8, {}));
+    EXPECT_FALSE(refusal({7, 7, 7, 7, 3, 7}, 2, {}));
+    EXPECT_FALSE(refusal({7, 7, 7, 7, 7, 3}, 2, {}));
+    EXPECT_FALSE(refusal({7, 7, 3}, 2, {}));
+    // With one document in a window, the targets after the next separator, 9, do not count.
+    const auto packed = [](std::int64_t documents) {
+        return Packing{{DocumentRule::Kind::separator, 9}, documents};
+    };
+    EXPECT_TRUE(refusal({9, 7, 7, 7, 7, 7, 7}, 6, packed(1)));
+    EXPECT_FALSE(refusal({7, 7, 9, 3, 3, 3}, 5, packed(1)));  // the separator counts
+}
+
 TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
     std::vector<std::int32_t> ids(200);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i * i % 7);
