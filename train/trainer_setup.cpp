@@ -77,17 +77,24 @@ void check_token_ids(const TrainConfig& config) {
           " does not have; expected document-token, the id of the token that begins a document");
 }
 
-/// The first tokens of the data, in which a separator should occur.
-constexpr std::int64_t tokens_with_a_separator = std::int64_t{1} << 20;
+/// The first tokens of the data, in which documents are counted.
+constexpr std::int64_t tokens_with_documents = std::int64_t{1} << 20;
+/// One document of more windows than this is reported: the data may lack the blank lines or separators that
+/// the run expects, and would be trained on as if it were not packed.
+constexpr std::int64_t windows_of_one_document = 10;
 
-bool occurs_in(const TokenSequence& tokens, std::int32_t token, std::int64_t count) {
-    std::vector<std::int32_t> some(std::size_t{1} << 16);
-    for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
-        some.resize(static_cast<std::size_t>(std::min(count - begin, std::ssize(some))));
-        tokens.read(begin, some);
-        if (std::ranges::find(some, token) != some.end()) return true;
+std::string places_of_documents(const DocumentRule& rule) {
+    switch (rule.kind) {
+        case DocumentRule::Kind::none:
+            break;
+        case DocumentRule::Kind::separator:
+            return concat("at token ", rule.token);
+        case DocumentRule::Kind::blank_lines:
+            return "after blank lines";
+        case DocumentRule::Kind::examples:
+            return "with conversations";
     }
-    return false;
+    throw Error("packing: unknown rule");
 }
 
 }  // namespace
@@ -272,11 +279,14 @@ void Trainer::check_sampling() const {
 void Trainer::choose_document_token(const Dataset& dataset) {
     if (config_.document_token < 0) config_.document_token = dataset.separator;
     const DocumentRule rule = packing_of(config_, dataset.tokenizer).rule;
-    if (rule.kind != DocumentRule::Kind::separator || rule.token >= config_.model.vocabulary) return;
-    const std::int64_t count = std::min(dataset.train.size(), tokens_with_a_separator);
-    if (!occurs_in(dataset.train, rule.token, count))
-        on_message_(concat("packed: documents begin at token ", rule.token, ", which the first ",
-                           grouped(count), " training tokens do not contain"));
+    const bool is_unknown =
+        rule.kind == DocumentRule::Kind::separator && rule.token >= config_.model.vocabulary;
+    if (is_unknown) return;  // check_token_ids() refuses it
+    const std::int64_t count = std::min(dataset.train.size(), tokens_with_documents);
+    const std::int64_t windows = ceil_div(count, config_.model.context);
+    if (windows <= windows_of_one_document || !document_begins(dataset.train, rule, count).empty()) return;
+    on_message_(concat("packed: documents begin ", places_of_documents(rule), "; the first ", grouped(count),
+                       " training tokens, ", grouped(windows), " windows, are one document"));
 }
 
 /// Allocates everything that a run holds during training.

@@ -109,6 +109,8 @@ class DataLoader {
     TokenSequence tokens_;
     DataLoaderOptions options_;
     std::vector<TokenWindow> of_examples_;  // the windows of an epoch; empty if the sequence has no examples
+    // Packed: where documents begin in the sequence; empty if each separator shows it.
+    std::vector<std::int64_t> borders_;
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
@@ -154,6 +156,7 @@ class SequentialLoader {
     WindowOptions options_;
     std::int64_t stride_;
     std::vector<TokenWindow> of_examples_;
+    std::vector<std::int64_t> borders_;
     std::int64_t window_ = 0;
     std::vector<std::int32_t> scratch_;
 };
