@@ -319,8 +319,8 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
         SequentialLoader loader(dataset.validation, context,
                                 {.ignore_token = config_.ignore_token, .packing = packing});
         const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
-        validation_ = std::make_unique<EvaluationData>(
-            EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context, packing)});
+        Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), packing);
+        validation_ = std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
     }
     plan_arena();
 }

@@ -1,6 +1,7 @@
 #include <gradtile/train/data/data_loader.h>
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -310,17 +311,50 @@ TokenWindow SequentialLoader::window_at(std::int64_t window) const {
     return {begin, std::min(begin + options_.context, tokens_.size() - 1)};
 }
 
+std::int64_t SequentialLoader::longest_window() const {
+    return longest_window(0, windows());
+}
+
+/// Returns the largest number of tokens in the windows [begin, end).
+std::int64_t SequentialLoader::longest_window(std::int64_t begin, std::int64_t end) const {
+    std::int64_t longest = 1;
+    // Without examples only the last window may be short.
+    if (of_examples_.empty()) end = std::min(end, begin + 1);
+    for (std::int64_t window = begin; window < end; ++window) {
+        const TokenWindow inputs = window_at(window);
+        longest = std::max(longest, inputs.end - inputs.begin);
+    }
+    return longest;
+}
+
+Shape SequentialLoader::next_shape(std::int64_t rows) const {
+    const std::int64_t end = std::min(window_ + rows, windows()), longest = longest_window(window_, end);
+    const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(longest)));
+    const std::int64_t step = std::max<std::int64_t>(power / 8, 1);
+    return {end - window_, std::min(ceil_div(longest, step) * step, options_.context)};
+}
+
 std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                                     const DocumentSpans& documents) {
-    BatchRows rows(options_, tokens, targets, documents);
-    const std::int64_t context = options_.context;
+    return next_rows(options_.context, tokens, targets, documents);
+}
+
+/// Fills rows of `length` tokens.
+std::int64_t SequentialLoader::next_rows(std::int64_t length, std::span<std::int32_t> tokens,
+                                         std::span<std::int32_t> targets, const DocumentSpans& documents) {
+    WindowOptions options = options_;
+    options.context = length;
+    BatchRows rows(options, tokens, targets, documents);
+    const std::int64_t longest = longest_window(window_, std::min(window_ + rows.count(), windows()));
+    check(longest <= length, "data loader: rows of ", length, " tokens; expected at least ", longest);
+    // The first targets of a row are also those of the previous window.
+    const std::int64_t repeated = std::min(options_.context - stride_, length);
     std::int64_t counted = 0, window = window_;
     for (std::int64_t row = 0; row < rows.count(); ++row) {
         counted += rows.fill({tokens_, borders_}, row, window_at(window), scratch_);
         if (window > 0 && window < windows()) {
-            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * context),
-                                                        // Targets of the previous window.
-                                                        static_cast<std::size_t>(context - stride_))) {
+            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * length),
+                                                        static_cast<std::size_t>(repeated))) {
                 counted -= target != ignored_target;
                 target = ignored_target;
             }
@@ -337,8 +371,9 @@ void SequentialLoader::rewind() {
 }
 
 std::int64_t SequentialLoader::next(const Batch& batch) {
-    return next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context),
-                spans_of(batch.documents, options_.context));
+    const std::int64_t length = batch.tokens.defined() && batch.tokens.rank() == 2 ? batch.tokens.size(1) : 0;
+    return next_rows(length, host_elements(batch.tokens, length), host_elements(batch.targets, length),
+                     spans_of(batch.documents, length));
 }
 
 }  // namespace gradtile

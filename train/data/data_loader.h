@@ -141,16 +141,26 @@ class SequentialLoader {
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const;
     const Packing& packing() const { return options_.packing; }
+    /// Returns the number of tokens in the longest window, at most the context.
+    std::int64_t longest_window() const;
+    /// Returns [B, L], the shape of a small batch for the next `rows` windows: B windows are left, and the
+    /// longest of them has at most L tokens. L is rounded up by less than an eighth, so that few shapes
+    /// occur.
+    Shape next_shape(std::int64_t rows) const;
     /// Fills B rows with the next windows and returns the number of targets that count. Rows after the last
     /// window hold token 0 with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
+    /// Fills rows of any length that holds the windows.
     std::int64_t next(const Batch& batch);
     /// Returns to the first window. Throws Error when a file was changed since it was opened.
     void rewind();
 
   private:
     TokenWindow window_at(std::int64_t window) const;
+    std::int64_t longest_window(std::int64_t begin, std::int64_t end) const;
+    std::int64_t next_rows(std::int64_t length, std::span<std::int32_t> tokens,
+                           std::span<std::int32_t> targets, const DocumentSpans& documents);
 
     TokenSequence tokens_;
     WindowOptions options_;

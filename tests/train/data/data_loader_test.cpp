@@ -281,6 +281,31 @@ TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
                  Error);
 }
 
+TEST(SequentialLoader, BatchesAreAsSmallAsTheirWindows) {
+    const Context ctx(Device::cpu(), 1);
+    SequentialLoader loader(numbered_tokens(22), 8);
+    EXPECT_EQ(loader.longest_window(), 8);
+    EXPECT_EQ(loader.next_shape(2), (Shape{2, 8}));
+    EXPECT_THAT(test::message_of([&] { loader.next(empty_batch(ctx, 2, 7)); }),
+                testing::HasSubstr("rows of 7 tokens; expected at least 8"));
+    loader.next(empty_batch(ctx, 2, 8));
+    EXPECT_EQ(loader.next_shape(2), (Shape{1, 5}));
+    const Batch last = empty_batch(ctx, 1, 5);
+    EXPECT_EQ(loader.next(last), 5);
+    EXPECT_EQ(to_host(ctx, last.tokens), (std::vector<double>{16, 17, 18, 19, 20}));
+    EXPECT_EQ(to_host(ctx, last.targets), (std::vector<double>{17, 18, 19, 20, 21}));
+    EXPECT_TRUE(loader.done());
+
+    // Lengths above 8 are rounded up by less than an eighth, but never beyond the context.
+    EXPECT_EQ(SequentialLoader(numbered_tokens(101), 16'777'216).next_shape(12), (Shape{1, 104}));
+    EXPECT_EQ(SequentialLoader(numbered_tokens(101), 100).next_shape(12), (Shape{1, 100}));
+    // With a stride, the first targets of the last window are those of the window before.
+    SequentialLoader strided(numbered_tokens(15), 8, {.stride = 7});
+    strided.next(empty_batch(ctx, 1, 8));
+    EXPECT_EQ(strided.next_shape(1), (Shape{1, 7}));
+    EXPECT_EQ(strided.next(empty_batch(ctx, 1, 7)), 6);
+}
+
 TEST(DataLoader, DataWithoutATargetAreRefused) {
     const auto refusal = [](std::vector<std::int32_t> ids, std::int64_t context, const Packing& packing) {
         const TokenSequence tokens(std::move(ids), "ids");
