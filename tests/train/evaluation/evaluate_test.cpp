@@ -22,9 +22,9 @@ TokenSequence text_of(const std::string& text) {
     return TokenSequence::of_bytes(text, "text");
 }
 
-/// A context of 65,536 tokens would need 4 MiB for a single activation of the model.
+/// The context would need 1 GiB for a single activation of the model, and for the angles of its positions.
 TEST(Evaluate, ATextShorterThanTheContextTakesMemoryForItsTokensOnly) {
-    const auto model = byte_model(65'536, DType::f32), small = byte_model(9, DType::f32);
+    const auto model = byte_model(16'777'216, DType::f32), small = byte_model(9, DType::f32);
     const Context ctx =
         model->ctx.with_allocator(std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20));
     const Evaluation result = evaluate(ctx, *model, text_of("ten tokens"));
