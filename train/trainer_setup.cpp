@@ -168,6 +168,9 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     }
     group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
+    check(start.checkpoint || !config_.data.empty(), "resume: '", resume.directory.string(),
+          "' holds neither a checkpoint nor the name of data to train on, as after an import that was "
+          "interrupted; import into it again");
     for (const std::string& line : messages) on_message_(line);
 
     if (start.checkpoint) {
@@ -366,6 +369,7 @@ void Trainer::start_in_directory() {
         directory_->discard();
         throw;
     }
+    directory_->keep();
 }
 
 void Trainer::open_events(TensorBoardEvents::Run run) {

@@ -479,6 +479,36 @@ TEST_F(PreparedDirectory, ALinkToCheckpointsOfNoRunIsRefused) {
     EXPECT_TRUE(fs::is_empty(elsewhere));
 }
 
+TEST_F(PreparedDirectory, ARunThatNeverMadeAStepIsReplaced) {
+    train_six_steps(out_);
+    const std::string settings = contents_of(out_ / "config.json"), identity = contents_of(out_ / "run.json");
+    fs::remove_all(out_);
+    const auto prepare = [&] {
+        fs::remove_all(out_);
+        fs::create_directories(out_ / "checkpoints");
+        std::ofstream(out_ / "config.json") << settings;
+        std::ofstream(out_ / "run.json") << identity;
+        std::ofstream(out_ / "metrics.jsonl") << "";
+    };
+    prepare();
+    std::ofstream(out_ / "checkpoints/step_00000000.h5.tmp-0123456789abcdef") << "half";
+    expect_success(run(training(out_)));
+    EXPECT_NE(contents_of(out_ / "run.json"), identity);
+    expect_finished_as_straight();
+    // A line of metrics, a checkpoint, or settings of another program are not lost.
+    const std::map<std::string, std::string> kept{{"metrics.jsonl", "{}\n"},
+                                                  {"checkpoints/step_00000001.h5", "damaged"},
+                                                  {"config.json", R"({"name": "another program"})"},
+                                                  {"run.json", "{}"}};
+    for (const auto& [name, content] : kept) {
+        prepare();
+        std::ofstream(out_ / name) << content;
+        const auto before = state_of_files(out_);
+        expect_refused(run(training(out_)), {"already holds a run"});
+        EXPECT_EQ(state_of_files(out_), before) << name;
+    }
+}
+
 // ---- Other working directories ----
 
 using WorkingDirectory = RunOnDisk;
