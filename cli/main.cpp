@@ -38,6 +38,7 @@ int run(int argc, const char* const* argv) {
 int main(int argc, char** argv) {
     cli::open_missing_streams();
     cli::ignore_write_signals();
+    cli::remove_files_on_signals();
     try {
         return run(argc, argv);
     } catch (const std::exception& error) {

@@ -1,5 +1,7 @@
 #include <gradtile/cli/setting_flags.h>
 
+#include <algorithm>
+
 #include <gradtile/cli/usage_error.h>
 
 namespace gradtile::cli {
@@ -52,6 +54,11 @@ void apply_user_config(TrainConfig& config, const std::string& path) {
 
 std::vector<std::string> SettingFlags::given() const {
     return given_.names();
+}
+
+bool SettingFlags::has(std::string_view name) const {
+    const std::vector<std::string> names = given();
+    return std::ranges::find(names, name) != names.end();
 }
 
 }  // namespace gradtile::cli

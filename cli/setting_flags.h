@@ -25,6 +25,7 @@ class SettingFlags {
     void apply(TrainConfig& config) const;
     /// Names of the settings that were given.
     std::vector<std::string> given() const;
+    bool has(std::string_view name) const;
 
   private:
     Command command_;

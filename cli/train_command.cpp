@@ -16,6 +16,7 @@
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
@@ -49,6 +50,13 @@ TrainConfig config_of(const Flags& flags) {
     if (!config.init_from.empty()) config = settings(config.init_from);
     check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
     return config;
+}
+
+/// Refuses a place to write to that only the file of --config names; see output_place.h.
+void check_outputs(const Flags& flags, const TrainConfig& config) {
+    if (config.tensorboard.empty() || flags.settings.has("tensorboard")) return;
+    rethrow_as_usage_error(
+        [&] { require_inside_run("tensorboard", config.tensorboard, config.out, flags.config_file); });
 }
 
 Resume resume_of(const Flags& flags) {
@@ -152,6 +160,7 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
         return std::make_unique<Trainer>(resume_of(flags), on_message, group);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
     rethrow_as_usage_error([&] { validate(config, group->size()); });
+    if (!flags.memory) check_outputs(flags, config);
     return std::make_unique<Trainer>(config, on_message, group,
                                      flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train);
 }
@@ -239,6 +248,7 @@ int launch_training(const Flags& flags) {
     TrainConfig config;  // validated here, so that an error is printed once instead of by every process
     if (flags.resume.empty()) {
         config = config_of(flags);
+        check_outputs(flags, config);
     } else {
         resume_of(flags);
         flags.settings.apply(config);
@@ -261,6 +271,9 @@ int launch_training(const Flags& flags) {
                                            {"--stop-after", concat(flags.stop_after)});
         if (flags.quiet) launch.resume_arguments.emplace_back("--quiet");
         if (flags.live) launch.resume_arguments.emplace_back("--live");
+        if (flags.settings.has("tensorboard"))
+            launch.resume_arguments.insert(launch.resume_arguments.end(),
+                                           {"--tensorboard", config.tensorboard});
     }
     return cli::launch(launch);
 }

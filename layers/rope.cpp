@@ -1,6 +1,10 @@
 #include <gradtile/layers/rope.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <deque>
+#include <mutex>
 
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
@@ -10,34 +14,68 @@
 
 namespace gradtile {
 
-/// Cosines and sines [max_positions, D/2]: float64 for float64 values, else float32.
+/// Cosines and sines [P, D/2] of the first P positions: float64 for float64 values, else float32.
 struct Rope::Tables {
-    DeviceCopies cosines, sines;
+    struct Table {
+        DeviceCopies cosines, sines;
+        std::int64_t positions() const { return cosines.original().size(0); }
+    };
+
+    Tables(std::int64_t d, std::int64_t n, double b) : head_dim(d), max_positions(n), base(b) {}
+    const Table& of_first(std::int64_t positions);
+
+    std::int64_t head_dim, max_positions;
+    double base;
+
+  private:
+    Table longer_table(std::int64_t positions) const;
+
+    std::mutex mutex_;  // guards `tables_`
+    // Each is at least twice as long as the one before. A captured graph may still read an earlier one.
+    std::deque<Table> tables_;
 };
+
+/// Returns the newest table, which has at least this many positions.
+const Rope::Tables::Table& Rope::Tables::of_first(std::int64_t positions) {
+    const std::scoped_lock lock(mutex_);
+    if (tables_.empty() || tables_.back().positions() < positions) tables_.push_back(longer_table(positions));
+    return tables_.back();
+}
+
+Rope::Tables::Table Rope::Tables::longer_table(std::int64_t positions) const {
+    constexpr std::uint64_t fewest = 64;
+    const std::uint64_t power = std::bit_ceil(std::max(static_cast<std::uint64_t>(positions), fewest));
+    const std::int64_t length = std::min(static_cast<std::int64_t>(power), max_positions);
+    const std::int64_t known = tables_.empty() ? 0 : tables_.back().positions(), half = head_dim / 2;
+    const Context host(Device::cpu(), 1);
+    const Tensor cosines = empty(host, {length, half}, DType::f64), sines = empty_like(host, cosines);
+    if (known > 0) {
+        copy(host, cosines.slice(0, 0, known), tables_.back().cosines.original());
+        copy(host, sines.slice(0, 0, known), tables_.back().sines.original());
+    }
+    for (std::int64_t i = 0; i < half; ++i) {
+        const double frequency =
+            std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        for (std::int64_t t = known; t < length; ++t) {
+            cosines.data<double>()[t * half + i] = std::cos(static_cast<double>(t) * frequency);
+            sines.data<double>()[t * half + i] = std::sin(static_cast<double>(t) * frequency);
+        }
+    }
+    return {DeviceCopies(cosines), DeviceCopies(sines)};
+}
 
 Rope::Rope(std::int64_t head_dim, std::int64_t max_positions, double base) {
     check(head_dim > 0 && head_dim % 2 == 0, "rope: head_dim ", head_dim, " is not even");
     check(max_positions >= 0, "rope: ", max_positions, " positions; expected 0 or more");
     check(base > 0, "rope: base ", base, " is not positive");
-    const Context host(Device::cpu(), 1);
-    const std::int64_t half = head_dim / 2;
-    const Tensor cosines = empty(host, {max_positions, half}, DType::f64), sines = empty_like(host, cosines);
-    for (std::int64_t i = 0; i < half; ++i) {
-        const double frequency =
-            std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-        for (std::int64_t t = 0; t < max_positions; ++t) {
-            cosines.data<double>()[t * half + i] = std::cos(static_cast<double>(t) * frequency);
-            sines.data<double>()[t * half + i] = std::sin(static_cast<double>(t) * frequency);
-        }
-    }
-    tables_ = std::make_shared<Tables>(Tables{DeviceCopies(cosines), DeviceCopies(sines)});
+    tables_ = std::make_shared<Tables>(head_dim, max_positions, base);
 }
 
 std::int64_t Rope::head_dim() const {
-    return 2 * tables_->cosines.original().size(1);
+    return tables_->head_dim;
 }
 std::int64_t Rope::max_positions() const {
-    return tables_->cosines.original().size(0);
+    return tables_->max_positions;
 }
 
 void Rope::forward(const Context& ctx, const Tensor& x, std::int64_t start) const {
@@ -48,19 +86,23 @@ void Rope::backward(const Context& ctx, const Tensor& dx, std::int64_t start) co
     rotate(ctx, dx, start, /*inverse=*/true);
 }
 
-Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType dtype) const {
+Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType dtype,
+                             std::int64_t end) const {
     check(positions.dtype() == DType::i32 && positions.is_contiguous(), "rope: positions ", positions,
           "; expected contiguous int32");
     const std::int64_t tokens = positions.elements();
     const Shape shape{tokens, head_dim() / 2};
     const Angles angles{empty(ctx, shape, accumulator_of(dtype)), empty(ctx, shape, accumulator_of(dtype))};
+    if (ctx.is_planning()) return angles;  // a dry run makes no table
+    const Tables::Table& table =
+        tables_->of_first(end < 0 ? max_positions() : std::min(end, max_positions()));
     // A table is an embedding of positions.
     const auto look_up = [&](const Tensor& rows, const DeviceCopies& table) {
         on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions.reshape({tokens}),
                   table.on_device(ctx, accumulator_of(dtype)));
     };
-    look_up(angles.cosines, tables_->cosines);
-    look_up(angles.sines, tables_->sines);
+    look_up(angles.cosines, table.cosines);
+    look_up(angles.sines, table.sines);
     return angles;
 }
 
@@ -81,10 +123,16 @@ Rope::Angles Rope::angles_from(const Context& ctx, std::int64_t start, std::int6
                                DType dtype) const {
     check(start >= 0 && start + length <= max_positions(), "rope: positions ", start, " to ", start + length,
           "; there are ", max_positions());
-    const auto rows = [&](const DeviceCopies& table) {
-        return table.on_device(ctx, accumulator_of(dtype)).slice(0, start, length);
+    if (ctx.is_planning()) {  // a dry run makes no table, and the table does not count in the memory plan
+        const Context uncounted = ctx.plan(Arena::for_planning(ctx.device()));
+        const Tensor rows = empty(uncounted, {length, head_dim() / 2}, accumulator_of(dtype));
+        return {rows, rows};
+    }
+    const Tables::Table& table = tables_->of_first(start + length);
+    const auto rows = [&](const DeviceCopies& copies) {
+        return copies.on_device(ctx, accumulator_of(dtype)).slice(0, start, length);
     };
-    return {rows(tables_->cosines), rows(tables_->sines)};
+    return {rows(table.cosines), rows(table.sines)};
 }
 
 void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const {

@@ -11,17 +11,18 @@ namespace gradtile {
 /// call can rotate the query and key heads of a packed projection in place.
 class Rope {
   public:
-    /// Computes the angles of positions 0 .. max_positions-1 in float64. D must be even. The first rotation
-    /// on a GPU copies the angles to memory of the GPU's system allocator, and waits for the copy.
+    /// Rotates positions 0 .. max_positions-1. D must be even. The angles are computed in float64, in a table
+    /// that grows with the positions that are used: its memory depends on the texts, not on max_positions. On
+    /// a GPU, growth copies the table to memory of the GPU's system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
     /// Cosines and sines [N, D/2] of N tokens with any positions, for values of one dtype.
     struct Angles {
         Tensor cosines = {}, sines = {};
     };
-    /// Looks up the angles of `positions` (int32, N elements). On the CPU, a position outside 0 ..
-    /// max_positions-1 throws Error; on a GPU its angles are NaN.
-    Angles angles_at(const Context& ctx, const Tensor& positions, DType dtype) const;
+    /// Looks up the angles of `positions` (int32, N elements), all of which are below `end`; -1: below
+    /// max_positions. On the CPU, a position outside the table throws Error; on a GPU its angles are NaN.
+    Angles angles_at(const Context& ctx, const Tensor& positions, DType dtype, std::int64_t end = -1) const;
     /// Returns views of the angles of the positions start .. start+length-1.
     Angles angles_from(const Context& ctx, std::int64_t start, std::int64_t length, DType dtype) const;
 

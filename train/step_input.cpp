@@ -70,24 +70,37 @@ void StepInput::draw(std::int64_t step) {
     std::memcpy(words + rate_at, &rate, sizeof rate);
     const std::array<std::int32_t, 2> seed = DropoutKey::seed_words(options_.seed, step);
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
-    const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
-    const auto count = static_cast<std::size_t>(of_micro_step);
     std::int64_t target_count = 0;
     try {
-        for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
-            std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
-            DocumentSpans documents;
-            if (offsets_ > 0)
-                documents = {
-                    {tokens + 2 * tokens_, count},
-                    {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets_)}};
-            target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
+        // Windows without any target teach nothing, and the mean loss of none is not a number.
+        for (const std::int64_t epoch = loader_.epoch(); target_count == 0;) {
+            check(loader_.epoch() <= epoch + 1,
+                  "data: the windows of a whole epoch have no target to train on: all are ignored");
+            target_count = draw_windows();
         }
     } catch (...) {
         loader_.restore(state_);  // undoes the reads of micro-steps before the error
         throw;
     }
     put_target_count(static_cast<double>(target_count));
+}
+
+/// Reads the next windows of every micro-step. Returns the number of targets in all processes.
+std::int64_t StepInput::draw_windows() {
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
+    const auto count = static_cast<std::size_t>(of_micro_step);
+    std::int64_t target_count = 0;
+    for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
+        std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
+        DocumentSpans documents;
+        if (offsets_ > 0)
+            documents = {
+                {tokens + 2 * tokens_, count},
+                {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets_)}};
+        target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
+    }
+    return target_count;
 }
 
 void StepInput::put_target_count(double count) {

@@ -25,8 +25,9 @@ class StepInput {
     StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options);
 
     /// Draws the data of step `step` on the host, unless this was done before. Steps are prepared in order.
-    /// Throws Error when the data cannot be read; then nothing is prepared, and the next call reads the same
-    /// data.
+    /// Every step has a target: if the windows that are next hold none in any process, they are passed over.
+    /// Throws Error when the data cannot be read, or when a whole epoch has no target; then nothing is
+    /// prepared, and the next call reads the same data.
     void prepare(std::int64_t step);
     /// Prepares a step whose data could not be read, so that this process can take part in the exchange of
     /// gradients for which the other processes wait. The target count is so small that the gradients are
@@ -54,6 +55,7 @@ class StepInput {
         JsonValue state_after;
     };
     void draw(std::int64_t step);
+    std::int64_t draw_windows();
     void put_target_count(double count);
 
     DataLoader loader_;

@@ -147,7 +147,8 @@ class Trainer {
     void plan_arena();
     std::uint64_t prepare_saves(const std::filesystem::path& checkpoints);
     void open_events(TensorBoardEvents::Run run);
-    void open_directory(RunDirectory directory, bool resumed);
+    void start_in_directory();
+    void open_metrics(bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     void report_refused_algorithms();

@@ -18,6 +18,7 @@
 #include <gradtile/train/evaluation/evaluate.h>
 #include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/optional_json.h>
+#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
@@ -83,17 +84,24 @@ std::int64_t step_count(std::int64_t count, const char* name, const std::string&
     return count;
 }
 
-/// The first tokens of the data, in which a separator should occur.
-constexpr std::int64_t tokens_with_a_separator = std::int64_t{1} << 20;
+/// The first tokens of the data, in which documents are counted.
+constexpr std::int64_t tokens_with_documents = std::int64_t{1} << 20;
+/// One document of more windows than this is reported: the data may lack the blank lines or separators that
+/// the run expects, and would be trained on as if it were not packed.
+constexpr std::int64_t windows_of_one_document = 10;
 
-bool occurs_in(const TokenSequence& tokens, std::int32_t token, std::int64_t count) {
-    std::vector<std::int32_t> some(std::size_t{1} << 16);
-    for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
-        some.resize(static_cast<std::size_t>(std::min(count - begin, std::ssize(some))));
-        tokens.read(begin, some);
-        if (std::ranges::find(some, token) != some.end()) return true;
+std::string places_of_documents(const DocumentRule& rule) {
+    switch (rule.kind) {
+        case DocumentRule::Kind::none:
+            break;
+        case DocumentRule::Kind::separator:
+            return concat("at token ", rule.token);
+        case DocumentRule::Kind::blank_lines:
+            return "after blank lines";
+        case DocumentRule::Kind::examples:
+            return "with conversations";
     }
-    return false;
+    throw Error("packing: unknown rule");
 }
 
 }  // namespace
@@ -126,11 +134,10 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     }
     identity_ = group_->broadcast(new_run_identity());
     if (purpose != Purpose::train || !group_->is_root()) return;
-    open_events(TensorBoardEvents::Run::starts);
-    if (!config_.out.empty()) {
-        // Memory is allocated first, so that a start that runs out of memory creates no directory.
-        const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
-        open_directory(RunDirectory::create(config_, identity_, bytes), /*resumed=*/false);
+    if (config_.out.empty()) {
+        open_events(TensorBoardEvents::Run::starts);
+    } else {
+        start_in_directory();
     }
 }
 
@@ -168,6 +175,9 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     }
     group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
+    check(start.checkpoint || !config_.data.empty(), "resume: '", resume.directory.string(),
+          "' holds neither a checkpoint nor the name of data to train on, as after an import that was "
+          "interrupted; import into it again");
     for (const std::string& line : messages) on_message_(line);
 
     if (start.checkpoint) {
@@ -191,11 +201,15 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) {
+        if (!config_.tensorboard.empty() && !resume.tensorboard &&
+            !TensorBoardEvents::exist_in(config_.tensorboard, identity_))
+            require_inside_run("tensorboard", config_.tensorboard, resume.directory, start.source);
         open_events(TensorBoardEvents::Run::resumes);
         const std::uint64_t bytes = prepare_saves(directory->checkpoints());
         directory->remove_temporaries();
         directory->require_room("resume", bytes);
-        open_directory(std::move(*directory), /*resumed=*/true);
+        directory_ = std::make_unique<RunDirectory>(*std::move(directory));
+        open_metrics(/*resumed=*/true);
     }
 }
 
@@ -275,11 +289,14 @@ void Trainer::check_sampling() const {
 void Trainer::choose_document_token(const Dataset& dataset) {
     if (config_.document_token < 0) config_.document_token = dataset.separator;
     const DocumentRule rule = packing_of(config_, dataset.tokenizer).rule;
-    if (rule.kind != DocumentRule::Kind::separator || rule.token >= config_.model.vocabulary) return;
-    const std::int64_t count = std::min(dataset.train.size(), tokens_with_a_separator);
-    if (!occurs_in(dataset.train, rule.token, count))
-        on_message_(concat("packed: documents begin at token ", rule.token, ", which the first ",
-                           grouped(count), " training tokens do not contain"));
+    const bool is_unknown =
+        rule.kind == DocumentRule::Kind::separator && rule.token >= config_.model.vocabulary;
+    if (is_unknown) return;  // check_token_ids() refuses it
+    const std::int64_t count = std::min(dataset.train.size(), tokens_with_documents);
+    const std::int64_t windows = ceil_div(count, config_.model.context);
+    if (windows <= windows_of_one_document || !document_begins(dataset.train, rule, count).empty()) return;
+    on_message_(concat("packed: documents begin ", places_of_documents(rule), "; the first ", grouped(count),
+                       " training tokens, ", grouped(windows), " windows, are one document"));
 }
 
 /// Allocates everything that a run holds during training.
@@ -312,8 +329,8 @@ void Trainer::allocate(const Context& ctx, Dataset dataset) {
         SequentialLoader loader(dataset.validation, context,
                                 {.ignore_token = config_.ignore_token, .packing = packing});
         const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
-        validation_ = std::make_unique<EvaluationData>(
-            EvaluationData{std::move(loader), empty_batch(host_of(ctx), windows, context, packing)});
+        Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), packing);
+        validation_ = std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
     }
     plan_arena();
 }
@@ -347,13 +364,27 @@ std::uint64_t Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
     return checkpoint_bytes(like);
 }
 
-/// Called before the run's directory changes, so that a start that is refused creates no run.
-void Trainer::open_events(TensorBoardEvents::Run run) {
-    if (!config_.tensorboard.empty()) events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run);
+/// Creates the directory of a new run. A start that is refused leaves none.
+void Trainer::start_in_directory() {
+    // Memory is allocated first, so that a start that runs out of memory creates no directory.
+    const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
+    directory_ = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
+    try {
+        open_events(TensorBoardEvents::Run::starts);
+        open_metrics(/*resumed=*/false);
+    } catch (...) {
+        directory_->discard();
+        throw;
+    }
+    directory_->keep();
 }
 
-void Trainer::open_directory(RunDirectory directory, bool resumed) {
-    directory_ = std::make_unique<RunDirectory>(std::move(directory));
+void Trainer::open_events(TensorBoardEvents::Run run) {
+    if (!config_.tensorboard.empty())
+        events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run, identity_);
+}
+
+void Trainer::open_metrics(bool resumed) {
     metrics_ = std::make_unique<MetricsFile>(
         directory_->metrics_file(), resumed ? step_ : -1,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);

@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <fstream>
+#include <string_view>
 
 #include <fcntl.h>
 
@@ -9,17 +10,83 @@
 namespace gradtile {
 
 namespace {
-constexpr const char* kMark = ".tmp-";
+
+constexpr std::string_view mark = ".tmp-";
+constexpr std::size_t random_bytes = 8;
+
+std::filesystem::path directory_of(const std::filesystem::path& path) {
+    return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs)
-    : fs_(fs), final_path_(std::move(final_path)), temporary_(temporary_for(final_path_)) {
-    // O_EXCL: does not write to an existing file, which another user may have prepared.
-    file_ = OpenFile(fs_, temporary_, O_RDWR | O_CREAT | O_EXCL);
+/// Returns whether `name` is a temporary name of the final name, as temporary_for() makes it.
+bool is_temporary_of(std::string_view name, std::string_view final_name) {
+    if (!name.starts_with(final_name)) return false;
+    name.remove_prefix(final_name.size());
+    return name.starts_with(mark) && name.size() == mark.size() + 2 * random_bytes &&
+           name.find_first_not_of("0123456789abcdef", mark.size()) == std::string_view::npos;
 }
+
+/// Removes a temporary if no writer has locked it. Failures are ignored: they only leave the file.
+void remove_if_stale(FileSystem& fs, const std::filesystem::path& path) {
+    int descriptor = fs.open(path, O_RDWR | O_NOFOLLOW, 0);
+    const bool is_directory = descriptor == -EISDIR;
+    if (is_directory) descriptor = fs.open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (descriptor < 0) return;
+    const OpenFile file(fs, descriptor);
+    if (fs.lock(descriptor) != 0) return;
+    if (is_directory) {
+        std::error_code ignored;
+        std::filesystem::remove_all(path, ignored);
+    } else if (fs.size(descriptor) >= 0) {  // a regular file
+        fs.remove(path);
+    }
+}
+
+}  // namespace
+
+void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path) {
+    const std::filesystem::path directory = directory_of(final_path);
+    std::vector<std::string> names;
+    if (fs.list(directory, names) < 0) return;
+    const std::string final_name = final_path.filename().string();
+    for (const std::string& name : names)
+        if (is_temporary_of(name, final_name)) remove_if_stale(fs, directory / name);
+}
+
+LockedTemporary::LockedTemporary(FileSystem& fs, const std::filesystem::path& final_path,
+                                 const std::function<void(const std::filesystem::path&)>& create) {
+    remove_stale_temporaries(fs, final_path);
+    constexpr int attempts = 100;
+    for (int attempt = 0; attempt < attempts; ++attempt) {
+        path_ = DurableFile::temporary_for(final_path);
+        on_signal_ = RemovedOnSignal(path_);
+        create(path_);
+        // The lock is on an open file of its own: the writer closes its file before the rename, and the
+        // temporary must stay locked until then.
+        const int descriptor = fs.open(path_, O_RDONLY, 0);
+        if (descriptor == -ENOENT) continue;  // another process took it for one that was left behind
+        if (descriptor < 0) return;           // without a lock, but nothing is wrong with the file
+        lock_ = OpenFile(fs, descriptor);
+        const int locked = fs.lock(descriptor);
+        if (locked == -EWOULDBLOCK) continue;
+        if (locked != 0 || fs.has_name(descriptor, path_)) return;
+    }
+    throw Error("other processes remove its temporary files");
+}
+
+DurableFile::DurableFile(std::filesystem::path final_path, FileSystem& fs, Existing existing)
+    : fs_(fs),
+      final_path_(std::move(final_path)),
+      existing_(existing),
+      temporary_(fs_, final_path_, [this](const std::filesystem::path& path) {
+          check(existing_ == Existing::replace || !std::filesystem::exists(symlink_status(final_path_)),
+                "exists already");
+          // O_EXCL: does not write to an existing file, which another user may have prepared.
+          file_ = OpenFile(fs_, path, O_RDWR | O_CREAT | O_EXCL);
+      }) {}
 
 DurableFile::~DurableFile() {
-    if (!renamed_) fs_.remove(temporary_);
+    if (!renamed_) fs_.remove(temporary_.path());
 }
 
 void DurableFile::reserve(std::uint64_t bytes) {
@@ -32,19 +99,45 @@ void DurableFile::commit(std::uint64_t size, Sync sync) {
     file_check(fs_.truncate(file_.descriptor(), size), "truncate");
     if (sync == Sync::file_and_directory) file_.sync();
     file_.close();
-    file_check(fs_.rename(temporary_, final_path_), "rename into place");
+    const std::filesystem::path& temporary = temporary_.path();
+    const int renamed = existing_ == Existing::replace ? fs_.rename(temporary, final_path_)
+                                                       : fs_.rename_new(temporary, final_path_);
+    check(renamed != -EEXIST, "exists already");
+    file_check(renamed, "rename into place");
     renamed_ = true;
     if (sync == Sync::file_and_directory) sync_directory(fs_, final_path_.parent_path());
 }
 
 std::filesystem::path DurableFile::temporary_for(const std::filesystem::path& path) {
     std::filesystem::path temporary = path;
-    temporary += kMark + random_hex(8);
+    temporary += concat(mark, random_hex(random_bytes));
     return temporary;
 }
 
 bool DurableFile::is_temporary(const std::filesystem::path& path) {
-    return path.filename().string().find(kMark) != std::string::npos;
+    return path.filename().string().find(mark) != std::string::npos;
+}
+
+DurableDirectory::DurableDirectory(std::filesystem::path final_path)
+    : final_path_(std::move(final_path)),
+      temporary_(FileSystem::posix(), final_path_, [this](const std::filesystem::path& path) {
+          check(!std::filesystem::exists(symlink_status(final_path_)), "exists already");
+          file_check(FileSystem::posix().make_directory(path), "create the directory");
+      }) {}
+
+DurableDirectory::~DurableDirectory() {
+    std::error_code ignored;
+    if (!renamed_) std::filesystem::remove_all(temporary_.path(), ignored);
+}
+
+void DurableDirectory::commit() {
+    FileSystem& fs = FileSystem::posix();
+    sync_directory(fs, temporary_.path());
+    const int renamed = fs.rename_new(temporary_.path(), final_path_);
+    check(renamed != -EEXIST, "exists already");
+    file_check(renamed, "rename into place");
+    renamed_ = true;
+    sync_directory(fs, final_path_.parent_path());
 }
 
 namespace {

@@ -1,20 +1,51 @@
 #pragma once
-/// A file that appears complete or not at all. The content is written under a temporary name in the same
-/// directory; then follow fsync, rename, fsync of the directory. Until commit() returns, the final name has
-/// no file or the old one.
+/// The way in which every output is written: it appears complete or not at all, also if the process is
+/// interrupted.
+///
+/// The content is written under a temporary name in the same directory, then renamed. An error removes the
+/// temporary, and so does a signal (removed_on_signal.h). What kill -9 leaves is removed by the next writer
+/// of the same name: a writer locks its temporary, so a temporary without a lock has no writer.
+#include <functional>
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <gradtile/core/io/file_system.h>
+#include <gradtile/core/io/removed_on_signal.h>
 
 namespace gradtile {
 
+/// What happens to a file that already has the final name.
+enum class Existing { replace, refuse };
+
+/// A temporary file or directory, and the lock that tells other processes that it has a writer.
+class LockedTemporary {
+  public:
+    /// Calls create(path) with unpredictable names in the directory of `final_path` until it has made a file
+    /// or directory that could be locked. First removes temporaries of this final path that have no writer.
+    /// Throws Error, without the path.
+    LockedTemporary(FileSystem& fs, const std::filesystem::path& final_path,
+                    const std::function<void(const std::filesystem::path&)>& create);
+    const std::filesystem::path& path() const { return path_; }
+
+  private:
+    std::filesystem::path path_;
+    OpenFile lock_;
+    RemovedOnSignal on_signal_;
+};
+
+/// Removes the temporaries of a final path that a killed process has left.
+void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path);
+
+/// A file. commit() calls fsync on the file before the rename, and on the directory after it. Until commit()
+/// returns, the final name has no file or the old one.
 class DurableFile {
   public:
-    /// Creates the file temporary_for(final_path), which must not exist. Throws Error, without the file's
-    /// name.
-    explicit DurableFile(std::filesystem::path final_path, FileSystem& fs = FileSystem::posix());
+    /// Creates the file under a temporary name. Throws Error, without the file's name, also when the final
+    /// name exists and must not be replaced.
+    explicit DurableFile(std::filesystem::path final_path, FileSystem& fs = FileSystem::posix(),
+                         Existing existing = Existing::replace);
     /// Removes the temporary file unless it was committed.
     ~DurableFile();
     DurableFile(const DurableFile&) = delete;
@@ -27,7 +58,7 @@ class DurableFile {
     void reserve(std::uint64_t bytes);
     /// Truncates the file to `size` (which also frees the disk space reserved beyond it), then calls fsync,
     /// close, rename, and fsync on the directory. With Sync::none neither fsync is called: after a power cut
-    /// the file may be empty.
+    /// the file may be empty. With Existing::refuse, throws Error when the final name exists by now.
     enum class Sync { file_and_directory, none };
     void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 
@@ -39,8 +70,33 @@ class DurableFile {
   private:
     FileSystem& fs_;
     std::filesystem::path final_path_;
-    std::filesystem::path temporary_;
+    Existing existing_;
     OpenFile file_;
+    LockedTemporary temporary_;
+    bool renamed_ = false;
+};
+
+/// A new directory: it is filled under a temporary name, and commit() renames it to a name that must not
+/// exist.
+class DurableDirectory {
+  public:
+    /// Throws Error, without the directory's name.
+    explicit DurableDirectory(std::filesystem::path final_path);
+    /// Removes the directory unless it was committed.
+    ~DurableDirectory();
+    DurableDirectory(const DurableDirectory&) = delete;
+    DurableDirectory& operator=(const DurableDirectory&) = delete;
+
+    /// The directory's path before commit().
+    const std::filesystem::path& path() const { return temporary_.path(); }
+    /// Registers a file or directory in it, which a signal must remove, too.
+    void remove_on_signal(const std::filesystem::path& inner) { inner_.emplace_back(inner); }
+    void commit();
+
+  private:
+    std::filesystem::path final_path_;
+    LockedTemporary temporary_;
+    std::vector<RemovedOnSignal> inner_;
     bool renamed_ = false;
 };
 

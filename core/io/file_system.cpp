@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <system_error>
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -71,6 +73,26 @@ int FileSystem::sync(int file) {
 }
 int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::rename(from.c_str(), to.c_str()));
+}
+int FileSystem::rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
+    const int renamed =
+        or_errno_int(::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE));
+    if (renamed != -EINVAL && renamed != -ENOSYS) return renamed;
+    // The file system lacks this call. A second name of a file replaces nothing, either.
+    const int linked = link(from, to);
+    if (linked == 0) return remove(from);
+    if (linked != -EPERM && linked != -EOPNOTSUPP && linked != -ENOSYS) return linked;
+    struct stat found {};
+    return ::lstat(to.c_str(), &found) == 0 ? -EEXIST : rename(from, to);
+}
+int FileSystem::lock(int file) {
+    return or_errno_int(::flock(file, LOCK_EX | LOCK_NB));
+}
+bool FileSystem::has_name(int file, const std::filesystem::path& path) {
+    struct stat opened {};
+    struct stat named {};
+    return ::fstat(file, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+           opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 int FileSystem::link(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::link(from.c_str(), to.c_str()));
@@ -292,14 +314,29 @@ std::string random_hex(std::size_t bytes) {
     return digits;
 }
 
+namespace {
+
+/// Returns the absolute path without links and dots; empty if it cannot be determined.
+std::filesystem::path normal(const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+}
+
+}  // namespace
+
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
     std::error_code error;
     if (std::filesystem::equivalent(a, b, error)) return true;
-    const auto normal = [&](const std::filesystem::path& path) {
-        return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
-    };
     const std::filesystem::path first = normal(a), second = normal(b);
     return !first.empty() && first == second;
+}
+
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
+    const std::filesystem::path inner = normal(path);
+    std::filesystem::path outer = normal(directory);
+    if (!outer.has_filename()) outer = outer.parent_path();  // the path ended with a slash
+    if (inner.empty() || outer.empty()) return false;
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {

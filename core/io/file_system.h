@@ -37,6 +37,13 @@ class FileSystem {
     /// fsync, of a file or a directory.
     virtual int sync(int file);
     virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
+    /// Renames to a name that must not exist; -EEXIST when it does.
+    virtual int rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
+    /// Locks an open file or directory until it is closed, against other open files of this name.
+    /// -EWOULDBLOCK when it is locked already; another error when the file system has no locks.
+    virtual int lock(int file);
+    /// Returns whether `path` is a name of this open file.
+    virtual bool has_name(int file, const std::filesystem::path& path);
     virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int remove(const std::filesystem::path& path);
     /// mkdir; -EEXIST when the name exists already.
@@ -135,6 +142,10 @@ std::string random_hex(std::size_t bytes);
 /// Returns whether two paths name one file. Links of both kinds are followed. A file that does not exist yet
 /// is compared by its path.
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
+
+/// Returns whether a path, which need not exist, lies in a directory or is the directory itself. Links of
+/// both are followed.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory);
 
 /// Calls fsync on a directory. Only this makes renames, links and removals in the directory durable.
 void sync_directory(FileSystem& fs, const std::filesystem::path& directory);

@@ -1,5 +1,7 @@
 #include <gradtile/layers/transformer/key_value_cache.h>
 
+#include <algorithm>
+
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
@@ -69,8 +71,10 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
                                               const KeyValueCache::Layer& cache) const {
     Saved discarded;
     const Tensor packed = qkv.forward(ctx, x, discarded.qkv);
+    std::int64_t end = 0;
+    for (const PackedTexts::Text& text : pass.texts) end = std::max(end, text.start + text.length);
     const auto [q, k] = queries_and_keys(
-        ctx, packed, rope ? rope->angles_at(ctx, pass.positions, x.dtype()) : Rope::Angles(), discarded);
+        ctx, packed, rope ? rope->angles_at(ctx, pass.positions, x.dtype(), end) : Rope::Angles(), discarded);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     const Tensor o = empty(ctx, {1, x.size(1), heads, head_dim}, x.dtype());
     const attention::Options of_pass = options_of_pass(ctx, {});

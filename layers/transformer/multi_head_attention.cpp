@@ -74,7 +74,7 @@ Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
 Rope::Angles MultiHeadAttention::angles_of(const Context& ctx, const Documents& documents,
                                            std::int64_t length, DType dtype) const {
     if (!rope) return {};
-    return documents ? rope->angles_at(ctx, documents.positions, dtype)
+    return documents ? rope->angles_at(ctx, documents.positions, dtype, length)
                      : rope->angles_from(ctx, 0, length, dtype);
 }
 

@@ -54,6 +54,24 @@ class BadInput : public testing::Test {
     std::string stories_ = write_stories(place_);
 };
 
+/// Otherwise the loss would be 0 or not a number.
+TEST_F(BadInput, RefusesDataWhoseTargetsAreAllIgnored) {
+    const Arguments ignored{"--ignore-token", "7"};
+    const std::string all = place_.write("all.bin", bytes_of(std::vector<std::uint16_t>(400, 7)));
+    expect_data_refused(all, {"all.bin: has no target to train on"},
+                        ignored + Arguments{"--val-fraction", "0"});
+    std::vector<std::uint16_t> ids(400, 7);
+    for (std::size_t i = 0; i < 360; ++i) ids[i] = static_cast<std::uint16_t>(i % 5);
+    const std::string end = place_.write("end.bin", bytes_of(ids));
+    expect_data_refused(end, {"end.bin: has no target to validate on"},
+                        ignored + Arguments{"--val-fraction", "0.09"});
+    expect_training_refused(ignored + Arguments{"--val-data", all}, {"all.bin: has no target to validate on"},
+                            end);
+    const std::string trained = (place_ / "trained").string();
+    expect_success(run(tiny_training(end, trained) + ignored + Arguments{"--val-fraction", "0.2"}));
+    expect_refused(run({"eval", trained, "--data", all}), {"all.bin: has no target to validate on"});
+}
+
 TEST_F(BadInput, RefusesNumbersThatAConfigFileCannotHold) {
     expect_training_refused({"--clip", "inf"}, {"clip: inf", "expected a finite number"});
     expect_training_refused({"--weight-decay", "nan"}, {"weight-decay: nan"});

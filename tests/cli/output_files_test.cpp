@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <map>
+#include <memory>
 
 #include "program.h"
 
@@ -138,10 +140,139 @@ TEST_F(OutputFiles, OfAnExportAreRemovedWhenTheDiskIsFull) {
     std::filesystem::remove_all(folder);
     // The weights fit, the tokenizer does not.
     expect_nothing_lost(command, {"tokenizer.json", "File too large"}, {.max_file_bytes = json - 1});
-    EXPECT_TRUE(std::filesystem::is_empty(folder));
+    EXPECT_FALSE(std::filesystem::exists(folder));
     expect_success(run(command));
 }
 #endif
+
+// ---- Commands that are interrupted while they write ----
+
+class InterruptedOutput : public OutputFiles {
+  protected:
+    /// A model whose file is large enough to be caught while it is written: 6 MB.
+    void SetUp() override {
+        expect_success(run(tiny_training(stories_, run_) +
+                           Arguments{"--width", "256", "--layers", "2", "--steps", "1", "--quiet"}));
+        std::filesystem::create_directory(outputs_);
+    }
+    static bool is_temporary(const std::filesystem::path& path) {
+        return path.filename().string().find(".tmp-") != std::string::npos;
+    }
+    /// Names relative to the directory of outputs.
+    std::vector<std::string> written() const {
+        std::vector<std::string> names;
+        std::error_code gone;  // files may disappear meanwhile
+        for (std::filesystem::recursive_directory_iterator at(outputs_, gone), end; !gone && at != end;
+             at.increment(gone))
+            names.push_back(at->path().lexically_relative(outputs_).string());
+        std::ranges::sort(names);
+        return names;
+    }
+    /// Whether there is a temporary file whose name begins with `begin`.
+    bool has_temporary(const std::string& begin = {}) const {
+        return std::ranges::any_of(written(), [&](const std::filesystem::path& path) {
+            return is_temporary(path) && path.filename().string().starts_with(begin);
+        });
+    }
+    /// Runs a command that may print notes.
+    static void expect_done(const Arguments& command) {
+        const Outcome outcome = run(command);
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    }
+    /// Starts a command and stops it with SIGSTOP while such a temporary file exists.
+    std::unique_ptr<Program> stopped_while_writing(const Arguments& command,
+                                                   const std::string& begin = {}) const {
+        for (int attempt = 0; attempt < 100; ++attempt) {
+            auto program = std::make_unique<Program>(command);
+            while (program->running() && !has_temporary(begin)) {
+            }
+            program->send(SIGSTOP);
+            if (program->running() && has_temporary(begin)) return program;
+            // The command was faster than this process.
+            program.reset();
+            std::filesystem::remove_all(outputs_);
+            std::filesystem::create_directory(outputs_);
+        }
+        return nullptr;
+    }
+
+    std::string run_ = path("run");
+    std::filesystem::path outputs_ = place_ / "outputs";
+    std::string out_ = (outputs_ / "out").string();
+    Arguments folder_{"export", run_, "--out", out_};
+    Arguments gguf_{"export", run_, "--format", "gguf", "--out", out_};
+};
+
+TEST_F(InterruptedOutput, IsRemovedByASignal) {
+    for (const Arguments& command : {folder_, gguf_})
+        for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+            const auto program = stopped_while_writing(command);
+            ASSERT_NE(program, nullptr);
+            program->send(signal);
+            program->send(SIGCONT);
+            EXPECT_EQ(program->wait().signal, signal);
+            EXPECT_THAT(written(), testing::IsEmpty());
+        }
+}
+
+TEST_F(InterruptedOutput, IsRemovedByTheNextCommand) {
+    for (const Arguments& command : {folder_, gguf_}) {
+        {
+            const auto program = stopped_while_writing(command);
+            ASSERT_NE(program, nullptr);
+            program->send(SIGKILL);
+            EXPECT_EQ(program->wait().signal, SIGKILL);
+        }
+        EXPECT_TRUE(has_temporary());
+        expect_done(command);
+        EXPECT_FALSE(has_temporary());
+        std::filesystem::remove_all(out_);
+    }
+}
+
+TEST_F(InterruptedOutput, OfTwoCommandsWithOneNameOnlyOneSucceeds) {
+    for (const Arguments& command : {folder_, gguf_}) {
+        const auto slow = stopped_while_writing(command);
+        ASSERT_NE(slow, nullptr);
+        expect_done(command);
+        const auto before = contents();
+        slow->send(SIGCONT);
+        expect_refused(slow->wait(), {out_, "exists already"});
+        EXPECT_FALSE(has_temporary());
+        for (const auto& [name, content] : before) {
+            if (is_temporary(name)) continue;
+            EXPECT_EQ(contents().at(name), content) << name;
+        }
+        std::filesystem::remove_all(out_);
+    }
+}
+
+TEST_F(InterruptedOutput, AnImportLeavesNothingOrIsRepeated) {
+    const std::string weights = path("weights");
+    expect_done({"export", run_, "--out", weights});
+    const Arguments command{"import", weights, "--out", out_};
+    for (const char* begin : {"run.json", "step_00000000.h5"}) {
+        const auto program = stopped_while_writing(command, begin);
+        ASSERT_NE(program, nullptr);
+        expect_refused(run(command), {"in use by process"});
+        program->send(SIGTERM);
+        program->send(SIGCONT);
+        EXPECT_EQ(program->wait().signal, SIGTERM);
+        EXPECT_THAT(written(), testing::IsEmpty());
+    }
+    {
+        const auto program = stopped_while_writing(command, "step_00000000.h5");
+        ASSERT_NE(program, nullptr);
+        program->send(SIGKILL);
+        EXPECT_EQ(program->wait().signal, SIGKILL);
+    }
+    EXPECT_TRUE(has_temporary());
+    expect_refused(run({"train", "--resume", out_}),
+                   {"an import that was interrupted; import into it again"});
+    expect_done(command);
+    EXPECT_FALSE(has_temporary());
+    expect_refused(run(command), {"already holds a run"});
+}
 
 }  // namespace
 }  // namespace gradtile::test

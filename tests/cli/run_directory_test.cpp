@@ -15,6 +15,8 @@
 #include "running_program.h"
 
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/train_config.h>
 
 namespace gradtile::test {
 namespace {
@@ -404,6 +406,107 @@ TEST_F(PreparedDirectory, RemovesTemporaryFilesOfAKilledProcess) {
     expect_success(run(resume()));
     for (const std::string& name : leftovers) EXPECT_FALSE(exists(out_ / name)) << name;
     EXPECT_TRUE(exists(out_ / "notes.tmp-12"));
+}
+
+/// The names of all settings whose value is a text: each might name a place.
+std::vector<std::string> text_settings() {
+    std::vector<std::string> names;
+    const TrainConfig any;
+    visit_settings(any, [&](const char* name, const auto& member, const char*, const Range&) {
+        if constexpr (std::is_same_v<decltype(member), const std::string&>) names.emplace_back(name);
+    });
+    return names;
+}
+
+/// Files that another user prepared set each text setting to a place outside the run's directory, which does
+/// or does not exist. Whatever the setting means, nothing is made or written there.
+TEST_F(PreparedDirectory, NoSettingOfAFileLeadsOutOfTheRun) {
+    train_six_steps(out_);
+    const Checkpoint sound = read_checkpoint(checkpoint(6));
+    const nlohmann::json sound_config = parse_json(contents_of(out_ / "config.json"));
+    const fs::path outside = place_ / "outside", checkpoints = out_ / "checkpoints", kept = place_ / "kept",
+                   metrics = out_ / "metrics.jsonl";
+    fs::copy(metrics, place_ / "metrics");
+    const std::vector<std::string> names = text_settings();
+    EXPECT_THAT(names, testing::IsSupersetOf({"out", "tensorboard", "data"}));
+    for (const std::string& name : names)
+        for (const bool exists : {false, true}) {
+            const fs::path target = outside / name;
+            fs::create_directories(exists ? target : outside);
+            const auto before = state_of_files(outside);
+            const auto expect_nothing_made = [&](const char* file) {
+                EXPECT_EQ(state_of_files(outside), before) << name << " in " << file;
+            };
+            nlohmann::json config = sound_config;
+            config[name] = target.string();
+            Checkpoint prepared = sound;
+            prepared.config = config;
+            write_checkpoint(checkpoint(6), prepared);
+            run(resume() + Arguments{"--stop-after", "7"});
+            expect_nothing_made("a checkpoint");
+
+            fs::rename(checkpoints, kept);
+            fs::remove(metrics);
+            std::ofstream(out_ / "config.json") << config;
+            run(resume() + Arguments{"--stop-after", "1"});
+            expect_nothing_made("config.json");
+            fs::remove_all(checkpoints);
+            fs::rename(kept, checkpoints);
+            fs::remove(checkpoint(7));
+            fs::copy(place_ / "metrics", metrics, fs::copy_options::overwrite_existing);
+
+            const std::string file = place_.write("given.json", json_text({{name, target.string()}}));
+            const fs::path other = place_ / "other";
+            run({"train", "--config", file, "--data", stories_, "--out", other.string(), "--steps", "1",
+                 "--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--device", "cpu"});
+            expect_nothing_made("a file of --config");
+            fs::remove_all(other);
+            fs::remove_all(outside);
+        }
+}
+
+TEST_F(PreparedDirectory, ALinkToCheckpointsOfNoRunIsRefused) {
+    train_six_steps(out_);
+    const fs::path elsewhere = place_ / "elsewhere";
+    fs::rename(out_ / "checkpoints", place_ / "kept");
+    fs::create_directory(elsewhere);
+    fs::create_symlink(elsewhere, out_ / "checkpoints");
+    expect_refused_unchanged({"step_00000006.h5 is missing"});
+    expect_refused(run(resume() + Arguments{"--restart"}),
+                   {"checkpoints: is a symbolic link to a directory without a sound checkpoint"});
+    fs::remove(out_ / "metrics.jsonl");  // as if the run had never saved
+    expect_refused_unchanged({"checkpoints: is a symbolic link to a directory without a sound checkpoint"});
+    EXPECT_TRUE(fs::is_empty(elsewhere));
+}
+
+TEST_F(PreparedDirectory, ARunThatNeverMadeAStepIsReplaced) {
+    train_six_steps(out_);
+    const std::string settings = contents_of(out_ / "config.json"), identity = contents_of(out_ / "run.json");
+    fs::remove_all(out_);
+    const auto prepare = [&] {
+        fs::remove_all(out_);
+        fs::create_directories(out_ / "checkpoints");
+        std::ofstream(out_ / "config.json") << settings;
+        std::ofstream(out_ / "run.json") << identity;
+        std::ofstream(out_ / "metrics.jsonl") << "";
+    };
+    prepare();
+    std::ofstream(out_ / "checkpoints/step_00000000.h5.tmp-0123456789abcdef") << "half";
+    expect_success(run(training(out_)));
+    EXPECT_NE(contents_of(out_ / "run.json"), identity);
+    expect_finished_as_straight();
+    // A line of metrics, a checkpoint, or settings of another program are not lost.
+    const std::map<std::string, std::string> kept{{"metrics.jsonl", "{}\n"},
+                                                  {"checkpoints/step_00000001.h5", "damaged"},
+                                                  {"config.json", R"({"name": "another program"})"},
+                                                  {"run.json", "{}"}};
+    for (const auto& [name, content] : kept) {
+        prepare();
+        std::ofstream(out_ / name) << content;
+        const auto before = state_of_files(out_);
+        expect_refused(run(training(out_)), {"already holds a run"});
+        EXPECT_EQ(state_of_files(out_), before) << name;
+    }
 }
 
 // ---- Other working directories ----

@@ -146,6 +146,25 @@ TEST_F(Watching, AFullDiskDoesNotStopEventsForTensorBoardInTheMiddleOfOne) {
     EXPECT_LE(bytes.size(), 3000u);
 }
 
+TEST_F(Watching, OnlyAFlagOrTheRunsOwnEventsNameADirectoryOfEvents) {
+    const auto events = place_ / "events";
+    const std::string file = place_.write("given.json", json_text({{"tensorboard", events.string()}}));
+    expect_refused(run(training() + Arguments{"--config", file}),
+                   {"tensorboard: '" + events.string() + "' in " + file + " is outside the run's directory ",
+                    "--tensorboard"});
+    EXPECT_FALSE(exists(out_));
+    EXPECT_FALSE(exists(events));
+    expect_success(run(training() + Arguments{"--tensorboard", events.string(), "--stop-after", "4"}));
+    const Arguments resume{"train", "--resume", out_.string(), "--quiet"};
+    expect_success(run(resume + Arguments{"--stop-after", "6"}));  // the directory has events of this run
+    std::filesystem::remove_all(events);
+    expect_refused(run(resume), {"tensorboard: '" + events.string(), "is outside the run's directory"});
+    EXPECT_FALSE(exists(events));
+    expect_success(run(resume + Arguments{"--tensorboard", "", "--stop-after", "7"}));
+    expect_success(run(resume + Arguments{"--tensorboard", events.string()}));
+    EXPECT_TRUE(exists(events));
+}
+
 TEST_F(Watching, ADirectoryOfEventsIsRefusedBeforeTheRunExists) {
     const auto events = place_ / "events";
     const Arguments flags{"--tensorboard", events.string()};

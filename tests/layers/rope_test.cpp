@@ -90,6 +90,30 @@ TEST(Rope, RotatesHeadsInsideAPackedProjectionAndNothingElse) {
     }
 }
 
+/// A table of all these positions would not fit into any memory.
+TEST(Rope, MakesATableOfThePositionsThatAreUsed) {
+    const Context ctx(Device::cpu(), 1);
+    const Rope rope(8, std::int64_t{1} << 45, 500.0), exact(8, 3000, 500.0);
+    // The table grows twice; views of an earlier table stay valid.
+    const Rope::Angles first = rope.angles_from(ctx, 0, 5, DType::f64);
+    const std::vector<double> before = to_host(ctx, first.sines);
+    for (const std::int64_t start : {0, 60, 2900}) {
+        const Tensor x = randn(ctx, {1, 100, 2, 8}, DType::f64, Seed{1}), y = cast(ctx, x, DType::f64);
+        rope.forward(ctx, x, start);
+        exact.forward(ctx, y, start);
+        EXPECT_EQ(to_host(ctx, x), to_host(ctx, y)) << start;
+    }
+    EXPECT_EQ(to_host(ctx, first.sines), before);
+    const Tensor positions = from_host(ctx, std::vector<std::int32_t>{7, 2, 4000}, {3});
+    const Rope::Angles angles = rope.angles_at(ctx, positions, DType::f64, 4001);
+    EXPECT_EQ(to_host(ctx, angles.cosines.slice(0, 2, 1)),
+              to_host(ctx, rope.angles_from(ctx, 4000, 1, DType::f64).cosines));
+    // A dry run makes no table.
+    const Context dry = ctx.plan(Arena::for_planning(ctx.device()));
+    EXPECT_EQ(rope.angles_from(dry, 0, std::int64_t{1} << 40, DType::f32).cosines.size(0),
+              std::int64_t{1} << 40);
+}
+
 TEST(Rope, RefusesPositionsBeyondItsTable) {
     const Context ctx(Device::cpu(), 1);
     const Rope rope(8, 20);

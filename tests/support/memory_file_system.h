@@ -62,6 +62,14 @@ class MemoryFileSystem final : public FileSystem {
     int start_writeback(int, std::uint64_t, std::uint64_t) override { return 0; }
     int sync(int file) override { return apply({.kind = Operation::Kind::sync, .node = open_.at(file)}); }
     int rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+    int rename_new(const std::filesystem::path& from, const std::filesystem::path& to) override {
+        return exists(to.string()) ? -EEXIST : rename(from, to);
+    }
+    int lock(int) override { return 0; }
+    bool has_name(int file, const std::filesystem::path& path) override {
+        const auto found = names_.find(path.string());
+        return found != names_.end() && found->second == open_.at(file);
+    }
     int link(const std::filesystem::path& from, const std::filesystem::path& to) override;
     int remove(const std::filesystem::path& path) override;
     int make_directory(const std::filesystem::path& path) override;
@@ -281,6 +289,7 @@ class FaultyFileSystem final : public FileSystem {
         start_writeback,
         sync,
         rename,
+        lock,
         link,
         remove,
         make_directory,
@@ -336,6 +345,13 @@ class FaultyFileSystem final : public FileSystem {
     int rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
         return answer(Call::rename, [&] { return base_.rename(from, to); });
     }
+    int rename_new(const std::filesystem::path& from, const std::filesystem::path& to) override {
+        return answer(Call::rename, [&] { return base_.rename_new(from, to); });
+    }
+    int lock(int file) override {
+        return answer(Call::lock, [&] { return base_.lock(file); });
+    }
+    bool has_name(int file, const std::filesystem::path& path) override { return base_.has_name(file, path); }
     int link(const std::filesystem::path& from, const std::filesystem::path& to) override {
         return answer(Call::link, [&] { return base_.link(from, to); });
     }

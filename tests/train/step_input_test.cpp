@@ -74,6 +74,39 @@ TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
     expect_steps_in_order(gpu(), /*prepares_next=*/true);
 }
 
+/// In the ids 0, 0, ... 0, 1, 2, ..., 0 is no target. Some steps would consist of windows of zeros only.
+TEST(StepInput, PassesOverWindowsWithoutATarget) {
+    const Context ctx(Device::cpu(), 1);
+    std::vector<std::int32_t> ids(2000);
+    std::iota(ids.end() - 200, ids.end(), 1);
+    const auto mostly_ignored = [&] {
+        return DataLoader(TokenSequence(ids, "ids"),
+                          {.context = context, .seed = Seed{4}, .ignore_token = 0});
+    };
+    StepInput input(ctx, mostly_ignored(), cosine_options()),
+        resumed(ctx, mostly_ignored(), cosine_options());
+    DataLoader reference = mostly_ignored();
+    const Batch batch = empty_batch(ctx, micro_steps * micro_batch, context);
+    std::int64_t passed_over = 0;
+    for (std::int64_t step = 1; step <= 40; ++step) {
+        std::int64_t expected = 0;
+        while ((expected = reference.next(batch)) == 0) ++passed_over;
+        input.prepare(step);
+        input.upload(ctx);
+        EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(expected)) << step;
+        EXPECT_EQ(input.state(), reference.state()) << step;
+        EXPECT_EQ(to_host(ctx, input.micro_batch(0).targets),
+                  to_host(ctx, batch.targets.slice(0, 0, micro_batch)));
+    }
+    EXPECT_GT(passed_over, 5);
+    resumed.restore(input.state());
+    for (StepInput* const each : {&input, &resumed}) {
+        each->prepare(41);
+        each->upload(ctx);
+    }
+    EXPECT_EQ(to_host(ctx, resumed.micro_batch(0).targets), to_host(ctx, input.micro_batch(0).targets));
+}
+
 TEST(StepInput, ContinuesFromASavedState) {
     const Context ctx(Device::cpu(), 1);
     StepInput uninterrupted(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());

@@ -73,12 +73,13 @@ NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group) {
     return checkpoint.optimizer;
 }
 
-void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, FileSystem& fs) {
+void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, FileSystem& fs,
+                      Existing existing) {
     with_file_name("checkpoint", path, [&] {
         check(checkpoint.step >= 0, "step ", checkpoint.step, " is negative");
         CheckpointPlan plan(checkpoint);
         plan.require_host_memory();
-        DurableFile durable(path, fs);
+        DurableFile durable(path, fs, existing);
         durable.reserve(plan.file_bytes());
         CheckpointImage image(durable.file(), plan.user_block());
         try {

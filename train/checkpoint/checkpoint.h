@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include <gradtile/core/io/file_system.h>
+#include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/text/json_value.h>
 
@@ -36,14 +36,14 @@ NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
 
 /// Writes `checkpoint` durably (see DurableFile). Checks every value, writes the file under a temporary name,
 /// reads it back, compares it with the checkpoint, and then renames it to `path`. The rename replaces an
-/// existing file of that name.
+/// existing file of that name, or refuses it.
 ///
 /// Tensors are on the CPU, with 1 to 6 axes, any strides and any dtype; the file stores them row-major.
 /// Throws Error, naming the tensor, if a tensor holds an infinity or a NaN. Throws Error when the file system
 /// fails. After an error no temporary file is left. `path` then has its old content, unless only the last
 /// step failed, the fsync of the directory.
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
-                      FileSystem& fs = FileSystem::posix());
+                      FileSystem& fs = FileSystem::posix(), Existing existing = Existing::replace);
 
 /// Returns the disk space that write_checkpoint() reserves, an upper bound of the file's size. The tensors
 /// may be on any device; their elements are not read.

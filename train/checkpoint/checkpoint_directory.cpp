@@ -61,6 +61,11 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
     return entries;
 }
 
+bool CheckpointDirectory::is_empty() const {
+    return std::ranges::all_of(names(),
+                               [](const std::string& name) { return DurableFile::is_temporary(name); });
+}
+
 CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
     with_file_name("checkpoints", path_, [&] { make_directories(*fs_, path_); });
     write_checkpoint(path_of(checkpoint.step), checkpoint, *fs_);

@@ -32,6 +32,9 @@ class CheckpointDirectory {
     /// Lists the step files by name, newest first, without best.h5. Does not open the files.
     std::vector<Entry> list() const;
 
+    /// Returns whether the directory holds nothing but temporary files, or does not exist.
+    bool is_empty() const;
+
     struct Saved {
         std::string problem;   ///< the error of this checkpoint; empty: no error
         bool is_best = false;  ///< best.h5 is this checkpoint

@@ -1,6 +1,7 @@
 #include <gradtile/train/data/data_loader.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -12,38 +13,49 @@ namespace {
 // The purposes that a seed is used for; each purpose has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
-/// Divides a row that holds whole examples.
-void divide_at_examples(const Examples& examples, const TokenWindow& inputs, const WindowOptions& options,
-                        const WindowRow& row, std::vector<std::int32_t>& starts) {
-    const auto after = [&](std::int64_t token) { return std::ranges::upper_bound(examples.begins, token); };
-    std::vector<std::int64_t> borders(after(inputs.begin), after(inputs.end - 1));
-    for (std::int64_t& border : borders) border -= inputs.begin;
-    divide_into_examples(options.packing, borders, inputs.end - inputs.begin, options.context, row, starts);
+/// Returns where documents begin, if this follows from more than the tokens of a window.
+std::vector<std::int64_t> borders_of(const TokenSequence& tokens, const Packing& packing) {
+    const bool by_tokens = packing.rule.kind == DocumentRule::Kind::separator && !tokens.examples();
+    if (!packing || by_tokens) return {};
+    return document_begins(tokens, packing.rule, tokens.size());
 }
+
+/// Divides a row at the documents of the sequence that begin in it.
+void divide_at_documents(std::span<const std::int64_t> begins, const TokenWindow& inputs,
+                         const WindowOptions& options, const WindowRow& row,
+                         std::vector<std::int32_t>& starts) {
+    const auto after = [&](std::int64_t token) { return std::ranges::upper_bound(begins, token); };
+    std::vector<std::int64_t> borders(after(inputs.begin), after(inputs.end));
+    for (std::int64_t& border : borders) border -= inputs.begin;
+    divide_at(options.packing, borders, inputs.end - inputs.begin, options.context, row, starts);
+}
+
+/// What a loader reads.
+struct WindowSource {
+    const TokenSequence& tokens;
+    std::span<const std::int64_t> borders;  // see borders_of()
+};
 
 /// Fills one row with the inputs and the tokens that follow them; the rest of the row is token 0 with ignored
 /// targets. Appends the starts of packed documents to `starts`. Returns how many targets count. `window` is
 /// scratch memory: inputs and targets overlap, so they are read together.
-std::int64_t fill_window(const TokenSequence& sequence, const TokenWindow& inputs,
-                         const WindowOptions& options, std::vector<std::int32_t>& window,
-                         const WindowRow& row, std::vector<std::int32_t>& starts) {
+std::int64_t fill_window(const WindowSource& source, const TokenWindow& inputs, const WindowOptions& options,
+                         std::vector<std::int32_t>& window, const WindowRow& row,
+                         std::vector<std::int32_t>& starts) {
     const std::int64_t begin = inputs.begin, length = inputs.end - inputs.begin;
-    const Examples* const examples = sequence.examples();
-    // Two tokens before the window are read, too: they show whether the window follows a blank line.
-    const std::int64_t before = options.packing && length > 0 ? std::min<std::int64_t>(begin, 2) : 0;
+    const Examples* const examples = source.tokens.examples();
     if (length > 0) {
-        window.resize(static_cast<std::size_t>(before + length + 1));
-        sequence.read(begin - before, window);
-        std::copy_n(window.begin() + before, length, row.tokens);
-        std::copy_n(window.begin() + before + 1, length, row.targets);
+        window.resize(static_cast<std::size_t>(length + 1));
+        source.tokens.read(begin, window);
+        std::copy_n(window.begin(), length, row.tokens);
+        std::copy_n(window.begin() + 1, length, row.targets);
     }
     std::fill(row.tokens + length, row.tokens + options.context, 0);
     std::fill(row.targets + length, row.targets + options.context, ignored_target);
-    if (options.packing && examples && length > 0) {
-        divide_at_examples(*examples, inputs, options, row, starts);
+    if (options.packing && options.packing.rule.kind == DocumentRule::Kind::separator && !examples) {
+        divide_at_separators(options.packing, window, length, options.context, row, starts);
     } else if (options.packing) {
-        divide_into_documents(options.packing, window, static_cast<std::size_t>(before), length,
-                              options.context, row, starts);
+        divide_at_documents(source.borders, inputs, options, row, starts);
     }
     if (examples)
         for (std::int64_t i = 0; i < length; ++i)
@@ -56,6 +68,28 @@ std::int64_t fill_window(const TokenSequence& sequence, const TokenWindow& input
         counted += row.targets[i] != ignored_target;
     }
     return counted;
+}
+
+/// Throws Error unless a target counts in at least one window. Otherwise a loss would be 0 or 0/0, which are
+/// no results. Usually reads one window only.
+void require_target(const WindowSource& source, std::span<const TokenWindow> of_examples,
+                    WindowOptions options, const char* purpose) {
+    const std::int64_t predictions = std::max<std::int64_t>(source.tokens.size() - 1, 1);
+    options.context = std::min(options.context, predictions);
+    const std::int64_t context = options.context;
+    const std::int64_t windows =
+        of_examples.empty() ? ceil_div(predictions, context) : std::ssize(of_examples);
+    std::vector<std::int32_t> window, row(static_cast<std::size_t>(3 * context)), starts;
+    for (std::int64_t i = 0; i < windows; ++i) {
+        const TokenWindow inputs = of_examples.empty()
+                                       ? TokenWindow{i * context, std::min((i + 1) * context, predictions)}
+                                       : of_examples[static_cast<std::size_t>(i)];
+        starts.clear();
+        if (fill_window(source, inputs, options, window,
+                        {row.data(), row.data() + context, row.data() + 2 * context}, starts) > 0)
+            return;
+    }
+    throw Error(concat(source.tokens.source(), ": has no target to ", purpose, " on: all are ignored"));
 }
 
 /// The rows of a batch, and the offsets of the documents in them.
@@ -75,12 +109,12 @@ class BatchRows {
               " offsets of documents; expected ", tokens.size(), " and ", offsets);
     }
     std::int64_t count() const { return std::ssize(tokens_) / options_.context; }
-    std::int64_t fill(const TokenSequence& sequence, std::int64_t row, const TokenWindow& inputs,
+    std::int64_t fill(const WindowSource& source, std::int64_t row, const TokenWindow& inputs,
                       std::vector<std::int32_t>& window) {
         const std::int64_t first = row * options_.context;
         starts_.clear();
         const std::int64_t counted =
-            fill_window(sequence, inputs, options_, window,
+            fill_window(source, inputs, options_, window,
                         {tokens_.data() + first, targets_.data() + first,
                          options_.packing ? documents_.positions.data() + first : nullptr},
                         starts_);
@@ -142,6 +176,8 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
         check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
               " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
     }
+    borders_ = borders_of(tokens_, options_.packing);
+    require_target({tokens_, borders_}, of_examples_, window_options(), "train");
     cursor_ = start_of(0);
 }
 
@@ -179,7 +215,7 @@ std::int64_t DataLoader::count_targets(const TokenWindow& window) {
         other_row_.resize(static_cast<std::size_t>(3 * context));
         std::int32_t* const row = other_row_.data();
         std::vector<std::int32_t> starts;
-        return fill_window(tokens_, window, window_options(), window_,
+        return fill_window({tokens_, borders_}, window, window_options(), window_,
                            {row, row + context, row + 2 * context}, starts);
     }
     if (options_.ignore_token < 0) return length;
@@ -196,8 +232,8 @@ std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows.count(); ++row) {
             const TokenWindow window = window_at(at);
-            counted +=
-                rank == options_.rank ? rows.fill(tokens_, row, window, window_) : count_targets(window);
+            counted += rank == options_.rank ? rows.fill({tokens_, borders_}, row, window, window_)
+                                             : count_targets(window);
             if (++at.position < at.windows()) continue;
             tokens_.require_unchanged();
             at = start_of(at.epoch + 1);
@@ -254,9 +290,12 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
     const Examples* const examples = tokens_.examples();
     check(stride_ == context || (!examples && !options.packing), tokens_.source(),
           ": a stride other than the context; conversations and packed documents have none");
-    if (!examples) return;
-    of_examples_ = windows_of(*examples, context, options.packing);
-    check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+    if (examples) {
+        of_examples_ = windows_of(*examples, context, options.packing);
+        check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+    }
+    borders_ = borders_of(tokens_, options_.packing);
+    require_target({tokens_, borders_}, of_examples_, options_, "validate");
 }
 
 std::int64_t SequentialLoader::windows() const {
@@ -273,17 +312,50 @@ TokenWindow SequentialLoader::window_at(std::int64_t window) const {
     return {begin, std::min(begin + options_.context, tokens_.size() - 1)};
 }
 
+std::int64_t SequentialLoader::longest_window() const {
+    return longest_window(0, windows());
+}
+
+/// Returns the largest number of tokens in the windows [begin, end).
+std::int64_t SequentialLoader::longest_window(std::int64_t begin, std::int64_t end) const {
+    std::int64_t longest = 1;
+    // Without examples only the last window may be short.
+    if (of_examples_.empty()) end = std::min(end, begin + 1);
+    for (std::int64_t window = begin; window < end; ++window) {
+        const TokenWindow inputs = window_at(window);
+        longest = std::max(longest, inputs.end - inputs.begin);
+    }
+    return longest;
+}
+
+Shape SequentialLoader::next_shape(std::int64_t rows) const {
+    const std::int64_t end = std::min(window_ + rows, windows()), longest = longest_window(window_, end);
+    const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(longest)));
+    const std::int64_t step = std::max<std::int64_t>(power / 8, 1);
+    return {end - window_, std::min(ceil_div(longest, step) * step, options_.context)};
+}
+
 std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                                     const DocumentSpans& documents) {
-    BatchRows rows(options_, tokens, targets, documents);
-    const std::int64_t context = options_.context;
+    return next_rows(options_.context, tokens, targets, documents);
+}
+
+/// Fills rows of `length` tokens.
+std::int64_t SequentialLoader::next_rows(std::int64_t length, std::span<std::int32_t> tokens,
+                                         std::span<std::int32_t> targets, const DocumentSpans& documents) {
+    WindowOptions options = options_;
+    options.context = length;
+    BatchRows rows(options, tokens, targets, documents);
+    const std::int64_t longest = longest_window(window_, std::min(window_ + rows.count(), windows()));
+    check(longest <= length, "data loader: rows of ", length, " tokens; expected at least ", longest);
+    // The first targets of a row are also those of the previous window.
+    const std::int64_t repeated = std::min(options_.context - stride_, length);
     std::int64_t counted = 0, window = window_;
     for (std::int64_t row = 0; row < rows.count(); ++row) {
-        counted += rows.fill(tokens_, row, window_at(window), scratch_);
+        counted += rows.fill({tokens_, borders_}, row, window_at(window), scratch_);
         if (window > 0 && window < windows()) {
-            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * context),
-                                                        // Targets of the previous window.
-                                                        static_cast<std::size_t>(context - stride_))) {
+            for (std::int32_t& target : targets.subspan(static_cast<std::size_t>(row * length),
+                                                        static_cast<std::size_t>(repeated))) {
                 counted -= target != ignored_target;
                 target = ignored_target;
             }
@@ -300,8 +372,9 @@ void SequentialLoader::rewind() {
 }
 
 std::int64_t SequentialLoader::next(const Batch& batch) {
-    return next(host_elements(batch.tokens, options_.context), host_elements(batch.targets, options_.context),
-                spans_of(batch.documents, options_.context));
+    const std::int64_t length = batch.tokens.defined() && batch.tokens.rank() == 2 ? batch.tokens.size(1) : 0;
+    return next_rows(length, host_elements(batch.tokens, length), host_elements(batch.targets, length),
+                     spans_of(batch.documents, length));
 }
 
 }  // namespace gradtile

@@ -61,8 +61,8 @@ struct DataLoaderOptions {
 /// is unchanged, and the batch's contents are undefined.
 class DataLoader {
   public:
-    /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when its examples have
-    /// no target.
+    /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when it has no target
+    /// that counts.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
@@ -109,6 +109,8 @@ class DataLoader {
     TokenSequence tokens_;
     DataLoaderOptions options_;
     std::vector<TokenWindow> of_examples_;  // the windows of an epoch; empty if the sequence has no examples
+    // Packed: where documents begin in the sequence; empty if each separator shows it.
+    std::vector<std::int64_t> borders_;
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
@@ -131,8 +133,7 @@ struct SequentialOptions {
 /// DataLoader.
 class SequentialLoader {
   public:
-    /// Throws Error naming the sequence when it has fewer than two tokens, or when its examples have no
-    /// target.
+    /// Throws Error naming the sequence when it has fewer than two tokens, or no target that counts.
     SequentialLoader(TokenSequence tokens, std::int64_t context, const SequentialOptions& options = {});
 
     bool done() const { return window_ == windows(); }
@@ -140,21 +141,32 @@ class SequentialLoader {
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const;
     const Packing& packing() const { return options_.packing; }
+    /// Returns the number of tokens in the longest window, at most the context.
+    std::int64_t longest_window() const;
+    /// Returns [B, L], the shape of a small batch for the next `rows` windows: B windows are left, and the
+    /// longest of them has at most L tokens. L is rounded up by less than an eighth, so that few shapes
+    /// occur.
+    Shape next_shape(std::int64_t rows) const;
     /// Fills B rows with the next windows and returns the number of targets that count. Rows after the last
     /// window hold token 0 with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
+    /// Fills rows of any length that holds the windows.
     std::int64_t next(const Batch& batch);
     /// Returns to the first window. Throws Error when a file was changed since it was opened.
     void rewind();
 
   private:
     TokenWindow window_at(std::int64_t window) const;
+    std::int64_t longest_window(std::int64_t begin, std::int64_t end) const;
+    std::int64_t next_rows(std::int64_t length, std::span<std::int32_t> tokens,
+                           std::span<std::int32_t> targets, const DocumentSpans& documents);
 
     TokenSequence tokens_;
     WindowOptions options_;
     std::int64_t stride_;
     std::vector<TokenWindow> of_examples_;
+    std::vector<std::int64_t> borders_;
     std::int64_t window_ = 0;
     std::vector<std::int32_t> scratch_;
 };

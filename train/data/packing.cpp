@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/data/examples.h>
 
 namespace gradtile {
 namespace {
@@ -36,19 +37,6 @@ void divide_row(const Packing& packing, std::int64_t length, std::int64_t contex
 
 }  // namespace
 
-bool DocumentRule::begins_document(std::span<const std::int32_t> tokens, std::size_t i) const {
-    switch (kind) {
-        case Kind::none:
-        case Kind::examples:
-            return false;
-        case Kind::separator:
-            return tokens[i] == token;
-        case Kind::blank_lines:
-            return i >= 2 && tokens[i] != token && tokens[i - 1] == token && tokens[i - 2] == token;
-    }
-    throw Error("packing: unknown rule");
-}
-
 std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     return encoding == nullptr ? std::nullopt : encoding->added_token("<|endoftext|>");
@@ -60,19 +48,92 @@ DocumentRule document_rule(std::int64_t document_token, const std::optional<Toke
     check(tokenizer && tokenizer->kind() != TokenizerKind::bpe,
           "packed: it is not known where documents begin in these tokens; expected document-token, the id "
           "of the token that begins a document");
-    return {DocumentRule::Kind::blank_lines, tokenizer->encode("\n", "packed: the line break").front()};
+    DocumentRule rule{DocumentRule::Kind::blank_lines,
+                      tokenizer->encode("\n", "packed: the line break").front()};
+    auto blank = rule.blanks.begin();
+    constexpr std::string_view blanks = " \t\v\f\r";
+    for (std::int32_t id = 0; id < tokenizer->vocab_size(); ++id)
+        if (const std::string text = tokenizer->decode(std::span(&id, 1));
+            text.size() == 1 && blanks.find(text) != std::string_view::npos)
+            *blank++ = id;
+    return rule;
 }
 
-void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
-                           std::int64_t length, std::int64_t context, const WindowRow& row,
-                           std::vector<std::int32_t>& starts) {
+namespace {
+
+/// Finds the beginnings of documents while the tokens are read in order.
+class DocumentFinder {
+  public:
+    explicit DocumentFinder(const DocumentRule& rule) : rule_(rule) {}
+
+    void read(std::int32_t token) {
+        switch (rule_.kind) {
+            case DocumentRule::Kind::none:
+            case DocumentRule::Kind::examples:
+                break;
+            case DocumentRule::Kind::separator:
+                if (token == rule_.token) add(place_);
+                break;
+            case DocumentRule::Kind::blank_lines:
+                read_line(token);
+                break;
+        }
+        ++place_;
+    }
+    std::vector<std::int64_t> take() { return std::move(begins_); }
+
+  private:
+    /// A document begins at the beginning of its first line, which may be indented.
+    void read_line(std::int32_t token) {
+        if (token == rule_.token) {
+            // The text before the first line break is no blank line between two documents.
+            follows_blank_line_ = line_ > 0 && is_blank_;
+            line_ = place_ + 1;
+            is_blank_ = true;
+        } else if (is_blank_ && std::ranges::find(rule_.blanks, token) == rule_.blanks.end()) {
+            is_blank_ = false;
+            if (follows_blank_line_) add(line_);
+        }
+    }
+    void add(std::int64_t begin) {
+        if (begin > 0) begins_.push_back(begin);
+    }
+
+    const DocumentRule& rule_;
+    std::int64_t place_ = 0, line_ = 0;  // of the token, and of the first token of its line
+    bool is_blank_ = true, follows_blank_line_ = false;
+    std::vector<std::int64_t> begins_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const DocumentRule& rule,
+                                          std::int64_t count) {
+    if (const Examples* const examples = tokens.examples()) {
+        const auto& all = examples->begins;
+        return {std::ranges::upper_bound(all, 0), std::ranges::lower_bound(all, count)};
+    }
+    if (rule.kind == DocumentRule::Kind::none || rule.kind == DocumentRule::Kind::examples) return {};
+    DocumentFinder finder(rule);
+    std::vector<std::int32_t> some(std::size_t{1} << 16);
+    for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
+        some.resize(static_cast<std::size_t>(std::min(count - begin, std::ssize(some))));
+        tokens.read(begin, some);
+        for (const std::int32_t token : some) finder.read(token);
+    }
+    return finder.take();
+}
+
+void divide_at_separators(const Packing& packing, std::span<const std::int32_t> read, std::int64_t length,
+                          std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts) {
+    const DocumentRule& rule = packing.rule;
     divide_row(packing, length, context, row, starts, [&](std::int64_t i) {
-        return packing.rule.begins_document(read, first + static_cast<std::size_t>(i));
+        return rule.kind == DocumentRule::Kind::separator && read[static_cast<std::size_t>(i)] == rule.token;
     });
 }
 
-void divide_into_examples(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
-                          std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts) {
+void divide_at(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
+               std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts) {
     divide_row(packing, length, context, row, starts,
                [&](std::int64_t i) { return std::ranges::binary_search(borders, i); });
 }

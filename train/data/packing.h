@@ -1,10 +1,12 @@
 #pragma once
 /// Packing: which documents a window of tokens holds.
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
@@ -15,15 +17,15 @@ struct DocumentRule {
     enum class Kind {
         none,         ///< a window counts as one document
         separator,    ///< at each token `token`
-        blank_lines,  ///< after blank lines; `token` is a line break
+        blank_lines,  ///< at the first line after blank lines; `token` is a line break
         examples      ///< at each example of the data (see examples.h); other text is one document
     };
     Kind kind = Kind::none;
     std::int32_t token = -1;
+    /// blank_lines: the ids of characters that a blank line may hold: space, tab, vertical tab, form feed,
+    /// and the carriage return of Windows line ends; -1: the tokenizer has no such character.
+    std::array<std::int32_t, 5> blanks{-1, -1, -1, -1, -1};
 
-    /// Whether tokens[i] begins a document. Reads the two tokens before tokens[i]; there is no line break
-    /// before the span.
-    bool begins_document(std::span<const std::int32_t> tokens, std::size_t i) const;
     /// Whether the first token of a document is a target. A separator is a target, because the tokens before
     /// it determine that their document ends. Other first tokens are not targets, because no token before
     /// them belongs to their document.
@@ -48,6 +50,11 @@ std::optional<std::int32_t> separator_of(const Tokenizer& tokenizer);
 /// lines of a text. Throws Error if there is neither.
 DocumentRule document_rule(std::int64_t document_token, const std::optional<Tokenizer>& tokenizer);
 
+/// Returns the places after the first token where documents begin in tokens [0, count), in increasing order.
+/// Reads all these tokens, unless the sequence has examples.
+std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const DocumentRule& rule,
+                                          std::int64_t count);
+
 /// One row of a batch: inputs, targets and, if packed, the position of each token in its document.
 struct WindowRow {
     std::int32_t* tokens;
@@ -56,13 +63,12 @@ struct WindowRow {
 };
 /// Divides the first `length` tokens of a row of `context` into documents: ignores targets in other
 /// documents, writes the positions, and appends to `starts` where documents begin. `read` holds the row's
-/// tokens and the one after them, from index `first` on; tokens before `first` only help to find borders.
-void divide_into_documents(const Packing& packing, std::span<const std::int32_t> read, std::size_t first,
-                           std::int64_t length, std::int64_t context, const WindowRow& row,
-                           std::vector<std::int32_t>& starts);
-/// Divides a row into examples. `borders` holds the places of the row where examples begin, in increasing
-/// order. No target is the first token of an example.
-void divide_into_examples(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
+/// tokens and the one after them, in which the rule's separators are found.
+void divide_at_separators(const Packing& packing, std::span<const std::int32_t> read, std::int64_t length,
                           std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts);
+/// Divides a row in the same way at `borders`, the places of the row where documents begin, in increasing
+/// order.
+void divide_at(const Packing& packing, std::span<const std::int64_t> borders, std::int64_t length,
+               std::int64_t context, const WindowRow& row, std::vector<std::int32_t>& starts);
 
 }  // namespace gradtile

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <set>
 
 #include <gradtile/core/tensor_ops.h>
 
@@ -96,10 +97,14 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
     if (model.ctx.device().is_cpu()) return evaluate(model.ctx, model, tokens, options);
     const SequentialOptions loading{options.ignore_token, options.packing, options.stride};
     const Context inside = with_arena_for(model.ctx, [&](const Context& dry) {
-        const std::int64_t context = model.transformer.config.context;
-        const std::int64_t windows = SequentialLoader(tokens, context, loading).windows();
-        const Batch batch = empty_batch(dry, std::min(options.batch, windows), context, options.packing);
-        model.transformer.target_losses(dry, batch.tokens, batch.targets, batch.documents);
+        std::set<std::pair<std::int64_t, std::int64_t>> planned;
+        SequentialLoader loader(tokens, model.transformer.config.context, loading);
+        for (; !loader.done(); loader.skip(options.batch)) {
+            const Shape shape = loader.next_shape(options.batch);
+            if (!planned.emplace(shape[0], shape[1]).second) continue;
+            const Batch batch = empty_batch(dry, shape[0], shape[1], options.packing);
+            model.transformer.target_losses(dry, batch.tokens, batch.targets, batch.documents);
+        }
     });
     return evaluate(inside, model, tokens, options);
 }
@@ -109,14 +114,18 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
     check(options.batch >= 1, "eval: batch: ", options.batch, "; expected at least 1");
     const std::int64_t context = model.transformer.config.context;
     SequentialLoader loader(tokens, context, {options.ignore_token, options.packing, options.stride});
-    const std::int64_t windows = loader.windows(), rows = std::min(options.batch, windows);
-    const Batch batch = empty_batch(host_of(ctx), rows, context, options.packing);
-    const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
-                                                static_cast<std::size_t>(batch.targets.elements()));
+    const std::int64_t windows = loader.windows();
+    Batch batch;
     const TextLengths lengths(model.tokenizer, model.transformer.config.vocabulary);
     double sum = 0.0, sum_of_text = 0.0;
     std::int64_t counted = 0, bytes = 0, characters = 0;
     for (std::int64_t done = 0; done < windows;) {
+        // The rows are as long as these windows need, so that the work is in proportion to the tokens.
+        if (const Shape shape = loader.next_shape(options.batch);
+            !batch.tokens.defined() || batch.tokens.shape() != shape)
+            batch = empty_batch(host_of(ctx), shape[0], shape[1], options.packing);
+        const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
+                                                    static_cast<std::size_t>(batch.targets.elements()));
         counted += loader.next(batch);
         const Batch on_device = upload(ctx, batch);
         const std::vector<double> losses = to_host(
@@ -131,10 +140,9 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
             bytes += lengths.bytes[id];
             characters += lengths.characters[id];
         }
-        done = std::min(done + rows, windows);
+        done += batch.tokens.size(0);
         if (options.on_progress) options.on_progress(done, windows);
     }
-    check(counted > 0, tokens.source(), ": no target counts");
     Evaluation result{.loss = sum / static_cast<double>(counted), .targets = counted};
     result.perplexity = std::exp(result.loss);
     const double bits = sum_of_text / std::numbers::ln2;

@@ -10,7 +10,7 @@
 #include <gradtile/train/formats/gguf_metadata.h>
 #include <gradtile/train/formats/gguf_writer.h>
 #include <gradtile/train/formats/huggingface_config.h>
-#include <gradtile/train/formats/internal/tensor_writer.h>
+#include <gradtile/train/formats/internal/new_files.h>
 #include <gradtile/train/formats/safetensors.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/merged_adapters.h>
@@ -49,36 +49,21 @@ class Exporter {
 
     ExportResult write_safetensors_folder() {
         const nlohmann::json config = huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
-        const fs::path folder = options_.out;
-        const std::string weights = (folder / "model.safetensors").string(),
-                          config_file = (folder / "config.json").string(),
-                          tokenizer_file = (folder / "tokenizer.json").string();
-        for (const std::string& file : {weights, config_file, tokenizer_file})
-            check(!exists(fs::symlink_status(file)), file, ": exists; choose another --out");
         const std::vector<NamedTensor> tensors =
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
-        with_file_name("folder", folder,
-                       [&] { make_directories(FileSystem::posix(), fs::absolute(folder)); });
-        try {
-            // The library transformers reads only files whose metadata has "format": "pt".
-            write_safetensors(weights, tensors, {{"format", "pt"}});
-            if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
-                save_tokenizer(tokenizer_file, *tokenizer_);
-                result_.files.push_back(tokenizer_file);
-            } else {
-                note_tokenizer("tokenizer.json");
-            }
-            const std::string config_text = json_text(config, 2) + '\n';
-            TensorWriter writer(config_file);
-            writer.write(std::as_bytes(std::span(config_text)));
-            writer.commit();
-        } catch (...) {
-            // The files did not exist before. A part of a model would keep the next export from this folder.
-            std::error_code ignored;
-            for (const std::string& file : {weights, config_file, tokenizer_file}) fs::remove(file, ignored);
-            throw;
+        NewFiles files(options_.out);
+        // Every file is opened first, so that one that exists is named before the weights are written.
+        TensorWriter& weights = files.add("model.safetensors");
+        files.add_text("config.json", json_text(config, 2) + '\n');
+        if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
+            files.add_text("tokenizer.json", tokenizer_text(source_, *tokenizer_));
+        } else {
+            files.require_absent("tokenizer.json");  // one of another model
+            note_tokenizer("tokenizer.json");
         }
-        result_.files.insert(result_.files.begin(), {weights, config_file});
+        // The library transformers reads only files whose metadata has "format": "pt".
+        write_safetensors(weights, tensors, {{"format", "pt"}});
+        result_.files = files.commit();
         return std::move(result_);
     }
 

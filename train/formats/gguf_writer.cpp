@@ -81,7 +81,7 @@ class MetadataWriter {
 }  // namespace
 
 void write_gguf(const std::string& path, const GgufFile& content) {
-    TensorWriter file(path);
+    TensorWriter file(path, Existing::refuse);
     const MetadataWriter metadata(file);
     file.write(std::as_bytes(std::span(gguf_magic)));
     file.write_integer(gguf_version);

@@ -20,8 +20,8 @@ struct GgufFile {
     std::vector<NamedTensor> tensors = {};  ///< F32, F16 or BF16, on the CPU, with any strides
 };
 
-/// Writes a file durably (see DurableFile). Tensors begin at multiples of 32 bytes. Throws Error that names
-/// the file if it cannot be written, or the tensor if it has another dtype.
+/// Writes a new file durably (see DurableFile). Tensors begin at multiples of 32 bytes. Throws Error that
+/// names the file if it exists or cannot be written, or the tensor if it has another dtype.
 void write_gguf(const std::string& path, const GgufFile& file);
 
 }  // namespace gradtile

@@ -175,6 +175,13 @@ Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
 
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
+    TensorWriter file(path);
+    write_safetensors(file, tensors, metadata);
+    file.commit();
+}
+
+void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
     json header = json::object();
     if (!metadata.empty()) header["__metadata__"] = metadata;
     std::uint64_t offset = 0;
@@ -188,12 +195,11 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
     std::string text = json_text(header);
     // Pads the header, so that the elements are aligned.
     text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
-    check(text.size() <= max_safetensors_header, path, ": the header would have ", text.size(), " bytes");
-    TensorWriter file(path);
+    check(text.size() <= max_safetensors_header, file.path(), ": the header would have ", text.size(),
+          " bytes");
     file.write_integer(static_cast<std::uint64_t>(text.size()));
     file.write(std::as_bytes(std::span(text)));
     for (const auto& [name, x] : tensors) file.write(x);
-    file.commit();
 }
 
 }  // namespace gradtile

@@ -14,6 +14,8 @@
 
 namespace gradtile {
 
+class TensorWriter;
+
 /// The largest length of a header. A file with a longer header is refused before the header is read.
 constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
@@ -64,9 +66,12 @@ class SafetensorsFile {
 /// A tensor to write: its name and its values.
 using NamedTensor = std::pair<std::string, Tensor>;
 
-/// Writes a file durably (see DurableFile), with the tensors in the given order. The tensors must be on the
-/// CPU and may have any strides. Throws Error that names the file.
+/// Writes a file durably (see DurableFile), with the tensors in the given order; replaces an existing file.
+/// The tensors must be on the CPU and may have any strides. Throws Error that names the file.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+/// Writes the content of such a file without commit().
+void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace gradtile

@@ -10,14 +10,14 @@ constexpr std::int64_t elements_at_once = std::int64_t{1} << 20;
 
 }  // namespace
 
-TensorWriter::TensorWriter(const std::string& path) : path_(path) {
+TensorWriter::TensorWriter(const std::string& path, Existing existing) : path_(path) {
     // The path is made absolute, because DurableFile calls fsync on the directory and needs the directory's
     // name.
     with_file_name("file", path_, [&] {
         // A rename would put a regular file in the place of a device such as /dev/null.
         check(!std::filesystem::exists(path_) || std::filesystem::is_regular_file(path_),
               "is not a regular file");
-        file_.emplace(std::filesystem::absolute(path_));
+        file_.emplace(std::filesystem::absolute(path_), FileSystem::posix(), existing);
     });
 }
 

@@ -1,5 +1,7 @@
 #include <fcntl.h>
 
+#include <optional>
+
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
@@ -26,18 +28,18 @@ ProcessLimits limits_for(std::uint64_t file_bytes) {
 }
 
 // Copies everything except the checkpoints and the files that only a running process needs.
-void copy_other_files(const std::filesystem::path& old_run, const std::filesystem::path& new_run) {
+void copy_other_files(const std::filesystem::path& old_run, DurableDirectory& new_run) {
     for (const auto& entry : std::filesystem::directory_iterator(old_run)) {
         const std::filesystem::path name = entry.path().filename();
         if (entry.is_symlink() || !entry.is_regular_file() || name == ".lock" ||
             DurableFile::is_temporary(name))
             continue;
         with_file_name("file", entry.path(), [&] {
-            copy_file(entry.path(), new_run / name);
-            OpenFile(FileSystem::posix(), new_run / name, O_RDWR).sync();
+            new_run.remove_on_signal(new_run.path() / name);
+            copy_file(entry.path(), new_run.path() / name);
+            OpenFile(FileSystem::posix(), new_run.path() / name, O_RDWR).sync();
         });
     }
-    sync_directory(FileSystem::posix(), new_run);
 }
 
 // best.h5 is usually a second name of a step's file.
@@ -55,9 +57,11 @@ bool link_to_converted(const std::filesystem::path& old_best, const CheckpointDi
     return false;
 }
 
-void convert_checkpoints(const std::filesystem::path& old_run, const CheckpointDirectory& converted,
+void convert_checkpoints(const std::filesystem::path& old_run, DurableDirectory& new_run,
                          ConvertedRun& result) {
+    const CheckpointDirectory converted(RunDirectory::checkpoints_of(new_run.path()));
     const auto convert = [&](const std::filesystem::path& old_file, const std::filesystem::path& new_file) {
+        new_run.remove_on_signal(new_file);
         try {
             convert_checkpoint(old_file, new_file, SymbolicLinks::refuse);
             result.files.push_back(new_file);
@@ -69,6 +73,7 @@ void convert_checkpoints(const std::filesystem::path& old_run, const CheckpointD
     const std::vector<CheckpointDirectory::Entry> old_files = old_checkpoints.list();
     for (const CheckpointDirectory::Entry& entry : old_files)
         convert(entry.path, converted.path_of(entry.step));
+    new_run.remove_on_signal(converted.best_path());
     if (exists(old_checkpoints.best_path()) &&
         !link_to_converted(old_checkpoints.best_path(), converted, old_files)) {
         convert(old_checkpoints.best_path(), converted.best_path());
@@ -77,21 +82,13 @@ void convert_checkpoints(const std::filesystem::path& old_run, const CheckpointD
           result.damaged.empty() ? "" : "; ", result.damaged.empty() ? "" : result.damaged.front());
 }
 
-// Removes the files that a killed child may have left: the file itself and its temporary file.
-void remove_files_of(const std::filesystem::path& made) {
-    std::vector<std::string> names;
-    const std::filesystem::path directory = made.has_parent_path() ? made.parent_path() : ".";
-    FileSystem::posix().list(directory, names);
-    for (const std::string& name : names)
-        if (name.starts_with(made.filename().string())) FileSystem::posix().remove(directory / name);
-}
-
-// Replaces the temporary name in a message by the name that the user gave.
-std::string with_new_name(std::string message, const std::filesystem::path& made,
-                          const std::filesystem::path& new_file) {
-    const std::size_t at = message.find(made.string());
-    if (at != std::string::npos) message.replace(at, made.string().size(), new_file.string());
-    return message;
+// Replaces the temporary directory in a text by the directory that the user gave.
+std::string with_final_name(std::string text, const DurableDirectory& made,
+                            const std::filesystem::path& final_path) {
+    const std::string temporary = made.path().string();
+    for (std::size_t at = 0; (at = text.find(temporary, at)) != std::string::npos;)
+        text.replace(at, temporary.size(), final_path.string());
+    return text;
 }
 
 }  // namespace
@@ -102,19 +99,14 @@ void convert_checkpoint(const std::filesystem::path& old_file, const std::filesy
     const std::uint64_t bytes =
         with_file_name("checkpoint", old_file, [&] { return open_regular_file(fs, old_file, links).size(); });
     check(!exists(symlink_status(new_file)), "checkpoint ", new_file.string(), ": exists already");
-    const std::filesystem::path made = DurableFile::temporary_for(new_file);
-    const ChildOutcome outcome =
-        run_confined(limits_for(bytes), [&] { write_checkpoint(made, read_version_1(old_file, links)); });
-    if (!outcome.error.empty()) {
-        remove_files_of(made);
-        check(outcome.ended_by.empty(), "checkpoint ", old_file.string(), ": damaged: libhdf5 was ended by ",
-              outcome.ended_by, " while it read the file");
-        throw Error(with_new_name(outcome.error, made, new_file));
-    }
-    with_file_name("checkpoint", new_file, [&] {
-        file_check(fs.rename(made, new_file), "rename into place");
-        sync_directory(fs, new_file.parent_path());
+    const ChildOutcome outcome = run_confined(limits_for(bytes), [&] {
+        write_checkpoint(new_file, read_version_1(old_file, links), fs, Existing::refuse);
     });
+    if (outcome.error.empty()) return;
+    remove_stale_temporaries(fs, new_file);  // that of a child that was killed
+    check(outcome.ended_by.empty(), "checkpoint ", old_file.string(), ": damaged: libhdf5 was ended by ",
+          outcome.ended_by, " while it read the file");
+    throw Error(outcome.error);
 }
 
 ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesystem::path& new_run) {
@@ -122,17 +114,24 @@ ConvertedRun convert_run(const std::filesystem::path& old_run, const std::filesy
     check(!exists(symlink_status(new_run)), new_run.string(), ": exists already");
     const RunLock lock(old_run);
     ConvertedRun result;
-    const CheckpointDirectory converted(RunDirectory::checkpoints_of(new_run));
-    with_file_name("run", new_run,
-                   [&] { make_directories(FileSystem::posix(), RunDirectory::checkpoints_of(new_run)); });
+    const std::filesystem::path final_path = new_run.has_filename() ? new_run : new_run.parent_path();
+    std::optional<DurableDirectory> made;
+    with_file_name("run", final_path, [&] {
+        if (final_path.has_parent_path()) make_directories(FileSystem::posix(), final_path.parent_path());
+        made.emplace(final_path);
+        made->remove_on_signal(RunDirectory::checkpoints_of(made->path()));
+        make_directories(FileSystem::posix(), RunDirectory::checkpoints_of(made->path()));
+    });
     try {
-        copy_other_files(old_run, new_run);
-        convert_checkpoints(old_run, converted, result);
-    } catch (...) {
-        std::error_code ignored;
-        remove_all(new_run, ignored);  // this function created the directory
-        throw;
+        copy_other_files(old_run, *made);
+        convert_checkpoints(old_run, *made, result);
+    } catch (const Error& error) {
+        throw Error(with_final_name(error.what(), *made, final_path), error.where());
     }
+    for (std::string& line : result.damaged) line = with_final_name(line, *made, final_path);
+    for (std::filesystem::path& file : result.files)
+        file = final_path / file.lexically_relative(made->path());
+    with_file_name("run", final_path, [&] { made->commit(); });
     return result;
 }
 

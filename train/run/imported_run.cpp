@@ -35,17 +35,22 @@ std::filesystem::path write_imported_run(const ImportedModel& model, const std::
     apply_json(config, *checkpoint.config, directory);
     config.out = directory;
     checkpoint.config = to_json(config);
-    const RunDirectory run = RunDirectory::create(config, identity, checkpoint_bytes(checkpoint));
+    RunDirectory run = RunDirectory::create(config, identity, checkpoint_bytes(checkpoint));
     const CheckpointDirectory checkpoints(run.checkpoints());
+    const std::filesystem::path file = checkpoints.path_of(checkpoint.step);
+    const RemovedOnSignal file_on_signal(file);
     try {
         const CheckpointDirectory::Saved saved = checkpoints.save(checkpoint);
         check(saved.problem.empty(), saved.problem);
         // After any error, for example a weight that is not finite, no run without a checkpoint remains.
     } catch (...) {
+        std::error_code ignored;
+        std::filesystem::remove(file, ignored);
         run.discard();
         throw;
     }
-    return checkpoints.path_of(checkpoint.step);
+    run.keep();
+    return file;
 }
 
 }  // namespace gradtile

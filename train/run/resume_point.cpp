@@ -55,6 +55,12 @@ ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     check(loaded.checkpoint || failed == 0 || restart, "resume: '", run.path().string(),
           "' holds no checkpoint: its saves failed, the last one at step ", failed,
           "; --restart trains again from the start");
+    // A link is this user's own (RunDirectory::open), but somebody else may have chosen where the link leads,
+    // for example in an archive.
+    check(loaded.checkpoint || !is_symlink(run.checkpoints()), run.checkpoints().string(),
+          ": is a symbolic link to a directory without a sound checkpoint of this run; expected a directory, "
+          "or "
+          "a link to the directory of the run's checkpoints");
 
     ResumePoint point{std::move(loaded.checkpoint), loaded.path, std::move(loaded.damaged)};
     const auto add = [&](const auto&... reason) {

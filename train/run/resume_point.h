@@ -26,7 +26,8 @@ struct ResumePoint {
 /// file, although there are damaged files or metrics.jsonl records a save that failed, the function throws
 /// Error, unless `restart` is set. A run that ended before its first save starts again, with a message.
 ///
-/// Throws Error when the newest sound checkpoint has another identity than the run, regardless of `restart`.
+/// Throws Error when the newest sound checkpoint has another identity than the run, or when `checkpoints` is
+/// a link to a directory without a sound checkpoint, regardless of `restart`.
 ResumePoint find_resume_point(const RunDirectory& run, bool restart);
 
 /// Returns the identity of the run that a checkpoint belongs to; empty for runs of versions without

@@ -66,13 +66,8 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
     check(is_directory(path), "out: '", path.string(), "' is not a directory");
     RunDirectory run(path);
     run.made_ = !existed;
-    for (const std::filesystem::path& trace : {run.config_file(), run.metrics_file(), run.checkpoints()}) {
-        const std::filesystem::file_status found = symlink_status(trace);
-        check(!is_symlink(found), "out: '", trace.string(),
-              "' is a symbolic link; expected a directory without a run");
-        check(!exists(found), "out: '", path.string(), "' already holds a run; continue it with --resume ",
-              path.string(), " or choose another --out");
-    }
+    run.require_no_run();
+    for (const std::filesystem::path& own : run.own_paths()) run.on_signal_.emplace_back(own);
     try {
         run.remove_temporaries();
         run.require_room("out", checkpoint_bytes);
@@ -97,14 +92,48 @@ void RunDirectory::require_room(const char* setting, std::uint64_t checkpoint_by
     }
 }
 
-void RunDirectory::discard() const {
-    std::error_code ignored;
-    // The lock is removed last: until then no other process makes a run here.
+/// The files and directories that a run has before its first step, in the order in which they are made.
+std::vector<std::filesystem::path> RunDirectory::own_paths() const {
+    std::vector<std::filesystem::path> paths;
+    if (made_) paths.push_back(path_);
+    // The lock is removed after the files: until then no other process makes a run here.
     for (const std::filesystem::path& own :
-         {config_file(), metrics_file(), loss_curve_file(), checkpoints(), identity_file()})
-        std::filesystem::remove(own, ignored);
-    lock_.remove_file();
-    if (made_) std::filesystem::remove(path_, ignored);
+         {lock_.path(), identity_file(), config_file(), checkpoints(), metrics_file(), loss_curve_file()})
+        paths.push_back(own);
+    return paths;
+}
+
+void RunDirectory::discard() const {
+    std::vector<std::filesystem::path> paths = own_paths();
+    std::error_code ignored;
+    for (auto path = paths.rbegin(); path != paths.rend(); ++path) std::filesystem::remove(*path, ignored);
+}
+
+/// Returns whether the directory has the settings and the identity of a run, but neither a line of metrics
+/// nor a checkpoint. Settings of other programs may have the same name, and do not count.
+bool RunDirectory::was_interrupted_at_start() const {
+    std::error_code error;
+    if (!CheckpointDirectory(checkpoints()).is_empty() ||
+        (exists(metrics_file()) && file_size(metrics_file(), error) != 0))
+        return false;
+    try {
+        config();
+        return !identity().empty();
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+void RunDirectory::require_no_run() const {
+    bool has_trace = false;
+    for (const std::filesystem::path& trace : {config_file(), metrics_file(), checkpoints()}) {
+        const std::filesystem::file_status found = symlink_status(trace);
+        check(!is_symlink(found), "out: '", trace.string(),
+              "' is a symbolic link; expected a directory without a run");
+        has_trace = has_trace || exists(found);
+    }
+    check(!has_trace || was_interrupted_at_start(), "out: '", path_.string(),
+          "' already holds a run; continue it with --resume ", path_.string(), " or choose another --out");
 }
 
 RunDirectory RunDirectory::open(const std::filesystem::path& path) {

@@ -10,7 +10,9 @@
 /// directory while the run uses it.
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include <gradtile/core/io/removed_on_signal.h>
 #include <gradtile/train/run/run_lock.h>
 #include <gradtile/train/train_config.h>
 
@@ -27,7 +29,8 @@ class RunDirectory {
   public:
     /// Creates the directory if needed, and writes run.json and config.json. Throws Error when the directory
     /// already holds a run, is in use by another process, cannot be written, or is on a disk without room for
-    /// a file of `checkpoint_bytes`. After an error the directory is as before.
+    /// a file of `checkpoint_bytes`. After an error the directory is as before. A run that was interrupted
+    /// before its first step, or an import before its end, has nothing to lose, and is replaced.
     static RunDirectory create(const TrainConfig& config, const std::string& identity,
                                std::uint64_t checkpoint_bytes);
     /// Throws Error when the directory holds no run or is in use, or when `checkpoints` in it is neither a
@@ -41,8 +44,10 @@ class RunDirectory {
     /// Throws Error, which begins with `setting`, when the disk of the checkpoints has no room for a file of
     /// `checkpoint_bytes`: training would lose its result.
     void require_room(const char* setting, std::uint64_t checkpoint_bytes) const;
-    /// Undoes create(), for a run that failed to start.
+    /// Undoes create(), for a run that failed to start. A signal that ends the process does the same until
+    /// keep() is called, when the run has started.
     void discard() const;
+    void keep() { on_signal_.clear(); }
     /// Removes the temporary files of a killed process.
     void remove_temporaries() const;
 
@@ -58,9 +63,13 @@ class RunDirectory {
 
   private:
     explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)), lock_(path_) {}
+    void require_no_run() const;
+    bool was_interrupted_at_start() const;
+    std::vector<std::filesystem::path> own_paths() const;
     std::filesystem::path path_;
     RunLock lock_;
     bool made_ = false;  // create() made the directory
+    std::vector<RemovedOnSignal> on_signal_;
 };
 
 }  // namespace gradtile

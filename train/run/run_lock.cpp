@@ -1,8 +1,6 @@
 #include <gradtile/train/run/run_lock.h>
 
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -38,35 +36,23 @@ std::string holder_in(const OpenFile& file) {
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / ".lock") {
+    FileSystem& fs = FileSystem::posix();
     do {
         with_file_name("lock", path_, [&] { file_ = open_own_file(path_, O_RDWR | O_CREAT); });
         with_file_name("directory", directory, [&] {
-            if (::flock(file_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
-                const int reason = errno;
-                check(reason != EWOULDBLOCK, "in use by ", holder_in(file_));
-                file_check(-reason, "lock");
-            }
+            const int locked = fs.lock(file_.descriptor());
+            check(locked != -EWOULDBLOCK, "in use by ", holder_in(file_));
+            file_check(locked, "lock");
         });
         // Another process may have removed the file between the two calls; the lock of a file without a name
         // protects nothing.
-    } while (!has_name());
+    } while (!fs.has_name(file_.descriptor(), path_));
     with_file_name("directory", directory, [&] {
         const std::string text = this_process() + "\n";
-        file_check(FileSystem::posix().truncate(file_.descriptor(), 0), "truncate the lock file");
+        file_check(fs.truncate(file_.descriptor(), 0), "truncate the lock file");
         const auto bytes = std::as_bytes(std::span(text));
         file_.write(bytes.data(), bytes.size(), 0);
     });
-}
-
-bool RunLock::has_name() const {
-    struct stat locked {
-    }, named{};
-    return ::fstat(file_.descriptor(), &locked) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
-           locked.st_dev == named.st_dev && locked.st_ino == named.st_ino;
-}
-
-void RunLock::remove_file() const {
-    FileSystem::posix().remove(path_);
 }
 
 }  // namespace gradtile

@@ -14,13 +14,11 @@ class RunLock {
     /// Throws Error when .lock does not belong to this user alone (see open_own_file()).
     explicit RunLock(const std::filesystem::path& directory);
 
-    /// Removes the file, for a run that failed to start. A process that has opened the file meanwhile notices
+    /// The file. A run that failed to start removes it: a process that has opened the file meanwhile notices
     /// that the name is gone, and locks a new file.
-    void remove_file() const;
+    const std::filesystem::path& path() const { return path_; }
 
   private:
-    bool has_name() const;
-
     std::filesystem::path path_;
     OpenFile file_;
 };

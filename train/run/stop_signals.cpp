@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/removed_on_signal.h>
 #include <gradtile/core/start_thread.h>
 
 namespace gradtile {
@@ -69,7 +70,10 @@ void StopSignals::take(const siginfo_t& signal) {
     const int number = signal.si_signo;
     if (number == SIGHUP && terminal_.has_sent(signal)) return;
     const int first = received_;
-    if (!answered_ || first == number) _exit(128 + number);
+    if (!answered_ || first == number) {
+        remove_registered_files();
+        _exit(128 + number);
+    }
     if (first == 0) received_ = number;
 }
 

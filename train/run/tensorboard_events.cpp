@@ -114,10 +114,15 @@ constexpr std::string_view name_start = "events.out.tfevents.";
 constexpr std::size_t digits = 10;
 constexpr std::int64_t max_seconds = 9'999'999'999;
 
-std::string name_of(std::int64_t seconds) {
+/// The end of the names of a run's event files.
+std::string name_end(const std::string& identity) {
+    return concat(".gradtile", identity.empty() ? "" : ".", identity);
+}
+
+std::string name_of(std::int64_t seconds, const std::string& identity) {
     std::string number = std::to_string(seconds);
     number.insert(0, digits - number.size(), '0');
-    return concat(name_start, number, ".gradtile");
+    return concat(name_start, number, name_end(identity));
 }
 
 /// Returns the seconds in the name of an event file.
@@ -150,8 +155,17 @@ std::string tensorboard_record(std::string_view data) {
     return record;
 }
 
-TensorBoardEvents::TensorBoardEvents(std::filesystem::path directory, Run run)
-    : directory_(std::move(directory)) {
+bool TensorBoardEvents::exist_in(const std::filesystem::path& directory, const std::string& identity) {
+    std::error_code ignored;
+    if (identity.empty() || !is_directory(directory, ignored)) return false;
+    const std::vector<std::string> files =
+        with_file_name("tensorboard", directory, [&] { return event_files(directory); });
+    return std::ranges::any_of(files,
+                               [&](const std::string& name) { return name.ends_with(name_end(identity)); });
+}
+
+TensorBoardEvents::TensorBoardEvents(std::filesystem::path directory, Run run, std::string identity)
+    : directory_(std::move(directory)), identity_(std::move(identity)) {
     with_file_name("tensorboard", directory_, [&] {
         make_directories(FileSystem::posix(), directory_);
         check(is_directory(directory_), "is not a directory");
@@ -171,7 +185,8 @@ void TensorBoardEvents::create_file() {
     check(seconds <= max_seconds, "has the event file ", others.empty() ? "" : others.back(),
           "; no later name is possible");
     // With O_EXCL an existing link is not followed, and no file of another process is overwritten.
-    file_ = OpenFile(FileSystem::posix(), directory_ / name_of(seconds), O_CREAT | O_EXCL | O_WRONLY);
+    file_ =
+        OpenFile(FileSystem::posix(), directory_ / name_of(seconds, identity_), O_CREAT | O_EXCL | O_WRONLY);
 }
 
 void TensorBoardEvents::write(const StepReport& report) {

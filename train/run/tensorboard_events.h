@@ -28,9 +28,14 @@ std::string tensorboard_record(std::string_view data);
 class TensorBoardEvents {
   public:
     enum class Run { starts, resumes };
-    /// Creates the directory if needed. Throws Error, one line, when it cannot be written, or when it has
-    /// event files although the run starts: TensorBoard would draw two runs as one.
-    TensorBoardEvents(std::filesystem::path directory, Run run);
+    /// Creates the directory if needed. The names of the event files end with the run's identity, if it has
+    /// one. Throws Error, one line, when the directory cannot be written, or when it has event files although
+    /// the run starts: TensorBoard would draw two runs as one.
+    TensorBoardEvents(std::filesystem::path directory, Run run, std::string identity);
+
+    /// Returns whether a directory, which need not exist, has event files of the run with this identity. A
+    /// run without an identity has none.
+    static bool exist_in(const std::filesystem::path& directory, const std::string& identity);
 
     /// Writes an event; the first call creates the file. Throws Error when it cannot be written; the file
     /// then contains no part of the event.
@@ -41,6 +46,7 @@ class TensorBoardEvents {
     void append(const std::string& records);
 
     std::filesystem::path directory_;
+    std::string identity_;
     OpenFile file_;
     std::uint64_t size_ = 0;
 };

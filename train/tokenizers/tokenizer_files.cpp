@@ -211,10 +211,14 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
     return load_tokenizer(setting);
 }
 
-void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
+std::string tokenizer_text(const std::string& path, const Tokenizer& tokenizer) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     check(encoding != nullptr, path, ": tokenizer.json holds BPE tokenizers; this one is ", tokenizer.name());
-    const std::string text = json_text(tokenizer_json_of(encoding->vocabulary()), 2) + '\n';
+    return json_text(tokenizer_json_of(encoding->vocabulary()), 2) + '\n';
+}
+
+void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
+    const std::string text = tokenizer_text(path, tokenizer);
     write_whole_file(path, {std::as_bytes(std::span(text))});
 }
 

@@ -28,6 +28,8 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting);
 /// Writes a BPE tokenizer as tokenizer.json. Throws Error that names the file if it cannot be written, and
 /// Error for other kinds of tokenizers.
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer);
+/// Returns the text of such a file; `path` names it in errors.
+std::string tokenizer_text(const std::string& path, const Tokenizer& tokenizer);
 
 /// Returns the vocabulary in the text of a rank file; see load_tokenizer.
 BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view source);

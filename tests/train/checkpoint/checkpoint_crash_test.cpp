@@ -335,6 +335,13 @@ TEST(CheckpointFaults, CorruptedBytesAreDetectedBeforeTheRename) {
             return base_.rename(from, to);
         }
         int remove(const std::filesystem::path& path) override { return base_.remove(path); }
+        int lock(int file) override { return base_.lock(file); }
+        bool has_name(int file, const std::filesystem::path& path) override {
+            return base_.has_name(file, path);
+        }
+        int list(const std::filesystem::path& path, std::vector<std::string>& names) override {
+            return base_.list(path, names);
+        }
         int writes = 0;
 
       private:

@@ -281,6 +281,60 @@ TEST(SequentialLoader, WithAStrideEveryTargetCountsOnceAfterEnoughTokens) {
                  Error);
 }
 
+TEST(SequentialLoader, BatchesAreAsSmallAsTheirWindows) {
+    const Context ctx(Device::cpu(), 1);
+    SequentialLoader loader(numbered_tokens(22), 8);
+    EXPECT_EQ(loader.longest_window(), 8);
+    EXPECT_EQ(loader.next_shape(2), (Shape{2, 8}));
+    EXPECT_THAT(test::message_of([&] { loader.next(empty_batch(ctx, 2, 7)); }),
+                testing::HasSubstr("rows of 7 tokens; expected at least 8"));
+    loader.next(empty_batch(ctx, 2, 8));
+    EXPECT_EQ(loader.next_shape(2), (Shape{1, 5}));
+    const Batch last = empty_batch(ctx, 1, 5);
+    EXPECT_EQ(loader.next(last), 5);
+    EXPECT_EQ(to_host(ctx, last.tokens), (std::vector<double>{16, 17, 18, 19, 20}));
+    EXPECT_EQ(to_host(ctx, last.targets), (std::vector<double>{17, 18, 19, 20, 21}));
+    EXPECT_TRUE(loader.done());
+
+    // Lengths above 8 are rounded up by less than an eighth, but never beyond the context.
+    EXPECT_EQ(SequentialLoader(numbered_tokens(101), 16'777'216).next_shape(12), (Shape{1, 104}));
+    EXPECT_EQ(SequentialLoader(numbered_tokens(101), 100).next_shape(12), (Shape{1, 100}));
+    // With a stride, the first targets of the last window are those of the window before.
+    SequentialLoader strided(numbered_tokens(15), 8, {.stride = 7});
+    strided.next(empty_batch(ctx, 1, 8));
+    EXPECT_EQ(strided.next_shape(1), (Shape{1, 7}));
+    EXPECT_EQ(strided.next(empty_batch(ctx, 1, 7)), 6);
+}
+
+TEST(DataLoader, DataWithoutATargetAreRefused) {
+    const auto refusal = [](std::vector<std::int32_t> ids, std::int64_t context, const Packing& packing) {
+        const TokenSequence tokens(std::move(ids), "ids");
+        const std::string train = test::message_of(
+            [&] { DataLoader(tokens, {.context = context, .ignore_token = 7, .packing = packing}); });
+        const std::string validate = test::message_of(
+            [&] { SequentialLoader(tokens, context, {.ignore_token = 7, .packing = packing}); });
+        EXPECT_EQ(train.empty(), validate.empty());
+        if (!train.empty()) {
+            EXPECT_EQ(train, "ids: has no target to train on: all are ignored");
+            EXPECT_EQ(validate, "ids: has no target to validate on: all are ignored");
+        }
+        return !train.empty();
+    };
+    std::vector<std::int32_t> ids(100, 7);
+    EXPECT_TRUE(refusal(ids, 8, {}));
+    ids.front() = 3;  // the first token is no target
+    EXPECT_TRUE(refusal(ids, 8, {}));
+    EXPECT_FALSE(refusal({7, 7, 7, 7, 3, 7}, 2, {}));
+    EXPECT_FALSE(refusal({7, 7, 7, 7, 7, 3}, 2, {}));
+    EXPECT_FALSE(refusal({7, 7, 3}, 2, {}));
+    // With one document in a window, the targets after the next separator, 9, do not count.
+    const auto packed = [](std::int64_t documents) {
+        return Packing{{DocumentRule::Kind::separator, 9}, documents};
+    };
+    EXPECT_TRUE(refusal({9, 7, 7, 7, 7, 7, 7}, 6, packed(1)));
+    EXPECT_FALSE(refusal({7, 7, 9, 3, 3, 3}, 5, packed(1)));  // the separator counts
+}
+
 TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
     std::vector<std::int32_t> ids(200);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i * i % 7);

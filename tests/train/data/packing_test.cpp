@@ -87,6 +87,33 @@ TEST(Packing, BordersDoNotDependOnWhereWindowsBegin) {
     }
 }
 
+/// Returns the text from each beginning of a document to the next.
+std::vector<std::string> documents_in(const std::string& text, const Tokenizer& tokenizer) {
+    const TokenSequence tokens(tokenizer.encode(text, "text"), "text");
+    std::vector<std::string> documents;
+    std::size_t begin = 0;  // every character is a token
+    for (const std::int64_t next : document_begins(tokens, document_rule(-1, tokenizer), tokens.size())) {
+        documents.push_back(text.substr(begin, static_cast<std::size_t>(next) - begin));
+        begin = static_cast<std::size_t>(next);
+    }
+    documents.push_back(text.substr(begin));
+    return documents;
+}
+
+TEST(Packing, ALineOfBlanksIsABlankLine) {
+    for (const std::string blank : {"\n", "\r\n", " \n", "\t \r\n", "\v\f\n"})
+        for (const std::string end : {"\n", "\r\n"}) {
+            const std::string first = "one" + end + "more" + end + blank,
+                              second = "  two" + end + blank + blank + "\n", third = "three" + end + " ";
+            const std::string text = first + second + third;
+            for (const Tokenizer& tokenizer : {Tokenizer::bytes(), Tokenizer::characters_of(text, "text")})
+                EXPECT_THAT(documents_in(text, tokenizer), ElementsAre(first, second, third));
+        }
+    EXPECT_THAT(documents_in("\na\n \n \n", Tokenizer::bytes()), ElementsAre("\na\n \n \n"));
+    EXPECT_THAT(documents_in("\r\n\r\na", Tokenizer::bytes()), ElementsAre("\r\n\r\n", "a"));
+    EXPECT_THAT(documents_in("a \n b\nc", Tokenizer::bytes()), ElementsAre("a \n b\nc"));
+}
+
 TEST(Packing, TargetsAfterTheLastDocumentOfAFullWindowAreIgnored) {
     SequentialLoader loader(TokenSequence({0, 1, 0, 2, 0, 3, 0, 4, 0}, "ids"), 8,
                             {.packing = separated_by(0, 2)});

@@ -226,19 +226,23 @@ TEST(TensorBoardEvents, ALaterFileHasALaterNameWhateverTheClockSays) {
     const TemporaryDirectory place;
     place.write("events.out.tfevents.7000000000.somewhere.1.0", "of another program");
     for (std::int64_t step = 1; step <= 3; ++step)
-        TensorBoardEvents(place.path(), TensorBoardEvents::Run::resumes).write(report_of(step));
+        TensorBoardEvents(place.path(), TensorBoardEvents::Run::resumes, step == 1 ? "" : "ab")
+            .write(report_of(step));
     std::vector<std::string> names;
     for (const auto& file : files_in(place.path())) names.push_back(file.filename().string());
-    EXPECT_THAT(
-        names,
-        ElementsAre("events.out.tfevents.7000000000.somewhere.1.0", "events.out.tfevents.7000000001.gradtile",
-                    "events.out.tfevents.7000000002.gradtile", "events.out.tfevents.7000000003.gradtile"));
+    EXPECT_THAT(names, ElementsAre("events.out.tfevents.7000000000.somewhere.1.0",
+                                   "events.out.tfevents.7000000001.gradtile",
+                                   "events.out.tfevents.7000000002.gradtile.ab",
+                                   "events.out.tfevents.7000000003.gradtile.ab"));
+    EXPECT_TRUE(TensorBoardEvents::exist_in(place.path(), "ab"));
+    for (const char* other : {"b", "abc", ""}) EXPECT_FALSE(TensorBoardEvents::exist_in(place.path(), other));
+    EXPECT_FALSE(TensorBoardEvents::exist_in(place / "absent", "ab"));
 }
 
 TEST(TensorBoardEvents, ANameThatNoneCanFollowIsRefused) {
     const TemporaryDirectory place;
     place.write("events.out.tfevents.9999999999.x", "");
-    TensorBoardEvents events(place.path(), TensorBoardEvents::Run::resumes);
+    TensorBoardEvents events(place.path(), TensorBoardEvents::Run::resumes, "");
     EXPECT_THAT(test::message_of([&] { events.write(report_of(1)); }),
                 testing::AllOf(HasSubstr(place.path().string()), HasSubstr("no later name is possible")));
 }
@@ -246,7 +250,7 @@ TEST(TensorBoardEvents, ANameThatNoneCanFollowIsRefused) {
 TEST(TensorBoardEvents, AStartRefusesADirectoryThatCannotBeUsed) {
     const TemporaryDirectory place;
     const auto refusal = [](const std::filesystem::path& directory) {
-        return test::message_of([&] { TensorBoardEvents(directory, TensorBoardEvents::Run::starts); });
+        return test::message_of([&] { TensorBoardEvents(directory, TensorBoardEvents::Run::starts, ""); });
     };
     const std::string file = place.write("file", "");
     EXPECT_THAT(refusal(file), HasSubstr("file: is not a directory"));
@@ -261,7 +265,7 @@ TEST(TensorBoardEvents, AStartRefusesADirectoryThatCannotBeUsed) {
 
 TEST(TensorBoardEvents, WithoutAStepThereIsNoFile) {
     const TemporaryDirectory place;
-    { TensorBoardEvents(place.path(), TensorBoardEvents::Run::starts); }
+    { TensorBoardEvents(place.path(), TensorBoardEvents::Run::starts, ""); }
     EXPECT_TRUE(files_in(place.path()).empty());
 }
 
@@ -319,6 +323,40 @@ TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
     EXPECT_EQ(shown_steps(other), (std::vector<std::uint64_t>{6, 7, 8}));
     finish({.directory = config.out, .tensorboard = ""});
     EXPECT_EQ(shown_steps(other).size(), 3u);
+}
+
+TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
+    {
+        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/5);
+    }
+    // The directory that the checkpoint names now holds the events of another run.
+    std::filesystem::remove_all(events_);
+    { TensorBoardEvents(events_, TensorBoardEvents::Run::starts, new_run_identity()).write(StepReport{}); }
+    const auto before = files_in(events_);
+    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out}); }),
+                testing::AllOf(HasSubstr("tensorboard: '" + events_.string() + "' in "),
+                               HasSubstr("step_00000005.h5 is outside the run's directory"),
+                               HasSubstr("--tensorboard ")));
+    EXPECT_EQ(files_in(events_), before);
+    finish({.directory = config.out, .tensorboard = events_.string()});
+    EXPECT_EQ(files_in(events_).size(), 2u);
+}
+
+TEST_F(TensorBoardRun, ResumesIntoADirectoryInTheRunsOwn) {
+    events_ = std::filesystem::path(config.out) / "events";
+    config.tensorboard = events_.string();
+    {
+        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/5);
+    }
+    std::filesystem::remove_all(events_);
+    finish({.directory = config.out});
+    EXPECT_EQ(files_in(events_).size(), 1u);
+    std::filesystem::remove_all(events_);
+    std::filesystem::create_directory(directory / "outside");
+    std::filesystem::create_directory_symlink(directory / "outside", events_);
+    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out, .steps = 14}); }),
+                HasSubstr("is outside the run's directory"));
+    EXPECT_TRUE(std::filesystem::is_empty(directory / "outside"));
 }
 
 TEST_F(TensorBoardRun, ThatIsRefusedLeavesNoRun) {

@@ -17,7 +17,7 @@ namespace gradtile {
 /// name the file.
 class TensorWriter {
   public:
-    explicit TensorWriter(const std::string& path);
+    explicit TensorWriter(const std::string& path, Existing existing = Existing::replace);
 
     void write(std::span<const std::byte> bytes);
     /// Writes the elements in row-major order. `x` is on the CPU, with any strides.
@@ -30,6 +30,7 @@ class TensorWriter {
     }
     /// Writes zeros up to a multiple of `alignment` bytes.
     void align(std::uint64_t alignment);
+    const std::string& path() const { return path_; }
     std::uint64_t offset() const { return offset_; }
     void commit();
 
