@@ -8,7 +8,9 @@
 namespace gradtile {
 
 /// Reads a byte-level BPE tokenizer from
-/// - tokenizer.json (see tokenizer_json.h), or a directory that holds one;
+/// - tokenizer.json (see tokenizer_json.h);
+/// - a directory with tokenizer.json, or vocab.json and merges.txt, as transformers reads it, with its
+///   tokenizer_config.json and other files (see tokenizer_folder.h);
 /// - encoder.json or vocab.json, with vocab.bpe or merges.txt beside it (either file may be named);
 /// - a rank file of tiktoken, lines "base64 rank". The file's name selects the pattern and the special
 ///   tokens: cl100k_base.tiktoken, o200k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken. Another name

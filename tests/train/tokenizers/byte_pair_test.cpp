@@ -199,11 +199,17 @@ TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
         const std::string text = "hello world<|endoftext|> \n\n world's 1234";
         EXPECT_EQ(copy.encode(text, "t", recognised), tokenizer->encode(text, "t", recognised));
     }
+    // Older checkpoints hold the object of tokenizer.json.
+    const json object{
+        {"kind", "bpe"}, {"merges_by_id", false}, {"tokenizer", json_of_file(reference("gpt2.json"))}};
+    EXPECT_EQ(Tokenizer::from_json(object, "c.h5"), gpt2_);
     EXPECT_NE(gpt2_, llama3_);
     EXPECT_NE(gpt2_, Tokenizer::bytes());
     EXPECT_EQ(gpt2_.name(), "bpe (420)");
     json damaged = gpt2_.to_json();
-    damaged["tokenizer"]["model"]["vocab"]["a"] = 5000000;
+    json file = parse_json(damaged["file"].get<std::string>());
+    file["model"]["vocab"]["a"] = 5000000;
+    damaged["file"] = json_text(file);
     EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
     damaged.erase("merges_by_id");
     EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
