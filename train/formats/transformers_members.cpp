@@ -219,6 +219,7 @@ constexpr auto generation_settings = std::to_array<KnownMember>({
     {"eta_cutoff", refused, "[0]"},
     {"exponential_decay_length_penalty", refused},
     {"force_words_ids", refused, "[[]]"},
+    {"force_bos_token_to_be_generated", refused, "[false]"},
     {"forced_bos_token_id", refused},
     {"forced_eos_token_id", refused},
     {"guidance_scale", refused, "[1]"},
