@@ -58,8 +58,10 @@ class Exporter {
         for (const auto& [name, text] : texts) files.push_back((folder / name).string());
         for (const std::string& file : files)
             check(!exists(fs::symlink_status(file)), file, ": exists; choose another --out");
-        const std::vector<NamedTensor> tensors =
+        std::vector<NamedTensor> tensors =
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
+        // In the order of the safetensors library, an export of an import has the bytes of the imported file.
+        std::ranges::sort(tensors, {}, &NamedTensor::first);
         with_file_name("folder", folder,
                        [&] { make_directories(FileSystem::posix(), fs::absolute(folder)); });
         try {

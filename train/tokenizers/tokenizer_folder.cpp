@@ -295,8 +295,9 @@ class FolderReader {
             const std::optional<bool> adds = flag(config, side.member);
             // Whether the member or the post-processor counts depends on the version of transformers.
             check(!adds || !has_tokenizer_json_ || *adds == !side.ids.empty(),
-                  path_of("tokenizer_config.json"), ": ", side.member, ": ", adds.value_or(false),
-                  ", but tokenizer.json's post_processor adds ", side.ids.empty() ? "no token" : "one",
+                  path_of("tokenizer_config.json"), ": ", side.member, ": ",
+                  adds.value_or(false) ? "true" : "false", ", but tokenizer.json's post_processor adds ",
+                  side.ids.empty() ? "no token" : "one",
                   "; --tokenizer with the path of tokenizer.json uses that file alone");
             if (adds.value_or(false) && !has_tokenizer_json_)
                 side.ids.push_back(id_of_named(config, named, side.token));
