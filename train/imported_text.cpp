@@ -1,13 +1,20 @@
 #include <gradtile/train/imported_text.h>
 
+#include <algorithm>
+#include <array>
+
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/message.h>
 
 namespace gradtile {
 namespace {
 
 constexpr const char* imported_text_key = "imported_text";
+constexpr std::array<std::string_view, 6> file_names{"config.json",           "generation_config.json",
+                                                     "tokenizer_config.json", "special_tokens_map.json",
+                                                     "added_tokens.json",     "chat_template.jinja"};
 
 }  // namespace
 
@@ -30,6 +37,10 @@ ImportedText imported_text_of(const Checkpoint& checkpoint, std::int64_t vocabul
     } catch (const nlohmann::json::exception& error) {
         throw Error(concat(source, ": ", imported_text_key, ": ", reason_of(error)));
     }
+    // Export writes files of these names.
+    for (const auto& [name, content] : text.files)
+        check(std::ranges::find(file_names, name) != file_names.end(), source, ": ", imported_text_key,
+              ": file '", printable_name(name), "'; expected config.json or another file of an import");
     for (const std::int32_t id : text.end_tokens)
         check(id >= 0 && id < vocabulary, source, ": ", imported_text_key, ": end token ", id,
               "; the vocabulary is ", vocabulary);

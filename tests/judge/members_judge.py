@@ -168,8 +168,10 @@ def judge_values(gradtile, directory, kind, tokenizer):
     base = theirs(folder)
     counts = {"harmless": 0, "equal": 0, "refused": 0, "not loaded by transformers": 0}
     failed = False
-    for title, file in [("config.json", "config.json"), (f"config.json of {kind}", "config.json"), (SETTINGS, "generation_config.json"),
-                        ("generation_config.json", "generation_config.json"), ("tokenizer_config.json", "tokenizer_config.json")]:
+    tables = [("config.json", "config.json"), (f"config.json of {kind}", "config.json")]
+    if kind == "llama":  # the other files do not depend on the type of the model
+        tables += [(SETTINGS, "generation_config.json"), ("generation_config.json", "generation_config.json"), ("tokenizer_config.json", "tokenizer_config.json")]
+    for title, file in tables:
         original = (folder / file).read_text()
         for name, entry in TABLE[title].items():
             for value in entry["values"] + entry.get("neutral", []):

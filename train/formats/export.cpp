@@ -111,7 +111,9 @@ class Exporter {
         std::map<std::string, std::string> texts = imported_.files;
         const nlohmann::json config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
         std::optional<std::string> kept;
-        if (texts.contains("config.json")) kept = kept_config_of(texts["config.json"], config_.model, dtype_);
+        if (texts.contains("config.json"))
+            kept =
+                kept_config_of(texts["config.json"], config_.model, dtype_, concat(source_, ": config.json"));
         texts["config.json"] = kept ? *kept : json_text(config, 2) + '\n';
         if (!encoding()) {
             note_tokenizer("tokenizer.json");
@@ -178,7 +180,7 @@ class Exporter {
         if (const auto file = imported_.files.find("chat_template.jinja"); file != imported_.files.end())
             return file->second;
         if (const auto file = imported_.files.find("tokenizer_config.json"); file != imported_.files.end())
-            return template_of_tokenizer_config(parse_json(file->second), file->first);
+            return template_of_tokenizer_config(file->second, concat(source_, ": ", file->first));
         return has_template() ? std::optional(jinja_of(config_.chat_template)) : std::nullopt;
     }
 

@@ -304,9 +304,16 @@ json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTok
     return value;
 }
 
-std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype) {
+std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
+                                          std::string_view source) {
     UnknownMembers unknown{.allowed = true};
-    const ModelConfig kept = read_huggingface_config(parse_json(text), "config.json", unknown).config;
+    json parsed;
+    try {
+        parsed = parse_json(text);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": ", error.what()));
+    }
+    const ModelConfig kept = read_huggingface_config(parsed, source, unknown).config;
     if (comparable(kept) != comparable(config)) return std::nullopt;
     // Keeps the order of the members.
     auto value = nlohmann::ordered_json::parse(text);

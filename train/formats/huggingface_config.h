@@ -53,8 +53,10 @@ nlohmann::json huggingface_config_of(const ModelConfig& config, DType dtype, con
                                      std::string_view source);
 
 /// Returns the text of a config.json that an import kept, for weights of `dtype`: the text itself if it names
-/// this type or none. Returns nullopt if the text is not the config of this model.
-std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype);
+/// this type or none. Returns nullopt if the text is not the config of this model. Throws Error that begins
+/// with `source` if it is no config.
+std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
+                                          std::string_view source);
 
 /// Returns the layout that huggingface_config_of() chooses: Llama's layout for rotary positions, otherwise
 /// GPT-2's.

@@ -144,8 +144,9 @@ class HuggingFaceReader {
         // Configs often name a token of another vocabulary. Such a token is never drawn.
         for (const std::int32_t id : ends.tokens.value_or(std::vector<std::int32_t>()))
             if (id >= 0 && id < model_.config.vocabulary) model_.text.end_tokens.push_back(id);
+        if (!model_.tokenizer) return;
         std::vector<std::string> known;
-        if (model_.tokenizer && model_.chat_template != ChatTemplate::automatic)
+        if (model_.chat_template != ChatTemplate::automatic)
             known = ChatFormat(model_.chat_template, *model_.tokenizer).stop_texts();
         for (const std::string& text : ends.texts)
             check(std::ranges::find(known, text) != known.end(), source, ": stop_strings: '",

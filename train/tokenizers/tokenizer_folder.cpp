@@ -106,6 +106,16 @@ constexpr auto token_members = std::to_array<KnownMember>({
     {"single_word", refused, "[false]"},
 });
 
+json object_of(const std::string& text, const std::string& source) {
+    try {
+        json value = parse_json(text);
+        check(value.is_object(), "expected an object");
+        return value;
+    } catch (const Error& error) {
+        throw Error(concat(source, ": ", error.what()));
+    }
+}
+
 class FolderReader {
   public:
     FolderReader(const std::string& folder, UnknownMembers& unknown) : folder_(folder), unknown_(unknown) {}
@@ -128,7 +138,7 @@ class FolderReader {
         read_named_tokens(named, path_of("special_tokens_map.json"));
         add_default_tokens(config, named);
         read_text_template(config, named);
-        read_chat_template(config);
+        read_chat_template();
         result_.tokenizer = Tokenizer::byte_pairs(std::move(vocabulary_), folder_, std::move(read.file));
         return std::move(result_);
     }
@@ -138,14 +148,7 @@ class FolderReader {
 
     json object_in(const char* name) const {
         const auto file = result_.files.find(name);
-        if (file == result_.files.end()) return json::object();
-        try {
-            json value = parse_json(file->second);
-            check(value.is_object(), "expected an object");
-            return value;
-        } catch (const Error& error) {
-            throw Error(concat(path_of(name), ": ", error.what()));
-        }
+        return file == result_.files.end() ? json::object() : object_of(file->second, path_of(name));
     }
 
     /// transformers takes every member "..._token" with a text as a token's name.
@@ -304,11 +307,13 @@ class FolderReader {
         }
     }
 
-    void read_chat_template(const json& config) {
-        const auto file = result_.files.find("chat_template.jinja");
-        result_.chat_template = file != result_.files.end()
-                                    ? std::optional(file->second)
-                                    : template_of_tokenizer_config(config, path_of("tokenizer_config.json"));
+    void read_chat_template() {
+        constexpr const char* config = "tokenizer_config.json";
+        if (const auto file = result_.files.find("chat_template.jinja"); file != result_.files.end()) {
+            result_.chat_template = file->second;
+        } else if (result_.files.contains(config)) {
+            result_.chat_template = template_of_tokenizer_config(result_.files[config], path_of(config));
+        }
     }
 
     std::string folder_;
@@ -324,8 +329,8 @@ std::vector<KnownMember> tokenizer_members() {
     return {config_members.begin(), config_members.end()};
 }
 
-std::optional<std::string> template_of_tokenizer_config(const json& config, const std::string& source) {
-    const json value = config.value("chat_template", json());
+std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source) {
+    const json value = object_of(text, source).value("chat_template", json());
     if (value.is_null()) return std::nullopt;
     if (value.is_string()) return value.get<std::string>();
     const std::string place = concat(source, ": chat_template");

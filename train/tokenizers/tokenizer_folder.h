@@ -22,10 +22,9 @@ struct TokenizerFolder {
 /// The members of tokenizer_config.json.
 std::vector<KnownMember> tokenizer_members();
 
-/// Returns the chat template in a tokenizer_config.json, or the one with the name "default" if there are
-/// several. Throws Error that begins with `source`.
-std::optional<std::string> template_of_tokenizer_config(const nlohmann::json& config,
-                                                        const std::string& source);
+/// Returns the chat template in the text of a tokenizer_config.json, or the one with the name "default" if
+/// there are several. Throws Error that begins with `source`.
+std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source);
 
 /// Reads a folder. `tokenizer_class` is the class that config.json names; tokenizer_config.json may name
 /// another. Throws Error that names the file and the member when transformers would compute other ids than

@@ -182,6 +182,27 @@ TEST(Export, OfAnotherDTypeChangesOnlyItsNameInTheConfig) {
     EXPECT_EQ(json_of(place / "out/config.json"), expected);
 }
 
+TEST(ImportedText, OfAHostileCheckpointIsRefusedByName) {
+    const TemporaryDirectory place;
+    Checkpoint checkpoint = checkpoint_of(import_model(published_folder(place).string()), "x");
+    const auto refusal = [&](const char* member, const json& value) {
+        Checkpoint changed = checkpoint;
+        (*changed.data)["imported_text"][member] = value;
+        const std::string message =
+            message_of([&] { export_model(changed, "run", {.out = place / "out/folder"}); });
+        EXPECT_FALSE(exists(place / "out"));
+        return message;
+    };
+    EXPECT_THAT(refusal("files", {{"../outside.json", "{}"}}),
+                HasSubstr("run: imported_text: file '../outside.json'"));
+    EXPECT_THAT(refusal("files", {{"config.json", 3}}), HasSubstr("run: imported_text"));
+    EXPECT_THAT(refusal("files", {{"config.json", "{"}}), HasSubstr("run: config.json: "));
+    EXPECT_THAT(refusal("files", {{"config.json", "[]"}}), HasSubstr("run: config.json: expected an object"));
+    EXPECT_THAT(refusal("end_tokens", {256, 1000000}), HasSubstr("end token 1000000"));
+    EXPECT_THAT(refusal("end_tokens", "x"), HasSubstr("run: imported_text"));
+    EXPECT_THAT(refusal("has_unknown_template", nullptr), HasSubstr("run: imported_text"));
+}
+
 TEST(Import, TextBeginsAndEndsAsTheFilesSay) {
     const TemporaryDirectory place;
     const fs::path folder = published_folder(place);
