@@ -14,6 +14,7 @@
 #include <gradtile/cli/standard_streams.h>
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/generation/chat_session.h>
 
 namespace gradtile::cli {
@@ -34,11 +35,11 @@ class InputLines {
     /// Returns the next line without its end; nullopt at the end of input and after Ctrl-C.
     std::optional<std::string> next() {
         while (!buffer_.contains_line()) {
-            if (at_end_) return buffer_.take_rest();
+            if (at_end_) return without_mark(buffer_.take_rest());
             if (!wait()) return std::nullopt;
             read_more();
         }
-        return buffer_.take_line();
+        return without_mark(buffer_.take_line());
     }
 
   private:
@@ -66,6 +67,13 @@ class InputLines {
         }
     };
 
+    /// Removes a byte order mark from the first line.
+    std::optional<std::string> without_mark(std::optional<std::string> line) {
+        if (std::exchange(is_first_, false) && line && line->starts_with(utf8_byte_order_mark))
+            line->erase(0, utf8_byte_order_mark.size());
+        return line;
+    }
+
     /// Returns false after Ctrl-C.
     bool wait() {
         pollfd sources[] = {{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
@@ -87,7 +95,7 @@ class InputLines {
 
     Interrupts& interrupts_;
     Buffer buffer_;
-    bool at_end_ = false;
+    bool at_end_ = false, is_first_ = true;
 };
 
 /// Prints what the user cannot see in the answer: that old messages were dropped, or why the answer ended

@@ -13,6 +13,7 @@ namespace {
 
 int import(const std::string& path, const std::string& out, const ImportOptions& options) {
     const ImportedModel model = import_model(path, options);
+    for (const std::string& line : model.notes) print_message(line);
     const std::filesystem::path file = write_imported_run(model, out);
     std::cout << printable(path) << ": " << model.description << ", "
               << grouped(parameter_count(model.config)) << " parameters, vocabulary "
@@ -39,6 +40,9 @@ void add_import(CommandLine& program) {
     command.add_value(
         "--tokenizer", flags->options.tokenizer,
         "file of the tokenizer, or none; empty: tokenizer.json or vocab.json beside the weights");
+    command.add_switch(
+        "--allow-unknown", flags->options.allow_unknown,
+        "ignore members of config.json and other files that have no known meaning, and list them");
     command.set_action([flags] {
         check_usage(!flags->out.empty(), "--out '': expected a directory for the run's files");
         return import(flags->path, flags->out, flags->options);

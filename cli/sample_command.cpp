@@ -34,13 +34,17 @@ constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
 constexpr std::size_t max_texts = 10'000'000;
 constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
 
-/// Returns the content of a file of prompts, or of standard input for "-".
+/// Returns the content of a file of prompts, or of standard input for "-", without a byte order mark.
 std::string prompt_text(const std::string& path) {
-    if (path != "-") return read_text_file(path, max_prompt_bytes);
     std::string text;
-    while (read_input(text))
-        check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
-              " bytes");
+    if (path != "-") {
+        text = read_text_file(path, max_prompt_bytes);
+    } else {
+        while (read_input(text))
+            check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
+                  " bytes");
+    }
+    if (text.starts_with(utf8_byte_order_mark)) text.erase(0, utf8_byte_order_mark.size());
     return text;
 }
 
@@ -257,6 +261,8 @@ void add_sample(CommandLine& program) {
              "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for standard "
              "input; continues each as --prompt would");
     add_sampling_flags(command, options);
+    command.add_switch("--ignore-eos", options.ignore_eos,
+                       "go on after a token that ends a text, such as <|endoftext|>");
     command.add_value("--num-samples", flags->samples,
                       "number of texts for each prompt; lines --- separate them");
     command.add_value(
@@ -264,7 +270,8 @@ void add_sample(CommandLine& program) {
         "largest number of texts generated at once; 0: up to 64, if the memory suffices for their caches");
     command.add_switch(
         "--json", flags->json,
-        "print one JSON object for each text: prompt, text, tokens, stopped (true: ended by --stop)");
+        "print one JSON object for each text: prompt, text, tokens, stopped (true: ended by --stop or by a "
+        "token that ends a text)");
     command.set_action([flags] { return sample_texts(*flags); });
 }
 

@@ -53,6 +53,17 @@ LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, 
     if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
 }
 
+std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
+                                        const std::optional<Tokenizer>& tokenizer,
+                                        ChatTemplate chat_template) {
+    if (!imported.empty()) return imported.end_tokens;
+    return tokenizer ? end_tokens_of(*tokenizer, chat_template) : std::vector<std::int32_t>();
+}
+
+std::vector<std::int32_t> end_tokens_of(const LanguageModel& model) {
+    return end_tokens_of(model.imported_text, model.tokenizer, model.chat_template);
+}
+
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source) {
     copy_parameters(ctx, parameters, parameters.master(), checkpoint, source);
@@ -160,6 +171,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
         tokenizer_of(checkpoint, source), FlatOptions{.gradients = false});
     model->ignore_token = config.ignore_token;
     model->chat_template = config.chat_template;
+    model->imported_text = imported_text_of(checkpoint, config.model.vocabulary, source);
     model->packing = packing_of(config, model->tokenizer);
     copy_parameters(model->ctx, model->parameters, checkpoint, source);
     return model;

@@ -10,6 +10,7 @@
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/packing.h>
+#include <gradtile/train/imported_text.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
@@ -32,9 +33,17 @@ struct LanguageModel {
     Packing packing = {};  ///< the packing of the windows that the model was trained on
     /// The template of the conversations that the model was trained on.
     ChatTemplate chat_template = ChatTemplate::automatic;
+    ImportedText imported_text = {};
 
     bool has_adapters() const { return transformer.config.lora_rank > 0; }
 };
+
+/// Returns the tokens that end a text: those of the imported text, if there is any, else end_tokens_of() the
+/// tokenizer.
+std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
+                                        const std::optional<Tokenizer>& tokenizer,
+                                        ChatTemplate chat_template);
+std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
 /// if it has them, else from its values. Throws Error "SOURCE: ..." naming the first parameter or master that

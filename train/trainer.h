@@ -175,6 +175,7 @@ class Trainer {
     Outcome evaluate_into(StepReport& report, bool& best);
     void record(StepReport report);
     void check_sampling() const;
+    void keep_imported_text(const Checkpoint& start, const std::string& source);
     void write_sample();
     void report_first_failure(bool& failing, const std::function<void()>& write);
     std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }

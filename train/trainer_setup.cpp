@@ -128,6 +128,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     // Rank 0's paths are saved. Other ranks may have their own copies of the files.
     make_paths_absolute(config_);
     if (start.checkpoint) {
+        keep_imported_text(*start.checkpoint, start.source);
         replica_->start_from(*start.checkpoint, start.source, Seed{config_.seed});
     } else {
         replica_->initialize(Seed{config_.seed});
@@ -188,6 +189,8 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
                                ": has no record of its training data; this data is used "
                                "without a comparison"));
         build(tokenizer_of(*start.checkpoint, start.source), known ? *content : json());
+        replica_->model.imported_text =
+            imported_text_of(*start.checkpoint, config_.model.vocabulary, start.source);
         restore(*start.checkpoint, start.source);
         saved_step_ = submitted_step_ = step_;
     } else {
@@ -274,6 +277,16 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
+}
+
+/// What the publisher of the weights says about text holds as long as the tokenizer and the chat template are
+/// the same.
+void Trainer::keep_imported_text(const Checkpoint& start, const std::string& source) {
+    TrainConfig before;
+    apply_json(before, *start.config, source);
+    if (model().tokenizer != tokenizer_of(start, source) || config_.chat_template != before.chat_template)
+        return;
+    replica_->model.imported_text = imported_text_of(start, config_.model.vocabulary, source);
 }
 
 /// Refuses before the first step what every sample would refuse.
@@ -407,6 +420,7 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     checkpoint.config = to_json(config_);
     *checkpoint.data = {{"loader", *input_->state()}, {content_key, *data_content_}};
     if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
+    add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made of the seed and the step, so there is no other state.
     *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
     *checkpoint.meta = {{"gradtile", version()},

@@ -56,12 +56,22 @@ def questions_of(text, count):
     return questions
 
 
+def encode_pair(encode, context, continuation):
+    """As lm-evaluation-harness does (lm_eval/api/model.py, TemplateLM._encode_pair, for causal models)."""
+    spaces = len(context) - len(context.rstrip())
+    if spaces > 0:
+        continuation = context[-spaces:] + continuation
+        context = context[:-spaces]
+    ids = encode(context)
+    return ids, encode(context + continuation)[len(ids):]
+
+
 def choice_losses(model, encode, question):
     """The sum of -ln p and the number of tokens of each choice."""
     losses = []
     for choice in question["endings"]:
-        ending = encode(choice if question["ctx"].endswith(" ") else " " + choice)
-        context = encode(question["ctx"])[-(CONTEXT + 1 - len(ending)) :]
+        context, ending = encode_pair(encode, question["ctx"], choice if question["ctx"].endswith(" ") else " " + choice)
+        context = context[-(CONTEXT + 1 - len(ending)) :]
         losses.append((float(token_losses(model, context + ending)[-len(ending) :].sum()), len(ending)))
     return losses
 

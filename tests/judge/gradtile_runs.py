@@ -13,6 +13,12 @@ def run(*command, fails=False):
     return finished.stderr if fails else finished.stdout
 
 
+def tries(*command):
+    """Returns standard error if the command fails, else None."""
+    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    return finished.stderr if finished.returncode else None
+
+
 def read_checkpoint(path):
     """Returns the parameters in float64 by name, the settings and the tokenizer."""
     import h5py  # not every judge's environment has h5py

@@ -1,4 +1,5 @@
-"""Judges exported GGUF files: llama.cpp must load them, tokenize as the program does, and compute its logits and its greedy text.
+"""Judges exported GGUF files: llama.cpp must load them, tokenize as the program does, compute its logits and its greedy text, and end the answers
+of chats where the program does.
 
 usage: llama_cpp_judge.py GRADTILE DIRECTORY    (scripts/judge.sh --llama-cpp calls it)
 
@@ -6,6 +7,8 @@ A tokenizer and two small models, of GPT-2's and of Llama's shape, are trained b
 llama.cpp keeps keys and values in float32 here. Its products with 16-bit weights also round the activations, and its GELU reads a table of
 float16; BOUNDS says what that allows.
 """
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +29,12 @@ MODELS = {
 # sum, in two layers: 2e-3. 16 bits: weights and activations of some ten products in a row are rounded by 2^-9
 # (bfloat16) or 2^-12 (float16); if all errors add up, 20 x 2^-9 = 4e-2 and 20 x 2^-12 = 5e-3.
 BOUNDS = {("llama", "f32"): 1e-5, ("gpt2", "f32"): 2e-3, ("llama", "f16"): 5e-3, ("gpt2", "f16"): 5e-3, ("llama", "bf16"): 4e-2, ("gpt2", "bf16"): 4e-2}
+
+# The special tokens of chat templates.
+CHATS = {
+    "chatml": ["<|im_start|>", "<|im_end|>"],
+    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+}
 
 TEXTS = [
     "One day the fox met a bear.\nThey talked.\n\n",
@@ -121,12 +130,31 @@ def judge(gradtile, directory, name, flags, stories, tokenizer):
     return failed
 
 
+def judge_chat(gradtile, directory, name, special, stories):
+    """A model that knows one answer by heart: llama.cpp's chat reads template and end tokens from the file."""
+    data, tokenizer, out, file = (directory / f"chat_{name}{end}" for end in (".jsonl", ".json", "", ".gguf"))
+    question, answer = "the quick fox", "jumps over the dog"
+    data.write_text(60 * (json.dumps({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}) + "\n"))
+    run(gradtile, "tokenizer", "train", "--data", stories, "--vocabulary", VOCABULARY, "--out", tokenizer, "--special-tokens", "<|endoftext|>", *special)
+    run(gradtile, "train", "--layers", "2", "--width", "32", "--heads", "2", "--context", CONTEXT, "--data", data, "--tokenizer", tokenizer,
+        "--chat-template", name, "--steps", "150", "--warmup", "0", "--lr", "1e-2", "--batch", "4", "--eval-every", "0", "--device", "cpu", "--quiet", "--out", out)
+    run(gradtile, "export", out, "--format", "gguf", "--dtype", "f32", "--out", file)
+    ours = subprocess.run([str(gradtile), "chat", str(out), "--temperature", "0", "--device", "cpu"], input=question + "\n", capture_output=True, text=True,
+                          check=True).stdout.rstrip("\n")
+    reply = Model(file).llama.create_chat_completion([{"role": "user", "content": question}], temperature=0, max_tokens=24)["choices"][0]
+    ok = reply["message"]["content"] == ours == answer and reply["finish_reason"] == "stop"
+    print(f"chat, {name}: {ours!r}, in llama.cpp {reply['message']['content']!r}, which ends by {reply['finish_reason']}{'' if ok else ' DIFFERS'}")
+    return not ok
+
+
 def main(gradtile, directory):
     print(f"llama-cpp-python {llama_cpp.__version__}")
     stories, tokenizer = directory / "stories.txt", directory / "tokenizer.json"
     run(gradtile, "corpus", "--characters", "100000", "--out", stories)
     run(gradtile, "tokenizer", "train", "--data", stories, "--vocabulary", VOCABULARY, "--out", tokenizer)
-    return any([judge(gradtile, directory, name, flags, stories, tokenizer) for name, flags in MODELS.items()])
+    failed = [judge(gradtile, directory, name, flags, stories, tokenizer) for name, flags in MODELS.items()]
+    failed += [judge_chat(gradtile, directory, name, special, stories) for name, special in CHATS.items()]
+    return any(failed)
 
 
 if __name__ == "__main__":

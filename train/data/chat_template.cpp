@@ -70,6 +70,19 @@ ChatTemplate resolved_template(ChatTemplate chat_template, const Tokenizer& toke
     return ChatTemplate::plain;
 }
 
+std::vector<std::int32_t> end_tokens_of(const Tokenizer& tokenizer, ChatTemplate chat_template) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    if (!encoding) return {};
+    std::vector<std::string> texts{"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+                                   "<|eom_id|>"};
+    if (chat_template != ChatTemplate::automatic) texts.insert(texts.begin(), texts_of(chat_template).end);
+    std::vector<std::int32_t> ids;
+    for (const std::string& text : texts)
+        if (const auto id = encoding->added_token(text); id && std::ranges::find(ids, *id) == ids.end())
+            ids.push_back(*id);
+    return ids;
+}
+
 std::string template_alphabet(ChatTemplate chat_template) {
     const TemplateTexts texts = texts_of(chat_template);
     std::string all = texts.begin + texts.before_message + texts.end + texts.after_end;
@@ -156,9 +169,6 @@ std::vector<std::string> ChatFormat::stop_texts() const {
     } else {
         stops = {texts.end};
     }
-    for (const char* const end_of_text :
-         {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
-        if (has_token(tokenizer_, end_of_text)) stops.emplace_back(end_of_text);
     return stops;
 }
 

@@ -44,6 +44,10 @@ struct ChatMessage {
 
 /// Returns the template that `automatic` stands for.
 ChatTemplate resolved_template(ChatTemplate chat_template, const Tokenizer& tokenizer);
+/// Returns the tokens that end a text: the end of an answer in the template, if it is a token, and then the
+/// tokenizer's special tokens for the end of a text or an answer, such as <|endoftext|>. `automatic` stands
+/// for no template.
+std::vector<std::int32_t> end_tokens_of(const Tokenizer& tokenizer, ChatTemplate chat_template);
 /// Returns all texts that the template itself writes, so that a tokenizer of characters knows them.
 std::string template_alphabet(ChatTemplate chat_template);
 
@@ -70,7 +74,7 @@ class ChatFormat {
     EncodedConversation encode(std::span<const ChatMessage> messages, std::string_view source) const;
     /// Returns the tokens after which the assistant's answer follows; the last message is a user's.
     std::vector<std::int32_t> prompt(std::span<const ChatMessage> messages, std::string_view source) const;
-    /// Texts that end an answer: the template's, and the tokenizer's special tokens for the end of a text.
+    /// The template's texts that end an answer. A token of end_tokens_of() ends it, too.
     std::vector<std::string> stop_texts() const;
     /// Returns the message of a generated text: without the blank that follows "Assistant:".
     std::string_view message_of(std::string_view generated) const;

@@ -7,6 +7,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/json_lines.h>
 
@@ -53,8 +54,22 @@ ChoiceQuestion question_of(const json& line, const std::string& where) {
     return question;
 }
 
-bool is_white(char c) {
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+/// Returns whether Python's str.isspace() holds for a character: lm-evaluation-harness is written in Python.
+bool is_white(char32_t c) {
+    return (c >= '\t' && c <= '\r') || (c >= 0x1C && c <= ' ') || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/// Returns the text without white space at its end.
+std::string_view without_end(std::string_view text) {
+    std::size_t end = 0;
+    for (std::size_t at = 0; at < text.size();) {
+        const CodePoint point = decode_utf8(text, at);
+        at += std::max<std::size_t>(1, static_cast<std::size_t>(point.length));
+        if (point.length == 0 || !is_white(point.value)) end = at;
+    }
+    return text.substr(0, end);
 }
 
 /// A choice with its context: inputs and targets of a row.
@@ -67,20 +82,24 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
                                const std::string& where) {
     const std::int64_t longest = model.transformer.config.context + 1;
     const EncodeOptions encoding{.threads = 1};
-    const std::vector<std::int32_t> context =
-        model.tokenizer->encode(question.context, where + ": context", encoding);
+    const std::string_view text = without_end(question.context);
+    check(!text.empty(), where, ": context: only white space; expected a text");
+    const std::vector<std::int32_t> context = model.tokenizer->encode(text, where + ": context", encoding);
     std::vector<ChoiceRow> rows;
     for (std::size_t i = 0; i < question.choices.size(); ++i) {
         const std::string here = concat(where, ": choice ", i + 1);
         const std::string& choice = question.choices[i];
-        const bool has_space = is_white(question.context.back()) || is_white(choice.front());
-        const std::vector<std::int32_t> ending =
-            model.tokenizer->encode(has_space ? choice : " " + choice, here, encoding);
-        const std::int64_t count = std::ssize(ending);
+        const bool has_space =
+            text.size() < question.context.size() || is_white(decode_utf8(choice, 0).value);
+        const std::vector<std::int32_t> whole =
+            model.tokenizer->encode(question.context + (has_space ? "" : " ") + choice, here, encoding);
+        const std::int64_t count = std::ssize(whole) - std::ssize(context);
+        check(count > 0, here, ": the text has ", whole.size(), " tokens, and its context alone ",
+              context.size(), "; expected more tokens with the choice");
         check(count < longest, here, ": ", count, " tokens; the context of the model is ", longest - 1);
         const std::int64_t kept = std::min(std::ssize(context), longest - count);
         ChoiceRow row{.ids = {context.end() - kept, context.end()}, .targets = count};
-        row.ids.insert(row.ids.end(), ending.begin(), ending.end());
+        row.ids.insert(row.ids.end(), whole.end() - count, whole.end());
         rows.push_back(std::move(row));
     }
     return rows;

@@ -48,12 +48,15 @@ struct ChoiceOptions {
     std::function<void(std::int64_t choices_done, std::int64_t choices)> on_progress = {};
 };
 
-/// Scores every choice after its context. A blank is put between them unless the context ends or the choice
-/// begins with white space. Context and choice (with its blank) are encoded one by one. If both together have
-/// more than the model's context + 1 tokens, the first tokens of the context are left out.
+/// Scores every choice after its context, as lm-evaluation-harness does. A blank is put between them unless
+/// the context ends or the choice begins with white space. White space at the end of the context belongs to
+/// the choice. The ids of the choice are those that the whole text has beyond the number of the context's
+/// ids; the context is encoded alone. No token is put before the context. If both together have more than the
+/// model's context + 1 tokens, the first tokens of the context are left out.
 ///
-/// Throws Error that names the question when its context or a choice is empty, when a choice is longer than
-/// the model's context, or when the tokenizer cannot encode it.
+/// Throws Error that names the question when its context is empty or white space, when a choice is empty,
+/// when the tokens of a text are not more than those of its context, when a choice is longer than the model's
+/// context, or when the tokenizer cannot encode it.
 ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<ChoiceQuestion>& questions,
                                   const ChoiceOptions& options = {});
 

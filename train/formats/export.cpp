@@ -1,12 +1,14 @@
 #include <gradtile/train/formats/export.h>
 
 #include <algorithm>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
+#include <gradtile/train/data/chat_jinja.h>
 #include <gradtile/train/formats/gguf_metadata.h>
 #include <gradtile/train/formats/gguf_writer.h>
 #include <gradtile/train/formats/huggingface_config.h>
@@ -14,7 +16,7 @@
 #include <gradtile/train/formats/safetensors.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/merged_adapters.h>
-#include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
@@ -45,22 +47,20 @@ class Exporter {
         check_model(config_.model, checkpoint, source_);
         dtype_ = dtype_of_export(options.dtype, config_.dtype);
         tokenizer_ = tokenizer_of(checkpoint, source_);
+        imported_ = imported_text_of(checkpoint, config_.model.vocabulary, source_);
     }
 
     ExportResult write_safetensors_folder() {
-        const nlohmann::json config = huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
-        const std::vector<NamedTensor> tensors =
+        const std::map<std::string, std::string> texts = folder_texts();
+        std::vector<NamedTensor> tensors =
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
+        // In the order of the safetensors library, an export of an import has the bytes of the imported file.
+        std::ranges::sort(tensors, {}, &NamedTensor::first);
         NewFiles files(options_.out);
         // Every file is opened first, so that one that exists is named before the weights are written.
         TensorWriter& weights = files.add("model.safetensors");
-        files.add_text("config.json", json_text(config, 2) + '\n');
-        if (tokenizer_ && tokenizer_->kind() == TokenizerKind::bpe) {
-            files.add_text("tokenizer.json", tokenizer_text(source_, *tokenizer_));
-        } else {
-            files.require_absent("tokenizer.json");  // one of another model
-            note_tokenizer("tokenizer.json");
-        }
+        for (const auto& [name, text] : texts) files.add_text(name, text);
+        if (!texts.contains("tokenizer.json")) files.require_absent("tokenizer.json");  // one of another model
         // The library transformers reads only files whose metadata has "format": "pt".
         write_safetensors(weights, tensors, {{"format", "pt"}});
         result_.files = files.commit();
@@ -69,24 +69,105 @@ class Exporter {
 
     ExportResult write_gguf_file() {
         // Throws Error with the name of a setting that neither format can express.
-        huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
+        huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
         GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
         const GgufMetadata of_tokenizer =
-            gguf_tokenizer_metadata(tokenizer(), config_.model.vocabulary, source_);
+            gguf_tokenizer_metadata(tokenizer_ ? &*tokenizer_ : nullptr, config_.model.vocabulary,
+                                    {text_tokens(), turn_end(), chat_jinja()}, source_);
         file.metadata.insert(file.metadata.end(), of_tokenizer.begin(), of_tokenizer.end());
         check(!exists(fs::symlink_status(options_.out)), options_.out, ": exists; choose another --out");
         const bool llama = rotates_heads(config_.model.positions);
         // llama.cpp expects norms, biases and positions in float32.
         file.tensors =
             tensors_in(llama ? WeightLayout::gguf_llama : WeightLayout::gguf_gpt2, /*vectors_in_f32=*/true);
-        if (!tokenizer_ || tokenizer_->kind() != TokenizerKind::bpe) note_tokenizer("GGUF");
+        if (!encoding()) note_tokenizer("GGUF");
         write_gguf(options_.out, file);
         result_.files.push_back(options_.out);
         return std::move(result_);
     }
 
   private:
-    const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    const BytePairEncoding* encoding() const {
+        return tokenizer_ ? tokenizer_->byte_pair_encoding() : nullptr;
+    }
+
+    /// Returns the files of the folder, except the weights. Files of an import are written as they were.
+    std::map<std::string, std::string> folder_texts() {
+        std::map<std::string, std::string> texts = imported_.files;
+        const nlohmann::json config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        std::optional<std::string> kept;
+        if (texts.contains("config.json"))
+            kept =
+                kept_config_of(texts["config.json"], config_.model, dtype_, concat(source_, ": config.json"));
+        texts["config.json"] = kept ? *kept : json_text(config, 2) + '\n';
+        if (!encoding()) {
+            note_tokenizer("tokenizer.json");
+            return texts;
+        }
+        texts["tokenizer.json"] = tokenizer_->tokenizer_json();
+        // Without this file transformers chooses a class by the model's type, which has its own pattern.
+        if (!texts.contains("tokenizer_config.json"))
+            texts["tokenizer_config.json"] = json_text(tokenizer_config(), 2) + '\n';
+        if (!imported_.empty()) return texts;
+        if (const auto jinja = chat_jinja()) texts["chat_template.jinja"] = *jinja;
+        if (const nlohmann::json generation = generation_config(); !generation.empty())
+            texts["generation_config.json"] = json_text(generation, 2) + '\n';
+        return texts;
+    }
+
+    TextTokens text_tokens() const {
+        TextTokens tokens{.end = end_tokens_of(imported_, tokenizer_, config_.chat_template)};
+        if (!encoding()) return tokens;
+        if (!encoding()->vocabulary().before.empty()) tokens.begin = encoding()->vocabulary().before.front();
+        for (const char* const text : {"<|begin_of_text|>", "<|endoftext|>"})
+            if (!tokens.begin) tokens.begin = encoding()->added_token(text);
+        return tokens;
+    }
+
+    nlohmann::json tokenizer_config() const {
+        nlohmann::json value{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                             {"clean_up_tokenization_spaces", false},
+                             {"model_max_length", config_.model.context}};
+        const TextTokens tokens = text_tokens();
+        const auto name = [&](const char* member, std::int32_t id) {
+            for (const AddedToken& token : encoding()->vocabulary().added)
+                if (token.id == id) value[member] = token.text;
+        };
+        if (tokens.begin) name("bos_token", *tokens.begin);
+        if (!tokens.end.empty()) name("eos_token", tokens.end.front());
+        return value;
+    }
+
+    /// Returns where `generate` begins and ends texts. A text of the chat template that is no token is a stop
+    /// string.
+    nlohmann::json generation_config() const {
+        nlohmann::json value = nlohmann::json::object();
+        const TextTokens tokens = text_tokens();
+        if (tokens.begin) value["bos_token_id"] = *tokens.begin;
+        if (!tokens.end.empty()) value["eos_token_id"] = tokens.end;
+        if (has_template() && !turn_end())
+            value["stop_strings"] = ChatFormat(config_.chat_template, *tokenizer_).stop_texts();
+        return value;
+    }
+
+    /// Whether the model was trained on conversations.
+    bool has_template() const { return encoding() && config_.chat_template != ChatTemplate::automatic; }
+
+    /// Returns the token that ends an answer; nullopt if no template is known or its end is no token.
+    std::optional<std::int32_t> turn_end() const {
+        if (!has_template()) return std::nullopt;
+        const std::vector<std::string> stops = ChatFormat(config_.chat_template, *tokenizer_).stop_texts();
+        return stops.size() == 1 ? encoding()->added_token(stops.front()) : std::nullopt;
+    }
+
+    /// Returns the chat template in Jinja: the imported one, or that of the run.
+    std::optional<std::string> chat_jinja() const {
+        if (const auto file = imported_.files.find("chat_template.jinja"); file != imported_.files.end())
+            return file->second;
+        if (const auto file = imported_.files.find("tokenizer_config.json"); file != imported_.files.end())
+            return template_of_tokenizer_config(file->second, concat(source_, ": ", file->first));
+        return has_template() ? std::optional(jinja_of(config_.chat_template)) : std::nullopt;
+    }
 
     void note_tokenizer(const char* target) {
         if (tokenizer_)
@@ -149,6 +230,7 @@ class Exporter {
     TrainConfig config_;
     DType dtype_ = DType::f32;
     std::optional<Tokenizer> tokenizer_;
+    ImportedText imported_;
     ExportResult result_;
 };
 

@@ -22,7 +22,7 @@ std::uint32_t file_type(DType dtype) {
 
 /// Returns llama.cpp's name for a tokenizer's pattern.
 std::string split_name(const BytePairVocabulary& vocabulary, const std::string& source) {
-    const std::string pattern = vocabulary.patterns.size() == 1 ? vocabulary.patterns.front() : "";
+    const std::string pattern = vocabulary.patterns.size() == 1 ? vocabulary.patterns.front().regex : "";
     if (pattern == gpt2_pattern()) return "gpt-2";
     if (pattern == llama3_pattern()) return "llama-bpe";
     if (pattern == o200k_pattern()) return "gpt-4o";
@@ -54,6 +54,26 @@ GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64
             {"tokenizer.ggml.merges", std::move(merges)}};
 }
 
+/// llama.cpp ends a text at the tokens that eos, eot and eom name, and at tokens that it knows by their
+/// texts.
+void add_end_tokens(GgufMetadata& metadata, const BytePairEncoding& encoding, const GgufText& text,
+                    const std::string& source) {
+    std::vector<std::int32_t> rest = text.tokens.end;
+    const auto add = [&](const char* key, std::int32_t id) {
+        metadata.emplace_back(key, u32(id));
+        std::erase(rest, id);
+    };
+    if (!rest.empty()) add("tokenizer.ggml.eos_token_id", rest.front());
+    if (text.turn_end) add("tokenizer.ggml.eot_token_id", *text.turn_end);
+    for (const char* const known :
+         {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
+        if (const auto id = encoding.added_token(known)) std::erase(rest, *id);
+    if (!rest.empty() && !text.turn_end) add("tokenizer.ggml.eot_token_id", rest.front());
+    if (!rest.empty()) add("tokenizer.ggml.eom_token_id", rest.front());
+    check(rest.empty(), source, ": ", text.tokens.end.size(),
+          " tokens end a text; GGUF has no key for token ", rest.empty() ? -1 : rest.front());
+}
+
 }  // namespace
 
 GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source) {
@@ -81,17 +101,24 @@ GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const s
 }
 
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
-                                     const std::string& source) {
+                                     const GgufText& text, const std::string& source) {
     const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
     if (!encoding) return {{"tokenizer.ggml.model", std::string("none")}};
     check_tokenizer(*tokenizer, vocabulary, source);
     GgufMetadata metadata = byte_pair_metadata(encoding->vocabulary(), vocabulary, source);
-    const auto end = encoding->added_token("<|endoftext|>");
-    const auto first = end ? end : encoding->added_token("<|begin_of_text|>");
-    const auto last = end ? end : encoding->added_token("<|end_of_text|>");
-    if (first) metadata.emplace_back("tokenizer.ggml.bos_token_id", u32(*first));
-    if (last) metadata.emplace_back("tokenizer.ggml.eos_token_id", u32(*last));
-    metadata.emplace_back("tokenizer.ggml.add_bos_token", false);
+    const std::vector<std::int32_t>&before = encoding->vocabulary().before,
+          &after = encoding->vocabulary().after;
+    if (text.tokens.begin) metadata.emplace_back("tokenizer.ggml.bos_token_id", u32(*text.tokens.begin));
+    add_end_tokens(metadata, *encoding, text, source);
+    check(before.empty() || before == std::vector{text.tokens.begin.value_or(-1)}, source,
+          ": the tokenizer puts ", before.size(),
+          " tokens before a text; GGUF has a key for one, the bos token");
+    check(after.empty() || (!text.tokens.end.empty() && after == std::vector{text.tokens.end.front()}),
+          source, ": the tokenizer puts ", after.size(),
+          " tokens after a text; GGUF has a key for one, the eos token");
+    metadata.emplace_back("tokenizer.ggml.add_bos_token", !before.empty());
+    metadata.emplace_back("tokenizer.ggml.add_eos_token", !after.empty());
+    if (text.chat_template) metadata.emplace_back("tokenizer.chat_template", *text.chat_template);
     return metadata;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 /// The metadata of a model and its tokenizer as llama.cpp reads them.
+#include <optional>
 #include <string>
 
 #include <gradtile/train/formats/gguf_writer.h>
+#include <gradtile/train/formats/huggingface_config.h>
 #include <gradtile/train/formats/weight_names.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
@@ -15,11 +17,19 @@ using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 /// may be passed.
 GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source);
 
-/// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer. For other
-/// tokenizers, and if `tokenizer` is null, the metadata say that the file has no tokenizer. Throws Error that
-/// begins with `source` if llama.cpp has no name for the tokenizer's pattern, or if an id of the tokenizer is
-/// not below `vocabulary`.
+/// What GGUF says about text beside the vocabulary.
+struct GgufText {
+    TextTokens tokens = {};
+    std::optional<std::int32_t> turn_end = {};      ///< the token that ends an answer of the chat template
+    std::optional<std::string> chat_template = {};  ///< in Jinja
+};
+
+/// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer, the tokens that
+/// begin and end texts, and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata
+/// say that the file has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for
+/// the tokenizer's pattern, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a
+/// text, or if an id of the tokenizer is not below `vocabulary`.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
-                                     const std::string& source);
+                                     const GgufText& text, const std::string& source);
 
 }  // namespace gradtile

@@ -1,16 +1,22 @@
 #include <gradtile/train/formats/huggingface_config.h>
 
+#include <limits>
+
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/train/formats/transformers_members.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
 namespace {
 
 using nlohmann::json;
+
+/// Names of one setting. Transformers accepts each of them.
+using Names = std::initializer_list<const char*>;
 
 /// The members of a config.json, with an error that names file and member.
 class ConfigReader {
@@ -20,13 +26,15 @@ class ConfigReader {
     }
 
     bool has(const char* name) const { return value_.contains(name) && !value_[name].is_null(); }
-    std::int64_t integer(const char* name, std::int64_t missing) const {
-        if (!has(name)) return missing;
+    std::int64_t integer(Names names, std::int64_t missing) const {
+        const char* const name = name_among(names);
+        if (!name) return missing;
         const json& value = value_[name];
         check(value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() <= 1e15, source_,
               ": ", name, ": ", json_excerpt(value), "; expected an integer, 0 or more");
         return value.get<std::int64_t>();
     }
+    std::int64_t integer(const char* name, std::int64_t missing) const { return integer({name}, missing); }
     double number(const char* name, double missing) const {
         if (!has(name)) return missing;
         check(value_[name].is_number(), source_, ": ", name, ": ", json_excerpt(value_[name]),
@@ -39,25 +47,32 @@ class ConfigReader {
               "; expected true or false");
         return value_[name].get<bool>();
     }
-    std::string text(const char* name, const char* missing) const {
-        if (!has(name)) return missing;
+    std::string text(Names names, const char* missing) const {
+        const char* const name = name_among(names);
+        if (!name) return missing;
         check(value_[name].is_string(), source_, ": ", name, ": ", json_excerpt(value_[name]),
               "; expected a string");
         return value_[name].get<std::string>();
     }
-    /// Throws Error unless the member has the expected value. With another value, the model would be one that
-    /// this program does not have.
-    void require(const char* name, bool missing, bool expected) const {
-        check(boolean(name, missing) == expected, source_, ": ", name, ": ", expected ? "false" : "true",
-              " is not supported; expected ", expected ? "true" : "false");
-    }
-    void require_absent(const char* name) const {
-        check(!has(name), source_, ": ", name, " is not supported");
-    }
-    ConfigReader object(const char* name) const { return {value_[name], concat(source_, ": ", name)}; }
+    std::string text(const char* name, const char* missing) const { return text({name}, missing); }
+    const json& operator[](const char* name) const { return value_[name]; }
     const std::string& source() const { return source_; }
 
   private:
+    /// Returns the one of the names that the object has; null if it has none. Which of two different values
+    /// transformers takes depends on its version, so these are refused.
+    const char* name_among(Names names) const {
+        const char* found = nullptr;
+        for (const char* const name : names) {
+            if (!has(name)) continue;
+            check(!found || value_[found] == value_[name], source_, ": ", found ? found : "", ": ",
+                  found ? json_excerpt(value_[found]) : "", ", but ", name, ": ", json_excerpt(value_[name]),
+                  "; expected one of these members, or equal values");
+            if (!found) found = name;
+        }
+        return found;
+    }
+
     const json& value_;
     std::string source_;
 };
@@ -73,42 +88,46 @@ constexpr std::array gpt2_activations{ActivationName{"gelu_new", Activation::gel
                                       ActivationName{"relu2", Activation::relu2}};
 
 ModelConfig read_gpt2(const ConfigReader& reader) {
-    reader.require("scale_attn_weights", true, true);
-    reader.require("scale_attn_by_inverse_layer_idx", false, false);
-    reader.require("add_cross_attention", false, false);
     const std::string activation = reader.text("activation_function", "gelu_new");
     const auto known = std::ranges::find(gpt2_activations, activation, &ActivationName::name);
     check(known != gpt2_activations.end(), reader.source(), ": activation_function: '", printable(activation),
           "' is not known; expected gelu_new, gelu_pytorch_tanh, gelu or relu2");
-    return {.layers = reader.integer("n_layer", 12),
-            .heads = reader.integer("n_head", 12),
-            .width = reader.integer("n_embd", 768),
+    return {.layers = reader.integer({"n_layer", "num_hidden_layers"}, 12),
+            .heads = reader.integer({"n_head", "num_attention_heads"}, 12),
+            .width = reader.integer({"n_embd", "hidden_size"}, 768),
             .hidden = reader.integer("n_inner", 0),
-            .context = reader.integer("n_positions", 1024),
+            .context = reader.integer({"n_positions", "max_position_embeddings"}, 1024),
             .vocabulary = reader.integer("vocab_size", 50257),
             .activation = known->activation,
             .norm_epsilon = reader.number("layer_norm_epsilon", 1e-5),
             .tied_head = reader.boolean("tie_word_embeddings", true)};
 }
 
-/// The settings of rotary positions are in rope_theta and rope_scaling, or, since transformers 5, in
-/// rope_parameters.
-double read_rope_base(const ConfigReader& reader) {
-    double base = reader.number("rope_theta", 10000.0);
-    for (const char* name : {"rope_scaling", "rope_parameters"}) {
-        if (!reader.has(name)) continue;
-        const ConfigReader rope = reader.object(name);
-        const std::string type = rope.text("rope_type", rope.text("type", "default").c_str());
-        check(type == "default", rope.source(), ": rope_type '", printable(type),
-              "' is not supported; expected default (no scaling)");
-        check(rope.number("partial_rotary_factor", 1.0) == 1.0, rope.source(),
-              ": partial_rotary_factor is not supported");
-        base = rope.number("rope_theta", base);
+/// Returns the base of the rotary positions. It is in rope_theta, or, since transformers 5, in
+/// rope_parameters, whose older name is rope_scaling.
+double read_rope_base(const ConfigReader& reader, UnknownMembers& unknown) {
+    constexpr double default_base = 10000.0;
+    const bool is_top = reader.has("rope_theta");
+    double base = reader.number("rope_theta", default_base);
+    const char* const name = reader.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+    if (!reader.has(name)) return base;
+    check(!reader.has("rope_parameters") || reader[name] == reader["rope_parameters"], reader.source(),
+          ": rope_scaling and rope_parameters differ; expected one of them");
+    const ConfigReader rope(reader[name], concat(reader.source(), ": ", name));
+    check_members(reader[name], rope_members(), rope.source(), unknown);
+    const std::string type = rope.text({"rope_type", "type"}, "default");
+    check(type == "default", rope.source(), ": rope_type '", printable(type),
+          "' is not supported; expected default (no scaling)");
+    if (rope.has("rope_theta")) {
+        const double inner = rope.number("rope_theta", default_base);
+        check(!is_top || inner == base, rope.source(), ": rope_theta: ", inner, ", but rope_theta beside ",
+              name, ": ", base, "; expected one of these members, or equal values");
+        base = inner;
     }
     return base;
 }
 
-ModelConfig read_llama(const ConfigReader& reader) {
+ModelConfig read_llama(const ConfigReader& reader, UnknownMembers& unknown) {
     const std::string activation = reader.text("hidden_act", "silu");
     check(activation == "silu", reader.source(), ": hidden_act: '", printable(activation),
           "' is not supported; expected silu");
@@ -121,7 +140,7 @@ ModelConfig read_llama(const ConfigReader& reader) {
                                    .hidden = reader.integer("intermediate_size", 11008),
                                    .context = reader.integer("max_position_embeddings", 2048),
                                    .vocabulary = reader.integer("vocab_size", 32000),
-                                   .rope_base = read_rope_base(reader),
+                                   .rope_base = read_rope_base(reader, unknown),
                                    .norm_epsilon = reader.number("rms_norm_eps", 1e-6)});
     config.kv_heads = reader.integer("num_key_value_heads", 0);
     config.tied_head = reader.boolean("tie_word_embeddings", false);
@@ -130,9 +149,35 @@ ModelConfig read_llama(const ConfigReader& reader) {
     check(!reader.has("head_dim") || (divides && reader.integer("head_dim", 0) == config.head_dim()),
           reader.source(), ": head_dim: ", reader.integer("head_dim", 0), " is not supported; expected ",
           "hidden_size / num_attention_heads");
-    check(reader.number("partial_rotary_factor", 1.0) == 1.0, reader.source(),
-          ": partial_rotary_factor is not supported");
     return config;
+}
+
+std::int32_t token_id_of(const json& id, const ConfigReader& reader) {
+    check(id.is_number_integer() && id >= -1 && id <= std::numeric_limits<std::int32_t>::max(),
+          reader.source(), ": eos_token_id: ", json_excerpt(id), "; expected a token id or a list of them");
+    return id.get<std::int32_t>();
+}
+
+TextEnds read_text_ends(const ConfigReader& reader) {
+    TextEnds ends;
+    if (reader.has("eos_token_id")) {
+        const json& eos = reader["eos_token_id"];
+        ends.tokens.emplace();
+        if (eos.is_array()) {
+            for (const json& id : eos) ends.tokens->push_back(token_id_of(id, reader));
+        } else {
+            ends.tokens->push_back(token_id_of(eos, reader));
+        }
+    }
+    if (!reader.has("stop_strings")) return ends;
+    const json stops =
+        reader["stop_strings"].is_array() ? reader["stop_strings"] : json::array({reader["stop_strings"]});
+    for (const json& stop : stops) {
+        check(stop.is_string(), reader.source(), ": stop_strings: ", json_excerpt(stop),
+              "; expected a text or a list of texts");
+        ends.texts.push_back(stop.get<std::string>());
+    }
+    return ends;
 }
 
 /// Returns the config in a form in which equal models have equal configs: with defaults replaced by their
@@ -210,24 +255,21 @@ json llama_json(const ModelConfig& c) {
             {"rope_scaling", nullptr}};
 }
 
-/// Returns the id of the added token with this text; null if the tokenizer has no such added token.
-json token_id(const Tokenizer* tokenizer, std::string_view text) {
-    const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
-    const auto id = encoding ? encoding->added_token(text) : std::nullopt;
-    return id ? json(*id) : json();
-}
-
 }  // namespace
 
-HuggingFaceModel read_huggingface_config(const json& value, std::string_view source) {
+HuggingFaceModel read_huggingface_config(const json& value, std::string_view source,
+                                         UnknownMembers& unknown) {
     const ConfigReader reader(value, source);
-    reader.require_absent("quantization_config");
     const std::string type = reader.text("model_type", "");
     check(type == "gpt2" || type == "llama", source, ": model_type: '", printable(type),
           "' is not supported; expected gpt2 or llama");
     const bool llama = type == "llama";
-    HuggingFaceModel model{.layout = llama ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2,
-                           .config = llama ? read_llama(reader) : read_gpt2(reader)};
+    HuggingFaceModel model{.layout =
+                               llama ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2};
+    check_members(value, config_members(model.layout), source, unknown);
+    model.config = llama ? read_llama(reader, unknown) : read_gpt2(reader);
+    model.ends = read_text_ends(reader);
+    model.tokenizer_class = reader.text("tokenizer_class", "");
     try {
         validate(model.config);
         check(model.config.vocabulary >= 1, "vocabulary: 0; expected at least 1");
@@ -237,22 +279,51 @@ HuggingFaceModel read_huggingface_config(const json& value, std::string_view sou
     return model;
 }
 
+TextEnds read_generation_config(const json& value, std::string_view source, UnknownMembers& unknown) {
+    const ConfigReader reader(value, source);
+    check_members(value, generation_members(), source, unknown);
+    return read_text_ends(reader);
+}
+
 WeightLayout huggingface_layout_of(const ModelConfig& config) {
     return rotates_heads(config.positions) ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2;
 }
 
-json huggingface_config_of(const ModelConfig& config, DType dtype, const Tokenizer* tokenizer,
+json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
                            std::string_view source) {
     const bool llama = huggingface_layout_of(config) == WeightLayout::huggingface_llama;
     json value = llama ? llama_json(config) : gpt2_json(config);
     value["tie_word_embeddings"] = config.tied_head;
     value["torch_dtype"] = name_of(dtype);
-    json begin = token_id(tokenizer, "<|begin_of_text|>"), end = token_id(tokenizer, "<|end_of_text|>");
-    if (begin.is_null()) begin = end = token_id(tokenizer, "<|endoftext|>");
-    value["bos_token_id"] = begin;
-    value["eos_token_id"] = end;
-    check_same_model(config, read_huggingface_config(value, source).config, llama ? "llama" : "gpt2", source);
+    value["bos_token_id"] = tokens.begin ? json(*tokens.begin) : json();
+    // Converters to other formats read one id here. generation_config.json has all of them.
+    value["eos_token_id"] = tokens.end.empty() ? json() : json(tokens.end.front());
+    UnknownMembers none;
+    check_same_model(config, read_huggingface_config(value, source, none).config, llama ? "llama" : "gpt2",
+                     source);
     return value;
+}
+
+std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
+                                          std::string_view source) {
+    UnknownMembers unknown{.allowed = true};
+    json parsed;
+    try {
+        parsed = parse_json(text);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": ", error.what()));
+    }
+    const ModelConfig kept = read_huggingface_config(parsed, source, unknown).config;
+    if (comparable(kept) != comparable(config)) return std::nullopt;
+    // Keeps the order of the members.
+    auto value = nlohmann::ordered_json::parse(text);
+    bool is_changed = false;
+    for (const char* const name : {"dtype", "torch_dtype"}) {
+        if (!value.contains(name) || value[name].is_null() || value[name] == name_of(dtype)) continue;
+        value[name] = name_of(dtype);
+        is_changed = true;
+    }
+    return is_changed ? value.dump(2) + '\n' : text;
 }
 
 }  // namespace gradtile

@@ -182,7 +182,8 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
 
 void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-    json header = json::object();
+    // The safetensors library writes the members in this order, too.
+    nlohmann::ordered_json header = nlohmann::ordered_json::object();
     if (!metadata.empty()) header["__metadata__"] = metadata;
     std::uint64_t offset = 0;
     for (const auto& [name, x] : tensors) {
@@ -192,7 +193,7 @@ void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tenso
                         {"data_offsets", {offset, offset + x.bytes()}}};
         offset += x.bytes();
     }
-    std::string text = json_text(header);
+    std::string text = header.dump();
     // Pads the header, so that the elements are aligned.
     text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
     check(text.size() <= max_safetensors_header, file.path(), ": the header would have ", text.size(),

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -34,7 +35,7 @@ void use_names_of(const WeightFiles& files, std::vector<WeightMapping>& mappings
     }
 }
 
-/// A head that is tied to the token embedding may also be stored; transformers ignores it, too.
+/// A head that is tied to the token embedding may also be stored with the embedding's values.
 void check_every_tensor_is_used(const WeightFiles& files, const std::vector<WeightMapping>& mappings,
                                 const std::string& source) {
     std::set<std::string_view> used;
@@ -137,6 +138,13 @@ DType WeightFiles::dtype(const std::string& name) const {
            : dtype == "F16" ? DType::f16
            : dtype == "F64" ? DType::f64
                             : DType::f32;
+}
+
+bool WeightFiles::are_equal(const std::string& a, const std::string& b) const {
+    const SafetensorsEntry &one = *place_of_.at(a).entry, &other = *place_of_.at(b).entry;
+    if (one.dtype != other.dtype || one.shape != other.shape) return false;
+    const Tensor x = read(a), y = read(b);
+    return std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) == 0;
 }
 
 Tensor WeightFiles::read(const std::string& name) const {

@@ -119,7 +119,7 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
         const auto piece_of = [&handler, i](std::string_view piece) {
             if (handler.on_text) handler.on_text(i, piece);
         };
-        return growing.try_emplace(i, *model.tokenizer, options.stop, piece_of).first->second;
+        return growing.try_emplace(i, model, options, piece_of).first->second;
     };
     sample_token_batch(model, requests, options, batch,
                        {.on_token = [&](std::size_t i, std::int32_t token) { return text_of(i).add(token); },

@@ -16,27 +16,36 @@ const Tokenizer& chat_tokenizer(const LanguageModel& model) {
 
 ChatFormat chat_format(const LanguageModel& model, const ChatOptions& options) {
     const bool own = options.chat_template == ChatTemplate::automatic;
+    check(
+        !own || !model.imported_text.has_unknown_template,
+        "chat: the imported model has a chat template of its own, which is none of plain, chatml and llama3; "
+        "expected --chat-template with the one that comes closest");
     return {own ? model.chat_template : options.chat_template, chat_tokenizer(model)};
 }
 
 /// An answer that grows token by token.
 class GrowingAnswer {
   public:
-    GrowingAnswer(const ChatFormat& format, const Tokenizer& tokenizer, const std::vector<std::string>& stop,
+    GrowingAnswer(const ChatFormat& format, const Tokenizer& tokenizer,
+                  const std::vector<std::int32_t>& end_tokens, const std::vector<std::string>& stop,
                   const std::function<void(std::string_view)>& on_text)
         : format_(format),
           decoder_(tokenizer),
+          end_tokens_(end_tokens),
           template_stops_(format.stop_texts()),
           user_stops_(stop),
           on_text_(on_text) {}
 
-    void add_token(std::int32_t token) { add(template_stops_.next(decoder_.next(token))); }
+    void add_token(std::int32_t token) {
+        has_end_token_ = std::ranges::find(end_tokens_, token) != end_tokens_.end();
+        if (!has_end_token_) add(template_stops_.next(decoder_.next(token)));
+    }
     void finish() {
         add(template_stops_.next(decoder_.finish()));
         add(template_stops_.finish());
         emit(user_stops_.finish());
     }
-    bool turn_ended() const { return template_stops_.found(); }
+    bool turn_ended() const { return has_end_token_ || template_stops_.found(); }
     bool stopped() const { return user_stops_.found(); }
     std::string take_text() { return std::move(text_); }
 
@@ -53,6 +62,8 @@ class GrowingAnswer {
 
     const ChatFormat& format_;
     StreamingDecoder decoder_;
+    const std::vector<std::int32_t>& end_tokens_;
+    bool has_end_token_ = false;
     StopTexts template_stops_, user_stops_;
     const std::function<void(std::string_view)>& on_text_;
     std::string text_;
@@ -66,6 +77,7 @@ ChatSession::ChatSession(const LanguageModel& model, ChatOptions options)
       options_(std::move(options)),
       format_(chat_format(model, options_)),
       tokenizer_(chat_tokenizer(model)),
+      end_tokens_(end_tokens_of(model)),
       sampler_(model, options_.sampling) {}
 
 /// The tokens before the next answer.
@@ -111,7 +123,7 @@ ChatAnswer ChatSession::answer(const std::string& message,
     ChatAnswer answer;
     std::vector<std::int32_t> text = prompt_for(message, answer), drawn;
     sampler_.begin_text(answers_++);
-    GrowingAnswer growing(format_, tokenizer_, options_.sampling.stop, on_text);
+    GrowingAnswer growing(format_, tokenizer_, end_tokens_, options_.sampling.stop, on_text);
     using End = ChatAnswer::End;
     while (!growing.turn_ended() && !growing.stopped() && std::ssize(drawn) < options_.sampling.tokens) {
         if (interrupted && interrupted()) {

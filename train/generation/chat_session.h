@@ -60,6 +60,7 @@ class ChatSession {
     ChatOptions options_;
     ChatFormat format_;
     Tokenizer tokenizer_;
+    std::vector<std::int32_t> end_tokens_;
     TokenSampler sampler_;
     std::vector<ChatMessage> history_;
     std::uint64_t answers_ = 0;

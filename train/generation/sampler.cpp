@@ -29,13 +29,23 @@ double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
     return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
 }
 
-/// Returns the context of a text without a prompt: a line break, as between two paragraphs.
+/// Returns the context of a text without a prompt: what the tokenizer puts before each text, or a line break,
+/// as between two paragraphs.
 std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
+    std::vector<std::int32_t> begin = tokenizer.encode("", "sample", {.add_special_tokens = true});
+    if (!begin.empty()) return begin;
     try {
         return tokenizer.encode("\n", "sample");
     } catch (const Error&) {
         return {0};  // the vocabulary has no line break
     }
+}
+
+const Tokenizer& sampled_tokenizer(const LanguageModel& model) {
+    check(
+        model.tokenizer.has_value(),
+        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
+    return *model.tokenizer;
 }
 
 }  // namespace
@@ -205,16 +215,17 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
 
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where) {
-    check(
-        model.tokenizer.has_value(),
-        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
-    if (prompt.empty()) return start_tokens(*model.tokenizer);
-    return model.tokenizer->encode(prompt, where, {.special_tokens = SpecialTokens::recognised});
+    const Tokenizer& tokenizer = sampled_tokenizer(model);
+    if (prompt.empty()) return start_tokens(tokenizer);
+    return tokenizer.encode(prompt, where,
+                            {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true});
 }
 
-SampledTextBuilder::SampledTextBuilder(const Tokenizer& tokenizer, const std::vector<std::string>& stop,
+SampledTextBuilder::SampledTextBuilder(const LanguageModel& model, const SampleOptions& options,
                                        PieceHandler on_text)
-    : decoder_(tokenizer), stop_(stop), on_text_(std::move(on_text)) {}
+    : decoder_(sampled_tokenizer(model)), stop_(options.stop), on_text_(std::move(on_text)) {
+    if (!options.ignore_eos) end_tokens_ = end_tokens_of(model);
+}
 
 void SampledTextBuilder::append(const std::string& piece) {
     result_.text += piece;
@@ -223,6 +234,10 @@ void SampledTextBuilder::append(const std::string& piece) {
 
 bool SampledTextBuilder::add(std::int32_t token) {
     result_.tokens.push_back(token);
+    if (std::ranges::find(end_tokens_, token) != end_tokens_.end()) {
+        result_.stopped = true;
+        return false;
+    }
     append(stop_.next(decoder_.next(token)));
     return !stop_.found();
 }
@@ -230,14 +245,14 @@ bool SampledTextBuilder::add(std::int32_t token) {
 SampledText SampledTextBuilder::finish() {
     append(stop_.next(decoder_.finish()));
     append(stop_.finish());
-    result_.stopped = stop_.found();
+    result_.stopped = result_.stopped || stop_.found();
     return std::move(result_);
 }
 
 SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
                         const SampledTextBuilder::PieceHandler& on_text) {
     const std::vector<std::int32_t> prompt = prompt_tokens(model, options.prompt);
-    SampledTextBuilder text(*model.tokenizer, options.stop, on_text);
+    SampledTextBuilder text(model, options, on_text);
     sample_tokens(model, prompt, options, [&](std::int32_t token) { return text.add(token); });
     return text.finish();
 }

@@ -25,6 +25,9 @@ struct SampleOptions {
     /// one multiplied by it (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
     double repetition_penalty = 1.0;
     std::vector<std::string> stop = {};  ///< the text ends before the first of these texts
+    /// Whether a text goes on after a token of end_tokens_of(model). Only functions that return a text end it
+    /// there.
+    bool ignore_eos = false;
     std::uint64_t seed = 1;
     std::uint64_t number = 0;  ///< texts of different numbers are independent, with the same seed
     bool use_cache = true;     ///< see NextToken
@@ -97,16 +100,17 @@ using TokenHandler = std::function<bool(std::int32_t token)>;
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 
-/// Returns the tokens of a prompt. If the prompt is empty, returns the tokens that a text without a prompt
-/// begins with: a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
+/// Returns the tokens of a prompt, with those that the tokenizer puts before a text. If the prompt is empty,
+/// returns the tokens that a text without a prompt begins with: those that the tokenizer puts before a text,
+/// or a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
 /// contains a character that the tokenizer does not know.
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where = "prompt");
 
 struct SampledText {
-    std::string text;                  ///< without the prompt, up to a stop text
-    std::vector<std::int32_t> tokens;  ///< all drawn tokens, those of a stop text included
-    bool stopped = false;              ///< by a stop text
+    std::string text;                  ///< without the prompt, up to a stop text or an end token
+    std::vector<std::int32_t> tokens;  ///< all drawn tokens, those of a stop text and an end token included
+    bool stopped = false;              ///< by a stop text or an end token
 };
 
 /// Makes a text of drawn tokens.
@@ -114,10 +118,10 @@ class SampledTextBuilder {
   public:
     /// Receives the text piece by piece, in whole characters.
     using PieceHandler = std::function<void(std::string_view piece)>;
-    SampledTextBuilder(const Tokenizer& tokenizer, const std::vector<std::string>& stop,
-                       PieceHandler on_text);
+    /// Throws Error if the model has no tokenizer.
+    SampledTextBuilder(const LanguageModel& model, const SampleOptions& options, PieceHandler on_text);
 
-    /// Returns false once a stop text was found.
+    /// Returns false once a stop text or an end token was found.
     bool add(std::int32_t token);
     /// Call after the last token.
     SampledText finish();
@@ -127,6 +131,7 @@ class SampledTextBuilder {
 
     StreamingDecoder decoder_;
     StopTexts stop_;
+    std::vector<std::int32_t> end_tokens_;
     PieceHandler on_text_;
     SampledText result_;
 };

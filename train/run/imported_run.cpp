@@ -14,6 +14,7 @@ Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity
     TrainConfig config;
     config.model = model.config;
     config.dtype = model.dtype;
+    config.chat_template = model.chat_template;
     if (model.tokenizer) config.tokenizer = name_of(model.tokenizer->kind());
     Checkpoint checkpoint{.params = model.parameters};
     const Context ctx(Device::cpu(), 1);
@@ -22,6 +23,7 @@ Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity
     checkpoint.config = to_json(config);
     *checkpoint.data = nlohmann::json::object();
     if (model.tokenizer) (*checkpoint.data)["tokenizer"] = model.tokenizer->to_json();
+    add_imported_text(checkpoint.data, model.text);
     *checkpoint.rng = nlohmann::json::object();
     *checkpoint.meta = {
         {"gradtile", version()}, {imported_key, model.description}, {run_identity_key, identity}};

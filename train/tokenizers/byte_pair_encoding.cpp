@@ -61,6 +61,10 @@ void BytePairEncoding::add_texts(std::string_view source) {
         if (!token.special) finder(tables_->without_special).add(token.text, token.id);
     }
     check(!texts_.empty(), source, ": has no tokens");
+    for (const auto* const ids : {&vocabulary_.before, &vocabulary_.after})
+        for (const std::int32_t id : *ids)
+            check(text_of(id).has_value(), source, ": post_processor: adds token ", id,
+                  ", which the vocabulary does not have");
 }
 
 void BytePairEncoding::add_merges(std::string_view source) {
@@ -111,14 +115,19 @@ std::vector<std::int32_t> BytePairEncoding::encode(std::string_view text, std::s
                                                    const EncodeOptions& options) const {
     // Encoding a shorter text on several threads would take longer than on one.
     constexpr std::size_t parallel_bytes = std::size_t{1} << 20;
+    std::vector<std::int32_t> ids;
     if (options.threads == 1 || text.size() < parallel_bytes) {
-        std::vector<std::int32_t> ids;
         ids.reserve(text.size() / 3);
         Worker worker(*this, text, source);
         worker.encode_all(options.special_tokens, ids);
-        return ids;
+    } else {
+        ids = encode_in_parallel(text, source, options);
     }
-    return encode_in_parallel(text, source, options);
+    if (options.add_special_tokens) {
+        ids.insert(ids.begin(), vocabulary_.before.begin(), vocabulary_.before.end());
+        ids.insert(ids.end(), vocabulary_.after.begin(), vocabulary_.after.end());
+    }
+    return ids;
 }
 
 }  // namespace gradtile

@@ -58,6 +58,7 @@ class BytePairEncoding::ParallelEncoding {
         std::size_t begin = 0, end = 0;
         std::size_t stop = 0;  // the end of the last piece that begins before `end`
         std::vector<Border> borders{};
+        std::string_view gap{};  // see Worker::take_gap
         std::size_t bytes = 0;
         Ids ids{};
         bool is_chunk() const { return !run.empty(); }
@@ -149,6 +150,7 @@ class BytePairEncoding::ParallelEncoding {
             job.stop = *next;
             if (job.borders.size() < max_borders) job.borders.push_back({job.stop, job.ids.size()});
         }
+        job.gap = worker.take_gap();
     }
 
     /// Returns the first `bytes` bytes of a text, without an incomplete character at the end.
@@ -181,6 +183,7 @@ class BytePairEncoding::ParallelEncoding {
         while (at < job.end) {
             const auto border = std::ranges::lower_bound(job.borders, at, {}, &Border::position);
             if (border != job.borders.end() && border->position == at) {
+                if (!job.gap.empty() && job.gap.data() >= job.run.data() + at) worker.refuse_gap(job.gap);
                 ids.insert(ids.end(), job.ids.begin() + static_cast<std::ptrdiff_t>(border->ids),
                            job.ids.end());
                 at = job.stop;
@@ -189,6 +192,7 @@ class BytePairEncoding::ParallelEncoding {
             at = worker.encode_next(job.run, at, ids);
         }
         while (at < job.end) at = worker.encode_next(job.run, at, ids);
+        worker.refuse_gap(worker.take_gap());
     }
 
     const BytePairEncoding& encoding_;

@@ -59,7 +59,7 @@ std::vector<std::string> bytes_by_character() {
 class BytePairTrainer::PieceCounts {
   public:
     explicit PieceCounts(int threads)
-        : splitter_({std::string(gpt2_pattern())}, "tokenizer"), pool_(threads) {}
+        : splitter_({{std::string(gpt2_pattern())}}, "tokenizer"), pool_(threads) {}
 
     void add(std::string_view text) {
         constexpr std::size_t max_parts = std::size_t{1} << 16;  // of text that is full of invalid bytes
@@ -164,7 +164,7 @@ class BytePairTrainer::Merger {
             if (options_.on_progress && done % report_every == 0)
                 options_.on_progress(done, options_.vocabulary - first);
         }
-        vocabulary_.patterns.emplace_back(gpt2_pattern());
+        vocabulary_.patterns.push_back({std::string(gpt2_pattern())});
         return std::move(vocabulary_);
     }
 

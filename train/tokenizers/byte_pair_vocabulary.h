@@ -24,6 +24,16 @@ struct AddedToken {
     bool operator==(const AddedToken&) const = default;
 };
 
+/// A regular expression that cuts text into pieces: each match is a piece, and so is the text between two
+/// matches.
+struct SplitPattern {
+    std::string regex;
+    /// The tokenizers library drops text that no match covers. Here such a text is an error, because the ids
+    /// would not decode to it.
+    bool must_cover = false;
+    bool operator==(const SplitPattern&) const = default;
+};
+
 struct BytePairVocabulary {
     /// The bytes of every id. They are empty if the id belongs to an added token, whose text is in `added`,
     /// or to no token.
@@ -37,9 +47,11 @@ struct BytePairVocabulary {
     /// tokenizer.json).
     bool whole_pieces = false;
     std::vector<AddedToken> added{};
-    /// Regular expressions that cut the text into pieces: each match is a piece, and so is the text between
-    /// two matches. The second pattern cuts the pieces of the first pattern, and so on.
-    std::vector<std::string> patterns{};
+    /// The second pattern cuts the pieces of the first pattern, and so on.
+    std::vector<SplitPattern> patterns{};
+    /// The ids that EncodeOptions::add_special_tokens puts before and after a text, for example the token
+    /// that begins a text.
+    std::vector<std::int32_t> before{}, after{};
 
     bool operator==(const BytePairVocabulary&) const = default;
 };

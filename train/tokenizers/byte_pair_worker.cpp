@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/message.h>
 
 namespace gradtile {
 
@@ -50,6 +51,13 @@ void BytePairEncoding::Worker::merge_piece(std::string_view piece) {
         merged_.push_back(id);
     }
     merging_.run(merged_);
+}
+
+void BytePairEncoding::Worker::refuse_gap(std::string_view gap) const {
+    constexpr std::size_t max_shown = 40;
+    check(gap.empty(), source_, ": byte offset ", gap.data() - text_.data(), ": '",
+          printable(gap, {.max_characters = max_shown}),
+          "' matches no pattern of the tokenizer, which would remove it (pre_tokenizer, behavior Removed)");
 }
 
 void BytePairEncoding::Worker::refuse_byte(const char& byte) const {

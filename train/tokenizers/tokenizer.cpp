@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
@@ -22,6 +23,14 @@ void for_each_character(std::string_view text, std::string_view source, Visit&& 
         check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset, advice);
         visit(point.value, offset);
         offset += static_cast<std::size_t>(point.length);
+    }
+}
+
+nlohmann::json json_of_file_text(const std::string& text, const std::string& source) {
+    try {
+        return parse_json(text);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": file: ", error.what()));
     }
 }
 
@@ -50,8 +59,10 @@ Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view sourc
     return characters(std::move(alphabet));
 }
 
-Tokenizer Tokenizer::byte_pairs(BytePairVocabulary vocabulary, std::string_view source) {
-    return Tokenizer(BytePairs{std::make_shared<const BytePairEncoding>(std::move(vocabulary), source)});
+Tokenizer Tokenizer::byte_pairs(BytePairVocabulary vocabulary, std::string_view source,
+                                std::shared_ptr<const std::string> file) {
+    return Tokenizer(
+        BytePairs{std::make_shared<const BytePairEncoding>(std::move(vocabulary), source), std::move(file)});
 }
 
 bool Tokenizer::BytePairs::operator==(const BytePairs& other) const {
@@ -139,18 +150,29 @@ nlohmann::json Tokenizer::to_json() const {
     }
     if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
         value["merges_by_id"] = encoding->vocabulary().merges_by_id;
-        value["tokenizer"] = tokenizer_json_of(encoding->vocabulary());
+        value["file"] = tokenizer_json();
     }
     return value;
 }
 
+std::string Tokenizer::tokenizer_json() const {
+    const auto* rules = std::get_if<BytePairs>(&rules_);
+    check(rules != nullptr, "tokenizer.json holds BPE tokenizers; this one is ", name());
+    return rules->file ? *rules->file : json_text(tokenizer_json_of(rules->encoding->vocabulary()), 2) + '\n';
+}
+
 Tokenizer Tokenizer::byte_pairs_from_json(const nlohmann::json& value, const std::string& source) {
-    check(value.contains("tokenizer") && value.contains("merges_by_id") && value["merges_by_id"].is_boolean(),
-          source, ": expected members tokenizer and merges_by_id");
-    BytePairVocabulary vocabulary = vocabulary_of_tokenizer_json(value["tokenizer"], source);
+    const bool has_file = value.contains("file") && value["file"].is_string();
+    check((has_file || value.contains("tokenizer")) && value.contains("merges_by_id") &&
+              value["merges_by_id"].is_boolean(),
+          source, ": expected members file and merges_by_id");
+    std::shared_ptr<const std::string> file;
+    if (has_file) file = std::make_shared<const std::string>(value["file"].get<std::string>());
+    BytePairVocabulary vocabulary =
+        vocabulary_of_tokenizer_json(file ? json_of_file_text(*file, source) : value["tokenizer"], source);
     vocabulary.merges_by_id = value["merges_by_id"].get<bool>();
     if (vocabulary.merges_by_id) vocabulary.merges.clear();
-    return byte_pairs(std::move(vocabulary), source);
+    return byte_pairs(std::move(vocabulary), source, std::move(file));
 }
 
 Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view source) {

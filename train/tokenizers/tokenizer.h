@@ -46,8 +46,10 @@ class Tokenizer {
     /// the text is empty, or if it is not UTF-8, with the byte offset.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
-    /// Throws Error that begins with `source`; see BytePairEncoding.
-    static Tokenizer byte_pairs(BytePairVocabulary vocabulary, std::string_view source);
+    /// Throws Error that begins with `source`; see BytePairEncoding. `file` is the text of the tokenizer.json
+    /// that the vocabulary was read from; null if it was read from another file, or has changed since.
+    static Tokenizer byte_pairs(BytePairVocabulary vocabulary, std::string_view source,
+                                std::shared_ptr<const std::string> file = nullptr);
 
     TokenizerKind kind() const;
     /// Returns the size of the vocabulary. Every id is less than this number. A BPE vocabulary may have ids
@@ -56,6 +58,9 @@ class Tokenizer {
     bool has_text(std::int32_t id) const;
     /// Returns null if the tokenizer is not a BPE tokenizer.
     const BytePairEncoding* byte_pair_encoding() const;
+    /// Returns the text of tokenizer.json for a BPE tokenizer: that of the file that it was read from, else a
+    /// text from which the tokenizers library computes the same ids.
+    std::string tokenizer_json() const;
     /// "bytes", "characters (65)" or "bpe (50257)".
     std::string name() const;
 
@@ -68,9 +73,10 @@ class Tokenizer {
     std::string decode(std::span<const std::int32_t> ids) const;
 
     /// Returns the value for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."} or
-    /// {"kind": "bpe", "merges_by_id": false, "tokenizer": {...}}, with tokenizer.json's object.
+    /// {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the text of tokenizer.json.
     nlohmann::json to_json() const;
-    /// Throws Error naming `source` when the value is not what to_json() writes.
+    /// Throws Error naming `source` when the value is not what to_json() writes. Older versions wrote
+    /// tokenizer.json's object as "tokenizer".
     static Tokenizer from_json(const nlohmann::json& value, std::string_view source);
 
     bool operator==(const Tokenizer&) const = default;
@@ -87,6 +93,7 @@ class Tokenizer {
     };
     struct BytePairs {
         std::shared_ptr<const BytePairEncoding> encoding;
+        std::shared_ptr<const std::string> file;  ///< see byte_pairs()
         bool operator==(const BytePairs& other) const;
     };
     using Rules = std::variant<Bytes, Characters, BytePairs>;

@@ -12,6 +12,8 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/data_file.h>
+#include <gradtile/train/tokenizers/internal/tokenizer_file.h>
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {
@@ -31,12 +33,11 @@ std::string tokenizer_file_text(const std::string& path) {
     return text;
 }
 
-nlohmann::json tokenizer_file_json(const std::string& path) {
+nlohmann::json json_of_text(const std::string& text, const std::string& path) {
     try {
-        return parse_json(tokenizer_file_text(path));
+        return parse_json(text);
     } catch (const Error& error) {
-        const std::string reason = error.what();
-        throw Error(reason.starts_with(path) ? reason : concat(path, ": ", reason));
+        throw Error(concat(path, ": ", error.what()));
     }
 }
 
@@ -52,7 +53,8 @@ std::string file_beside(const std::string& path, std::initializer_list<const cha
 }
 
 BytePairVocabulary vocabulary_of_file_pair(const std::string& encoder, const std::string& merges) {
-    return vocabulary_of_encoder_json(tokenizer_file_json(encoder), tokenizer_file_text(merges), encoder);
+    return vocabulary_of_encoder_json(json_of_text(tokenizer_file_text(encoder), encoder),
+                                      tokenizer_file_text(merges), encoder);
 }
 
 constexpr std::array<std::int8_t, 256> base64_values() {
@@ -120,7 +122,7 @@ KnownRanks known_ranks(const std::string& path) {
 BytePairVocabulary vocabulary_of_tiktoken(const std::string& path) {
     const KnownRanks known = known_ranks(path);
     BytePairVocabulary vocabulary = vocabulary_of_ranks(tokenizer_file_text(path), path);
-    vocabulary.patterns.emplace_back(known.pattern());
+    vocabulary.patterns.push_back({std::string(known.pattern())});
     vocabulary.added = known.added;
     return vocabulary;
 }
@@ -131,7 +133,7 @@ BytePairVocabulary vocabulary_of_llama3_model(const std::string& path) {
     check(text.find('\0') == std::string::npos && is_utf8(text), path,
           ": is a model of SentencePiece; expected Llama 3's tokenizer.model, or a tokenizer.json");
     BytePairVocabulary vocabulary = vocabulary_of_ranks(text, path);
-    vocabulary.patterns.emplace_back(llama3_pattern());
+    vocabulary.patterns.push_back({std::string(llama3_pattern())});
     constexpr std::int32_t special_tokens = 256;
     const auto first = static_cast<std::int32_t>(vocabulary.tokens.size());
     vocabulary.added = {{.id = first, .text = "<|begin_of_text|>"},
@@ -174,28 +176,32 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
     return vocabulary;
 }
 
+TokenizerFile read_tokenizer_file(const std::string& path) {
+    const std::string name = fs::path(path).filename().string();
+    if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
+        return {vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path)};
+    if (name.ends_with(".tiktoken")) return {vocabulary_of_tiktoken(path)};
+    if (name == "tokenizer.model") return {vocabulary_of_llama3_model(path)};
+    auto text = std::make_shared<const std::string>(tokenizer_file_text(path));
+    const nlohmann::json value = json_of_text(*text, path);
+    // In a vocab.json "model" may be a word of the vocabulary, whose value is an id.
+    if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")
+        return {vocabulary_of_encoder_json(
+            value, tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path)};
+    return {vocabulary_of_tokenizer_json(value, path), std::move(text)};
+}
+
 Tokenizer load_tokenizer(const std::string& path) {
     // The system would end the path at the NUL byte: what is appended to it below would have no effect.
     check(path.find('\0') == std::string::npos, "tokenizer: a path with a NUL byte");
     if (fs::is_directory(path)) {
-        const fs::path file = fs::path(path) / "tokenizer.json";
-        check(fs::exists(file), path, ": is a directory without tokenizer.json");
-        return load_tokenizer(file.string());
+        UnknownMembers unknown{.advice = "; to use only its tokenizer.json, name that file"};
+        const TokenizerFolder found = load_tokenizer_folder(path, "", unknown);
+        check(found.tokenizer.has_value(), path, ": is a directory without tokenizer.json and vocab.json");
+        return *found.tokenizer;
     }
-    const std::string name = fs::path(path).filename().string();
-    const auto byte_pairs = [&](BytePairVocabulary vocabulary) {
-        return Tokenizer::byte_pairs(std::move(vocabulary), path);
-    };
-    if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
-        return byte_pairs(vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path));
-    if (name.ends_with(".tiktoken")) return byte_pairs(vocabulary_of_tiktoken(path));
-    if (name == "tokenizer.model") return byte_pairs(vocabulary_of_llama3_model(path));
-    const nlohmann::json value = tokenizer_file_json(path);
-    // In a vocab.json "model" may be a word of the vocabulary, whose value is an id.
-    if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")
-        return byte_pairs(vocabulary_of_encoder_json(
-            value, tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path));
-    return byte_pairs(vocabulary_of_tokenizer_json(value, path));
+    TokenizerFile read = read_tokenizer_file(path);
+    return Tokenizer::byte_pairs(std::move(read.vocabulary), path, std::move(read.file));
 }
 
 TokenizerKind tokenizer_kind_of(const std::string& setting) {
@@ -211,14 +217,10 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
     return load_tokenizer(setting);
 }
 
-std::string tokenizer_text(const std::string& path, const Tokenizer& tokenizer) {
-    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
-    check(encoding != nullptr, path, ": tokenizer.json holds BPE tokenizers; this one is ", tokenizer.name());
-    return json_text(tokenizer_json_of(encoding->vocabulary()), 2) + '\n';
-}
-
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
-    const std::string text = tokenizer_text(path, tokenizer);
+    check(tokenizer.kind() == TokenizerKind::bpe, path, ": tokenizer.json holds BPE tokenizers; this one is ",
+          tokenizer.name());
+    const std::string text = tokenizer.tokenizer_json();
     write_whole_file(path, {std::as_bytes(std::span(text))});
 }
 

@@ -8,7 +8,9 @@
 namespace gradtile {
 
 /// Reads a byte-level BPE tokenizer from
-/// - tokenizer.json (see tokenizer_json.h), or a directory that holds one;
+/// - tokenizer.json (see tokenizer_json.h);
+/// - a directory with tokenizer.json, or vocab.json and merges.txt, as transformers reads it, with its
+///   tokenizer_config.json and other files (see tokenizer_folder.h);
 /// - encoder.json or vocab.json, with vocab.bpe or merges.txt beside it (either file may be named);
 /// - a rank file of tiktoken, lines "base64 rank". The file's name selects the pattern and the special
 ///   tokens: cl100k_base.tiktoken, o200k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken. Another name
@@ -28,8 +30,6 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting);
 /// Writes a BPE tokenizer as tokenizer.json. Throws Error that names the file if it cannot be written, and
 /// Error for other kinds of tokenizers.
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer);
-/// Returns the text of such a file; `path` names it in errors.
-std::string tokenizer_text(const std::string& path, const Tokenizer& tokenizer);
 
 /// Returns the vocabulary in the text of a rank file; see load_tokenizer.
 BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view source);

@@ -1,5 +1,6 @@
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include <nlohmann/json.hpp>
@@ -38,6 +39,7 @@ class TokenizerJsonReader {
         read_merges(array(model, "merges"));
         read_pre_tokenizer(value.value("pre_tokenizer", json()), "pre_tokenizer");
         check(is_byte_level_, source_, ": pre_tokenizer: has no ByteLevel; only byte-level BPE is supported");
+        read_post_processor(value.value("post_processor", json()));
         return std::move(vocabulary_);
     }
 
@@ -51,7 +53,7 @@ class TokenizerJsonReader {
             }
         read_vocabulary(encoder);
         read_merge_lines(merges);
-        vocabulary_.patterns.emplace_back(gpt2_pattern());
+        vocabulary_.patterns.push_back({std::string(gpt2_pattern())});
         return std::move(vocabulary_);
     }
 
@@ -201,9 +203,9 @@ class TokenizerJsonReader {
         }
     }
 
-    void add_pattern(std::string pattern) {
+    void add_pattern(std::string regex, bool must_cover = false) {
         check(!is_byte_level_, source_, ": pre_tokenizer: ByteLevel is not the last step");
-        vocabulary_.patterns.push_back(std::move(pattern));
+        vocabulary_.patterns.push_back({std::move(regex), must_cover});
     }
 
     void read_byte_level(const json& value) {
@@ -220,18 +222,66 @@ class TokenizerJsonReader {
         const json& pattern = object(value, "pattern");
         const bool invert = flag(value, "invert");
         const std::string behavior = text(value, "behavior");
-        // Inverted "Removed" removes the text between matches. Patterns that are written with it match the
-        // whole text, so nothing is removed.
-        if (!(behavior == "Isolated" || (behavior == "Removed" && invert)))
+        // Inverted "Removed" removes the text between matches.
+        const bool must_cover = behavior == "Removed" && invert;
+        if (behavior != "Isolated" && !must_cover)
             refuse("pre_tokenizer.behavior", json(behavior), "\"Isolated\"");
-        if (pattern.contains("Regex")) return add_pattern(text(pattern, "Regex"));
+        if (pattern.contains("Regex")) return add_pattern(text(pattern, "Regex"), must_cover);
         std::string literal;
         for (const char c : text(pattern, "String")) {
             if (std::string_view("\\^$.[|()?*+{}#-").find(c) != std::string_view::npos) literal += '\\';
             literal += c;
         }
         check(!literal.empty(), source_, ": pre_tokenizer: an empty pattern");
-        add_pattern(std::move(literal));
+        add_pattern(std::move(literal), must_cover);
+    }
+
+    void read_post_processor(const json& value) {
+        if (value.is_null()) return;
+        if (!value.is_object()) refuse("post_processor", value, "an object");
+        const std::string type = text(value, "type");
+        if (type == "Sequence") {
+            for (const json& step : array(value, "processors")) read_post_processor(step);
+        } else if (type == "TemplateProcessing") {
+            read_template(value);
+        } else if (type == "RobertaProcessing") {
+            vocabulary_.before.push_back(named_id(value, "cls"));
+            vocabulary_.after.push_back(named_id(value, "sep"));
+        } else if (type != "ByteLevel") {  // ByteLevel changes only the offsets of tokens
+            refuse("post_processor.type", json(type),
+                   "Sequence, TemplateProcessing, RobertaProcessing or ByteLevel");
+        }
+    }
+
+    /// Reads the id of a member that is written ["<s>", 0].
+    std::int32_t named_id(const json& value, const char* name) const {
+        const json& pair = array(value, name);
+        if (pair.size() != 2 || !pair[0].is_string())
+            refuse(concat("post_processor.", name), pair, "a token and its id");
+        return id_of(pair[1], pair[0].get_ref<const std::string&>());
+    }
+
+    /// Reads the template of a single text: special tokens before and after the text A.
+    void read_template(const json& value) {
+        check(vocabulary_.before.empty() && vocabulary_.after.empty(), source_,
+              ": post_processor: adds tokens in two steps; expected one");
+        bool has_text = false;
+        for (const json& piece : array(value, "single")) {
+            if (piece.is_object() && piece.contains("Sequence")) {
+                if (has_text || text(object(piece, "Sequence"), "id") != "A")
+                    refuse("post_processor.single", piece, "the text A once");
+                has_text = true;
+                continue;
+            }
+            if (!piece.is_object()) refuse("post_processor.single", piece, "objects");
+            const std::string token = text(object(piece, "SpecialToken"), "id");
+            const json& tokens = object(value, "special_tokens");
+            check(tokens.contains(token) && tokens[token].is_object(), source_,
+                  ": post_processor: special_tokens has no ", json_excerpt(json(token)));
+            for (const json& id : array(tokens[token], "ids"))
+                (has_text ? vocabulary_.after : vocabulary_.before).push_back(id_of(id, token));
+        }
+        check(has_text, source_, ": post_processor.single: has no text A");
     }
 
     std::string_view source_;
@@ -264,9 +314,11 @@ std::vector<BytePairMerge> merges_by_id(const BytePairVocabulary& vocabulary) {
     return merges;
 }
 
-json split_step(const std::string& pattern) {
-    return {
-        {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+json split_step(const SplitPattern& pattern) {
+    return {{"type", "Split"},
+            {"pattern", {{"Regex", pattern.regex}}},
+            {"behavior", pattern.must_cover ? "Removed" : "Isolated"},
+            {"invert", pattern.must_cover}};
 }
 
 json byte_level_step(bool use_regex) {
@@ -274,14 +326,49 @@ json byte_level_step(bool use_regex) {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
-json pre_tokenizer_of(const std::vector<std::string>& patterns) {
-    const bool is_gpt2 = !patterns.empty() && patterns.back() == gpt2_pattern();
+json pre_tokenizer_of(const std::vector<SplitPattern>& patterns) {
+    const bool is_gpt2 = !patterns.empty() && patterns.back() == SplitPattern{std::string(gpt2_pattern())};
     if (patterns.empty() || (is_gpt2 && patterns.size() == 1)) return byte_level_step(is_gpt2);
     json steps = json::array();
     for (std::size_t i = 0; i < patterns.size() - (is_gpt2 ? 1 : 0); ++i)
         steps.push_back(split_step(patterns[i]));
     steps.push_back(byte_level_step(is_gpt2));
     return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
+}
+
+/// Returns the text of a token as tokenizer.json spells it.
+std::string text_of_id(const BytePairVocabulary& vocabulary, std::int32_t id) {
+    const auto added = std::ranges::find(vocabulary.added, id, &AddedToken::id);
+    return added != vocabulary.added.end()
+               ? added->text
+               : characters_of_bytes(vocabulary.tokens[static_cast<std::size_t>(id)]);
+}
+
+json post_processor_of(const BytePairVocabulary& vocabulary) {
+    if (vocabulary.before.empty() && vocabulary.after.empty()) return nullptr;
+    json tokens = json::object();
+    const auto pieces = [&](const std::vector<std::int32_t>& before, const std::vector<std::int32_t>& after,
+                            const char* text, int type) {
+        json list = json::array();
+        const auto add = [&](const std::vector<std::int32_t>& ids) {
+            for (const std::int32_t id : ids) {
+                const std::string name = text_of_id(vocabulary, id);
+                tokens[name] = {{"id", name}, {"ids", {id}}, {"tokens", {name}}};
+                list.push_back({{"SpecialToken", {{"id", name}, {"type_id", type}}}});
+            }
+        };
+        add(before);
+        list.push_back({{"Sequence", {{"id", text}, {"type_id", type}}}});
+        add(after);
+        return list;
+    };
+    const json single = pieces(vocabulary.before, vocabulary.after, "A", 0);
+    json pair = single;
+    for (json& piece : pieces(vocabulary.before, vocabulary.after, "B", 1)) pair.push_back(std::move(piece));
+    return {{"type", "TemplateProcessing"},
+            {"single", single},
+            {"pair", std::move(pair)},
+            {"special_tokens", std::move(tokens)}};
 }
 
 }  // namespace
@@ -320,7 +407,7 @@ json tokenizer_json_of(const BytePairVocabulary& vocabulary) {
             {"added_tokens", std::move(added)},
             {"normalizer", nullptr},
             {"pre_tokenizer", pre_tokenizer_of(vocabulary.patterns)},
-            {"post_processor", nullptr},
+            {"post_processor", post_processor_of(vocabulary)},
             {"decoder", byte_level_step(true)},
             {"model",
              {{"type", "BPE"},

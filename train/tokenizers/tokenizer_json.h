@@ -12,9 +12,10 @@ namespace gradtile {
 /// - model BPE, merges written "a b" or ["a", "b"], ignore_merges;
 /// - pre_tokenizer ByteLevel, Split (by a Regex or String, each match a piece), Digits, or a Sequence of
 /// them;
-/// - added_tokens, special or not.
+/// - added_tokens, special or not;
+/// - post_processor TemplateProcessing, RobertaProcessing, ByteLevel, or a Sequence of them.
 ///
-/// The members post_processor and decoder are not read, and encode() adds no tokens to the text's tokens.
+/// The member decoder is not read.
 /// Throws Error that begins with `source` and names the member, when the value is not such a tokenizer or has
 /// an option that would change the text: a normalizer, add_prefix_space, tokens that remove the space around
 /// them, dropout.

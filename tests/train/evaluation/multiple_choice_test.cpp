@@ -59,8 +59,9 @@ TEST(MultipleChoice, ScoresTheTokensOfEachChoiceAfterTheContext) {
     expect_loss(0, 0, "abc de", 3);
     expect_loss(0, 1, "abc f", 3);
     expect_loss(0, 2, "abc ghijk", 3);
-    expect_loss(1, 0, "hat is cut de", 11);  // 13 bytes: the last one is a target only
-    expect_loss(1, 1, "hat is cut xy", 11);
+    // The blank at the end of the context belongs to the choice. 13 bytes: the last one is a target only.
+    expect_loss(1, 0, "hat is cut de", 10);
+    expect_loss(1, 1, "hat is cut xy", 10);
     expect_loss(2, 0, "abc\nde", 3);
     expect_loss(2, 1, "abc zzz", 3);
 
@@ -76,6 +77,22 @@ TEST(MultipleChoice, ScoresTheTokensOfEachChoiceAfterTheContext) {
     EXPECT_DOUBLE_EQ(result.accuracy, static_cast<double>(right) / 3);
     EXPECT_DOUBLE_EQ(result.chance, (1.0 / 3 + 0.5 + 0.5) / 3);
     EXPECT_NEAR(result.centred(), (result.accuracy - result.chance) / (1 - result.chance), 1e-15);
+}
+
+TEST(MultipleChoice, WhiteSpaceAfterTheContextBelongsToTheChoice) {
+    const auto model = byte_model();
+    // Any white space, as Python has it: U+2003, no-break space, line breaks.
+    const std::vector<std::string> ends{" ", "  ", "\n", "\xE2\x80\x83", "\xC2\xA0\x1F", "\r\n"};
+    for (const std::string& end : ends) {
+        const ChoiceEvaluation result = evaluate_choices(*model, {{"ab" + end, {"cd", " e"}, 0}});
+        EXPECT_EQ(result.answers[0].losses[0].tokens, std::ssize(end) + 2);
+        EXPECT_NEAR(result.answers[0].losses[0].sum, loss_of_end(*model, "ab" + end + "cd", 2), 1e-10);
+        EXPECT_NEAR(result.answers[0].losses[1].sum, loss_of_end(*model, "ab" + end + " e", 2), 1e-10);
+    }
+    EXPECT_EQ(message_of([&] {
+                  evaluate_choices(*model, {{" \n", {"a", "b"}, 0}});
+              }),
+              "question 1: context: only white space; expected a text");
 }
 
 TEST(MultipleChoice, OfEqualChoicesTheFirstIsTakenAndBatchesDoNotMatter) {

@@ -234,7 +234,8 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         const auto file = place / change.model / "config.json";
         const nlohmann::json original = json_of(file);
         nlohmann::json changed = original;
-        if (std::string_view(change.member) == "rope_theta") changed.erase("rope_parameters");
+        // Two names of one setting with different values are refused for that.
+        if (std::string_view(change.member).starts_with("rope_")) changed.erase("rope_parameters");
         changed[change.member] = change.value;
         write_json(file, changed);
         const std::string message = message_of([&] { import_model((place / change.model).string()); });

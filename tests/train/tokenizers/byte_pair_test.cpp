@@ -199,11 +199,17 @@ TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
         const std::string text = "hello world<|endoftext|> \n\n world's 1234";
         EXPECT_EQ(copy.encode(text, "t", recognised), tokenizer->encode(text, "t", recognised));
     }
+    // Older checkpoints hold the object of tokenizer.json.
+    const json object{
+        {"kind", "bpe"}, {"merges_by_id", false}, {"tokenizer", json_of_file(reference("gpt2.json"))}};
+    EXPECT_EQ(Tokenizer::from_json(object, "c.h5"), gpt2_);
     EXPECT_NE(gpt2_, llama3_);
     EXPECT_NE(gpt2_, Tokenizer::bytes());
     EXPECT_EQ(gpt2_.name(), "bpe (420)");
     json damaged = gpt2_.to_json();
-    damaged["tokenizer"]["model"]["vocab"]["a"] = 5000000;
+    json file = parse_json(damaged["file"].get<std::string>());
+    file["model"]["vocab"]["a"] = 5000000;
+    damaged["file"] = json_text(file);
     EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
     damaged.erase("merges_by_id");
     EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
@@ -347,6 +353,87 @@ TEST_F(BytePairs, ManyPatternsAreRefusedByNumber) {
     value["pre_tokenizer"]["pretokenizers"].insert(value["pre_tokenizer"]["pretokenizers"].begin(), digits);
     EXPECT_THAT(refusal_of(value),
                 HasSubstr("65 patterns that cut text (pre_tokenizer); expected at most 64"));
+}
+
+TEST_F(BytePairs, TextThatAPatternWouldRemoveIsRefusedByPlace) {
+    json value = json_of_file(reference("llama3.json"));
+    json& split = value["pre_tokenizer"]["pretokenizers"][0];
+    split["behavior"] = "Removed";
+    split["invert"] = true;
+    // Llama 3's pattern matches every text, so nothing is removed.
+    const Tokenizer covering = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const std::string text = "hello world's\n 1234 \xE6\x9D\xB1";
+    EXPECT_EQ(covering.encode(text, "t"), llama3_.encode(text, "t"));
+    EXPECT_EQ(Tokenizer::from_json(covering.to_json(), "c.h5"), covering);
+
+    split["pattern"]["Regex"] = "[a-z]+| ";
+    const Tokenizer letters = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    EXPECT_EQ(letters.decode(letters.encode("one two", "t")), "one two");
+    EXPECT_EQ(message_of([&] { letters.encode("one 2 three", "t"); }),
+              "t: byte offset 4: '2' matches no pattern of the tokenizer, which would remove it "
+              "(pre_tokenizer, behavior Removed)");
+    EXPECT_THAT(message_of([&] { letters.encode("one two!", "t"); }), HasSubstr("byte offset 7: '!'"));
+    // Chunks of a long text begin within pieces, where a pattern may miss text that it covers in fact.
+    split["pattern"]["Regex"] = "=[a-z]+";
+    const Tokenizer words = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    std::string many;
+    while (many.size() < std::size_t{5} << 20) many += "=abcd";
+    EXPECT_EQ(words.encode(many, "t", {.threads = 4}), words.encode(many, "t", {.threads = 1}));
+    for (const std::size_t place : {std::size_t{3}, many.size() / 2 + 1, many.size() - 1}) {
+        std::string damaged = many;
+        damaged[place] = '!';
+        const std::string alone = message_of([&] { words.encode(damaged, "t", {.threads = 1}); });
+        EXPECT_THAT(alone, HasSubstr("would remove it"));
+        EXPECT_THAT(message_of([&] { words.encode(damaged, "t", {.threads = 4}); }),
+                    HasSubstr("would remove it"));
+    }
+}
+
+TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
+    json value = json_of_file(reference("llama3.json"));
+    const json token{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
+        text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+    const json tokens{
+        {"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {0}}, {"tokens", {"<|endoftext|>"}}}}};
+    const json processor{{"type", "TemplateProcessing"},
+                         {"single", {token, text, token}},
+                         {"pair", json::array()},
+                         {"special_tokens", tokens}};
+    const json byte_level{{"type", "ByteLevel"}, {"trim_offsets", true}};
+    value["post_processor"] = {{"type", "Sequence"}, {"processors", {byte_level, processor}}};
+    const Tokenizer tokenizer = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    EXPECT_THAT(tokenizer.encode("a", "t", {.add_special_tokens = true}), ElementsAre(0, 65, 0));
+    EXPECT_THAT(tokenizer.encode("", "t", {.add_special_tokens = true}), ElementsAre(0, 0));
+    EXPECT_THAT(tokenizer.encode("a", "t"), ElementsAre(65));
+    const Tokenizer again = Tokenizer::byte_pairs(
+        vocabulary_of_tokenizer_json(tokenizer_json_of(tokenizer.byte_pair_encoding()->vocabulary()), "t"),
+        "t");
+    EXPECT_EQ(again, tokenizer);
+    EXPECT_NE(llama3_, tokenizer);
+
+    const auto refusal = [&](const json& changed) {
+        json other = value;
+        other["post_processor"] = changed;
+        return refusal_of(other);
+    };
+    json wrong = processor;
+    wrong["special_tokens"]["<|endoftext|>"]["ids"] = {400000};
+    EXPECT_THAT(refusal(wrong), HasSubstr("post_processor: adds token 400000"));
+    wrong["special_tokens"] = json::object();
+    EXPECT_THAT(refusal(wrong), HasSubstr("special_tokens has no \"<|endoftext|>\""));
+    wrong = processor;
+    wrong["single"] = {token};
+    EXPECT_THAT(refusal(wrong), HasSubstr("has no text A"));
+    wrong["single"] = {text, text};
+    EXPECT_THAT(refusal(wrong), HasSubstr("expected the text A once"));
+    EXPECT_THAT(refusal({{"type", "Sequence"}, {"processors", {processor, processor}}}),
+                HasSubstr("adds tokens in two steps"));
+    EXPECT_THAT(refusal(3), HasSubstr("post_processor: 3"));
+    const json roberta{{"type", "RobertaProcessing"}, {"sep", {"<|endoftext|>", 0}}, {"cls", {"a", 65}}};
+    value["post_processor"] = roberta;
+    EXPECT_THAT(load_tokenizer(place_.write("tokenizer.json", json_text(value)))
+                    .encode("b", "t", {.add_special_tokens = true}),
+                ElementsAre(65, 66, 0));
 }
 
 TEST_F(BytePairs, AVocabularyWithoutAByteNamesIt) {

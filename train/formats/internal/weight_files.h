@@ -25,6 +25,8 @@ class WeightFiles {
     /// floating-point dtype.
     void check_tensor(const std::string& name, const Shape& shape) const;
     DType dtype(const std::string& name) const;
+    /// Returns whether two tensors have the same dtype, shape and bytes.
+    bool are_equal(const std::string& a, const std::string& b) const;
     Tensor read(const std::string& name) const;
 
   private:

@@ -30,7 +30,13 @@ class BytePairEncoding::Worker {
     /// Encodes text in which added tokens are not searched for.
     void encode_plain(std::string_view part, Ids& out) {
         cutter_.cut(part, [&](std::string_view piece) { encode_piece(piece, out); });
+        refuse_gap(take_gap());
     }
+    /// See TextSplitter::Cutter. encode_next() may begin within a piece, where a gap has no meaning, so its
+    /// callers decide.
+    std::string_view take_gap() { return cutter_.take_gap(); }
+    /// Throws Error with the place of text that no pattern matches, unless `gap` is empty.
+    void refuse_gap(std::string_view gap) const;
     /// Encodes the pieces of valid UTF-8 up to the next match, and returns the end of this match; see
     /// TextSplitter::Cutter::cut_next.
     std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {

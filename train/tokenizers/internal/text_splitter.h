@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gradtile/core/check.h>
+#include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
 #include <gradtile/train/tokenizers/internal/regex.h>
 
 namespace gradtile {
@@ -23,11 +24,13 @@ class TextSplitter {
   public:
     /// Throws Error for a pattern that is not supported, and for more than max_patterns of them: each one
     /// takes a level of recursion.
-    TextSplitter(const std::vector<std::string>& patterns, std::string_view source) {
+    TextSplitter(const std::vector<SplitPattern>& patterns, std::string_view source) {
         check(patterns.size() <= max_patterns, source, ": ", patterns.size(),
               " patterns that cut text (pre_tokenizer); expected at most ", max_patterns);
-        for (const std::string& pattern : patterns)
-            patterns_.push_back(std::make_unique<Regex>(pattern, source));
+        for (const SplitPattern& pattern : patterns) {
+            patterns_.push_back(std::make_unique<Regex>(pattern.regex, source));
+            must_cover_.push_back(pattern.must_cover);
+        }
     }
 
     static constexpr std::size_t max_patterns = 64;  // the tokenizers in use have at most four
@@ -37,9 +40,13 @@ class TextSplitter {
     /// The state of one thread that cuts texts.
     class Cutter {
       public:
-        explicit Cutter(const TextSplitter& splitter) {
+        explicit Cutter(const TextSplitter& splitter) : splitter_(splitter) {
             for (const auto& pattern : splitter.patterns_) matchers_.emplace_back(*pattern);
         }
+
+        /// Returns the last piece since the last call that a pattern had to cover but did not; empty if there
+        /// is none.
+        std::string_view take_gap() { return std::exchange(gap_, {}); }
 
         /// Calls visit(piece) for the pieces of a text in order. The text need not be valid UTF-8.
         template <class Visit>
@@ -65,7 +72,7 @@ class TextSplitter {
         std::optional<std::size_t> cut_next_in_part(std::string_view part, std::size_t from, Visit&& visit) {
             const std::optional<Regex::Range> match = matchers_.front().find_in_part(part, from);
             if (!match) return std::nullopt;
-            if (match->begin > from) visit(part.substr(from, match->begin - from));
+            if (match->begin > from) visit(gap(part.substr(from, match->begin - from), 0));
             visit(part.substr(match->begin, match->end - match->begin));
             return match->end;
         }
@@ -84,17 +91,27 @@ class TextSplitter {
                 return text.size();
             }
             const Regex::Range match = matchers_[level].find(text, from);
-            if (match.begin > from) cut_utf8(text.substr(from, match.begin - from), level + 1, visit);
+            if (match.begin > from)
+                cut_utf8(gap(text.substr(from, match.begin - from), level), level + 1, visit);
             if (match.end > match.begin)
                 cut_utf8(text.substr(match.begin, match.end - match.begin), level + 1, visit);
             return match.end;
         }
 
+        /// Notes a piece between two matches of a pattern.
+        std::string_view gap(std::string_view piece, std::size_t level) {
+            if (splitter_.must_cover_[level]) gap_ = piece;
+            return piece;
+        }
+
+        const TextSplitter& splitter_;
         std::vector<Regex::Matcher> matchers_;
+        std::string_view gap_;
     };
 
   private:
     std::vector<std::unique_ptr<Regex>> patterns_;
+    std::vector<bool> must_cover_;  // of each pattern; see SplitPattern
 };
 
 }  // namespace gradtile

@@ -1,0 +1,45 @@
+#include <gradtile/core/text/known_members.h>
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+
+namespace gradtile {
+namespace {
+
+/// "false", "1 or 1.0", or "no such member".
+std::string expected_values(const nlohmann::json& neutral) {
+    std::string text;
+    for (const nlohmann::json& value : neutral) text += (text.empty() ? "" : " or ") + json_excerpt(value);
+    return text.empty() ? "no such member" : text;
+}
+
+void check_refused(const nlohmann::json& value, const KnownMember& member, std::string_view source) {
+    if (value.is_null()) return;
+    const nlohmann::json neutral = parse_json(member.neutral);
+    check(std::ranges::find(neutral, value) != neutral.end(), source, ": ", member.name, ": ",
+          json_excerpt(value), " is not supported; expected ", expected_values(neutral));
+}
+
+}  // namespace
+
+void check_members(const nlohmann::json& object, std::span<const KnownMember> known, std::string_view source,
+                   UnknownMembers& unknown) {
+    check(object.is_object(), source, ": expected an object");
+    for (const auto& [name, value] : object.items()) {
+        const auto member = std::ranges::find(known, name, &KnownMember::name);
+        if (member == known.end()) {
+            check(unknown.allowed, source, ": '", printable_name(name),
+                  "' has no known meaning, and may change the results", unknown.advice);
+            unknown.found.push_back(concat(source, ": '", printable_name(name), "'"));
+        } else if (member->meaning == MemberMeaning::refused) {
+            check_refused(value, *member, source);
+        }
+    }
+}
+
+}  // namespace gradtile

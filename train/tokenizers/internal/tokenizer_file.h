@@ -1,0 +1,18 @@
+#pragma once
+/// One file of a tokenizer.
+#include <memory>
+#include <string>
+
+#include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
+
+namespace gradtile {
+
+struct TokenizerFile {
+    BytePairVocabulary vocabulary;
+    std::shared_ptr<const std::string> file = nullptr;  ///< the text of a tokenizer.json
+};
+
+/// Reads one of the files that load_tokenizer() names, without the files beside it.
+TokenizerFile read_tokenizer_file(const std::string& path);
+
+}  // namespace gradtile

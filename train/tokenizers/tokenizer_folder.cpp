@@ -1,0 +1,353 @@
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/file_system.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/train/tokenizers/internal/tokenizer_file.h>
+
+namespace gradtile {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using enum MemberMeaning;
+
+/// Known files of these names have less than 1 MB.
+constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 26;
+constexpr std::string_view end_of_text = "<|endoftext|>";
+constexpr std::array<const char*, 4> file_names{"tokenizer_config.json", "special_tokens_map.json",
+                                                "added_tokens.json", "chat_template.jinja"};
+
+constexpr auto config_members = std::to_array<KnownMember>({
+    {"tokenizer_class"},
+    {"add_bos_token"},
+    {"add_eos_token"},
+    {"added_tokens_decoder"},
+    {"bos_token"},
+    {"eos_token"},
+    {"unk_token"},
+    {"sep_token"},
+    {"pad_token"},
+    {"cls_token"},
+    {"mask_token"},
+    {"additional_special_tokens"},
+    {"extra_special_tokens"},
+    {"model_specific_special_tokens"},
+    {"chat_template"},
+    // Text of ids, not ids of text.
+    {"clean_up_tokenization_spaces", harmless},
+    {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", harmless},
+    {"errors", harmless},
+    {"spaces_between_special_tokens", harmless},
+    // Only for calls that ask for it.
+    {"max_len", harmless},
+    {"max_length", harmless},
+    {"model_max_length", harmless},
+    {"pad_to_multiple_of", harmless},
+    {"pad_token_type_id", harmless},
+    {"padding", harmless},
+    {"padding_side", harmless},
+    {"stride", harmless},
+    {"truncation", harmless},
+    {"truncation_side", harmless},
+    {"truncation_strategy", harmless},
+    {"model_input_names", harmless},
+    {"chat_control_tokens", harmless},
+    {"response_schema", harmless},
+    {"response_template", harmless},
+    // SentencePiece only.
+    {"legacy", harmless},
+    {"sp_model_kwargs", harmless},
+    {"use_default_system_prompt", harmless},
+    // Names and records. The files of the folder take precedence over names of files.
+    {"_commit_hash", harmless},
+    {"backend", harmless},
+    {"device_map", harmless},
+    {"files_loaded", harmless},
+    {"from_slow", harmless},
+    {"full_tokenizer_file", harmless},
+    {"is_local", harmless},
+    {"local_files_only", harmless},
+    {"merges_file", harmless},
+    {"name_or_path", harmless},
+    {"processor_class", harmless},
+    {"slow_tokenizer_class", harmless},
+    {"special_tokens_map_file", harmless},
+    {"tokenizer_file", harmless},
+    {"transformers_version", harmless},
+    {"trust_remote_code", harmless},
+    {"use_fast", harmless},
+    {"verbose", harmless},
+    {"vocab_file", harmless},
+    {"add_prefix_space", refused, "[false]"},
+    {"auto_map", refused},
+    {"do_lower_case", refused, "[false]"},
+    {"fix_mistral_regex", refused, "[false]"},
+    {"init_inputs", refused, "[[]]"},
+    {"split_special_tokens", refused, "[false]"},
+});
+
+constexpr auto token_members = std::to_array<KnownMember>({
+    {"content"},
+    {"__type", harmless},
+    {"normalized", harmless},
+    {"special", harmless},
+    {"lstrip", refused, "[false]"},
+    {"rstrip", refused, "[false]"},
+    {"single_word", refused, "[false]"},
+});
+
+json object_of(const std::string& text, const std::string& source) {
+    try {
+        json value = parse_json(text);
+        check(value.is_object(), "expected an object");
+        return value;
+    } catch (const Error& error) {
+        throw Error(concat(source, ": ", error.what()));
+    }
+}
+
+class FolderReader {
+  public:
+    FolderReader(const std::string& folder, UnknownMembers& unknown) : folder_(folder), unknown_(unknown) {}
+
+    TokenizerFolder read(const std::string& tokenizer_class) {
+        const std::string file = path_of("tokenizer.json"), encoder = path_of("vocab.json");
+        has_tokenizer_json_ = fs::exists(file);
+        if (!has_tokenizer_json_ && !fs::exists(encoder)) return {};
+        TokenizerFile read = read_tokenizer_file(has_tokenizer_json_ ? file : encoder);
+        vocabulary_ = std::move(read.vocabulary);
+        for (const char* const name : file_names)
+            if (fs::exists(path_of(name)))
+                result_.files[name] = read_text_file(path_of(name), max_file_bytes);
+        const json config = object_in("tokenizer_config.json"), named = object_in("special_tokens_map.json");
+        check_members(config, tokenizer_members_of(config), path_of("tokenizer_config.json"), unknown_);
+        check_members(named, tokenizer_members_of(named), path_of("special_tokens_map.json"), unknown_);
+        check_class(text_or(config, "tokenizer_class", tokenizer_class));
+        read_added_tokens(config);
+        read_named_tokens(config, path_of("tokenizer_config.json"));
+        read_named_tokens(named, path_of("special_tokens_map.json"));
+        add_default_tokens(config, named);
+        read_text_template(config, named);
+        read_chat_template();
+        result_.tokenizer = Tokenizer::byte_pairs(std::move(vocabulary_), folder_, std::move(read.file));
+        return std::move(result_);
+    }
+
+  private:
+    std::string path_of(const char* name) const { return (fs::path(folder_) / name).string(); }
+
+    json object_in(const char* name) const {
+        const auto file = result_.files.find(name);
+        return file == result_.files.end() ? json::object() : object_of(file->second, path_of(name));
+    }
+
+    /// transformers takes every member "..._token" with a text as a token's name.
+    static std::vector<KnownMember> tokenizer_members_of(const json& config) {
+        std::vector<KnownMember> members = tokenizer_members();
+        for (const auto& [name, value] : config.items())
+            if (name.ends_with("_token") && is_token(value) &&
+                std::ranges::find(members, name, &KnownMember::name) == members.end())
+                members.push_back({config.find(name).key()});
+        return members;
+    }
+    static bool is_token(const json& value) { return value.is_string() || value.is_object(); }
+
+    std::string text_or(const json& value, const char* name, const std::string& otherwise) const {
+        if (!value.contains(name) || value[name].is_null()) return otherwise;
+        check(value[name].is_string(), path_of("tokenizer_config.json"), ": ", name, ": ",
+              json_excerpt(value[name]), "; expected a text");
+        return value[name].get<std::string>();
+    }
+    /// Returns nullopt for null and for a member that is absent.
+    std::optional<bool> flag(const json& value, const char* name) const {
+        if (!value.contains(name) || value[name].is_null()) return std::nullopt;
+        check(value[name].is_boolean(), path_of("tokenizer_config.json"), ": ", name, ": ",
+              json_excerpt(value[name]), "; expected true or false");
+        return value[name].get<bool>();
+    }
+
+    void check_class(const std::string& name) {
+        is_gpt2_ = name == "GPT2Tokenizer" || name == "GPT2TokenizerFast";
+        // These classes take a byte-level tokenizer.json as it is.
+        const bool is_plain = name.empty() || name == "PreTrainedTokenizerFast" ||
+                              name == "TokenizersBackend" || name == "LlamaTokenizer" ||
+                              name == "LlamaTokenizerFast";
+        const std::string place = path_of("tokenizer_config.json");
+        check(is_gpt2_ || is_plain, place, ": tokenizer_class: '", printable_name(name),
+              "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer or ",
+              "GPT2Tokenizer, or --tokenizer with the file of the tokenizer");
+        // Of tokenizer.json, transformers 5 reads only vocabulary, merges and post-processor for this class.
+        const bool is_gpt2_split =
+            vocabulary_.patterns == std::vector{SplitPattern{std::string(gpt2_pattern())}};
+        check(!is_gpt2_ || (is_gpt2_split && !vocabulary_.whole_pieces), place, ": tokenizer_class: '", name,
+              "' cuts text as GPT-2 does, but tokenizer.json does not; --tokenizer with the path of "
+              "tokenizer.json uses that file alone");
+    }
+
+    /// Returns the text of a token that is written as a text or as an object.
+    std::string token_text(const json& token, const std::string& place) {
+        if (token.is_string()) return token.get<std::string>();
+        check(token.is_object() && token.contains("content") && token["content"].is_string(), place, ": ",
+              json_excerpt(token), "; expected a token: a text, or an object with its content");
+        check_members(token, token_members, place, unknown_);
+        return token["content"].get<std::string>();
+    }
+
+    const AddedToken* added(const std::string& text) const {
+        const auto found = std::ranges::find(vocabulary_.added, text, &AddedToken::text);
+        return found == vocabulary_.added.end() ? nullptr : &*found;
+    }
+
+    void read_added_tokens(const json& config) {
+        if (config.contains("added_tokens_decoder") && !config["added_tokens_decoder"].is_null()) {
+            const std::string place = concat(path_of("tokenizer_config.json"), ": added_tokens_decoder");
+            check(config["added_tokens_decoder"].is_object(), place, ": expected an object");
+            for (const auto& [id, token] : config["added_tokens_decoder"].items()) {
+                std::int32_t number = -1;
+                const auto parsed = std::from_chars(id.data(), id.data() + id.size(), number);
+                check(parsed.ec == std::errc() && parsed.ptr == id.data() + id.size() && number >= 0, place,
+                      ": '", printable_name(id), "'; expected a token id");
+                add_token(token_text(token, place), number,
+                          token.is_object() && token.value("special", json()) == true, place);
+            }
+        }
+        const json tokens = object_in("added_tokens.json");
+        for (const auto& [text, id] : tokens.items()) {
+            const std::string place = path_of("added_tokens.json");
+            check(id.is_number_integer() && id >= 0 && id < max_byte_pair_vocabulary, place, ": ",
+                  json_excerpt(json(text)), ": ", json_excerpt(id), "; expected a token id");
+            add_token(text, id.get<std::int32_t>(), /*special=*/false, place);
+        }
+    }
+
+    /// Adds a token to the vocabulary of vocab.json. tokenizer.json must have it already.
+    void add_token(const std::string& text, std::int32_t id, bool special, const std::string& place) {
+        const AddedToken* const known = added(text);
+        check(
+            known ? known->id == id : !has_tokenizer_json_, place, ": ", json_excerpt(json(text)), " has id ",
+            id, "; expected ",
+            known ? concat("its id ", known->id) : std::string("a token of added_tokens in tokenizer.json"));
+        if (!known) vocabulary_.added.push_back({.id = id, .text = text, .special = special});
+    }
+
+    /// A named token becomes an added token: its text has its id wherever it occurs.
+    void add_named_token(const json& token, const std::string& place) {
+        if (token.is_null()) return;
+        const std::string text = token_text(token, place);
+        if (const auto known = std::ranges::find(vocabulary_.added, text, &AddedToken::text);
+            known != vocabulary_.added.end()) {
+            if (!has_tokenizer_json_) known->special = true;
+            return;
+        }
+        const auto found = std::ranges::find(vocabulary_.tokens, text);
+        check(!has_tokenizer_json_ && found != vocabulary_.tokens.end(), place, ": ",
+              json_excerpt(json(text)), " is not ",
+              has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
+        vocabulary_.added.push_back(
+            {.id = static_cast<std::int32_t>(found - vocabulary_.tokens.begin()), .text = text});
+    }
+
+    void read_named_tokens(const json& value, const std::string& file) {
+        for (const auto& [name, token] : value.items()) {
+            const std::string place = concat(file, ": ", printable_name(name));
+            if (name.ends_with("_token") && is_token(token)) add_named_token(token, place);
+            const bool is_list = name == "additional_special_tokens" || name == "extra_special_tokens" ||
+                                 name == "model_specific_special_tokens";
+            if (!is_list || token.is_null()) continue;
+            check(token.is_array() || token.is_object(), place, ": expected a list of tokens");
+            for (const json& one : token) add_named_token(one, place);
+        }
+    }
+
+    /// GPT2Tokenizer has names for <|endoftext|> if the files give no others.
+    void add_default_tokens(const json& config, const json& named) {
+        for (const char* const name : {"bos_token", "eos_token", "unk_token"})
+            if (is_gpt2_ && !config.contains(name) && !named.contains(name))
+                add_named_token(json(end_of_text), concat(path_of("tokenizer_config.json"), ": ", name));
+    }
+
+    /// Returns the id of bos_token or eos_token.
+    std::int32_t id_of_named(const json& config, const json& named, const char* name) {
+        const std::string place = concat(path_of("tokenizer_config.json"), ": ", name);
+        const json& holder = config.contains(name) ? config : named;
+        const std::string text = holder.contains(name) && !holder[name].is_null()
+                                     ? token_text(holder[name], place)
+                                     : std::string(end_of_text);
+        const AddedToken* const token = added(text);
+        check(token != nullptr, place, ": ", json_excerpt(json(text)), " is not a token of the vocabulary");
+        return token->id;
+    }
+
+    void read_text_template(const json& config, const json& named) {
+        const struct {
+            const char *member, *token;
+            std::vector<std::int32_t>& ids;
+        } sides[] = {{"add_bos_token", "bos_token", vocabulary_.before},
+                     {"add_eos_token", "eos_token", vocabulary_.after}};
+        for (const auto& side : sides) {
+            const std::optional<bool> adds = flag(config, side.member);
+            // Whether the member or the post-processor counts depends on the version of transformers.
+            check(!adds || !has_tokenizer_json_ || *adds == !side.ids.empty(),
+                  path_of("tokenizer_config.json"), ": ", side.member, ": ",
+                  adds.value_or(false) ? "true" : "false", ", but tokenizer.json's post_processor adds ",
+                  side.ids.empty() ? "no token" : "one",
+                  "; --tokenizer with the path of tokenizer.json uses that file alone");
+            if (adds.value_or(false) && !has_tokenizer_json_)
+                side.ids.push_back(id_of_named(config, named, side.token));
+        }
+    }
+
+    void read_chat_template() {
+        constexpr const char* config = "tokenizer_config.json";
+        if (const auto file = result_.files.find("chat_template.jinja"); file != result_.files.end()) {
+            result_.chat_template = file->second;
+        } else if (result_.files.contains(config)) {
+            result_.chat_template = template_of_tokenizer_config(result_.files[config], path_of(config));
+        }
+    }
+
+    std::string folder_;
+    UnknownMembers& unknown_;
+    bool has_tokenizer_json_ = false, is_gpt2_ = false;
+    BytePairVocabulary vocabulary_;
+    TokenizerFolder result_;
+};
+
+}  // namespace
+
+std::vector<KnownMember> tokenizer_members() {
+    return {config_members.begin(), config_members.end()};
+}
+
+std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source) {
+    const json value = object_of(text, source).value("chat_template", json());
+    if (value.is_null()) return std::nullopt;
+    if (value.is_string()) return value.get<std::string>();
+    const std::string place = concat(source, ": chat_template");
+    check(value.is_array(), place, ": ", json_excerpt(value), "; expected a text or a list");
+    std::optional<std::string> found;
+    for (const json& one : value) {
+        check(one.is_object() && one.value("name", json()).is_string() &&
+                  one.value("template", json()).is_string(),
+              place, ": ", json_excerpt(one), "; expected a name and a template");
+        if (one["name"] == "default") found = one["template"].get<std::string>();
+    }
+    return found;
+}
+
+TokenizerFolder load_tokenizer_folder(const std::string& folder, const std::string& tokenizer_class,
+                                      UnknownMembers& unknown) {
+    return FolderReader(folder, unknown).read(tokenizer_class);
+}
+
+}  // namespace gradtile
