@@ -30,7 +30,7 @@ class Shape {
     const std::int64_t* begin() const { return axes_.data(); }
     const std::int64_t* end() const { return axes_.data() + rank_; }
 
-    /// Number of elements; 1 for rank 0. Throws Error if the number does not fit 63 bits.
+    /// Number of elements; 1 for rank 0. Throws Error unless the product of all axes > 0 fits 63 bits.
     std::int64_t elements() const;
     bool operator==(const Shape&) const = default;
 
