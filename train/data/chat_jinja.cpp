@@ -3,17 +3,13 @@
 #include <gradtile/core/check.h>
 
 namespace gradtile {
-namespace {
-
-constexpr std::string_view white = " \t\r\n";
 
 std::string_view trimmed(std::string_view text) {
+    constexpr std::string_view white = " \t\n\v\f\r";
     const std::size_t first = text.find_first_not_of(white);
     if (first == std::string_view::npos) return {};
     return text.substr(first, text.find_last_not_of(white) - first + 1);
 }
-
-}  // namespace
 
 std::string jinja_of(ChatTemplate chat_template) {
     switch (chat_template) {

@@ -16,4 +16,7 @@ std::string jinja_of(ChatTemplate chat_template);
 /// Returns the template that the text of jinja_of() stands for; nullopt for any other text.
 std::optional<ChatTemplate> template_of_jinja(std::string_view text);
 
+/// Returns the text without white space at both ends, as Jinja's filter `trim` does for ASCII.
+std::string_view trimmed(std::string_view text);
+
 }  // namespace gradtile

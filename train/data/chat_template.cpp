@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <gradtile/core/check.h>
+#include <gradtile/train/data/chat_jinja.h>
 
 namespace gradtile {
 namespace {
@@ -52,13 +53,6 @@ const std::string& header_of(const TemplateTexts& texts, ChatRole role) {
 bool has_token(const Tokenizer& tokenizer, const std::string& text) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     return encoding != nullptr && encoding->added_token(text).has_value();
-}
-
-std::string_view trimmed(std::string_view text) {
-    constexpr std::string_view white = " \t\n\v\f\r";
-    const std::size_t first = text.find_first_not_of(white);
-    if (first == std::string_view::npos) return {};
-    return text.substr(first, text.find_last_not_of(white) - first + 1);
 }
 
 }  // namespace

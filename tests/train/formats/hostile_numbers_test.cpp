@@ -24,7 +24,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 /// A change of a checkpoint, and a part of the error that refuses it.
-struct Hostile {
+struct HostileFile {
     const char* number;
     std::function<void(Checkpoint&)> change;
     const char* expected;
@@ -111,7 +111,7 @@ TEST(HostileNumbers, ALanguageModelAndGgufRefuseSuchATokenizerThemselves) {
                     }),
                     HasSubstr("ids, but the model's vocabulary is 30"));
         if (tokenizer.kind() != TokenizerKind::bpe) continue;
-        EXPECT_THAT(message_of([&] { gguf_tokenizer_metadata(&tokenizer, 30, "run"); }),
+        EXPECT_THAT(message_of([&] { gguf_tokenizer_metadata(&tokenizer, 30, {}, "run"); }),
                     AllOf(HasSubstr("run: "), HasSubstr("ids, but the model's vocabulary is 30")));
     }
 }
@@ -155,7 +155,7 @@ TEST(HostileNumbers, ModelsThatTheTensorsDoNotHaveAreRefusedByTensor) {
     }
 }
 
-std::vector<Hostile> hostile_counts() {
+std::vector<HostileFile> hostile_counts() {
     constexpr std::int64_t huge = std::int64_t{1} << 62;
     const auto meta = [](const char* pointer, const json& value) {
         return [=](Checkpoint& c) { (*c.meta)[json::json_pointer(pointer)] = value; };
@@ -176,7 +176,7 @@ std::vector<Hostile> hostile_counts() {
             {"context", loader("context", 17), "data position: belongs to context 17, not 16"}};
 }
 
-std::vector<Hostile> hostile_tensors() {
+std::vector<HostileFile> hostile_tensors() {
     const auto zeros_of = [](const Shape& shape, DType dtype = DType::f32) {
         return zeros(Context(Device::cpu(), 1), shape, dtype);
     };
@@ -209,9 +209,9 @@ TEST(HostileNumbers, ResumedStatesAreRefusedByNumber) {
     const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
     const std::filesystem::path path = checkpoints / "step_00000005.h5";
     const Checkpoint sound = read_checkpoint(path);
-    std::vector<Hostile> all = hostile_counts();
-    for (Hostile& hostile : hostile_tensors()) all.push_back(std::move(hostile));
-    for (const Hostile& hostile : all) {
+    std::vector<HostileFile> all = hostile_counts();
+    for (HostileFile& hostile : hostile_tensors()) all.push_back(std::move(hostile));
+    for (const HostileFile& hostile : all) {
         Checkpoint changed = sound;
         hostile.change(changed);
         write_checkpoint(path, changed);
