@@ -416,23 +416,6 @@ TEST(Trainer, PackedSaysWhenNoTokenBeginsADocument) {
     EXPECT_THAT(messages(), testing::Not(HasSubstr("documents begin")));
 }
 
-TEST(Trainer, PackedSaysWhenNoBlankLineEndsADocument) {
-    TinyRun run;
-    run.config.out = "";
-    run.config.packed = true;
-    const auto messages = [&](const std::string& text) {
-        run.config.data = run.directory.write("text.txt", text);
-        std::string all;
-        Trainer(run.config, [&](const std::string& line) { all += line + "\n"; });
-        return all;
-    };
-    const std::string text = test::some_text(200);
-    EXPECT_THAT(messages(text),
-                testing::AllOf(HasSubstr("packed: documents begin after blank lines; the first "),
-                               HasSubstr(" are one document")));
-    for (const char* end : {"\n\n", "\r\n\r\n", "\n \t\n"}) EXPECT_EQ(messages("one" + (end + text)), "");
-}
-
 /// Shards that `gradtile tokenize` wrote with a small tokenizer have another separator than GPT-2's 50256.
 TEST(Trainer, RefusesIdsThatNoTokenHas) {
     TinyRun run;

@@ -1,10 +1,10 @@
 #pragma once
 /// Where a run may write outside its directory.
 ///
-/// The settings of a run come from files that another user may have prepared. Therefore such a file alone never
-/// makes a run create or write anything outside the run's directory: a flag of the command line names the
-/// place, or the place already holds files of this run. A setting that names a place to write to is checked
-/// here; the test PreparedDirectory.NoSettingOfAFileLeadsOutOfTheRun tries every setting.
+/// The settings of a run come from files that another user may have prepared. Therefore such a file alone
+/// never makes a run create or write anything outside the run's directory: a flag of the command line names
+/// the place, or the place already holds files of this run. A setting that names a place to write to is
+/// checked here; the test PreparedDirectory.NoSettingOfAFileLeadsOutOfTheRun tries every setting.
 #include <filesystem>
 #include <string>
 

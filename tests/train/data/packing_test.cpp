@@ -7,6 +7,7 @@
 #include <gradtile/train/data/data_loader.h>
 
 #include <support/error_message.h>
+#include <train/tiny_run.h>
 
 namespace gradtile {
 namespace {
@@ -112,6 +113,23 @@ TEST(Packing, ALineOfBlanksIsABlankLine) {
     EXPECT_THAT(documents_in("\na\n \n \n", Tokenizer::bytes()), ElementsAre("\na\n \n \n"));
     EXPECT_THAT(documents_in("\r\n\r\na", Tokenizer::bytes()), ElementsAre("\r\n\r\n", "a"));
     EXPECT_THAT(documents_in("a \n b\nc", Tokenizer::bytes()), ElementsAre("a \n b\nc"));
+}
+
+TEST(Packing, ATrainerSaysWhenNoBlankLineEndsADocument) {
+    test::TinyRun run;
+    run.config.out = "";
+    run.config.packed = true;
+    const auto messages = [&](const std::string& text) {
+        run.config.data = run.directory.write("text.txt", text);
+        std::string all;
+        Trainer(run.config, [&](const std::string& line) { all += line + "\n"; });
+        return all;
+    };
+    const std::string text = test::some_text(200);
+    EXPECT_THAT(messages(text),
+                testing::AllOf(HasSubstr("packed: documents begin after blank lines; the first "),
+                               HasSubstr(" are one document")));
+    for (const char* end : {"\n\n", "\r\n\r\n", "\n \t\n"}) EXPECT_EQ(messages("one" + (end + text)), "");
 }
 
 TEST(Packing, TargetsAfterTheLastDocumentOfAFullWindowAreIgnored) {

@@ -193,7 +193,7 @@ TEST(TensorBoardEvents, HoldTheNumbersOfMetrics) {
     const TemporaryDirectory place;
     const auto directory = place / "new/events";
     {
-        TensorBoardEvents events(directory, TensorBoardEvents::Run::starts);
+        TensorBoardEvents events(directory, TensorBoardEvents::Run::starts, "");
         events.write(report_of(1));
         StepReport evaluated = report_of(std::int64_t{1} << 40);
         evaluated.val_loss = 3.25;
