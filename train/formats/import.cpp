@@ -72,10 +72,6 @@ class HuggingFaceReader {
     ImportedModel read() {
         const fs::path config_file = folder_ / "config.json";
         check(exists(config_file), weights_, ": has no config.json beside it");
-        // transformers would load the adapters in addition.
-        const fs::path adapters = folder_ / "adapter_config.json";
-        check(!exists(adapters), adapters.string(),
-              ": adapters are not supported; expected a model into which they are merged");
         const std::string config_text = config_file_text(config_file.string());
         HuggingFaceModel found =
             read_huggingface_config(json_of(config_text, config_file), config_file.string(), unknown_);

@@ -352,10 +352,8 @@ json post_processor_of(const BytePairVocabulary& vocabulary) {
         json list = json::array();
         const auto add = [&](const std::vector<std::int32_t>& ids) {
             for (const std::int32_t id : ids) {
-                // A token of the text's bytes and an added token may have the same text.
-                std::string name = text_of_id(vocabulary, id);
-                while (tokens.contains(name) && tokens[name]["ids"] != json::array({id})) name += '_';
-                tokens[name] = {{"id", name}, {"ids", json::array({id})}, {"tokens", json::array({name})}};
+                const std::string name = text_of_id(vocabulary, id);
+                tokens[name] = {{"id", name}, {"ids", {id}}, {"tokens", {name}}};
                 list.push_back({{"SpecialToken", {{"id", name}, {"type_id", type}}}});
             }
         };

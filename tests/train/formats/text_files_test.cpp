@@ -82,13 +82,6 @@ TEST(Import, AStoredHeadThatDiffersFromTheEmbeddingIsUsed) {
     EXPECT_TRUE(tied.notes.empty());
 }
 
-TEST(Import, AdaptersBesideTheWeightsAreRefused) {
-    const TemporaryDirectory place;
-    write_json(test::copy_of("gpt2", place) / "adapter_config.json", json::object());
-    EXPECT_THAT(message_of([&] { import_model((place / "gpt2").string()); }),
-                HasSubstr("adapter_config.json: adapters are not supported"));
-}
-
 TEST(Import, NamesOfOneSettingMustAgree) {
     const TemporaryDirectory place;
     test::copy_of("gpt2", place);

@@ -410,10 +410,6 @@ TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
         "t");
     EXPECT_EQ(again, tokenizer);
     EXPECT_NE(llama3_, tokenizer);
-    // An added token may have the text of a token of bytes.
-    BytePairVocabulary twins{.tokens = {"a"}, .added = {{.id = 1, .text = "a"}}, .before = {0, 1}};
-    twins.patterns.push_back({std::string(gpt2_pattern())});
-    EXPECT_EQ(vocabulary_of_tokenizer_json(tokenizer_json_of(twins), "t").before, twins.before);
 
     const auto refusal = [&](const json& changed) {
         json other = value;
