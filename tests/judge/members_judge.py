@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import json
 import re
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -191,6 +192,8 @@ def judge_values(gradtile, directory, kind, tokenizer):
                 else:
                     counts["equal"] += 1
                     logits, again = found
+                    # The program computes as many tokens as its context has. Later tokens do not change them.
+                    expected = (expected[0][: len(logits)], *expected[1:])
                     if largest(logits, expected[0]) > BOUND:
                         wrong.append(f"logits differ by {largest(logits, expected[0]):.1e}")
                     if again is None or again[1] != expected[1]:
@@ -206,6 +209,8 @@ def judge_values(gradtile, directory, kind, tokenizer):
 
 
 def main(gradtile, directory):
+    # Some values would make transformers allocate without end.
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     text, tokenizer = directory / "text.txt", directory / "tokenizer.json"
