@@ -122,9 +122,10 @@ struct Gradients {
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
 /// 256; on a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied. Sums are in float32
 /// or wider. Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row
-/// that sees no key has O = 0 and LSE = -inf. On a GPU a sequence must have fewer than 2^28 tokens, and in
-/// float64 the number of sequences times Hq must not exceed 65,535. Throws Error on other shapes, dtypes or
-/// options.
+/// that sees no key has O = 0 and LSE = -inf. Keys that no row sees, and rows that see no key, may hold
+/// anything, also NaN: they change no other result. docs/numerics.md ("Inputs that nothing sees") says how
+/// far a NaN reaches in a key that only some rows see. On a GPU a sequence must have fewer than 2^28 tokens.
+/// Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
