@@ -209,11 +209,10 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
-/// Whether the call's algorithm reads Saved::lse_remainder in the backward pass, and its kernels write it.
+/// Whether the forward pass writes Saved::lse_remainder. On a GPU, naive and flash1 do not read it.
 bool keeps_remainder(const Context& ctx, const Options& options) {
-    if (options.algorithm != Algorithm::flash2 && options.algorithm != Algorithm::memory_efficient)
-        return false;
-    return ctx.device().is_cpu() ||
+    if (ctx.device().is_cpu()) return true;
+    return (options.algorithm == Algorithm::flash2 || options.algorithm == Algorithm::memory_efficient) &&
            std::ranges::any_of(options.biases, [](const Tensor& bias) { return bias.defined(); });
 }
 
