@@ -217,15 +217,16 @@ double Roundoff::sum_error(std::int64_t terms) const {
 
 Roundoff roundoff_of(DType dtype, const Device& device) {
     const bool on_cpu = device.is_cpu();
+    const double u = dtype == DType::f64 ? 0x1p-53 : 0x1p-24, row_numbers = on_cpu ? 0 : 3 * u;
     switch (dtype) {
         case DType::f64:
-            return {0x1p-53, 0x1p-53, 0, 0, 64, on_cpu ? 32 : 8};
+            return {u, u, 0, 0, 64, on_cpu ? 32 : 8, row_numbers};
         case DType::bf16:
-            return {0x1p-24, 0x1p-8, 0x1p-8, on_cpu ? 3e-6 : 0, 1024, on_cpu ? 32 : 8};
+            return {u, 0x1p-8, 0x1p-8, on_cpu ? 3e-6 : 0, 1024, on_cpu ? 32 : 8, row_numbers};
         case DType::f16:
-            return {0x1p-24, 0x1p-11, 0x1p-11, 0, 1024, on_cpu ? 32 : 8};
+            return {u, 0x1p-11, 0x1p-11, 0, 1024, on_cpu ? 32 : 8, row_numbers};
         case DType::f32:
-            return {0x1p-24, 0x1p-24, 0, 0, on_cpu ? 80 : 128, on_cpu ? 64 : 16};
+            return {u, u, 0, 0, on_cpu ? 80 : 128, on_cpu ? 64 : 16, row_numbers};
         case DType::i32:
             break;
     }

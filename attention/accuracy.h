@@ -95,6 +95,9 @@ struct Roundoff {
     /// A sum over keys or rows is computed in blocks of at least terms_per_block terms. A block has at most
     /// roundings_per_block roundings, and adding it to the other blocks rounds once more.
     std::int64_t roundings_per_block, terms_per_block;
+    /// Relative error of a row's maximum and LSE in calls without biases, from their storage and conversions;
+    /// 0 if kernels keep what the roundings lose. Calls with biases have no such error on any device.
+    double row_numbers;
 
     /// Returns a bound of a sum's error, divided by the sum of its terms' magnitudes. The bound holds even if
     /// all roundings have the same sign.

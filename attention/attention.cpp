@@ -271,12 +271,11 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
-/// Whether the forward pass writes Saved::lse_remainder: naive computes the softmax again, and flash1 keeps m
-/// and l. Only biases make all scores of a row so large that an LSE loses digits that matter.
-bool keeps_remainder(const Options& options) {
-    const bool reads =
-        options.algorithm == Algorithm::flash2 || options.algorithm == Algorithm::memory_efficient;
-    return reads && std::ranges::any_of(options.biases, [](const Tensor& bias) { return bias.defined(); });
+/// Whether the forward pass writes Saved::lse_remainder. On a GPU, naive and flash1 do not read it.
+bool keeps_remainder(const Context& ctx, const Options& options) {
+    if (ctx.device().is_cpu()) return true;
+    return (options.algorithm == Algorithm::flash2 || options.algorithm == Algorithm::memory_efficient) &&
+           std::ranges::any_of(options.biases, [](const Tensor& bias) { return bias.defined(); });
 }
 
 /// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
@@ -360,7 +359,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
                    {"cumulative_k", options.cumulative_k}});
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
-    if (keeps_remainder(options)) saved.lse_remainder = empty_like(ctx, saved.lse);
+    if (keeps_remainder(ctx, options)) saved.lse_remainder = empty_like(ctx, saved.lse);
     if (options.algorithm == Algorithm::flash1) {
         saved.row_max = empty_like(ctx, saved.lse);
         saved.row_sum = empty_like(ctx, saved.lse);

@@ -100,7 +100,7 @@ struct Saved {
     /// What lse lost when it was rounded, in its shape and dtype: the probabilities are exp(S - lse -
     /// lse_remainder). An LSE of -1e9 + ln n, of a row whose keys are all masked by a bias of -1e9, has no
     /// digits left for ln n. Undefined, for example after a merge of partial results, means 0. The forward
-    /// passes of flash2 and memory_efficient define the remainder if there are biases.
+    /// pass defines the remainder on the CPU, and on a GPU with biases for flash2 and memory_efficient.
     Tensor lse_remainder = {};
     // Defined for Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
     Tensor row_max = {};  ///< the row's largest score

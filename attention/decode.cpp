@@ -101,7 +101,8 @@ namespace cpu {
 /// Computes one row after the other with the kernels for few queries.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const ResolvedOptions& options, const DecodeScratch&) {
-    const Tensor lse = empty(ctx, {1, o.size(1), 1}, accumulator_of(o.dtype()));
+    const Tensor lse = empty(ctx, {1, o.size(1), 1}, accumulator_of(o.dtype())),
+                 remainder = empty_like(ctx, lse);
     for (std::int64_t row = 0; row < o.size(0); ++row) {
         const std::int64_t slot = in.slots.data<std::int32_t>()[row],
                            position = in.positions.data<std::int32_t>()[row];
@@ -119,7 +120,12 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
         row_options.mask.keys = position + 1;
         row_options.mask.offset = row_options.scores.offset = position;
         flash_forward(ctx, row_options,
-                      {.q = row_of(in.q), .k = keys, .v = values, .o = row_of(o), .lse = lse});
+                      {.q = row_of(in.q),
+                       .k = keys,
+                       .v = values,
+                       .o = row_of(o),
+                       .lse = lse,
+                       .lse_remainder = remainder});
     }
 }
 

@@ -152,10 +152,12 @@ class ReferenceEvaluation {
         Vector p = {};        ///< probabilities of the visible keys, before dropout
         Vector dropout = {};  ///< factors of P: 0 or the scale of kept elements
         Vector derivative = {},
-               derivative_error = {};            ///< derivatives of scores by products, and their errors
-        double p_error = 0, p_error_of_lse = 0;  ///< relative errors of exp(s - m) and of exp(s - LSE)
-        double sum_error = 0;                    ///< relative error of a sum over the row's keys
-        double delta = 0;                        ///< D = dO . O - dLSE
+               derivative_error = {};  ///< derivatives of scores by products, and their errors
+        /// Relative errors of P relative to the running maximum, and of P from LSE.
+        Vector p_error = {}, p_error_of_lse = {};
+        double lse_error = 0;  ///< the part of p_error_of_lse that all keys of the row share
+        double sum_error = 0;  ///< relative error of a sum over the row's keys
+        double delta = 0;      ///< D = dO . O - dLSE
         double delta_error = 0, delta_error_shared = 0, delta_error_same_sign = 0;
     };
 
@@ -164,6 +166,8 @@ class ReferenceEvaluation {
         return (row.batch * p_.keys + j) * p_.key_heads + row.head / (p_.heads / p_.key_heads);
     }
 
+    /// The errors of terms are absolute errors of the score, so they are not those of P in rows where a large
+    /// bias cancels the differences of products.
     struct Score {
         double value, error;
         double derivative, derivative_error;  ///< derivative of the score with respect to the product
@@ -175,6 +179,7 @@ class ReferenceEvaluation {
                     .error = std::abs(scale_) * dot_error(p_.d_qk, u_, row.q, k),
                     .derivative = 1,
                     .derivative_error = 0};
+        score.error += 2 * u_ * std::abs(score.value);  // roundings of the scale and of its product
         if (p_.softcap != 0) {
             constexpr double roundings = 8;  // roundings of the quotient, of tanh and of the product
             const double t = std::tanh(score.value / p_.softcap);
@@ -184,9 +189,14 @@ class ReferenceEvaluation {
             score.error = score.derivative * score.error + roundings * u_ * p_.softcap * std::abs(t);
             score.value = p_.softcap * t;
         }
+        // A sum of terms is that of the arithmetic: beside -1e9, float32 loses the product, and -inf hides
+        // the key. The error of the sum is that of the sums of all values within the error so far.
         const auto add = [&](double term) {
-            score.value += term;
-            if (std::isfinite(term)) score.error += 2 * u_ * (std::abs(term) + std::abs(score.value));
+            const double spread = largest_error_factor * score.error, sum = rounded(score.value + term);
+            const double error = std::max(rounded(score.value + spread + term) - sum,
+                                          sum - rounded(score.value - spread + term));
+            score.error = std::isfinite(sum) ? error : 0;
+            score.value = sum;
         };
         if (p_.alibi) {
             const std::int64_t diagonal = p_.top_left ? row.i : row.i + p_.keys - p_.queries;
@@ -196,6 +206,9 @@ class ReferenceEvaluation {
             if (!biases_[n].empty()) add(biases_[n][index(bias_element(n, row, j))]);
         return score;
     }
+
+    /// Rounds to the precision and range of the arithmetic.
+    double rounded(double x) const { return u_ == 0x1p-53 ? x : static_cast<double>(static_cast<float>(x)); }
 
     /// The element of bias n that is added to a score.
     std::int64_t bias_element(std::size_t n, const Row& row, std::int64_t j) const {
@@ -226,7 +239,7 @@ class ReferenceEvaluation {
                 .q = q_.data() + row_index * p_.d_qk,
                 .d_o = d_o_.data() + row_index * p_.d_v};
         const double sink = sink_.empty() ? -infinity : sink_[index(row.head)];
-        double largest = sink > -infinity ? std::abs(sink) : 0, maximum = sink, sum = 0, score_error = 0;
+        double largest = sink > -infinity ? std::abs(sink) : 0, maximum = sink, sum = 0;
         for (std::int64_t j = 0; j < p_.keys; ++j) {
             if (!is_visible(p_, row.i, j)) continue;
             const Score score = score_of(row, j);
@@ -236,26 +249,47 @@ class ReferenceEvaluation {
             row.dropout.push_back(dropout_factor(row, j));
             row.derivative.push_back(score.derivative);
             row.derivative_error.push_back(score.derivative_error);
-            score_error = std::max(score_error, score.error);
+            row.p_error.push_back(score.error);
             largest = std::max(largest, std::abs(score.value));
             maximum = std::max(maximum, score.value);
         }
         if (maximum == -infinity) return;
         for (const double s : row.p) sum += std::exp(s - maximum);
         sum += std::exp(sink - maximum);
-        const double lse = maximum + std::log(sum);
-        for (double& s : row.p) s = std::exp(s - lse);
+        const double log_sum = std::log(sum), lse = maximum + log_sum;
         row.sum_error = roundoff_.sum_error(std::ssize(row.visible));
-        row.p_error = u_ * (3 * largest + 4) + score_error + roundoff_.exponential;
-        row.p_error_of_lse = row.p_error + u_ * 3 * std::abs(lse);
+        set_probabilities(row, maximum, log_sum, largest);
         const std::size_t lse_at = index((row.batch * p_.heads + row.head) * p_.queries + row.i);
         r_.value.lse[lse_at] = lse;
         r_.floor.lse[lse_at] = r_.root_mean_square.lse[lse_at] = r_.systematic.lse[lse_at] =
-            row.p_error_of_lse + row.sum_error;
+            row.lse_error + row.sum_error + u_ * 3 * (std::abs(lse) + std::abs(maximum));
         add_output(row);
-        add_sink_gradient(row, std::exp(sink - lse));
+        const double of_sink = sink - maximum - log_sum;
+        add_sink_gradient(row, std::exp(of_sink), row.lse_error + u_ * 2 * std::abs(of_sink));
         add_gradients(row);
     }
+
+    /// Replaces the scores in row.p by probabilities, and the errors of scores in row.p_error by those of
+    /// probabilities.
+    void set_probabilities(Row& row, double maximum, double log_sum, double largest) const {
+        const double of_row_numbers = has_biases() ? 0 : roundoff_.row_numbers;
+        double average = 0;  // of the errors of the exponents, weighted by P
+        for (std::size_t n = 0; n < row.p.size(); ++n) {
+            const double below_maximum = row.p[n] - maximum;
+            row.p[n] = std::exp(below_maximum - log_sum);
+            row.p_error[n] += u_ * 3 * std::abs(below_maximum);
+            average += row.p[n] * row.p_error[n];
+        }
+        average += u_ * 4 + roundoff_.exponential + of_row_numbers * largest;
+        row.lse_error = average + of_row_numbers * std::abs(maximum + log_sum);
+        row.p_error_of_lse.resize(row.p.size());
+        for (std::size_t n = 0; n < row.p.size(); ++n) {
+            const double below_lse = row.p[n] == 0 ? 0 : std::abs(std::log(row.p[n]));
+            row.p_error_of_lse[n] = row.p_error[n] + row.lse_error + u_ * 2 * below_lse;
+            row.p_error[n] += average;
+        }
+    }
+    bool has_biases() const { return !biases_[0].empty() || !biases_[1].empty(); }
 
     /// Computes O with its errors, and the error of D = dO . O that follows from them. This error does not
     /// cancel the error of dP, because D and dP are rounded separately.
@@ -267,8 +301,8 @@ class ReferenceEvaluation {
                 const double term = row.dropout[n] * row.p[n] * v[c];
                 // sum_error counts twice: in the numerator and in the denominator.
                 o.add(c, term,
-                      {row.p_error * term, 2 * row.sum_error * term, roundoff_.factors * term,
-                       row.p_error * term});
+                      {row.p_error[n] * term, 2 * row.sum_error * term, roundoff_.factors * term,
+                       row.p_error[n] * term});
             }
         }
         const double d_lse =
@@ -320,10 +354,10 @@ class ReferenceEvaluation {
     }
 
     /// dSink = -(sum over rows of exp(sink - LSE) D).
-    void add_sink_gradient(const Row& row, double p_of_sink) {
+    void add_sink_gradient(const Row& row, double p_of_sink, double p_error) {
         if (sink_.empty()) return;
         sums_.d_sink.add(row.head, -p_of_sink * row.delta,
-                         {std::hypot(row.p_error_of_lse * p_of_sink * row.delta, p_of_sink * row.delta_error),
+                         {std::hypot(p_error * p_of_sink * row.delta, p_of_sink * row.delta_error),
                           2 * row.sum_error * p_of_sink * row.delta + p_of_sink * row.delta_error_shared, 0,
                           p_of_sink * row.delta_error_same_sign});
     }
@@ -339,7 +373,7 @@ class ReferenceEvaluation {
             const double kept = row.dropout[n];
             const double d_score = p * (kept * dot(p_.d_v, row.d_o, v) - row.delta);
             const double d_score_error =
-                std::hypot(row.p_error_of_lse * d_score, p * kept * dot_error(p_.d_v, u_, row.d_o, v));
+                std::hypot(row.p_error_of_lse[n] * d_score, p * kept * dot_error(p_.d_v, u_, row.d_o, v));
             add_bias_gradients(row, n, d_score, d_score_error);
             const double derivative = row.derivative[n];
             const double d_s = d_score * derivative;
@@ -362,15 +396,15 @@ class ReferenceEvaluation {
             for (std::int64_t c = 0; c < p_.d_v; ++c) {
                 const double term = kept * p * row.d_o[c];
                 sums_.d_v.add(key * p_.d_v + c, term,
-                              {row.p_error_of_lse * term, (row.sum_error + row_sum_error_) * term,
-                               roundoff_.factors * term, row.p_error_of_lse * term});
+                              {row.p_error_of_lse[n] * term, (row.sum_error + row_sum_error_) * term,
+                               roundoff_.factors * term, row.p_error_of_lse[n] * term});
             }
         }
         add_errors_of_delta(row);
         for (std::int64_t c = 0; c < p_.d_qk; ++c) {
             const std::size_t i = index(c), at = index(row.index * p_.d_qk + c);
             const double by_delta = std::abs(scale_ * mean_key[i]);
-            const double lse_error = row.p_error_of_lse * std::abs(d_q.value[i]);
+            const double lse_error = row.lse_error * std::abs(d_q.value[i]);
             const double shared = row.delta_error_shared * by_delta + lse_error;
             r_.value.d_q[at] = d_q.value[i];
             r_.floor.d_q[at] =

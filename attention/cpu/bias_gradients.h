@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gradtile/attention/cpu/bias_gradient_rows.h>
+#include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -82,10 +83,13 @@ class BiasGradients {
 /// Adds what `rows` rows contribute to the sink's gradient: -exp(sink - LSE) D per row, with D = rowsum(dO O)
 /// - dLSE. With a sink, no row has LSE = -inf.
 template <class A>
-void add_sink_gradient(double sink, std::int64_t rows, const A* lse, const A* delta, double& sum) {
+void add_sink_gradient(double sink, std::int64_t rows, const RowLse<const A>& lse, const A* delta,
+                       double& sum) {
     if (sink == -std::numeric_limits<double>::infinity()) return;
-    for (std::int64_t i = 0; i < rows; ++i)
-        sum -= std::exp(sink - static_cast<double>(lse[i])) * static_cast<double>(delta[i]);
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const double remainder = lse.remainder == nullptr ? 0 : static_cast<double>(lse.remainder[i]);
+        sum -= std::exp((sink - static_cast<double>(lse.lse[i])) - remainder) * static_cast<double>(delta[i]);
+    }
 }
 
 }  // namespace gradtile::attention::cpu

@@ -15,11 +15,11 @@ StridedRows<const T> rows_of_head(const Tensor& x, std::int64_t batch, std::int6
 }
 
 /// Returns the rules of all heads, [B, Hq], without sinks, which merge_key_parts() adds. The list is empty if
-/// the call sets no option that changes scores.
+/// the call sets no option that changes scores and the scores of the backward pass are in base 2.
 std::vector<ScoreRule<float>> rules_without_sinks(const ScoreOptions& scores, std::int64_t batch,
-                                                  std::int64_t heads) {
+                                                  std::int64_t heads, bool scores_in_base_2) {
     std::vector<ScoreRule<float>> rules;
-    if (scores.plain) return rules;
+    if (scores.plain && scores_in_base_2) return rules;
     for (std::int64_t b = 0; b < batch; ++b)
         for (std::int64_t h = 0; h < heads; ++h) {
             rules.push_back(scores.rule_of<float>(b, h));
@@ -49,7 +49,7 @@ FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q,
 template <class T>
 void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
                          const Saved& saved) {
-    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o;
     const FewQueriesKernels<T>& kernels = *chosen_few_queries_kernels<T>();
     const std::int64_t heads = q_in.size(2), group = heads / k_in.size(2);
     const std::int64_t together = plan.heads_together, parts = plan.parts.count;
@@ -61,7 +61,8 @@ void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const R
     const TaskScratch scratch(ctx, tasks, kernels.scratch_bytes(geometry, together * q_in.size(1)));
     const PartResults<float> results(ctx, parts, q_in, v_in.size(3));
     if (ctx.is_planning()) return;
-    const auto rules = rules_without_sinks(options.scores, q_in.size(0), heads);
+    const auto rules =
+        rules_without_sinks(options.scores, q_in.size(0), heads, chosen_kernels<T>().scores_in_base_2);
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     scratch.clear();
     parallel_for(ctx, tasks, [&](std::int64_t task) {
@@ -77,11 +78,42 @@ void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const R
                          .part = plan.parts.part(part),
                          .rules = rules.empty() ? nullptr : rules.data() + b * heads + h,
                          .o = results.o(part, b, h).data,
-                         .lse = results.lse(part, b, h)},
+                         .softmax = results.softmax(part, b, h)},
                         piece.data());
     });
-    merge_key_parts<T>(ctx, plan.parts, results, options.scores, o.tensor(), lse);
+    merge_key_parts<T>(ctx, plan.parts, results, options.scores, saved, o.tensor());
     o.store(ctx);
+}
+
+template <class T>
+FewQueriesProducts<T>::FewQueriesProducts(const ResolvedOptions& options, const Geometry& geometry,
+                                          const Tensor& q, const Tensor& k, std::int64_t keys) {
+    const FewQueriesPlan plan = few_queries_plan<T>(options, q, k);
+    if (!plan) return;
+    const std::int64_t rows = q.size(1) * (q.size(2) / k.size(2));
+    heads_together_ = plan.heads_together;
+    row_stride_ = ceil_div(keys, std::int64_t{64}) * 64;
+    rows_bytes_ = static_cast<std::size_t>(rows * row_stride_) * sizeof(float);
+    kernel_bytes_ =
+        chosen_few_queries_kernels<T>()->scratch_bytes(geometry, heads_together_ * geometry.mask.queries);
+}
+
+template <class T>
+StridedRows<const float> FewQueriesProducts<T>::compute(const BackwardTask<T>& task,
+                                                        std::byte* scratch) const {
+    if (heads_together_ == 0) return {};
+    const StridedRows<float> rows{reinterpret_cast<float*>(scratch), row_stride_};
+    for (std::int64_t head = 0; head < task.group; head += heads_together_)
+        chosen_few_queries_kernels<T>()->multiply(
+            {.geometry = task.geometry,
+             .heads = heads_together_,
+             .q = {task.q.data + head * task.q_head_stride, task.q.stride},
+             .q_head_stride = task.q_head_stride,
+             .k = task.k,
+             .v = task.v,
+             .part = task.keys},
+            {rows.row(head * task.geometry->mask.queries), row_stride_}, scratch + rows_bytes_);
+    return {rows.data, rows.stride};
 }
 
 template <class T>
@@ -91,6 +123,7 @@ std::string explain(const FewQueriesPlan& plan, const Tensor& q) {
                   q.size(0) * q.size(2) / plan.heads_together * plan.parts.count, " tasks,");
 }
 
+template FewQueriesPlan few_queries_plan<double>(const ResolvedOptions&, const Tensor&, const Tensor&);
 template FewQueriesPlan few_queries_plan<float>(const ResolvedOptions&, const Tensor&, const Tensor&);
 template FewQueriesPlan few_queries_plan<bfloat16>(const ResolvedOptions&, const Tensor&, const Tensor&);
 template FewQueriesPlan few_queries_plan<float16>(const ResolvedOptions&, const Tensor&, const Tensor&);
@@ -100,6 +133,10 @@ template void few_queries_forward<bfloat16>(const Context&, const FewQueriesPlan
                                             const Saved&);
 template void few_queries_forward<float16>(const Context&, const FewQueriesPlan&, const ResolvedOptions&,
                                            const Saved&);
+template class FewQueriesProducts<double>;
+template class FewQueriesProducts<float>;
+template class FewQueriesProducts<bfloat16>;
+template class FewQueriesProducts<float16>;
 template std::string explain<float>(const FewQueriesPlan&, const Tensor&);
 template std::string explain<bfloat16>(const FewQueriesPlan&, const Tensor&);
 template std::string explain<float16>(const FewQueriesPlan&, const Tensor&);

@@ -29,8 +29,8 @@ inline std::int64_t heads_together(std::int64_t group, std::int64_t queries) {
     return heads;
 }
 
-/// Plans a call with the chosen kernels of dtype T, which is not float64. The plan depends on the shape and
-/// the mask only. The keys of packed sequences are not divided, because the lengths are not known when
+/// Plans a call with the chosen kernels of dtype T; there are none for float64. The plan depends on the shape
+/// and the mask only. The keys of packed sequences are not divided, because the lengths are not known when
 /// scratch memory is allocated.
 template <class T>
 FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q, const Tensor& k);
@@ -39,6 +39,24 @@ FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q,
 template <class T>
 void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
                          const Saved& saved);
+
+/// The products q k of a call, computed for its backward pass as in its forward pass. See
+/// BackwardTask::products. A call that few_queries_plan() leaves to the kernels for many queries has none.
+template <class T>
+class FewQueriesProducts {
+  public:
+    /// `keys` is the number of keys of a block of the backward pass.
+    FewQueriesProducts(const ResolvedOptions& options, const Geometry& geometry, const Tensor& q,
+                       const Tensor& k, std::int64_t keys);
+    /// The scratch memory of a task, aligned to 64 bytes.
+    std::size_t scratch_bytes() const { return rows_bytes_ + kernel_bytes_; }
+    /// Computes the products of a task, which holds its inputs.
+    StridedRows<const float> compute(const BackwardTask<T>& task, std::byte* scratch) const;
+
+  private:
+    std::int64_t heads_together_ = 0, row_stride_ = 0;
+    std::size_t rows_bytes_ = 0, kernel_bytes_ = 0;
+};
 
 /// Returns a text that names the kernels of a plan, for bench attention --explain.
 template <class T>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <numbers>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -114,14 +115,14 @@ std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options
 template <class T>
 void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const ResolvedOptions& options,
                    const Saved& saved) {
-    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v;
     using A = Accumulator<T>;
     const Geometry whole = geometry_of(options, options.mask, q_in, v_in);
     const std::int64_t heads = q_in.size(2), group = k_in.size(2) == 0 ? 1 : heads / k_in.size(2);
     const KeyParts parts = key_parts_of(options, q_in, kernels.blocks(whole));
     const std::int64_t of_batch = row_tasks_of_batch(q_in, kernels.blocks(whole)) * parts.count;
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
-    const Writable o(ctx, o_out, q_in.dtype());
+    const Writable o(ctx, saved.o, q_in.dtype());
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
                               kernels.forward_scratch_bytes(whole));
     const PartResults<A> part_results(ctx, parts.divided() ? parts.count : 0, q_in, v_in.size(3));
@@ -136,7 +137,7 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
         tasks.add_sequence(heads * ceil_div(g.mask.queries, kernels.blocks(g).forward_rows) * parts.count);
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     fill(ctx, rows_after_last(options.packed, o.tensor()), 0);
-    fill(ctx, rows_after_last(options.packed, lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
+    clear_lse_after_last(ctx, options.packed, saved);
     scratch.clear();
 
     parallel_for(ctx, tasks.count(), [&](std::int64_t task) {
@@ -157,7 +158,7 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
             .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, h / group),
             .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, h / group),
             .o = head_rows<T, T>(o.tensor(), s.batch, s.first_row, h),
-            .lse = row_numbers<A>(lse, s, h),
+            .lse = row_lse_of<A>(saved, s.batch, h, s.first_row),
             .rows = {begin, std::min(begin + block, s.mask.queries)},
             .rule = rules.empty()
                         ? nullptr
@@ -165,12 +166,27 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
         if (parts.divided()) {
             block_task.part = parts.part(part);
             block_task.part_o = part_results.o(part, s.batch, h);
-            block_task.part_lse = part_results.lse(part, s.batch, h);
+            block_task.part_softmax = part_results.softmax(part, s.batch, h);
         }
         kernels.forward(block_task, piece.data());
     });
-    if (parts.divided()) merge_key_parts<T>(ctx, parts, part_results, options.scores, o.tensor(), lse);
+    if (parts.divided()) merge_key_parts<T>(ctx, parts, part_results, options.scores, saved, o.tensor());
     o.store(ctx);
+}
+
+/// Converts the LSE of some rows to other units. The remainders, which may be null, take over the errors of
+/// the conversion. The LSE of a row that sees no key, -inf, becomes +inf. The loop has no branches, so that
+/// the compiler vectorises it.
+template <class A>
+void convert_lse(std::int64_t rows, double units, const A* lse, const A* remainder, const RowLse<A>& to) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const double whole = units * static_cast<double>(lse[i]),
+                     rest = remainder == nullptr ? 0.0 : units * static_cast<double>(remainder[i]);
+        const A rounded = static_cast<A>(whole + rest);
+        const double lost = (whole - static_cast<double>(rounded)) + rest;
+        to.lse[i] = lse[i] == -std::numeric_limits<A>::infinity() ? -lse[i] : rounded;
+        to.remainder[i] = lost - lost == 0 ? static_cast<A>(lost) : A(0);  // 0 if it is not finite
+    }
 }
 
 /// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
@@ -234,8 +250,9 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
                          /*direct=*/!d_out.lse.defined() || d_out.lse.is_contiguous());
     const Writable d_q(ctx, into.q, dtype_of<A>), d_k(ctx, into.k, dtype_of<T>),
         d_v(ctx, into.v, dtype_of<T>);
-    // Both tensors hold a matrix [heads, rows] for each sequence, one sequence after the other.
-    const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
+    // These tensors hold a matrix [heads, rows] for each sequence, one sequence after the other.
+    const Tensor lse = empty_like(ctx, saved.lse), lse_remainder = empty_like(ctx, saved.lse),
+                 delta = empty_like(ctx, saved.lse);
     // The last row block of each packed sequence may be incomplete.
     const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
     const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
@@ -245,8 +262,10 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);
     const std::int64_t of_batch =
         ceil_div(key_blocks, groups.key_blocks) * ceil_div(batch, groups.batches) * head_groups;
+    const FewQueriesProducts<T> products(options, whole, saved.q, saved.k, blocks.backward_keys);
+    const std::size_t kernel_bytes = ceil_div(kernels.backward_scratch_bytes(whole), std::size_t{64}) * 64;
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, of_batch),
-                              kernels.backward_scratch_bytes(whole));
+                              kernel_bytes + products.scratch_bytes());
     if (ctx.is_planning()) return;
     const std::vector<Sequence> sequences = sequences_of(options, saved.q);
     const auto geometries = geometries_of(options, sequences, saved.q, saved.v);
@@ -274,9 +293,11 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         return heads * (s.batch * queries + s.first_row) + head * s.mask.queries;
     };
 
-    // For each row, this loop computes D = rowsum(dO * O) - dLSE, and replaces LSE = -inf of a row that sees
-    // no key by +inf. For each row block, the loop stores the number of the K/V block that adds to dQ first.
-    // If no K/V block adds to dQ, the loop sets dQ = 0.
+    const double lse_units = kernels.scores_in_base_2 && rules.empty() ? std::numbers::log2e_v<double> : 1.0;
+    // For each row, this loop computes D = rowsum(dO * O) - dLSE, converts the LSE to the units of the
+    // kernels' scores, and replaces LSE = -inf of a row that sees no key by +inf. For each row block, the
+    // loop stores the number of the K/V block that adds to dQ first. If no K/V block adds to dQ, the loop
+    // sets dQ = 0.
     parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
         const std::size_t at = row_tasks.sequence_of(task);
         const Sequence& s = sequences[at];
@@ -287,16 +308,18 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const IndexRange rows{begin, std::min(begin + blocks.backward_rows, s.mask.queries)};
         const StridedRows o_rows = head_rows<T, const T>(o.tensor(), s.batch, s.first_row, h);
         const StridedRows d_o_rows = head_rows<T, const T>(d_o.tensor(), s.batch, s.first_row, h);
-        A* const lse_of_head = lse.data<A>() + numbers_at(s, h);
+        const A* const given_lse = row_numbers<A>(saved.lse, s, h);
         A* const delta_of_head = delta.data<A>() + numbers_at(s, h);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-            const A row_lse = row_numbers<A>(saved.lse, s, h)[i];
-            const bool sees_no_key = row_lse == -std::numeric_limits<A>::infinity();
-            lse_of_head[i] = sees_no_key ? std::numeric_limits<A>::infinity() : row_lse;
+            const bool sees_no_key = given_lse[i] == -std::numeric_limits<A>::infinity();
             A d = dot<A>(d_o_rows.row(i), o_rows.row(i), geometry.d_v);
             if (d_out.lse.defined() && !sees_no_key) d -= row_numbers<A>(d_lse.tensor(), s, h)[i];
             delta_of_head[i] = d;
         }
+        convert_lse<A>(
+            rows.end - rows.begin, lse_units, given_lse + begin,
+            saved.lse_remainder.defined() ? row_numbers<A>(saved.lse_remainder, s, h) + begin : nullptr,
+            {lse.data<A>() + numbers_at(s, h) + begin, lse_remainder.data<A>() + numbers_at(s, h) + begin});
         const IndexRange visible = s.mask.visible_keys(rows);
         turns.data<std::int32_t>()[task] =
             static_cast<std::int32_t>(visible.begin / kernels.blocks(geometry).backward_keys);
@@ -317,27 +340,30 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const auto slice_of_group = [&](const auto& list) {
             return list.empty() ? nullptr : list.data() + static_cast<std::int64_t>(at) * heads + head;
         };
-        kernels.backward({.geometry = &geometry,
-                          .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, key_head),
-                          .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, key_head),
-                          .d_k = head_rows<T, T>(d_k.tensor(), s.batch, s.first_key, key_head),
-                          .d_v = head_rows<T, T>(d_v.tensor(), s.batch, s.first_key, key_head),
-                          .keys = {begin, std::min(begin + backward_keys, s.mask.keys)},
-                          .key_block = keys_of_task.block,
-                          .group = group,
-                          .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, head),
-                          .d_o = head_rows<T, const T>(d_o.tensor(), s.batch, s.first_row, head),
-                          .d_q = head_rows<A, A>(d_q.tensor(), s.batch, s.first_row, head),
-                          .q_head_stride = q.tensor().stride(2),
-                          .d_o_head_stride = d_o.tensor().stride(2),
-                          .d_q_head_stride = d_q.tensor().stride(2),
-                          .lse = lse.data<A>() + numbers_at(s, head),
-                          .delta = delta.data<A>() + numbers_at(s, head),
-                          .turns = {turns.data<std::int32_t>() + row_tasks.first(at) + head * blocks_per_head,
-                                    blocks_per_head},
-                          .rules = slice_of_group(rules),
-                          .bias_gradients = slice_of_group(gradients_of_heads)},
-                         memory);
+        BackwardTask<T> task{
+            .geometry = &geometry,
+            .k = head_rows<T, const T>(k.tensor(), s.batch, s.first_key, key_head),
+            .v = head_rows<T, const T>(v.tensor(), s.batch, s.first_key, key_head),
+            .d_k = head_rows<T, T>(d_k.tensor(), s.batch, s.first_key, key_head),
+            .d_v = head_rows<T, T>(d_v.tensor(), s.batch, s.first_key, key_head),
+            .keys = {begin, std::min(begin + backward_keys, s.mask.keys)},
+            .key_block = keys_of_task.block,
+            .group = group,
+            .q = head_rows<T, const T>(q.tensor(), s.batch, s.first_row, head),
+            .d_o = head_rows<T, const T>(d_o.tensor(), s.batch, s.first_row, head),
+            .d_q = head_rows<A, A>(d_q.tensor(), s.batch, s.first_row, head),
+            .q_head_stride = q.tensor().stride(2),
+            .d_o_head_stride = d_o.tensor().stride(2),
+            .d_q_head_stride = d_q.tensor().stride(2),
+            .lse = lse.data<A>() + numbers_at(s, head),
+            .lse_remainder = lse_remainder.data<A>() + numbers_at(s, head),
+            .delta = delta.data<A>() + numbers_at(s, head),
+            .turns = {turns.data<std::int32_t>() + row_tasks.first(at) + head * blocks_per_head,
+                      blocks_per_head},
+            .rules = slice_of_group(rules),
+            .bias_gradients = slice_of_group(gradients_of_heads)};
+        task.products = products.compute(task, memory + kernel_bytes);
+        kernels.backward(task, memory);
     };
     // All tasks of a head process the head's row blocks in the same order. A task waits only for tasks with
     // lower numbers. Tasks with lower numbers have already started, so no task waits forever.
@@ -358,7 +384,8 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
         const double sink = options.scores.rule_of<double>(0, h).sink;
         double sum = 0;
         for (const Sequence& s : sequences)
-            add_sink_gradient(sink, s.mask.queries, lse.data<A>() + numbers_at(s, h),
+            add_sink_gradient(sink, s.mask.queries,
+                              {lse.data<A>() + numbers_at(s, h), lse_remainder.data<A>() + numbers_at(s, h)},
                               delta.data<A>() + numbers_at(s, h), sum);
         into.sink.data<float>()[h * into.sink.stride(0)] = static_cast<float>(sum);
     });

@@ -161,15 +161,15 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
         const A total = sum[r] + sum_error[r];
-        const bool sees_no_key = total == 0;  // the sum of a row that sees a key is NaN or at least 1
-        const A inverse = sees_no_key ? A(0) : A(1) / total;
-        if (task.part_lse != nullptr) {
+        // The sum of a row that sees a key is NaN or at least 1.
+        const A inverse = total == 0 ? A(0) : A(1) / total;
+        if (task.part_softmax != nullptr) {
             for (std::int64_t c = 0; c < g.d_v; ++c) task.part_o.row(i)[c] = o[r * g.d_v + c] * inverse;
-            task.part_lse[i] = static_cast<double>(maximum[r]) + std::log(static_cast<double>(total));
+            task.part_softmax[i] = {static_cast<double>(maximum[r]), static_cast<double>(total)};
         } else {
             for (std::int64_t c = 0; c < g.d_v; ++c)
                 task.o.row(i)[c] = convert<T>(o[r * g.d_v + c] * inverse);
-            task.lse[i] = sees_no_key ? -infinity : maximum[r] + std::log(total);
+            task.lse.store(i, 1, 1.0, &maximum[r], &total);
         }
     }
 }
@@ -216,6 +216,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
         const StridedRows<const T> d_o_head{task.d_o.data + head * task.d_o_head_stride, task.d_o.stride};
         const StridedRows<A> d_q_head{task.d_q.data + head * task.d_q_head_stride, task.d_q.stride};
         const A* lse = task.lse + head * g.mask.queries;
+        const A* lse_remainder = task.lse_remainder + head * g.mask.queries;
         const A* delta = task.delta + head * g.mask.queries;
         for (std::int64_t block = seeing.begin / block_rows; block * block_rows < seeing.end; ++block) {
             const IndexRange rows{block * block_rows, std::min((block + 1) * block_rows, g.mask.queries)};
@@ -233,18 +234,24 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 const A* q_row = q + (i - rows.begin) * g.d_qk;
                 const A* d_o_row = d_o + (i - rows.begin) * g.d_v;
                 A* d_q_row = d_q + (i - rows.begin) * g.d_qk;
-                scores(visible, g.d_qk, scale, q_row, k_transposed, p);
+                if (task.products.data != nullptr) {
+                    const float* const products = task.products.row(head * g.mask.queries + i);
+                    for (std::int64_t j = visible.begin; j < visible.end; ++j)
+                        p[j] = scale * static_cast<A>(products[j]);
+                } else {
+                    scores(visible, g.d_qk, scale, q_row, k_transposed, p);
+                }
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
                 if (task.rules != nullptr) {
                     dropout_factors(task.rules[head], i, task.keys.begin + visible.begin,
                                     visible.end - visible.begin, rule_scratch.factors);
                     differentiate<T>(task.rules[head], i, task.keys.begin + visible.begin,
-                                     visible.end - visible.begin, lse[i], delta[i], p + visible.begin,
-                                     d_s + visible.begin, rule_scratch);
+                                     visible.end - visible.begin, {lse[i], lse_remainder[i], delta[i]},
+                                     p + visible.begin, d_s + visible.begin, rule_scratch);
                     bias_sums.add(i, visible, rule_scratch.d_score);
                 } else {
                     for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                        p[j] = vector_math::exp(p[j] - lse[i]);
+                        p[j] = vector_math::exp((p[j] - lse[i]) - lse_remainder[i]);
                         d_s[j] = p[j] * (d_s[j] - delta[i]);
                     }
                 }
@@ -280,9 +287,13 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
 
 template <class T>
 const FlashKernels<T>& generic_kernels() {
-    static constexpr FlashKernels<T> kernels{
-        "generic",  generic_blocks, forward_scratch_bytes<T>, backward_scratch_bytes<T>,
-        forward<T>, backward<T>};
+    static constexpr FlashKernels<T> kernels{.name = "generic",
+                                             .scores_in_base_2 = false,
+                                             .blocks = generic_blocks,
+                                             .forward_scratch_bytes = forward_scratch_bytes<T>,
+                                             .backward_scratch_bytes = backward_scratch_bytes<T>,
+                                             .forward = forward<T>,
+                                             .backward = backward<T>};
     return kernels;
 }
 template const FlashKernels<double>& generic_kernels();

@@ -12,6 +12,7 @@
 #include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/attention/mask.h>
 #include <gradtile/attention/score_rule.h>
+#include <gradtile/core/cpu/vector_math.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
@@ -25,6 +26,43 @@ struct Geometry {
     std::int64_t d_v = 0;
     double scale = 1.0;
     Mask mask;  ///< mask.queries = Sq, mask.keys = Sk
+
+    /// |scale| log2(e): the factor of products in the exponents of 2. Every kernel uses this number, because
+    /// the backward pass must recompute the scores of the forward pass.
+    GRADTILE_ATTENTION_INLINE float scale_log2() const {
+        return static_cast<float>((scale < 0 ? -scale : scale) * 1.4426950408889634);
+    }
+};
+
+/// The softmax of one row over some keys, in natural units: the largest score and the sum of exp(score -
+/// maximum). Kept apart, because the LSE of keys that are all masked by -1e30 would have no digits left for
+/// the logarithm of the sum.
+struct RowSoftmax {
+    double maximum, sum;
+};
+
+/// The LSE of the rows of one head, and the remainders: what the LSEs lost when they were rounded.
+template <class A>
+struct RowLse {
+    A *lse = nullptr, *remainder = nullptr;  ///< [Sq] each, natural log
+
+    /// Stores unit * maximum + ln(sum) for n rows, the first of which is row `first`. A sum of 0 means that a
+    /// row sees no key. The loop has no branches, so that the compiler vectorises it.
+    template <class Number>
+    GRADTILE_ATTENTION_INLINE void store(std::int64_t first, std::int64_t n, double unit,
+                                         const Number* maximum, const Number* sum) const {
+        for (std::int64_t i = 0; i < n; ++i) {
+            const double m = unit * static_cast<double>(maximum[i]);
+            const double log_sum = static_cast<double>(vector_math::log(sum[i]));
+            const A rounded = static_cast<A>(sum[i] == 0 ? -__builtin_inf() : m + log_sum);
+            // The larger number minus the rounded sum is exact or nearly so (Dekker's FastTwoSum).
+            const bool m_is_larger = __builtin_fabs(m) >= __builtin_fabs(log_sum);
+            const double lost =
+                ((m_is_larger ? m : log_sum) - static_cast<double>(rounded)) + (m_is_larger ? log_sum : m);
+            lse[first + i] = rounded;
+            remainder[first + i] = lost - lost == 0 ? static_cast<A>(lost) : A(0);  // 0 if it is not finite
+        }
+    }
 };
 
 /// One block of query rows of one (batch, query head), and all keys or one part of them. The kernel writes O
@@ -37,16 +75,17 @@ struct ForwardTask {
     StridedRows<const T> k;
     StridedRows<const T> v;
     StridedRows<T> o;
-    Accumulator<T>* lse = nullptr;  ///< [Sq] of this head, natural log
+    RowLse<Accumulator<T>> lse;  ///< [Sq] of this head
     IndexRange rows{};
     /// The head's rule; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
 
     /// One part of the keys, see key_parts.h. The kernel ignores keys outside the part, and writes O and the
-    /// LSE to part_o and part_lse [Sq] instead of o and lse. The part begins at a multiple of 256 keys.
+    /// row's softmax to part_o and part_softmax instead of o and lse. The part begins at a multiple of 256
+    /// keys.
     IndexRange part{0, INT64_MAX};
     StridedRows<Accumulator<T>> part_o{};
-    double* part_lse = nullptr;  ///< [Sq]; null if the task has all keys
+    RowSoftmax* part_softmax = nullptr;  ///< [Sq]; null if the task has all keys
 
     /// Returns the keys that the kernel must process.
     GRADTILE_ATTENTION_INLINE IndexRange keys() const {
@@ -68,8 +107,8 @@ struct FewQueriesTask {
     IndexRange part{};
     /// [heads]; null if no rule changes the scaled products. The rules have no sink.
     const ScoreRule<float>* rules = nullptr;
-    float* o = nullptr;     ///< [rows, Dv]: O of the part, 0 for a row that sees none of its keys
-    double* lse = nullptr;  ///< [rows]: LSE of the part, -inf for such a row
+    float* o = nullptr;             ///< [rows, Dv]: O of the part, 0 for a row that sees none of its keys
+    RowSoftmax* softmax = nullptr;  ///< [rows] of the part
 };
 
 /// The kernels of one dtype for few queries, for one instruction set. Scratch memory is as for FlashKernels.
@@ -78,6 +117,9 @@ struct FewQueriesKernels {
     const char* name;
     std::size_t (*scratch_bytes)(const Geometry&, std::int64_t rows);
     void (*forward)(const FewQueriesTask<T>&, std::byte* scratch);
+    /// Writes q k, without the scale, of every row and every key of the part to `out`, summed in the order of
+    /// the forward pass. Zeros pad the rows of `out` to a multiple of 64 numbers. Ignores the task's outputs.
+    void (*multiply)(const FewQueriesTask<T>&, const StridedRows<float>& out, std::byte* scratch);
 };
 
 /// Makes K/V blocks add to dQ in the order of their numbers, whichever threads compute them. There is one
@@ -116,9 +158,16 @@ struct BackwardTask {
     StridedRows<const T> d_o;
     StridedRows<Accumulator<T>> d_q;
     std::int64_t q_head_stride = 0, d_o_head_stride = 0, d_q_head_stride = 0;
-    const Accumulator<T>* lse = nullptr;    ///< [group, Sq] natural log; +inf for rows that see no key,
-                                            ///< which gives exp(s - lse) = 0 without a branch
+    /// [group, Sq] each: P = exp((S - lse) - lse_remainder). In base 2 if the scores are; see
+    /// FlashKernels::scores_in_base_2. lse is +inf for rows that see no key, which gives P = 0 without a
+    /// branch.
+    const Accumulator<T>*lse = nullptr, *lse_remainder = nullptr;
     const Accumulator<T>* delta = nullptr;  ///< [group, Sq]: D = rowsum(dO * O) - dLSE
+    /// q k, without the scale, of the rows [group, Sq] and the block's keys, if the forward pass summed these
+    /// products in another order than the kernel does: with scores of 1e7, P of another order would be wrong
+    /// by a factor of e. Rows are padded as those of FewQueriesKernels::multiply. Null: the kernel computes
+    /// the products.
+    StridedRows<const float> products{};
     DqTurns turns;
     /// [group]; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rules = nullptr;
@@ -145,6 +194,8 @@ struct Blocks {
 template <class T>
 struct FlashKernels {
     const char* name;
+    /// Whether scores that no rule changes are in base 2: log2(e) is part of the scale.
+    bool scores_in_base_2;
     Blocks (*blocks)(const Geometry&);
     std::size_t (*forward_scratch_bytes)(const Geometry&);
     std::size_t (*backward_scratch_bytes)(const Geometry&);

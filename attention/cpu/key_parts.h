@@ -1,13 +1,13 @@
 #pragma once
 /// INTERNAL. For calls with few queries and many keys: the keys are divided among tasks, so that several
-/// threads compute the rows of one head. Each task computes O and the LSE of its keys, and merge_key_parts()
-/// combines them.
+/// threads compute the rows of one head. Each task computes O and the row's softmax over its keys, and
+/// merge_key_parts() combines them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/internal/key_splits.h>
 #include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/core/tensor_ops.h>
@@ -63,80 +63,79 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
             .count = splits.count};
 }
 
-/// The results of the parts. O is not yet rounded to the operator's dtype, and the LSE is float64, so that
-/// the merge adds no rounding error.
+/// The results of the parts. O is not yet rounded to the operator's dtype, and the softmax is float64, so
+/// that the merge adds no rounding error.
 template <class A>
 class PartResults {
   public:
     PartResults(const Context& ctx, std::int64_t parts, const Tensor& q, std::int64_t d_v)
         : o_(empty(ctx, {parts, q.size(0), q.size(2), q.size(1), d_v}, dtype_of<A>)),
-          lse_(empty(ctx, {parts, q.size(0), q.size(2), q.size(1)}, DType::f64)) {}
+          softmax_(empty(ctx, {parts, q.size(0), q.size(2), q.size(1), 2}, DType::f64)) {}
     StridedRows<A> o(std::int64_t part, std::int64_t batch, std::int64_t head) const {
         return {o_.data<A>() + part * o_.stride(0) + batch * o_.stride(1) + head * o_.stride(2),
                 o_.stride(3)};
     }
-    double* lse(std::int64_t part, std::int64_t batch, std::int64_t head) const {
-        return lse_.data<double>() + part * lse_.stride(0) + batch * lse_.stride(1) + head * lse_.stride(2);
+    RowSoftmax* softmax(std::int64_t part, std::int64_t batch, std::int64_t head) const {
+        static_assert(sizeof(RowSoftmax) == 2 * sizeof(double));
+        return reinterpret_cast<RowSoftmax*>(softmax_.data<double>() + part * softmax_.stride(0) +
+                                             batch * softmax_.stride(1) + head * softmax_.stride(2));
     }
 
   private:
-    Tensor o_;    // [parts, B, Hq, Sq, Dv]
-    Tensor lse_;  // [parts, B, Hq, Sq]
+    Tensor o_;        // [parts, B, Hq, Sq, Dv]
+    Tensor softmax_;  // [parts, B, Hq, Sq, 2]
 };
 
-/// Combines the parts of one row: O = sum of w_p O_p with w_p = exp(LSE_p - LSE), and LSE = ln(exp(sink) +
-/// sum of exp(LSE_p)). Only this merge adds the sink, because a row has one sink but several parts.
+/// Combines the parts of one row: O = sum of w_p O_p with w_p = exp(m_p - m) l_p / l, where m is the largest
+/// m_p and l is the sum of exp(m_p - m) l_p. Only this merge adds the sink, because a row has one sink but
+/// several parts.
 template <class A>
 class RowMerge {
   public:
     RowMerge(const KeyParts& parts, std::int64_t d_v, double sink)
-        : weights_(static_cast<std::size_t>(parts.count)),
-          sums_(static_cast<std::size_t>(d_v)),
-          sink_(sink) {}
+        : parts_(parts.count), sums_(static_cast<std::size_t>(d_v)), sink_(sink) {}
 
-    /// Returns the row's LSE, and stores the row's O, which o() returns.
-    double merge(const PartResults<A>& results, std::int64_t batch, std::int64_t head, std::int64_t row) {
-        constexpr double infinity = std::numeric_limits<double>::infinity();
-        double maximum = sink_;
-        for (std::size_t p = 0; p < weights_.size(); ++p) {
-            weights_[p] = results.lse(static_cast<std::int64_t>(p), batch, head)[row];
-            maximum = std::max(maximum, weights_[p]);
-        }
-        // A part whose keys are all hidden has LSE = -inf. If all parts have LSE = -inf, any finite reference
+    /// Returns the row's softmax over all keys, and stores the row's O, which o() returns.
+    RowSoftmax merge(const PartResults<A>& results, std::int64_t batch, std::int64_t head, std::int64_t row) {
+        RowSoftmax all{sink_, 0};
+        for (std::int64_t p = 0; p < parts_; ++p)
+            all.maximum = std::max(all.maximum, results.softmax(p, batch, head)[row].maximum);
+        // A part whose keys are all hidden has the maximum -inf. If all parts have it, any finite reference
         // gives weight 0.
-        const double reference = maximum == -infinity ? 0.0 : maximum;
-        double total = std::exp(sink_ - reference);
+        const double reference = all.maximum == -std::numeric_limits<double>::infinity() ? 0.0 : all.maximum;
+        all.sum = std::exp(sink_ - reference);
         std::ranges::fill(sums_, 0.0);
-        for (std::size_t p = 0; p < weights_.size(); ++p) {
-            const double weight = std::exp(weights_[p] - reference);
-            total += weight;
-            const A* const o = results.o(static_cast<std::int64_t>(p), batch, head).row(row);
+        for (std::int64_t p = 0; p < parts_; ++p) {
+            const RowSoftmax& part = results.softmax(p, batch, head)[row];
+            // A NaN is always in the sum, but may be lost in the maximum.
+            const double weight = part.sum * std::exp(part.maximum - reference);
+            all.sum += weight;
+            const A* const o = results.o(p, batch, head).row(row);
             for (std::size_t c = 0; c < sums_.size(); ++c) sums_[c] += weight * static_cast<double>(o[c]);
         }
-        const bool sees_no_key = total == 0;
-        for (double& sum : sums_) sum = sees_no_key ? 0.0 : sum / total;
-        return sees_no_key ? -infinity : maximum + std::log(total);
+        for (double& sum : sums_) sum = all.sum == 0 ? 0.0 : sum / all.sum;
+        return all;
     }
     const std::vector<double>& o() const { return sums_; }
 
   private:
-    std::vector<double> weights_, sums_;
+    std::int64_t parts_;
+    std::vector<double> sums_;
     double sink_;
 };
 
-/// Merges the parts of all rows. Writes o [B, Sq, Hq, Dv] and lse [B, Hq, Sq].
+/// Merges the parts of all rows. Writes o [B, Sq, Hq, Dv] and the LSE of `saved`.
 template <class T>
 void merge_key_parts(const Context& ctx, const KeyParts& parts, const PartResults<Accumulator<T>>& results,
-                     const ScoreOptions& scores, const Tensor& o, const Tensor& lse) {
+                     const ScoreOptions& scores, const Saved& saved, const Tensor& o) {
     using A = Accumulator<T>;
     const std::int64_t queries = o.size(1), heads = o.size(2), d_v = o.size(3);
     parallel_for(ctx, o.size(0) * heads, [&](std::int64_t task) {
         const std::int64_t b = task / heads, h = task % heads;
         RowMerge<A> merge(parts, d_v, scores.rule_of<double>(b, h).sink);
         for (std::int64_t i = 0; i < queries; ++i) {
-            const double row_lse = merge.merge(results, b, h, i);
-            lse.data<A>()[b * lse.stride(0) + h * lse.stride(1) + i * lse.stride(2)] =
-                static_cast<A>(row_lse);
+            const RowSoftmax softmax = merge.merge(results, b, h, i);
+            row_lse_of<A>(saved, b, h).store(i, 1, 1.0, &softmax.maximum, &softmax.sum);
             T* const row = o.data<T>() + b * o.stride(0) + i * o.stride(1) + h * o.stride(2);
             for (std::int64_t c = 0; c < d_v; ++c)
                 row[c] = convert<T>(static_cast<A>(merge.o()[static_cast<std::size_t>(c)]));

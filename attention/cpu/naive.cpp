@@ -93,10 +93,10 @@ A sum_over(IndexRange keys, Term term) {
     return sum;
 }
 
-/// Replaces one row of scores by probabilities, 0 for invisible keys, each rounded to T. Returns the row's
-/// log-sum-exp, -inf if no key is visible and the sink is -inf.
+/// Replaces one row of scores by probabilities, 0 for invisible keys, each rounded to T. The sum that the
+/// function returns is 0 if no key is visible and the sink is -inf.
 template <class T, class A>
-A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
+RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     constexpr A infinity = std::numeric_limits<A>::infinity();
     A maximum = sink;
     for (std::int64_t j = visible.begin; j < visible.end; ++j) maximum = std::max(maximum, row[j]);
@@ -109,14 +109,15 @@ A softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
         const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
     }
-    return sees_nothing ? -infinity : reference + std::log(sum);
+    return {static_cast<double>(reference), static_cast<double>(sum)};
 }
 
 /// Computes row i of P from row i of S, and the derivatives of the scores with respect to the products unless
-/// `derivatives` is null. Returns the row's LSE.
+/// `derivatives` is null.
 template <class T, class A>
-A probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::int64_t d, std::int64_t i,
-                const A* q_row, const A* k_transposed, A* row, A* derivatives = nullptr) {
+RowSoftmax probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::int64_t d,
+                         std::int64_t i, const A* q_row, const A* k_transposed, A* row,
+                         A* derivatives = nullptr) {
     const std::int64_t keys = options.mask.keys;
     const IndexRange visible = options.mask.visible_keys(i);
     product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
@@ -150,7 +151,7 @@ void for_every_row(const Context& ctx, const ResolvedOptions& options, const Ten
 
 template <class T>
 void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse_out = saved.lse;
+    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v;
     using A = Accumulator<T>;
     constexpr DType sum_type = dtype_of<A>;
     const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
@@ -167,13 +168,13 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
         ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
             const std::int64_t row = (b * heads + h) * queries + i;
             A* const p_row = p.data<A>() + row * keys;
-            const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                           k_transposed.at<A>(b, h / group), p_row);
-            lse_out.data<A>()[b * lse_out.stride(0) + h * lse_out.stride(1) + i] = lse;
+            const RowSoftmax softmax = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
+                                                        k_transposed.at<A>(b, h / group), p_row);
+            row_lse_of<A>(saved, b, h).store(i, 1, 1.0, &softmax.maximum, &softmax.sum);
             drop<T>(rule, i, keys, p_row);
             product_over_keys<T>(keys, d_v, p_row, v.at<A>(b, h / group), A(1), o.data<A>() + row * d_v);
         });
-    copy(ctx, by_head(o_out), o);
+    copy(ctx, by_head(saved.o), o);
 }
 
 template <class T>
@@ -216,15 +217,15 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
             A* p_row = p.data<A>() + row * keys;
             A* d_s_row = d_s.data<A>() + row * keys;
             A* const derivatives_row = changes_products ? derivatives.data<A>() + row * keys : nullptr;
-            const A lse = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                           k_transposed.at<A>(b, h / group), p_row, derivatives_row);
+            const RowSoftmax softmax =
+                probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
+                                 k_transposed.at<A>(b, h / group), p_row, derivatives_row);
             product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
                                      A(1), d_s_row);
             drop<T>(rule, i, keys, d_s_row);
             const IndexRange visible = options.mask.visible_keys(i);
             A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
-            if (d_out.lse.defined() && lse > -std::numeric_limits<A>::infinity())
-                delta -= d_lse.data<A>()[row];
+            if (d_out.lse.defined() && softmax.sum != 0) delta -= d_lse.data<A>()[row];
             if (into.sink.defined()) deltas.data<A>()[row] = delta;
             for (std::int64_t j = 0; j < keys; ++j) {
                 const bool is_visible = j >= visible.begin && j < visible.end;
@@ -289,10 +290,11 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
         for (std::int64_t h = 0; h < heads; ++h) {
             const double sink = options.scores.rule_of<double>(0, h).sink;
             double sum = 0;
-            for (std::int64_t b = 0; b < batch; ++b)
-                add_sink_gradient(sink, queries,
-                                  lse_in.data<A>() + b * lse_in.stride(0) + h * lse_in.stride(1),
+            for (std::int64_t b = 0; b < batch; ++b) {
+                const RowLse<A> lse = row_lse_of<A>(saved, b, h);
+                add_sink_gradient(sink, queries, {lse.lse, lse.remainder},
                                   deltas.data<A>() + (b * heads + h) * queries, sum);
+            }
             into.sink.data<Sink>()[h * into.sink.stride(0)] = convert<Sink>(sum);
         }
     });
@@ -340,8 +342,7 @@ void naive_forward(const Context& ctx, const ResolvedOptions& options, const Sav
     for (const Sequence& s : sequences_of(options, saved.q))
         naive_forward_of_batch(ctx, options_of(options, s), saved_of(s, saved));
     fill(ctx, rows_after_last(options.packed, saved.o), 0);
-    fill(ctx, rows_after_last(options.packed, saved.lse.transpose(1, 2)),
-         -std::numeric_limits<double>::infinity());
+    clear_lse_after_last(ctx, options.packed, saved);
 }
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,

@@ -145,19 +145,26 @@ struct RuleScratch {
     A *d_score, *derivatives, *factors;
 };
 
+/// The numbers of one row for the backward pass: P = exp((S - lse) - lse_remainder), dS = P (dP - delta).
+template <class A>
+struct BackwardRow {
+    A lse, lse_remainder, delta;
+};
+
 /// Computes one row of the backward pass with a score rule, for n keys that begin at first_key. Before the
 /// call p holds the products, d_s holds dO V^T, and scratch.factors holds the dropout factors. After the call
 /// p holds the probabilities that multiply V, scratch.d_score holds dS, and d_s holds the gradient of the
 /// products.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
-                                             std::int64_t n, A lse, A delta, A* p, A* d_s,
+                                             std::int64_t n, BackwardRow<A> row, A* p, A* d_s,
                                              const RuleScratch<A>& scratch) {
     apply_rule<T>(rule, i, first_key, n, p, scratch.derivatives);
     for (std::int64_t j = 0; j < n; ++j) {
-        const A probability = vector_math::exp(p[j] - lse), factor = scratch.factors[j];
+        const A probability = vector_math::exp((p[j] - row.lse) - row.lse_remainder),
+                factor = scratch.factors[j];
         p[j] = factor * probability;
-        scratch.d_score[j] = probability * (factor * d_s[j] - delta);
+        scratch.d_score[j] = probability * (factor * d_s[j] - row.delta);
         d_s[j] = scratch.d_score[j] * scratch.derivatives[j];
     }
 }

@@ -64,7 +64,8 @@ const std::vector<const FewQueriesKernels<T>*>& usable_few_queries_kernels() {
     static const auto usable = [] {
         std::vector<const FewQueriesKernels<T>*> found;
 #if defined(GRADTILE_HAVE_X86_F32)
-        const auto add_usable = [&](const FewQueriesKernels<T>& avx512, const FewQueriesKernels<T>& avx2) {
+        [[maybe_unused]] const auto add_usable = [&](const FewQueriesKernels<T>& avx512,
+                                                     const FewQueriesKernels<T>& avx2) {
             if (cpu_has_avx512()) found.push_back(&avx512);
             if (cpu_has_avx2_fma()) found.push_back(&avx2);
         };
@@ -104,6 +105,7 @@ template const std::vector<const FlashKernels<float16>*>& usable_kernels();
 template class ForcedKernels<float>;
 template class ForcedKernels<bfloat16>;
 template class ForcedKernels<float16>;
+template const FewQueriesKernels<double>* chosen_few_queries_kernels();
 template const FewQueriesKernels<float>* chosen_few_queries_kernels();
 template const FewQueriesKernels<bfloat16>* chosen_few_queries_kernels();
 template const FewQueriesKernels<float16>* chosen_few_queries_kernels();

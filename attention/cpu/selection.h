@@ -39,7 +39,7 @@ template <class T>
 inline constexpr bool has_few_queries_kernels = std::is_same_v<Accumulator<T>, float>;
 
 /// Returns all kernels for few queries that this machine can run, from the fastest on. The list is empty on
-/// machines without AVX2.
+/// machines without AVX2, and for float64.
 template <class T>
 const std::vector<const FewQueriesKernels<T>*>& usable_few_queries_kernels();
 

@@ -1,6 +1,7 @@
 #include <gradtile/attention/cpu/sequences.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include <gradtile/attention/internal/seen_part.h>
@@ -69,6 +70,12 @@ Tensor rows_after_last(const PackedSequences& packed, const Tensor& x) {
 }
 Tensor keys_after_last(const PackedSequences& packed, const Tensor& x) {
     return after(packed.k_offsets, x);
+}
+
+void clear_lse_after_last(const Context& ctx, const PackedSequences& packed, const Saved& saved) {
+    fill(ctx, rows_after_last(packed, saved.lse.transpose(1, 2)), -std::numeric_limits<double>::infinity());
+    if (saved.lse_remainder.defined())
+        fill(ctx, rows_after_last(packed, saved.lse_remainder.transpose(1, 2)), 0);
 }
 
 void clear_unseen(const Context& ctx, const ResolvedOptions& options, RowKind kind, const Tensor& x) {

@@ -3,6 +3,7 @@
 /// different lengths.
 #include <vector>
 
+#include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/internal/attention_backend.h>
 
 namespace gradtile::attention::cpu {
@@ -26,5 +27,15 @@ ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& seque
 /// packed sequences.
 Tensor rows_after_last(const PackedSequences& packed, const Tensor& x);
 Tensor keys_after_last(const PackedSequences& packed, const Tensor& x);
+/// Returns where the LSE of one (batch, head) of `saved` is, from row `first_row` on.
+template <class A>
+RowLse<A> row_lse_of(const Saved& saved, std::int64_t batch, std::int64_t head, std::int64_t first_row = 0) {
+    const auto numbers = [&](const Tensor& x) {
+        return x.defined() ? x.data<A>() + batch * x.stride(0) + head * x.stride(1) + first_row : nullptr;
+    };
+    return {numbers(saved.lse), numbers(saved.lse_remainder)};
+}
+/// Sets the LSE of rows after the last packed sequence to -inf, and the remainder to 0.
+void clear_lse_after_last(const Context& ctx, const PackedSequences& packed, const Saved& saved);
 
 }  // namespace gradtile::attention::cpu

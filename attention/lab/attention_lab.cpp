@@ -117,6 +117,7 @@ class Run {
                 .v = view(v_),
                 .o = view(o_),
                 .lse = view(lse_),
+                .lse_remainder = {},
                 .row_max = view(row_max_),
                 .row_sum = view(row_sum_)};
     }
@@ -126,6 +127,7 @@ class Run {
                 .o = view(o_),
                 .d_o = view(d_o_),
                 .lse = view(lse_),
+                .lse_remainder = {},
                 .d_lse = {},
                 .row_max = view(row_max_),
                 .row_sum = view(row_sum_),

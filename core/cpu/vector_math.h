@@ -17,9 +17,9 @@
 
 namespace gradtile::vector_math {
 
-// exp and tanh are always_inline because kernels compiled for one instruction set use them: the linker might
-// keep an out-of-line copy from such a kernel's source for the whole program, and other machines could not
-// run this copy.
+// exp, log and tanh are always_inline because kernels compiled for one instruction set use them: the linker
+// might keep an out-of-line copy from such a kernel's source for the whole program, and other machines could
+// not run this copy.
 
 namespace detail {
 [[gnu::always_inline]] inline float from_bits(std::uint32_t bits) {
@@ -57,7 +57,7 @@ inline constexpr float ln2_low = 1.42860682030941723e-6f;
 }
 
 /// ln x = e ln 2 + ln(1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
-inline float log(float x) {
+[[gnu::always_inline]] inline float log(float x) {
     constexpr std::uint32_t sqrt_half = 0x3f3504f3u;
     const bool subnormal = x < std::numeric_limits<float>::min();
     const std::uint32_t bits = detail::to_bits(subnormal ? x * 0x1p23f : x) - sqrt_half;

@@ -113,7 +113,7 @@ TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
 }
 
 /// A layer of GPT-2's shapes saves 16 times the elements of its input x; with recomputed activations 10
-/// times, and with recomputed blocks once. LSE and statistics are not counted.
+/// times, and with recomputed blocks once. LSE, its remainder and statistics are not counted.
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
     const auto bytes_of = [&](Recompute recompute, std::int64_t layers) {
@@ -127,8 +127,9 @@ TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
           std::pair{Recompute::block, 1.0}}) {
         const double layer = (bytes_of(recompute, 24) - bytes_of(recompute, 12)) / 12;
         EXPECT_GE(layer, units * unit) << name_of(recompute);
-        // A row of 32 elements also has 4 statistics and 2 LSE.
-        EXPECT_LE(layer, (units + 0.25) * unit) << name_of(recompute);
+        // A row of 32 elements also has 4 statistics, and 2 LSE with their remainders: 8 numbers, which the
+        // allocator rounds up by at most a fifth.
+        EXPECT_LE(layer, (units + 0.25 * 1.2) * unit) << name_of(recompute);
     }
 }
 

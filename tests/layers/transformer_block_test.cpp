@@ -73,8 +73,8 @@ TEST(TransformerBlock, RecomputingActivationsSavesOnlyExpensiveValues) {
     std::int64_t expected = 0;
     for (const std::int64_t columns : {3 * width, width, width, 4 * width})
         expected += rounded(rows * columns * value);
-    expected +=
-        rounded(rows * heads * value) + 4 * rounded(rows * value);  // LSE, and the statistics of two norms
+    // LSE and its remainder, and the statistics of two norms.
+    expected += 2 * rounded(rows * heads * value) + 4 * rounded(rows * value);
     EXPECT_EQ(arena->bytes_in_use(), static_cast<std::size_t>(expected));
 }
 

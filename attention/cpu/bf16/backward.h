@@ -18,11 +18,11 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left operands, summed over the head dim
     Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s, d_p;        ///< one square of S and one of dP
-    Matrix d_k, d_v;      ///< transposed: [head dim, keys]
-    Matrix d_q;           ///< [rows, head dim]
-    float *lse, *delta;   ///< [rows]; lse is in base 2, or in base e if a score rule applies
-    float* bias_columns;  ///< [max_biases, keys]
+    Matrix s, d_p;                       ///< one square of S and one of dP
+    Matrix d_k, d_v;                     ///< transposed: [head dim, keys]
+    Matrix d_q;                          ///< [rows, head dim]
+    float *lse, *lse_remainder, *delta;  ///< [rows]
+    float* bias_columns;                 ///< [max_biases, keys]
 
     BackwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : k(pieces.operand(block.backward_keys, geometry.d_qk)),
@@ -41,6 +41,7 @@ struct BackwardScratch {
           d_v(pieces.matrix(geometry.d_v, block.backward_keys)),
           d_q(pieces.matrix(block.backward_rows, geometry.d_qk)),
           lse(pieces.piece<float>(block.backward_rows)),
+          lse_remainder(pieces.piece<float>(block.backward_rows)),
           delta(pieces.piece<float>(block.backward_rows)),
           bias_columns(pieces.piece<float>(block.backward_keys * static_cast<std::int64_t>(max_biases))) {}
 };
@@ -110,9 +111,9 @@ class BackwardBlock {
         pack_transposed_left(scratch_.d_o_over_rows, d_o, block.rows, geometry_.d_v);
         const std::int64_t count = block.rows.end - block.rows.begin;
         const std::int64_t at = block.head * geometry_.mask.queries + block.rows.begin;
-        const float unit = task_.rules != nullptr ? 1.0f : log2_e;
         for (std::int64_t r = 0; r < policy_.backward_rows; ++r) {
-            scratch_.lse[r] = r < count ? unit * task_.lse[at + r] : infinity;
+            scratch_.lse[r] = r < count ? task_.lse[at + r] : infinity;
+            scratch_.lse_remainder[r] = r < count ? task_.lse_remainder[at + r] : 0.0f;
             scratch_.delta[r] = r < count ? task_.delta[at + r] : 0.0f;
         }
     }
@@ -159,8 +160,7 @@ class BackwardBlock {
                 prefetch_biases<bfloat16>(task_.rules[block.head], rows, existing);
                 bias_sums.prefetch(rows, existing);
             }
-            multiply_square(tiles_, scratch_.s, scratch_.q, strip, scratch_.k, j, {0, scratch_.q.depth},
-                            Sum::overwrite);
+            multiply_q_k(block, strip, j);
             multiply_square(tiles_, scratch_.d_p, scratch_.d_o, strip, scratch_.v, j, {0, scratch_.d_o.depth},
                             Sum::overwrite);
             if (task_.rules != nullptr) {
@@ -170,8 +170,26 @@ class BackwardBlock {
             }
             if (geometry_.mask.coverage(rows, keys) != Coverage::full)
                 mask_square(geometry_.mask, scratch_.s, rows.begin, keys);
+            const std::int64_t first = strip * square;
             compute_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
-                              scratch_.lse + strip * square, scratch_.delta + strip * square, interleave_);
+                              {scratch_.lse + first, scratch_.lse_remainder + first, scratch_.delta + first},
+                              interleave_);
+        }
+    }
+
+    /// S = Q K^T, or -Q K^T if the scale is negative, for square j of the task's keys.
+    void multiply_q_k(const RowBlock& block, std::int64_t strip, std::int64_t j) {
+        if (task_.products.data == nullptr)
+            return multiply_square(tiles_, scratch_.s, scratch_.q, strip, scratch_.k, j,
+                                   {0, scratch_.q.depth}, Sum::overwrite);
+        const IndexRange rows = rows_of(block, strip);
+        const __m512 sign = _mm512_set1_ps(geometry_.scale < 0 ? -1.0f : 1.0f);
+        for (std::int64_t r = 0; r < square; ++r) {
+            const std::int64_t i = smaller(rows.begin + r, rows.end - 1);  // rows after the last have P = 0
+            const float* const products = task_.products.row(block.head * geometry_.mask.queries + i);
+            for (std::int64_t column = 0; column < square; column += 16)
+                _mm512_storeu_ps(scratch_.s.at(r, column),
+                                 _mm512_mul_ps(sign, _mm512_loadu_ps(products + j * square + column)));
         }
     }
 
@@ -195,7 +213,8 @@ class BackwardBlock {
                 alignas(64) float d_score[square], derivatives[square];
                 const std::int64_t n = seen.end - seen.begin, at = strip * square + r;
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale;
-                differentiate<bfloat16>(rule, i, seen.begin, n, scratch_.lse[at], scratch_.delta[at],
+                differentiate<bfloat16>(rule, i, seen.begin, n,
+                                        {scratch_.lse[at], scratch_.lse_remainder[at], scratch_.delta[at]},
                                         p + visible.begin, d_s + visible.begin,
                                         RuleScratch<float>{d_score, derivatives, factors[r] + visible.begin});
                 bias_sums.add(i, {seen.begin - task_.keys.begin, seen.end - task_.keys.begin}, d_score);

@@ -73,9 +73,7 @@ inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
 /// negate Q. Scale 0 becomes 1e-30, because 0 * -inf would make masked scores NaN; 1e-30 is too small to
 /// change a probability.
 inline float positive_scale(const Geometry& geometry) {
-    const double magnitude = geometry.scale < 0 ? -geometry.scale : geometry.scale;
-    const float scale = static_cast<float>(magnitude) * log2_e;
-    return scale > 1e-30f ? scale : 1e-30f;
+    return geometry.scale_log2() > 1e-30f ? geometry.scale_log2() : 1e-30f;
 }
 
 inline void clear(const Matrix& x, std::int64_t rows, std::int64_t columns) {

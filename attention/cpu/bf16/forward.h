@@ -138,8 +138,8 @@ class ForwardBlock {
                            scratch_.scores.stride};
             Statistics& statistics = scratch_.statistics[2 * strip + half];
             if (task_.rule == nullptr) {
-                softmax_step(statistics, s, columns, PlainScores{_mm512_set1_ps(scale_)}, scratch_.p, half,
-                             squares.begin, rescale);
+                softmax_step(statistics, s, columns, PlainScores{scale_}, scratch_.p, half, squares.begin,
+                             rescale);
             } else {
                 const RuleScores scores{rule_, rows_of(strip).begin + half * tile_rows,
                                         first_key + squares.begin * square, columns, scratch_.factors};
@@ -164,26 +164,27 @@ class ForwardBlock {
 
     /// O = O / sum and LSE = maximum + ln(sum).
     void write_output() {
-        const float unit = task_.rule != nullptr ? 1.0f : ln_2;
+        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(scale_) * ln_2;
         const float dropout_scale = task_.rule != nullptr ? task_.rule->dropout_scale : 1.0f;
-        for (std::int64_t row = task_.rows.begin; row < task_.rows.end; ++row) {
-            const std::int64_t r = row - task_.rows.begin;
-            const Statistics& statistics = scratch_.statistics[r / tile_rows];
-            const float maximum = statistics.maximum[r % tile_rows];
-            const float sum = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r % tile_rows]));
-            // The test reads the sum: a NaN always reaches the sum, but may be lost in the maximum.
-            const bool sees_no_key = sum == 0.0f;
-            const __m512 factor = _mm512_set1_ps(sees_no_key ? 0.0f : dropout_scale / sum);
-            const float* const o = scratch_.o.at(r, 0);
-            if (task_.part_lse != nullptr) {
-                const double exact_unit = task_.rule != nullptr ? 1.0 : 0.6931471805599453;
-                task_.part_lse[row] =
-                    exact_unit * static_cast<double>(maximum) + __builtin_log(static_cast<double>(sum));
-                store_row(task_.part_o.row(row), o, geometry_.d_v, factor);
-            } else {
-                task_.lse[row] = sees_no_key ? -infinity : unit * maximum + __builtin_logf(sum);
-                store_row(task_.o.row(row), o, geometry_.d_v, factor);
+        for (std::int64_t first = task_.rows.begin; first < task_.rows.end; first += tile_rows) {
+            const std::int64_t tile = (first - task_.rows.begin) / tile_rows;
+            const std::int64_t count = smaller(tile_rows, task_.rows.end - first);
+            const Statistics& statistics = scratch_.statistics[tile];
+            alignas(64) float sum[tile_rows];
+            for (std::int64_t r = 0; r < count; ++r) {
+                sum[r] = _mm512_reduce_add_ps(_mm512_load_ps(statistics.sum[r]));
+                // The test reads the sum: a NaN always reaches the sum, but may be lost in the maximum.
+                const __m512 factor = _mm512_set1_ps(sum[r] == 0.0f ? 0.0f : dropout_scale / sum[r]);
+                const float* const o = scratch_.o.at(tile * tile_rows + r, 0);
+                if (task_.part_softmax != nullptr) {
+                    task_.part_softmax[first + r] = {unit * static_cast<double>(statistics.maximum[r]),
+                                                     static_cast<double>(sum[r])};
+                    store_row(task_.part_o.row(first + r), o, geometry_.d_v, factor);
+                } else {
+                    store_row(task_.o.row(first + r), o, geometry_.d_v, factor);
+                }
             }
+            if (task_.part_softmax == nullptr) task_.lse.store(first, count, unit, statistics.maximum, sum);
         }
     }
 

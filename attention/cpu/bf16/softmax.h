@@ -12,21 +12,19 @@ namespace {
 
 constexpr float infinity = __builtin_inff();
 constexpr float log2_e = 1.44269504088896341f;
-constexpr float ln_2 = 0.69314718055994531f;
+constexpr double ln_2 = 0.69314718055994531;
 
 /// 2^x with a relative error of 3e-6; the result is rounded to bf16 (2^-8) before it is used. exp2(0) is
-/// exactly 1, and exp2(-inf) is 0. With x = n + f and f in [-1/2, 1/2], a minimax polynomial of degree 4,
-/// which is 1 at f = 0, gives 2^f. For x = -inf, f is NaN; vscalefps turns it into 0 because its exponent is
-/// -inf.
+/// exactly 1, and exp2(-inf) is 0. With f = x - floor(x), which vreduceps computes, a minimax polynomial of
+/// degree 4, which is 1 at f = 0, gives 2^f. vscalefps multiplies it by 2^floor(x). For x = -inf, f is 0.
 inline __m512 exp2(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(x, n);
-    __m512 power = _mm512_set1_ps(0.009582852944731712f);
-    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.055906426161527634f));
-    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.24024099111557007f));
-    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.6931241750717163f));
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 power = _mm512_set1_ps(0.013426683843135834f);
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.052242472767829895f));
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.241280198097229f));
+    power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(0.6930448412895203f));
     power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(power, n);
+    return _mm512_scalef_ps(power, x);
 }
 
 /// Rounds 32 numbers to bf16. The result contains the numbers of `low`, then those of `high`.
@@ -48,35 +46,22 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
 }
 
 /// How the softmax reads scores in a call without a score rule. The scores are products that are not yet
-/// multiplied by the scale. The running maximum is the maximum of scale * log2(e) * product, so that P needs
-/// one operation per pair before 2^x.
+/// multiplied by the scale.
 struct PlainScores {
-    __m512 scale;
+    float unit;  ///< scale * log2(e): the factor of a difference of two scores in an exponent of 2
 
-    /// The maximum of scores, in the units of the running maximum.
-    __m512 maximum(__m512 score) const { return _mm512_mul_ps(score, scale); }
-    /// The exponent of P in base 2.
-    __m512 exponent(__m512 score, __m512 reference) const { return _mm512_fmsub_ps(score, scale, reference); }
-    /// The exponent of the factor that rescales the sums so far, from the change of the maximum.
-    __m512 exponent(__m512 difference) const { return difference; }
     /// Returns the dropout factors by which row r's probabilities are multiplied in O; null: all factors are
     /// 1.
     const float* factors(std::int64_t) const { return nullptr; }
 };
 
-/// How the softmax reads scores in a call with a score rule. The running maximum is the maximum of the
-/// scores, without the factor log2(e): a sink or a bias may be as large as float32 allows, and multiplied by
-/// log2(e) it would overflow.
+/// How the softmax reads scores in a call with a score rule.
 struct RuleScores {
     const ScoreRule<float>& rule;
     std::int64_t first_row, first_key, columns;
     float* memory;  ///< [columns]
+    static constexpr float unit = log2_e;
 
-    __m512 maximum(__m512 score) const { return score; }
-    __m512 exponent(__m512 score, __m512 reference) const {
-        return exponent(_mm512_sub_ps(score, reference));
-    }
-    __m512 exponent(__m512 difference) const { return _mm512_mul_ps(_mm512_set1_ps(log2_e), difference); }
     const float* factors(std::int64_t r) const {
         if (!rule.drops()) return nullptr;
         dropout_factors(rule, first_row + r, first_key, columns, memory);
@@ -86,9 +71,8 @@ struct RuleScores {
 
 /// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
 struct Statistics {
-    /// The maximum so far, rounded to float32, so that an unchanged maximum rescales by exactly 1.
-    alignas(64) float maximum[16];
-    alignas(64) float sum[16][16];  ///< sums of exp(score - maximum)
+    alignas(64) float maximum[16];  ///< so far, in the units of the scores
+    alignas(64) float sum[16][16];  ///< sums of P
 };
 
 /// The sink counts as a key whose value is 0; -inf: no sink.
@@ -100,8 +84,11 @@ inline void reset(Statistics& statistics, float sink) {
 }
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for 16 rows of scores [16,
-/// columns]; columns is a multiple of 32. Writes P = exp(score - new maximum), times its factors, as left
-/// operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to `rescale`.
+/// columns]; columns is a multiple of 32. Writes P = 2^(unit * (score - new maximum)), times its factors, as
+/// left operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to
+/// `rescale`. The maximum is subtracted before the multiplication: a sink or a bias may be as large as
+/// float32 allows, and multiplied by log2(e) it would overflow. The product of the maximum and the unit would
+/// also have a rounding error, which exceeds 2^7 for scores of 1e9.
 template <class Scores>
 void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, const Scores& reading,
                   const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
@@ -119,7 +106,7 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
     __m512 largest = _mm512_castsi512_ps(maxima[0]);
     for (const __m512i& lane : maxima) largest = _mm512_max_ps(largest, _mm512_castsi512_ps(lane));
     const __m512 old_maximum = _mm512_load_ps(statistics.maximum);
-    const __m512 maximum = _mm512_max_ps(old_maximum, reading.maximum(largest));
+    const __m512 maximum = _mm512_max_ps(old_maximum, largest);
     _mm512_store_ps(statistics.maximum, maximum);
 
     // For a row without visible keys so far, any finite reference gives 2^-inf = 0.
@@ -127,7 +114,8 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
     alignas(64) float reference[16];
     const __m512 references = _mm512_maskz_mov_ps(seen, maximum);
     _mm512_store_ps(reference, references);
-    _mm512_storeu_ps(rescale, exp2(reading.exponent(_mm512_sub_ps(old_maximum, references))));
+    const __m512 unit = _mm512_set1_ps(reading.unit);
+    _mm512_storeu_ps(rescale, exp2(_mm512_mul_ps(unit, _mm512_sub_ps(old_maximum, references))));
 
     for (int r = 0; r < 16; ++r) {
         const float* const s = scores.at(r, 0);
@@ -137,8 +125,9 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
         // block.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
-            __m512 low = exp2(reading.exponent(_mm512_loadu_ps(s + j), row_reference));
-            __m512 high = exp2(reading.exponent(_mm512_loadu_ps(s + j + 16), row_reference));
+            __m512 low = exp2(_mm512_mul_ps(unit, _mm512_sub_ps(_mm512_loadu_ps(s + j), row_reference)));
+            __m512 high =
+                exp2(_mm512_mul_ps(unit, _mm512_sub_ps(_mm512_loadu_ps(s + j + 16), row_reference)));
             even = _mm512_add_ps(even, low);
             odd = _mm512_add_ps(odd, high);
             if (factors != nullptr) {
@@ -175,24 +164,31 @@ struct BackwardOperands {
     _mm512_store_si512(out.ds.tile(2 * j + 1, i) + pair, interleave.second(ds[0], ds[1]));
 }
 
+/// The numbers of the rows of a square, for the backward pass. The LSE and its remainder are in base 2.
+struct RowNumbers {
+    const float *lse, *lse_remainder, *delta;
+};
+
 /// Computes P = 2^(scale * S - lse) and dS = P (dP - D) for one square (FlashAttention-2, algorithm 2, lines
-/// 11-14). lse (base 2) and delta are those of the square's rows; i and j count squares.
+/// 11-14). i and j count squares.
 inline void compute_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::int64_t j, const Matrix& s,
-                              const Matrix& d_p, float scale, const float* lse, const float* delta,
+                              const Matrix& d_p, float scale, const RowNumbers& rows,
                               const Interleave& interleave) {
     const __m512 scales = _mm512_set1_ps(scale);
     for (std::int64_t row = 0; row < square; row += 2) {
         __m512i p[2], ds[2];
 #pragma GCC unroll 2
         for (int e = 0; e < 2; ++e) {
-            const __m512 row_lse = _mm512_set1_ps(lse[row + e]), row_delta = _mm512_set1_ps(delta[row + e]);
+            const __m512 lse = _mm512_set1_ps(rows.lse[row + e]),
+                         lse_remainder = _mm512_set1_ps(rows.lse_remainder[row + e]),
+                         delta = _mm512_set1_ps(rows.delta[row + e]);
             __m512 p_half[2], ds_half[2];
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const __m512 score = _mm512_loadu_ps(s.at(row + e, 16 * half));
-                p_half[half] = exp2(_mm512_fmsub_ps(score, scales, row_lse));
+                p_half[half] = exp2(_mm512_sub_ps(_mm512_fmsub_ps(score, scales, lse), lse_remainder));
                 const __m512 d_p_minus_delta =
-                    _mm512_sub_ps(_mm512_loadu_ps(d_p.at(row + e, 16 * half)), row_delta);
+                    _mm512_sub_ps(_mm512_loadu_ps(d_p.at(row + e, 16 * half)), delta);
                 ds_half[half] = _mm512_mul_ps(p_half[half], d_p_minus_delta);
             }
             p[e] = round_pair(p_half[0], p_half[1]);

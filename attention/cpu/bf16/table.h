@@ -10,6 +10,7 @@ namespace {
 template <class Tiles>
 constexpr FlashKernels<bfloat16> bf16_kernels_on(const char* name) {
     return {.name = name,
+            .scores_in_base_2 = true,
             .blocks =
                 [](const Geometry& geometry) {
                     const BlockPolicy policy = block_policy(geometry);

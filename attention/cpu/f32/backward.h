@@ -57,7 +57,7 @@ class BackwardBlock {
           g_(*task.geometry),
           scratch_(g_, memory),
           scale_(static_cast<float>(g_.scale)),
-          scale_log2_(static_cast<float>(g_.scale * log2_e)) {}
+          scale_log2_(g_.scale < 0 ? -g_.scale_log2() : g_.scale_log2()) {}
 
     void run() const {
         const std::int64_t tiles = tile_count(task_.keys);
@@ -140,14 +140,13 @@ class BackwardBlock {
     }
 
     void process_tile(std::int64_t head, IndexRange rows, const Tile& tile) const {
-        const float* lse = task_.lse + head * g_.mask.queries + rows.begin;
         const float* delta = task_.delta + head * g_.mask.queries + rows.begin;
         const std::int64_t count = rows.end - rows.begin;
         const Coverage coverage = g_.mask.coverage(rows, tile.keys);
         if (coverage == Coverage::none) return;
         if (coverage == Coverage::full) {
             const Strip whole{{0, count}, vectors_of<V>({0, tile.keys.end - tile.keys.begin})};
-            probabilities(tile, whole, lse);
+            probabilities(head, rows.begin, tile, whole);
             accumulate(tile, whole, delta);
             return;
         }
@@ -159,7 +158,7 @@ class BackwardBlock {
             if (is_empty(visible)) continue;
             const Strip strip{
                 strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
-            probabilities(tile, strip, lse);
+            probabilities(head, rows.begin, tile, strip);
             mask_probabilities(tile, strip, rows.begin);
             accumulate(tile, strip, delta);
         }
@@ -185,8 +184,14 @@ class BackwardBlock {
             prefetch_biases<float>(task_.rules[head],
                                    {rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
             bias_sums.prefetch({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
-            multiply_rows(strip, g_.d_qk, scratch_.q, tile.k_transposed, scratch_.p);
-            multiply_rows(strip, g_.d_v, scratch_.d_o, tile.v_transposed, scratch_.d_s);
+            float* const p = scratch_.p + strip_rows.begin * tile_tokens;
+            multiply_q_k(head, rows.begin, tile, strip, [=](std::int64_t r, std::int64_t c, Vector s) {
+                V::store(p + r * tile_tokens + c * V::lanes, s);
+            });
+            float* const d_s = scratch_.d_s + strip_rows.begin * tile_tokens;
+            multiply_d_o_v(tile, strip, [=](std::int64_t r, std::int64_t c, Vector d_p) {
+                V::store(d_s + r * tile_tokens + c * V::lanes, d_p);
+            });
             for (std::int64_t r = strip_rows.begin; r < strip_rows.end; ++r)
                 differentiate_row(head, rows.begin, r, tile, strip.vectors, bias_sums);
             add_gradients(tile, strip);
@@ -194,15 +199,30 @@ class BackwardBlock {
         bias_sums.finish();
     }
 
-    /// out = rows * tile.
-    void multiply_rows(const Strip& strip, std::int64_t d, const float* rows, const float* tile,
-                       float* out) const {
-        const std::int64_t pitch = row_pitch(d), first = strip.rows.begin;
-        float* const target = out + first * tile_tokens;
-        multiply<V>(strip.rows.end - first, strip.vectors, d, Scalars{rows + first * pitch, pitch, 1},
-                    Vectors{tile, tile_tokens}, [=](std::int64_t i, std::int64_t c, Vector sum) {
-                        V::store(target + i * tile_tokens + c * V::lanes, sum);
-                    });
+    /// Calls epilogue(r, c, sum) for vector c of Q K^T in the strip's row r, as multiply() does. first_row is
+    /// that of the row block.
+    template <class Epilogue>
+    void multiply_q_k(std::int64_t head, std::int64_t first_row, const Tile& tile, const Strip& strip,
+                      Epilogue epilogue) const {
+        const std::int64_t pitch = row_pitch(g_.d_qk), first = strip.rows.begin;
+        if (task_.products.data == nullptr)
+            return multiply<V>(strip.rows.end - first, strip.vectors, g_.d_qk,
+                               Scalars{scratch_.q + first * pitch, pitch, 1},
+                               Vectors{tile.k_transposed, tile_tokens}, epilogue);
+        for (std::int64_t r = first; r < strip.rows.end; ++r) {
+            const float* const products = task_.products.row(head * g_.mask.queries + first_row + r) +
+                                          (tile.keys.begin - task_.keys.begin);
+            for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c)
+                epilogue(r - first, c, V::load(products + c * V::lanes));
+        }
+    }
+    /// Like multiply_q_k(), for dO V^T.
+    template <class Epilogue>
+    void multiply_d_o_v(const Tile& tile, const Strip& strip, Epilogue epilogue) const {
+        const std::int64_t pitch = row_pitch(g_.d_v), first = strip.rows.begin;
+        multiply<V>(strip.rows.end - first, strip.vectors, g_.d_v,
+                    Scalars{scratch_.d_o + first * pitch, pitch, 1}, Vectors{tile.v_transposed, tile_tokens},
+                    epilogue);
     }
 
     /// For row r of the row block, replaces Q K^T by the probabilities that multiply V, and dO V^T by the
@@ -219,9 +239,9 @@ class BackwardBlock {
             alignas(64) float d_score[tile_tokens], derivatives[tile_tokens], factors[tile_tokens];
             for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale_;
             dropout_factors(task_.rules[head], i, seen.begin, n, factors);
-            differentiate<float>(task_.rules[head], i, seen.begin, n, task_.lse[at], task_.delta[at],
-                                 p + visible.begin, d_s + visible.begin,
-                                 RuleScratch<float>{d_score, derivatives, factors});
+            differentiate<float>(task_.rules[head], i, seen.begin, n,
+                                 {task_.lse[at], task_.lse_remainder[at], task_.delta[at]}, p + visible.begin,
+                                 d_s + visible.begin, RuleScratch<float>{d_score, derivatives, factors});
             bias_sums.add(i, visible, d_score);
         }
         for (std::int64_t c = vectors.begin; c < vectors.end; ++c)
@@ -245,18 +265,17 @@ class BackwardBlock {
         add_query_gradients(tile, strip);
     }
 
-    /// P = 2^(scale log2(e) Q K^T - log2(e) LSE).
-    void probabilities(const Tile& tile, const Strip& strip, const float* lse) const {
-        const std::int64_t pitch = row_pitch(g_.d_qk), first = strip.rows.begin;
+    /// P = 2^(scale log2(e) Q K^T - LSE).
+    void probabilities(std::int64_t head, std::int64_t first_row, const Tile& tile,
+                       const Strip& strip) const {
         const Vector scale = V::broadcast(scale_log2_);
-        float* const p = scratch_.p + first * tile_tokens;
-        lse += first;
-        multiply<V>(strip.rows.end - first, strip.vectors, g_.d_qk,
-                    Scalars{scratch_.q + first * pitch, pitch, 1}, Vectors{tile.k_transposed, tile_tokens},
-                    [=](std::int64_t i, std::int64_t c, Vector s) {
-                        const Vector offset = V::broadcast(-lse[i] * static_cast<float>(log2_e));
-                        V::store(p + i * tile_tokens + c * V::lanes, V::exp2(V::fma(s, scale, offset)));
-                    });
+        const std::int64_t at = head * g_.mask.queries + first_row + strip.rows.begin;
+        const float *const lse = task_.lse + at, *const remainder = task_.lse_remainder + at;
+        float* const p = scratch_.p + strip.rows.begin * tile_tokens;
+        multiply_q_k(head, first_row, tile, strip, [=](std::int64_t i, std::int64_t c, Vector s) {
+            const Vector x = V::sub(V::fma(s, scale, V::broadcast(-lse[i])), V::broadcast(remainder[i]));
+            V::store(p + i * tile_tokens + c * V::lanes, V::exp2(x));
+        });
     }
 
     /// Sets P = 0 for invisible keys.
@@ -274,17 +293,15 @@ class BackwardBlock {
 
     /// dS = P * (dO V^T - D).
     void score_gradients(const Tile& tile, const Strip& strip, const float* delta) const {
-        const std::int64_t pitch = row_pitch(g_.d_v), first = strip.rows.begin;
+        const std::int64_t first = strip.rows.begin;
         const float* const p = scratch_.p + first * tile_tokens;
         float* const d_s = scratch_.d_s + first * tile_tokens;
         delta += first;
-        multiply<V>(strip.rows.end - first, strip.vectors, g_.d_v,
-                    Scalars{scratch_.d_o + first * pitch, pitch, 1}, Vectors{tile.v_transposed, tile_tokens},
-                    [=](std::int64_t i, std::int64_t c, Vector d_p) {
-                        const std::int64_t place = i * tile_tokens + c * V::lanes;
-                        const Vector centred = V::sub(d_p, V::broadcast(delta[i]));
-                        V::store(d_s + place, V::mul(V::load(p + place), centred));
-                    });
+        multiply_d_o_v(tile, strip, [=](std::int64_t i, std::int64_t c, Vector d_p) {
+            const std::int64_t place = i * tile_tokens + c * V::lanes;
+            const Vector centred = V::sub(d_p, V::broadcast(delta[i]));
+            V::store(d_s + place, V::mul(V::load(p + place), centred));
+        });
     }
 
     /// sums [d, keys] += rows^T * weights. Computes dV^T += dO^T P and dK^T += Q^T dS.

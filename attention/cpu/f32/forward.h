@@ -3,15 +3,13 @@
 /// algorithm 1) in float32 for one block of query rows. S and O are transposed, with the queries in vector
 /// lanes. The products S^T = K Q^T and O^T += V^T P^T then read K and V element by element from their rows,
 /// and the softmax needs no reductions within a register.
-#include <cmath>
-
 #include <gradtile/attention/cpu/f32/score_columns.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t forward_keys = 64;
-constexpr double log2_e = 1.4426950408889634;
+constexpr float log2_e = 1.44269504088896341f;
 constexpr double ln_2 = 0.6931471805599453;
 
 /// The distance between two rows of a packed tile, in floats. The distance is an odd number of cache lines,
@@ -46,18 +44,18 @@ struct ForwardScratch {
     std::int64_t tiles;
     float* q;          // [tiles, Dqk, tile_tokens]
     float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
-    float* maximum;    // [tiles, tile_tokens]: running maximum of S; see ForwardBlock
-    float* sum;        // [tiles, tile_tokens]: running sum of exp(S - maximum)
+    float* maximum;    // [tiles, tile_tokens]: running maximum of S, in the units of S
+    float* sum;        // [tiles, tile_tokens]: running sum of P
     float* sum_error;  // [tiles, tile_tokens]: rounding errors of the additions to `sum`
     float* k;          // [forward_keys, row_pitch]
     float* v;          // [forward_keys, row_pitch]
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
 };
 
-/// Without a score rule the running maximum is the maximum of scale * log2(e) * Q K^T, so that P needs one
-/// operation per pair before 2^x. With a score rule the running maximum is the maximum of the scores, without
-/// the factor log2(e): a sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would
-/// overflow.
+/// P = 2^(unit * (S - maximum)). Without a score rule S is Q K^T, and the unit is scale * log2(e). With a
+/// score rule S is the score, and the unit is log2(e). The maximum is subtracted before the multiplication: a
+/// sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would overflow. The product
+/// of the maximum and the unit would also have a rounding error, which exceeds 2^7 for scores of 1e9.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -73,8 +71,7 @@ class ForwardBlock {
                     : g_.scale < 0 ? -1.0f
                                    : 0.0f),
           scale_(static_cast<float>(g_.scale < 0 ? -g_.scale : g_.scale)),
-          scale_log2_(g_.scale == 0 ? 1.0f
-                                    : static_cast<float>((g_.scale < 0 ? -g_.scale : g_.scale) * log2_e)) {}
+          unit_(task.rule != nullptr || g_.scale == 0 ? log2_e : g_.scale_log2()) {}
 
     void run() {
         const std::int64_t tiles = tile_count(task_.rows);
@@ -142,8 +139,8 @@ class ForwardBlock {
         if (coverage == Coverage::full) {
             const Strip block{{0, count}, all};
             scores<true>(tile, block, maximum);
-            update_maximum<false>(tile, all, maximum, rescale);
-            exponentials<false>(tile, block);
+            update_maximum(tile, all, maximum, rescale);
+            exponentials(tile, block);
             add_values<true>(tile, block, rescale);
             return;
         }
@@ -153,10 +150,10 @@ class ForwardBlock {
             scores<false>(tile, strips[s], maximum);
             mask_scores(tile, strips[s], keys.begin, maximum);
         }
-        update_maximum<false>(tile, all, maximum, rescale);
+        update_maximum(tile, all, maximum, rescale);
         rescale_outputs(tile, all, rescale);
         for (int s = 0; s < strip_count; ++s) {
-            exponentials<false>(tile, strips[s]);
+            exponentials(tile, strips[s]);
             add_values<false>(tile, strips[s], rescale);
         }
     }
@@ -178,10 +175,10 @@ class ForwardBlock {
             apply_rule<V>(*task_.rule, scale_, block);
             mask_scores(tile, strips[s], keys.begin, maximum);
         }
-        update_maximum<true>(tile, all, maximum, rescale);
+        update_maximum(tile, all, maximum, rescale);
         rescale_outputs(tile, all, rescale);
         for (int s = 0; s < strip_count; ++s) {
-            exponentials<true>(tile, strips[s]);
+            exponentials(tile, strips[s]);
             apply_dropout<V>(*task_.rule, block_of(tile, strips[s], keys.begin));
             add_values<false>(tile, strips[s], rescale);
         }
@@ -256,13 +253,11 @@ class ForwardBlock {
 
     /// Updates the running maximum by the block's maximum, and rescales the sums so far. Writes the factors
     /// for O to `rescale`.
-    template <bool under_rule>
     void update_maximum(const Tile& tile, IndexRange vectors, const float* maximum, float* rescale) const {
-        const Vector scale = V::broadcast(under_rule ? 1.0f : scale_log2_);
         for (std::int64_t i = vectors.begin * V::lanes; i < vectors.end * V::lanes; i += V::lanes) {
             const Vector old = V::load(tile.maximum + i);
-            const Vector now = V::max(old, V::mul(scale, V::load(maximum + i)));
-            const Vector factor = power<under_rule>(V::sub(old, V::replace_minus_infinity(now, V::zero())));
+            const Vector now = V::max(old, V::load(maximum + i));
+            const Vector factor = power(V::sub(old, V::replace_minus_infinity(now, V::zero())));
             V::store(tile.maximum + i, now);
             V::store(tile.sum + i, V::mul(V::load(tile.sum + i), factor));
             V::store(tile.sum_error + i, V::mul(V::load(tile.sum_error + i), factor));
@@ -270,31 +265,22 @@ class ForwardBlock {
         }
     }
 
-    /// Returns e^x for x = a score minus the running maximum. Without a score rule, scores and maximum are in
-    /// base 2, and the function returns 2^x.
-    template <bool under_rule>
-    static Vector power(Vector x) {
-        if constexpr (under_rule) return V::exp2(V::mul(V::broadcast(static_cast<float>(log2_e)), x));
-        return V::exp2(x);
-    }
+    /// Returns 2^(unit * x) for x = S minus the running maximum.
+    Vector power(Vector x) const { return V::exp2(V::mul(V::broadcast(unit_), x)); }
 
-    /// P^T = exp(S^T - maximum), and its sum over the strip's keys. Every 16 keys are summed
+    /// P^T = 2^(unit * (S^T - maximum)), and its sum over the strip's keys. Every 16 keys are summed
     /// separately, and the rounding errors of the total are kept. Otherwise, if one key outweighs all others,
     /// each addition of another key would lose its last bits.
-    template <bool under_rule>
     void exponentials(const Tile& tile, const Strip& strip) const {
-        const Vector scale = V::broadcast(scale_log2_);
         for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
             // Rows without visible keys so far have S = -inf, and any finite maximum gives P = 0.
             const Vector maximum = V::replace_minus_infinity(V::load(tile.maximum + c * V::lanes), V::zero());
-            const Vector offset = V::sub(V::zero(), maximum);
             Vector sum = V::zero();
             for (std::int64_t first = strip.keys.begin; first < strip.keys.end; first += strip_tokens) {
                 Vector partial_sum = V::zero();
                 for (std::int64_t j = first; j < smaller(first + strip_tokens, strip.keys.end); ++j) {
                     float* const p = scratch_.p + j * tile_tokens + c * V::lanes;
-                    const Vector value = under_rule ? power<true>(V::add(V::load(p), offset))
-                                                    : V::exp2(V::fma(V::load(p), scale, offset));
+                    const Vector value = power(V::sub(V::load(p), maximum));
                     V::store(p, value);
                     partial_sum = V::add(partial_sum, value);
                 }
@@ -331,20 +317,21 @@ class ForwardBlock {
     }
 
     void finish(const Tile& tile) const {
-        alignas(64) float inverse[tile_tokens] = {};
+        alignas(64) float inverse[tile_tokens] = {}, sum[tile_tokens];
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
-        const double unit = task_.rule != nullptr ? 1.0 : ln_2;
-        const bool is_part = task_.part_lse != nullptr;
+        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(unit_) * ln_2;
+        const bool is_part = task_.part_softmax != nullptr;
         for (std::int64_t i = 0; i < rows; ++i) {
-            // A row that sees no key has sum 0 and maximum -inf, which gives O = 0 and LSE = -inf.
-            const float sum = tile.sum[i] + tile.sum_error[i];
-            inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const double maximum = static_cast<double>(tile.maximum[i]) * unit;
-            if (is_part) {
-                task_.part_lse[tile.rows.begin + i] = maximum + log(static_cast<double>(sum));
-            } else {
-                task_.lse[tile.rows.begin + i] = static_cast<float>(maximum + static_cast<double>(logf(sum)));
-            }
+            // A row that sees no key has sum 0, which gives O = 0 and LSE = -inf.
+            sum[i] = tile.sum[i] + tile.sum_error[i];
+            inverse[i] = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+        }
+        if (is_part) {
+            for (std::int64_t i = 0; i < rows; ++i)
+                task_.part_softmax[tile.rows.begin + i] = {static_cast<double>(tile.maximum[i]) * unit,
+                                                           static_cast<double>(sum[i])};
+        } else {
+            task_.lse.store(tile.rows.begin, rows, unit, tile.maximum, sum);
         }
         store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, is_part ? task_.part_o : task_.o);
     }
@@ -354,7 +341,7 @@ class ForwardBlock {
     ForwardScratch scratch_;
     float q_factor_;
     float scale_;  // the absolute value of the call's scale
-    float scale_log2_;
+    float unit_;   // the factor of a difference of two S in an exponent of 2
 };
 
 }  // namespace

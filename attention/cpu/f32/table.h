@@ -9,6 +9,7 @@ namespace {
 template <class V>
 constexpr FlashKernels<float> f32_kernels_on(const char* name) {
     return {.name = name,
+            .scores_in_base_2 = true,
             .blocks =
                 [](const Geometry& geometry) {
                     return Blocks{.forward_rows = forward_task_rows(geometry),

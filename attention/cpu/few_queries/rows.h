@@ -30,7 +30,7 @@ struct FewQueriesScratch {
     float* q;                          ///< [rows, padded Dqk]
     float* o;                          ///< [rows, padded Dv], not yet divided by the sum
     float* p;                          ///< [rows, block]: products, then scores, then P
-    float* factor;                     ///< [rows]: exp(previous maximum - maximum)
+    float* factor;                     ///< [rows]: 2^(unit * (previous maximum - maximum))
     float *maximum, *sum, *sum_error;  ///< [rows]
     float *k, *v;                      ///< [block, padded columns]: copies in float32
     std::size_t bytes;
@@ -70,11 +70,12 @@ class FewQueriesBlock {
           rows_(task.heads * queries_),
           scratch_(g_, rows_, memory),
           scale_(static_cast<float>(g_.scale < 0 ? -g_.scale : g_.scale)),
-          scale_log2_(g_.scale == 0
-                          ? 1.0f
-                          : static_cast<float>((g_.scale < 0 ? -g_.scale : g_.scale) * 1.4426950408889634)) {}
+          unit_(task.rules != nullptr || g_.scale == 0 ? log2_e : g_.scale_log2()) {}
 
     void run() {
+        // The running maximum needs a positive scale. For a negative scale Q is negated instead. For scale 0,
+        // which gives all visible keys the same weight, Q becomes 0.
+        load_queries(g_.scale > 0 ? 1.0f : g_.scale < 0 ? -1.0f : 0.0f);
         start();
         const IndexRange visible = intersection(g_.mask.visible_keys({0, queries_}), task_.part);
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += few_queries_block) {
@@ -95,18 +96,44 @@ class FewQueriesBlock {
         finish();
     }
 
+    /// See FewQueriesKernels::multiply.
+    void multiply(const StridedRows<float>& out) {
+        load_queries(1.0f);
+        for (std::int64_t begin = task_.part.begin; begin < task_.part.end; begin += few_queries_block) {
+            const std::int64_t count = smaller(few_queries_block, task_.part.end - begin);
+            if (rows_ > rows_together) {
+                copy_rows(task_.k, {begin, begin + count}, task_.part.end, g_.d_qk, scratch_.k);
+                multiply_block(StridedRows<const float>{scratch_.k, padded_columns<V>(g_.d_qk)}, count,
+                               count);
+            } else {
+                multiply_block(StridedRows<const T>{task_.k.row(begin), task_.k.stride}, count,
+                               task_.part.end - begin);
+            }
+            for (std::int64_t r = 0; r < rows_; ++r) {
+                const float* const products = scratch_.p + r * few_queries_block;
+                float* const target = out.row(r) + (begin - task_.part.begin);
+                for (std::int64_t j = 0; j < few_queries_block; ++j) target[j] = j < count ? products[j] : 0;
+            }
+        }
+    }
+
   private:
     static constexpr std::int64_t rows_together = 4;
 
-    void start() const {
-        // The running maximum needs a positive scale. For a negative scale Q is negated instead. For scale 0,
-        // which gives all visible keys the same weight, Q becomes 0.
-        const Vector factor = V::broadcast(g_.scale > 0 ? 1.0f : g_.scale < 0 ? -1.0f : 0.0f);
-        const std::int64_t q_columns = padded_columns<V>(g_.d_qk), o_columns = padded_columns<V>(g_.d_v);
+    /// Copies factor * q to scratch memory.
+    void load_queries(float factor) const {
+        const std::int64_t pitch = padded_columns<V>(g_.d_qk);
         for (std::int64_t r = 0; r < rows_; ++r) {
             const T* const q = task_.q.row(r % queries_) + r / queries_ * task_.q_head_stride;
-            for (std::int64_t c = 0; c < q_columns; c += lanes)
-                V::store(scratch_.q + r * q_columns + c, V::mul(factor, V::load_first(q + c, g_.d_qk - c)));
+            for (std::int64_t c = 0; c < pitch; c += lanes)
+                V::store(scratch_.q + r * pitch + c,
+                         V::mul(V::broadcast(factor), V::load_first(q + c, g_.d_qk - c)));
+        }
+    }
+
+    void start() const {
+        const std::int64_t o_columns = padded_columns<V>(g_.d_v);
+        for (std::int64_t r = 0; r < rows_; ++r) {
             for (std::int64_t c = 0; c < o_columns; c += lanes)
                 V::store(scratch_.o + r * o_columns + c, V::zero());
             scratch_.maximum[r] = -infinity;
@@ -131,11 +158,17 @@ class FewQueriesBlock {
     void process(IndexRange keys, const StridedRows<const E>& k, const StridedRows<const E>& v,
                  std::int64_t readable) const {
         const std::int64_t count = keys.end - keys.begin;
-        for_row_groups(
-            [&]<int R>(std::int64_t row) { this->template multiply_keys<R>(row, k, count, readable); });
+        multiply_block(k, count, readable);
         for (std::int64_t r = 0; r < rows_; ++r) exponentiate(r, keys);
         for_row_groups(
             [&]<int R>(std::int64_t row) { this->template add_values<R>(row, v, count, readable); });
+    }
+
+    /// Computes the products of all rows with a block of keys. The parameters are those of process().
+    template <class E>
+    void multiply_block(const StridedRows<const E>& k, std::int64_t count, std::int64_t readable) const {
+        for_row_groups(
+            [&]<int R>(std::int64_t row) { this->template multiply_keys<R>(row, k, count, readable); });
     }
 
     /// Calls body<R>(first row) for groups of R rows, which share each vector of K and V in a register.
@@ -198,7 +231,8 @@ class FewQueriesBlock {
         }
     }
 
-    /// Replaces the products of row r by P = exp(score - maximum), and updates the row's maximum and sum.
+    /// Replaces the products of row r by P = 2^(unit * (score - maximum)), and updates the row's maximum and
+    /// sum.
     void exponentiate(std::int64_t r, IndexRange keys) const {
         const std::int64_t i = r % queries_, head = r / queries_;
         float* const p = scratch_.p + r * few_queries_block;
@@ -221,16 +255,13 @@ class FewQueriesBlock {
             V::store(p + j, s);
             largest = V::max(largest, s);
         }
-        update_maximum(r, V::largest_lane(largest), rule != nullptr);
+        update_maximum(r, V::largest_lane(largest));
         // If all scores so far are -inf, any finite maximum gives P = 0.
         const float maximum = scratch_.maximum[r] == -infinity ? 0.0f : scratch_.maximum[r];
-        const Vector offset = V::broadcast(maximum),
-                     scale = V::broadcast(rule != nullptr ? log2_e : scale_log2_);
+        const Vector offset = V::broadcast(maximum), unit = V::broadcast(unit_);
         Vector block_sum = V::zero();
         for (std::int64_t j = 0; j < few_queries_block; j += lanes) {
-            const Vector s = V::load(p + j);
-            const Vector x = rule != nullptr ? V::exp2(V::mul(scale, V::sub(s, offset)))
-                                             : V::exp2(V::fma(scale, s, V::sub(V::zero(), offset)));
+            const Vector x = V::exp2(V::mul(unit, V::sub(V::load(p + j), offset)));
             V::store(p + j, x);
             block_sum = V::add(block_sum, x);
         }
@@ -238,13 +269,11 @@ class FewQueriesBlock {
         if (rule != nullptr) apply_dropout(*rule, i, seen.begin, end - first, p + first);
     }
 
-    /// Without a score rule the running maximum is in units of base 2, as in the kernels for many queries.
-    void update_maximum(std::int64_t r, float largest, bool under_rule) const {
-        const float old = scratch_.maximum[r], candidate = under_rule ? largest : scale_log2_ * largest;
-        if (!(candidate > old)) return;
-        const float exponent = under_rule ? log2_e * (old - candidate) : old - candidate;
-        const float factor = V::first_lane(V::exp2(V::broadcast(exponent)));
-        scratch_.maximum[r] = candidate;
+    void update_maximum(std::int64_t r, float largest) const {
+        const float old = scratch_.maximum[r];
+        if (!(largest > old)) return;
+        const float factor = V::first_lane(V::exp2(V::broadcast(unit_ * (old - largest))));
+        scratch_.maximum[r] = largest;
         scratch_.factor[r] = factor;
         scratch_.sum[r] *= factor;
         scratch_.sum_error[r] *= factor;
@@ -310,16 +339,15 @@ class FewQueriesBlock {
         }
     }
 
-    /// O = o / sum and LSE = maximum + ln(sum).
+    /// O = o / sum.
     void finish() const {
-        const double unit = task_.rules != nullptr ? 1.0 : 0.6931471805599453;
+        const double unit = task_.rules != nullptr ? 1.0 : static_cast<double>(unit_) * 0.6931471805599453;
         const std::int64_t pitch = padded_columns<V>(g_.d_v);
         for (std::int64_t r = 0; r < rows_; ++r) {
-            // A row that sees no key has sum 0 and maximum -inf, which gives O = 0 and LSE = -inf.
+            // A row that sees no key has sum 0 and maximum -inf, which gives O = 0.
             const float sum = scratch_.sum[r] + scratch_.sum_error[r];
             const Vector inverse = V::broadcast(sum == 0.0f ? 0.0f : 1.0f / sum);
-            task_.lse[r] =
-                unit * static_cast<double>(scratch_.maximum[r]) + __builtin_log(static_cast<double>(sum));
+            task_.softmax[r] = {unit * static_cast<double>(scratch_.maximum[r]), static_cast<double>(sum)};
             for (std::int64_t c = 0; c < g_.d_v; c += lanes)
                 V::store_first(task_.o + r * g_.d_v + c, V::mul(inverse, V::load(scratch_.o + r * pitch + c)),
                                g_.d_v - c);
@@ -330,7 +358,8 @@ class FewQueriesBlock {
     const Geometry& g_;
     const std::int64_t queries_, rows_;
     const FewQueriesScratch<V> scratch_;
-    const float scale_, scale_log2_;  // scale_: the absolute value of the call's scale
+    const float scale_;  // the absolute value of the call's scale
+    const float unit_;   // the factor of a difference of two scores in an exponent of 2
 };
 
 template <class V, class T>
@@ -341,7 +370,9 @@ constexpr FewQueriesKernels<T> few_queries_kernels_on(const char* name) {
                     return FewQueriesScratch<V>(geometry, rows, nullptr).bytes;
                 },
             .forward = [](const FewQueriesTask<T>& task,
-                          std::byte* scratch) { FewQueriesBlock<V, T>(task, scratch).run(); }};
+                          std::byte* scratch) { FewQueriesBlock<V, T>(task, scratch).run(); },
+            .multiply = [](const FewQueriesTask<T>& task, const StridedRows<float>& out,
+                           std::byte* scratch) { FewQueriesBlock<V, T>(task, scratch).multiply(out); }};
 }
 
 }  // namespace

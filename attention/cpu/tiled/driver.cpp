@@ -1,6 +1,7 @@
 // memory_efficient and flash1 on the CPU. A task computes one head. The tensors are the slow memory of the
 // tiled algorithms, and the task's scratch memory is their fast memory.
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/cpu/task_scratch.h>
 #include <gradtile/attention/cpu/tiled/flash1.h>
 #include <gradtile/attention/cpu/tiled/memory_efficient.h>
@@ -55,7 +56,8 @@ Geometry tiled_geometry(const ResolvedOptions& options, const Tensor& q, const T
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
 }
 
-/// Calls algorithm(head, memory) for every (batch, query head). All tensors of `saved` must be defined.
+/// Calls algorithm(head, memory) for every (batch, query head). All tensors of `saved` but lse_remainder must
+/// be defined.
 template <class T, class Algorithm>
 void tiled_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                    Algorithm&& algorithm) {
@@ -79,6 +81,7 @@ void tiled_forward(const Context& ctx, const ResolvedOptions& options, const Sav
                                   .v = matrix_of<T>(v.tensor(), b, h / group),
                                   .o = matrix_of<A>(o.tensor(), b, h),
                                   .lse = row_numbers_of<A>(saved.lse, b, h),
+                                  .lse_remainder = row_numbers_of<A>(saved.lse_remainder, b, h),
                                   .row_max = row_numbers_of<A>(saved.row_max, b, h),
                                   .row_sum = row_numbers_of<A>(saved.row_sum, b, h)};
         algorithm(head, memory);
@@ -116,6 +119,7 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
                             .o = matrix_of<T>(o.tensor(), b, h),
                             .d_o = matrix_of<T>(d_o.tensor(), b, h),
                             .lse = row_numbers_of<A>(saved.lse, b, h),
+                            .lse_remainder = row_numbers_of<A>(saved.lse_remainder, b, h),
                             .d_lse = row_numbers_of<A>(d_lse.tensor(), b, h),
                             .row_max = row_numbers_of<A>(saved.row_max, b, h),
                             .row_sum = row_numbers_of<A>(saved.row_sum, b, h),
@@ -155,9 +159,9 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
     parallel_for(ctx, heads, [&](std::int64_t head) {
         double sum = 0;
         for (std::int64_t b = 0; b < batch; ++b) {
-            const std::int64_t first = (b * heads + head) * queries;
-            add_sink_gradient(options.scores.rule_of<double>(b, head).sink, queries,
-                              saved.lse.data<A>() + first, deltas.data<A>() + first, sum);
+            const RowLse<A> lse = row_lse_of<A>(saved, b, head);
+            add_sink_gradient(options.scores.rule_of<double>(b, head).sink, queries, {lse.lse, lse.remainder},
+                              deltas.data<A>() + (b * heads + head) * queries, sum);
         }
         into.sink.data<float>()[head * into.sink.stride(0)] = static_cast<float>(sum);
     });

@@ -91,9 +91,9 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     for_each_block({0, g.mask.queries}, blocks.rows, g.mask.queries, [&](IndexRange rows) {
         fast.load(head.row_sum.rows(rows), tiles.l);
         fast.load(head.row_max.rows(rows), tiles.m);
-        for (std::int64_t r = 0; r < rows.end - rows.begin; ++r)
-            tiles.l[r] = tiles.l[r] == 0 ? minus_infinity<A> : tiles.m[r] + std::log(tiles.l[r]);
+        lse_of_statistics(tiles.l, tiles.m, rows.end - rows.begin);
         fast.store(tiles.l, head.lse.rows(rows));
+        if (head.lse_remainder.columns() > 0) fast.store(tiles.m, head.lse_remainder.rows(rows));
     });
 }
 

@@ -15,10 +15,11 @@ struct ForwardHead {
     Geometry geometry;
     ScoreRule<A> rule;
     SlowMatrix<const T> q, k, v;
-    SlowMatrix<A> o;        ///< written
-    SlowMatrix<A> lse;      ///< [Sq, 1], written
-    SlowMatrix<A> row_max;  ///< [Sq, 1]: m
-    SlowMatrix<A> row_sum;  ///< [Sq, 1]: l
+    SlowMatrix<A> o;              ///< written
+    SlowMatrix<A> lse;            ///< [Sq, 1], written
+    SlowMatrix<A> lse_remainder;  ///< [Sq, 1], written; no columns: not wanted
+    SlowMatrix<A> row_max;        ///< [Sq, 1]: m
+    SlowMatrix<A> row_sum;        ///< [Sq, 1]: l
 };
 
 /// The backward pass of one of the query heads that share a (batch, K/V head).
@@ -27,10 +28,10 @@ struct QueryHead {
     using A = Accumulator<T>;
     ScoreRule<A> rule;
     SlowMatrix<const T> q, o, d_o;
-    SlowMatrix<const A> lse, d_lse;        ///< [Sq, 1]; d_lse has no columns if the LSE has no gradient
-    SlowMatrix<const A> row_max, row_sum;  ///< [Sq, 1]: m and l, which only flash1 reads
-    SlowMatrix<A> delta;                   ///< [Sq, 1]: D = rowsum(dO * O) - dLSE
-    SlowMatrix<A> d_q;                     ///< written
+    SlowMatrix<const A> lse, lse_remainder, d_lse;  ///< [Sq, 1]; the last two may have no columns: 0
+    SlowMatrix<const A> row_max, row_sum;           ///< [Sq, 1]: m and l, which only flash1 reads
+    SlowMatrix<A> delta;                            ///< [Sq, 1]: D = rowsum(dO * O) - dLSE
+    SlowMatrix<A> d_q;                              ///< written
     const BiasGradientsOfHead<A>* bias_gradients = nullptr;
 };
 

@@ -50,7 +50,7 @@ void update_softmax(const Tile& tile, const ForwardHead<T>& head, const BlockMat
     }
 }
 
-/// Writes LSE = m + ln l.
+/// Writes LSE = m + ln l, and what this number lost when it was rounded.
 template <class T>
 void store_lse(const ForwardHead<T>& head, FastMemory& fast, SourceLine caller = SourceLine::current()) {
     using A = Accumulator<T>;
@@ -60,8 +60,9 @@ void store_lse(const ForwardHead<T>& head, FastMemory& fast, SourceLine caller =
         const IndexRange row{i, i + 1};
         fast.load(head.row_max.rows(row), m);
         fast.load(head.row_sum.rows(row), l);
-        l[0] = l[0] == 0 ? minus_infinity<A> : m[0] + std::log(l[0]);
+        lse_of_statistics(l, m, 1);
         fast.store(l, head.lse.rows(row));
+        if (head.lse_remainder.columns() > 0) fast.store(m, head.lse_remainder.rows(row));
     }
 }
 
@@ -96,6 +97,8 @@ void differentiate_block(const Tile& tile, const QueryHead<T>& head, const Block
     const std::int64_t keys = tile.key_count();
     const auto s = fast.matrix<A>(1, keys, "S"), d_p = fast.matrix<A>(1, keys, "dP");
     const auto lse = fast.matrix<A>(1, 1, "LSE"), delta = fast.matrix<A>(1, 1, "D");
+    const auto lse_remainder = fast.matrix<A>(1, 1, "LSE remainder");
+    lse_remainder[0] = 0;
     const auto bias_columns = fast.matrix<A>(max_biases, keys, "dBias");
     const DifferentiationRows<A> scratch(fast, keys);
     BlockBiasGradients<A> bias_sums(head.bias_gradients, tile.keys.begin, keys, bias_columns.data);
@@ -105,10 +108,12 @@ void differentiate_block(const Tile& tile, const QueryHead<T>& head, const Block
         fast.load(block.s.block(in_block, columns), s);
         fast.load(block.d_p.block(in_block, columns), d_p);
         fast.load(head.lse.rows(row.rows), lse);
+        if (head.lse_remainder.columns() > 0) fast.load(head.lse_remainder.rows(row.rows), lse_remainder);
         fast.load(head.delta.rows(row.rows), delta);
         const auto statistics = [&](std::int64_t) {
-            return RowStatistics<A>{
-                .reference = finite_reference(lse[0]), .inverse_sum = A(1), .delta = delta[0]};
+            return RowStatistics<A>{.reference = finite_reference(lse[0]),
+                                    .inverse_sum = std::exp(-lse_remainder[0]),
+                                    .delta = delta[0]};
         };
         differentiate_tile<T>(row, head.rule, statistics, s, d_p, scratch, bias_sums);
         fast.store(s, block.s.block(in_block, columns));

@@ -125,6 +125,16 @@ A finite_reference(A maximum) {
     return maximum == minus_infinity<A> ? A(0) : maximum;
 }
 
+/// Replaces the sum l of `rows` rows by LSE = m + ln l, and the maximum m by what the LSE lost when it was
+/// rounded.
+template <class A>
+void lse_of_statistics(const FastMatrix<A>& l, const FastMatrix<A>& m, std::int64_t rows) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const A maximum = m[r], sum = l[r];
+        RowLse<A>{&l[r], &m[r]}.store(0, 1, 1.0, &maximum, &sum);
+    }
+}
+
 /// s = exp(s - reference). Returns the row's sum, in partial sums, so that a long row loses no digits.
 template <class A>
 A exponentials(IndexRange visible, A reference, A* s) {
