@@ -4,12 +4,11 @@
 #include <thread>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/with_source.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
@@ -27,8 +26,6 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 DatasetOptions dataset_options(const TrainConfig& config) {
     return {.data = config.data,
             .val_data = config.val_data,
@@ -42,11 +39,11 @@ DatasetOptions dataset_options(const TrainConfig& config) {
 
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
 /// of all ranks. Only file names are added, because directories may differ between ranks.
-void add_contents(json& facts, const TrainConfig& config, const json& content) {
+void add_contents(JsonValue& facts, const TrainConfig& config, const JsonValue& content) {
     for (const auto& [name, files] : content.items()) {
         const std::filesystem::path path = name == "data" ? config.data : config.val_data;
-        facts[concat("the content of ", name, " (", path.filename().string(), ")")] =
-            files.size() == 1 ? files.front() : files;
+        facts.set(concat("the content of ", name, " (", path.filename().string(), ")"),
+                  files.size() == 1 ? files[0] : files);
     }
 }
 
@@ -96,7 +93,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     : config_(std::move(config)),
       on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       group_(std::move(group)) {
-    group_->require_equal("settings", json_text(to_json(config_)));
+    group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
     check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
           "lora-rank: ", config_.model.lora_rank,
@@ -141,7 +138,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     });
     identity_ = group_->broadcast(directory ? directory->identity() : std::string());
     if (start.checkpoint) {
-        apply_json(config_, *start.checkpoint->config, start.source);
+        apply_json(config_, start.checkpoint->config, start.source);
     } else {
         config_ = shared_config(*group_, directory);
     }
@@ -158,17 +155,16 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
               "'; expected the same data at another place");
         config_.val_data = *resume.val_data;
     }
-    group_->require_equal("settings", json_text(to_json(config_)));
+    group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
 
     if (start.checkpoint) {
-        const auto content = start.checkpoint->data->find(content_key);
-        const bool known = content != start.checkpoint->data->end();
-        if (!known)
+        const JsonValue* const content = start.checkpoint->data.find(content_key);
+        if (!content)
             on_message_(concat(start.source,
                                ": has no record of its training data; this data is used "
                                "without a comparison"));
-        build(tokenizer_of(*start.checkpoint, start.source), known ? *content : json());
+        build(tokenizer_of(*start.checkpoint, start.source), content ? *content : JsonValue());
         restore(*start.checkpoint, start.source);
         saved_step_ = submitted_step_ = step_;
     } else {
@@ -225,11 +221,11 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
                                            " as set; the data needs ", grouped(dataset.vocabulary),
                                            "; the rest costs only memory and time (a run with vocabulary ",
                                            dataset.vocabulary, " avoids this)"));
-    json facts{{"vocabulary", config_.model.vocabulary},
-               {"training tokens", train_tokens_},
-               {"validation tokens", validation_tokens_}};
-    add_contents(facts, config_, *data_content_);
-    group_->require_equal("data", json_text(facts));
+    JsonValue facts = JsonValue::object({{"vocabulary", config_.model.vocabulary},
+                                         {"training tokens", train_tokens_},
+                                         {"validation tokens", validation_tokens_}});
+    add_contents(facts, config_, data_content_);
+    group_->require_equal("data", facts.dump());
 
     constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
@@ -355,41 +351,44 @@ Checkpoint Trainer::snapshot() {
     checkpoint.step = step_;
     replica_->save_into(checkpoint);
     checkpoint.config = to_json(config_);
-    *checkpoint.data = {{"loader", *input_->state()}, {content_key, *data_content_}};
-    if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
+    checkpoint.data = JsonValue::object({{"loader", input_->state()}, {content_key, data_content_}});
+    if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     // Every random number is Philox under a key made of the seed and the step, so there is no other state.
-    *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
-    *checkpoint.meta = {{"gradtile", version()},
-                        {"world_size", group_->size()},
-                        {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
-                        {"val_loss", json_of(val_loss_)},
-                        {"best_val_loss", json_of(best_val_loss_)},
-                        {"bad_steps", bad_steps_},
-                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
-                        {"device", concat(model().ctx.device())},
-                        {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
-    if (pending_evaluation_) (*checkpoint.meta)[pending_evaluation_key] = *to_json(*pending_evaluation_);
-    if (!identity_.empty()) (*checkpoint.meta)[run_identity_key] = identity_;
+    checkpoint.rng =
+        JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
+    const JsonValue schedule = JsonValue::object({{"horizon", schedule_.horizon}, {"last_step", end_}});
+    checkpoint.meta = JsonValue::object(
+        {{"gradtile", version()},
+         {"world_size", group_->size()},
+         {"schedule", schedule},
+         {"val_loss", json_of(val_loss_)},
+         {"best_val_loss", json_of(best_val_loss_)},
+         {"bad_steps", bad_steps_},
+         {"bad_steps_in_a_row", bad_steps_in_a_row_},
+         {"device", concat(model().ctx.device())},
+         {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}});
+    if (pending_evaluation_) checkpoint.meta.set(pending_evaluation_key, to_json(*pending_evaluation_));
+    if (!identity_.empty()) checkpoint.meta.set(run_identity_key, identity_);
     if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
-        (*checkpoint.meta)[algorithms_key] = algorithms_to_json(algorithms);
+        checkpoint.meta.set(algorithms_key, algorithms_to_json(algorithms));
     return checkpoint;
 }
 
 void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     replica_->restore(checkpoint, source);
-    try {
-        input_->restore(checkpoint.data->at("loader"));
-        end_ = checkpoint.meta->at("schedule").at("last_step").get<std::int64_t>();
-        bad_steps_ = checkpoint.meta->at("bad_steps").get<std::int64_t>();
-        bad_steps_in_a_row_ = checkpoint.meta->at("bad_steps_in_a_row").get<std::int64_t>();
-        val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
-        best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
+    const JsonValue& meta = checkpoint.meta;
+    with_source(concat(source, ": is not a training checkpoint"), [&] {
+        end_ = meta["schedule"]["last_step"].get<std::int64_t>();
+        bad_steps_ = meta["bad_steps"].get<std::int64_t>();
+        bad_steps_in_a_row_ = meta["bad_steps_in_a_row"].get<std::int64_t>();
+        val_loss_ = optional_of<double>(meta, "val_loss");
+        best_val_loss_ = optional_of<double>(meta, "best_val_loss");
         best_saved_val_loss_ = best_val_loss_;
-        if (checkpoint.meta->contains(pending_evaluation_key))
-            pending_evaluation_ = step_report_from(checkpoint.meta->at(pending_evaluation_key));
-    } catch (const json::exception& error) {
-        throw Error(concat(source, ": is not a training checkpoint: ", reason_of(error)));
-    }
+        if (const JsonValue* const report = meta.find(pending_evaluation_key))
+            pending_evaluation_ = step_report_from(*report);
+        return &checkpoint.data["loader"];
+    });
+    input_->restore(checkpoint.data["loader"]);
     step_ = checkpoint.step;
     restore_algorithms(checkpoint, source);
 }
@@ -397,8 +396,8 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
 /// Restores the matrix algorithms, so that results do not depend on a new timing. If they cannot be restored,
 /// the run continues with newly timed ones.
 void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string& source) {
-    const auto found = checkpoint.meta->find(algorithms_key);
-    if (found == checkpoint.meta->end()) return;
+    const JsonValue* const found = checkpoint.meta.find(algorithms_key);
+    if (!found) return;
     try {
         const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
         if (model().ctx.device().is_cpu() || restore_gemm_algorithms(model().ctx, saved) == saved.size())

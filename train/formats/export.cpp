@@ -2,10 +2,7 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/formats/gguf_metadata.h>
 #include <gradtile/train/formats/gguf_writer.h>
@@ -41,14 +38,14 @@ class Exporter {
   public:
     Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
         : checkpoint_(checkpoint), source_(std::move(source)), options_(options) {
-        apply_json(config_, *checkpoint.config, source_);
+        apply_json(config_, checkpoint.config, source_);
         validate(config_.model);
         dtype_ = dtype_of_export(options.dtype, config_.dtype);
         tokenizer_ = tokenizer_of(checkpoint, source_);
     }
 
     ExportResult write_safetensors_folder() {
-        const nlohmann::json config = huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
+        const JsonValue config = huggingface_config_of(config_.model, dtype_, tokenizer(), source_);
         const fs::path folder = options_.out;
         const std::string weights = (folder / "model.safetensors").string(),
                           config_file = (folder / "config.json").string(),
@@ -68,7 +65,7 @@ class Exporter {
             } else {
                 note_tokenizer("tokenizer.json");
             }
-            const std::string config_text = json_text(config, 2) + '\n';
+            const std::string config_text = config.dump(2) + '\n';
             TensorWriter writer(config_file);
             writer.write(std::as_bytes(std::span(config_text)));
             writer.commit();

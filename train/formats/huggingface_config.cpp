@@ -1,30 +1,25 @@
 #include <gradtile/train/formats/huggingface_config.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/train_config.h>
 
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 /// The members of a config.json, with an error that names file and member.
 class ConfigReader {
   public:
-    ConfigReader(const json& value, std::string_view source) : value_(value), source_(source) {
+    ConfigReader(const JsonValue& value, std::string_view source) : value_(value), source_(source) {
         check(value.is_object(), source_, ": expected an object");
     }
 
     bool has(const char* name) const { return value_.contains(name) && !value_[name].is_null(); }
     std::int64_t integer(const char* name, std::int64_t missing) const {
         if (!has(name)) return missing;
-        const json& value = value_[name];
-        check(value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() <= 1e15, source_,
-              ": ", name, ": ", json_excerpt(value), "; expected an integer, 0 or more");
+        const JsonValue& value = value_[name];
+        check(value.is_number_unsigned() && value.number() <= 1e15, source_, ": ", name, ": ",
+              json_excerpt(value), "; expected an integer, 0 or more");
         return value.get<std::int64_t>();
     }
     double number(const char* name, double missing) const {
@@ -58,7 +53,7 @@ class ConfigReader {
     const std::string& source() const { return source_; }
 
   private:
-    const json& value_;
+    const JsonValue& value_;
     std::string source_;
 };
 
@@ -151,7 +146,7 @@ ModelConfig comparable(ModelConfig config) {
     return config;
 }
 
-json settings_of(const ModelConfig& config) {
+JsonValue settings_of(const ModelConfig& config) {
     TrainConfig train;
     train.model = config;
     return to_json(train);
@@ -162,7 +157,7 @@ json settings_of(const ModelConfig& config) {
 /// express it.
 void check_same_model(const ModelConfig& config, const ModelConfig& written, std::string_view type,
                       std::string_view source) {
-    const json own = settings_of(comparable(config)), read = settings_of(comparable(written));
+    const JsonValue own = settings_of(comparable(config)), read = settings_of(comparable(written));
     for (const auto& [name, value] : own.items())
         check(value == read[name], source, ": ", name, " ", json_excerpt(value),
               " cannot be stored in a model of type ", type, "; it has ", name, " ",
@@ -170,56 +165,56 @@ void check_same_model(const ModelConfig& config, const ModelConfig& written, std
     check(comparable(config) == comparable(written), source, ": the model cannot be stored in type ", type);
 }
 
-json gpt2_json(const ModelConfig& c) {
+JsonValue gpt2_json(const ModelConfig& c) {
     const auto activation = std::ranges::find(gpt2_activations, c.activation, &ActivationName::activation);
     // If the activation has no name here, the comparison in check_same_model() refuses it.
     const std::string_view name = activation == gpt2_activations.end() ? "gelu_new" : activation->name;
-    return {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"n_layer", c.layers},
-            {"n_head", c.heads},
-            {"n_embd", c.width},
-            {"n_inner", c.hidden_width()},
-            {"n_positions", c.context},
-            {"n_ctx", c.context},
-            {"vocab_size", c.vocabulary},
-            {"activation_function", name},
-            {"layer_norm_epsilon", c.norm_epsilon},
-            {"attn_pdrop", c.attention_dropout},
-            {"embd_pdrop", c.dropout},
-            {"resid_pdrop", c.dropout}};
+    return JsonValue::object({{"architectures", JsonValue::Array{"GPT2LMHeadModel"}},
+                              {"model_type", "gpt2"},
+                              {"n_layer", c.layers},
+                              {"n_head", c.heads},
+                              {"n_embd", c.width},
+                              {"n_inner", c.hidden_width()},
+                              {"n_positions", c.context},
+                              {"n_ctx", c.context},
+                              {"vocab_size", c.vocabulary},
+                              {"activation_function", name},
+                              {"layer_norm_epsilon", c.norm_epsilon},
+                              {"attn_pdrop", c.attention_dropout},
+                              {"embd_pdrop", c.dropout},
+                              {"resid_pdrop", c.dropout}});
 }
 
-json llama_json(const ModelConfig& c) {
-    return {{"architectures", {"LlamaForCausalLM"}},
-            {"model_type", "llama"},
-            {"num_hidden_layers", c.layers},
-            {"num_attention_heads", c.heads},
-            {"num_key_value_heads", c.key_value_heads()},
-            {"hidden_size", c.width},
-            {"head_dim", c.head_dim()},
-            {"intermediate_size", c.hidden_width()},
-            {"max_position_embeddings", c.context},
-            {"vocab_size", c.vocabulary},
-            {"hidden_act", "silu"},
-            {"attention_bias", c.bias},
-            {"mlp_bias", c.bias},
-            {"attention_dropout", c.attention_dropout},
-            {"rms_norm_eps", c.norm_epsilon},
-            {"rope_theta", c.rope_base},
-            {"rope_scaling", nullptr}};
+JsonValue llama_json(const ModelConfig& c) {
+    return JsonValue::object({{"architectures", JsonValue::Array{"LlamaForCausalLM"}},
+                              {"model_type", "llama"},
+                              {"num_hidden_layers", c.layers},
+                              {"num_attention_heads", c.heads},
+                              {"num_key_value_heads", c.key_value_heads()},
+                              {"hidden_size", c.width},
+                              {"head_dim", c.head_dim()},
+                              {"intermediate_size", c.hidden_width()},
+                              {"max_position_embeddings", c.context},
+                              {"vocab_size", c.vocabulary},
+                              {"hidden_act", "silu"},
+                              {"attention_bias", c.bias},
+                              {"mlp_bias", c.bias},
+                              {"attention_dropout", c.attention_dropout},
+                              {"rms_norm_eps", c.norm_epsilon},
+                              {"rope_theta", c.rope_base},
+                              {"rope_scaling", nullptr}});
 }
 
 /// Returns the id of the added token with this text; null if the tokenizer has no such added token.
-json token_id(const Tokenizer* tokenizer, std::string_view text) {
+JsonValue token_id(const Tokenizer* tokenizer, std::string_view text) {
     const BytePairEncoding* const encoding = tokenizer ? tokenizer->byte_pair_encoding() : nullptr;
     const auto id = encoding ? encoding->added_token(text) : std::nullopt;
-    return id ? json(*id) : json();
+    return id ? JsonValue(*id) : JsonValue();
 }
 
 }  // namespace
 
-HuggingFaceModel read_huggingface_config(const json& value, std::string_view source) {
+HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source) {
     const ConfigReader reader(value, source);
     reader.require_absent("quantization_config");
     const std::string type = reader.text("model_type", "");
@@ -241,16 +236,16 @@ WeightLayout huggingface_layout_of(const ModelConfig& config) {
     return rotates_heads(config.positions) ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2;
 }
 
-json huggingface_config_of(const ModelConfig& config, DType dtype, const Tokenizer* tokenizer,
-                           std::string_view source) {
+JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const Tokenizer* tokenizer,
+                                std::string_view source) {
     const bool llama = huggingface_layout_of(config) == WeightLayout::huggingface_llama;
-    json value = llama ? llama_json(config) : gpt2_json(config);
-    value["tie_word_embeddings"] = config.tied_head;
-    value["torch_dtype"] = name_of(dtype);
-    json begin = token_id(tokenizer, "<|begin_of_text|>"), end = token_id(tokenizer, "<|end_of_text|>");
+    JsonValue value = llama ? llama_json(config) : gpt2_json(config);
+    value.set("tie_word_embeddings", config.tied_head);
+    value.set("torch_dtype", name_of(dtype));
+    JsonValue begin = token_id(tokenizer, "<|begin_of_text|>"), end = token_id(tokenizer, "<|end_of_text|>");
     if (begin.is_null()) begin = end = token_id(tokenizer, "<|endoftext|>");
-    value["bos_token_id"] = begin;
-    value["eos_token_id"] = end;
+    value.set("bos_token_id", begin);
+    value.set("eos_token_id", end);
     check_same_model(config, read_huggingface_config(value, source).config, llama ? "llama" : "gpt2", source);
     return value;
 }

@@ -2,9 +2,7 @@
 
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/formats/huggingface_config.h>
 #include <gradtile/train/formats/internal/weight_files.h>
@@ -30,19 +28,11 @@ std::string weights_in(const fs::path& folder) {
     return index.string();
 }
 
-nlohmann::json json_of_file(const fs::path& path) {
-    const std::string text = config_file_text(path.string());
-    try {
-        return parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(path.string(), ": ", error.what()));
-    }
-}
-
 ImportedModel read_huggingface(const std::string& weights) {
     const fs::path config_file = fs::path(weights).parent_path() / "config.json";
     check(exists(config_file), weights, ": has no config.json beside it");
-    const HuggingFaceModel found = read_huggingface_config(json_of_file(config_file), config_file.string());
+    const HuggingFaceModel found = read_huggingface_config(
+        parse_json(config_file_text(config_file.string()), config_file.string()), config_file.string());
     LoadedWeights loaded =
         read_weights(WeightFiles(weights), weight_mappings(found.layout, found.config), weights);
     const bool llama = found.layout == WeightLayout::huggingface_llama;

@@ -8,16 +8,12 @@
 #include <cstdio>
 #include <span>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
 namespace {
-
-using nlohmann::json;
 
 constexpr double max_wall_s = 1e10;  // about 300 years
 
@@ -35,9 +31,9 @@ std::string checkpoint_line(std::int64_t step) {
     return concat("{\"event\":\"checkpoint\",\"step\":", step, "}");
 }
 
-bool is_checkpoint_event(const json& object) {
-    const auto event = object.find("event");
-    return event != object.end() && *event == "checkpoint";
+bool is_checkpoint_event(const JsonValue& object) {
+    const JsonValue* const event = object.find("event");
+    return event && *event == "checkpoint";
 }
 
 /// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
@@ -48,9 +44,8 @@ void for_lines(const std::filesystem::path& path, std::string_view text, Visit&&
     TextLines lines(open_own_file(path, O_RDONLY), MetricsFile::max_line_bytes);
     for (std::string_view line; lines.next(line);) {
         if (line.find(text) == std::string_view::npos) continue;
-        const json object = *JsonValue::parse(line).value_or(JsonValue());
-        if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
-            visit(line, object);
+        const JsonValue object = parse_json_or_null(line);
+        if (object.contains("step") && object["step"].fits<std::int64_t>()) visit(line, object);
     }
 }
 
@@ -83,14 +78,14 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
     LineWriter kept(file.file());
     double wall_s = 0.0;
     bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
-    for_lines(path, "", [&](std::string_view line, const json& object) {
+    for_lines(path, "", [&](std::string_view line, const JsonValue& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
         if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint_event(object)) return;
         if (is_checkpoint_event(object)) has_event |= step == last_step;
         // A user may have edited the line: a wall_s that is no number is ignored, so that the times of later
         // lines stay right.
-        if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
+        if (const JsonValue* const wall = object.find("wall_s"); wall && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
@@ -117,7 +112,7 @@ std::string metrics_line(const StepReport& report) {
     append_number(line, "ms", report.ms);
     line += concat(",\"tokens\":", report.tokens);
     append_number(line, "wall_s", report.wall_s);
-    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
+    if (!report.not_finite.empty()) line += ",\"not_finite\":" + JsonValue(report.not_finite).dump();
     return line + '}';
 }
 
@@ -157,16 +152,17 @@ void MetricsFile::write_checkpoint_event(std::int64_t step) {
 void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {
     // A character has at most six characters in JSON, so that the line stays below max_line_bytes.
     constexpr std::size_t max_bytes = 8000;
-    append(json_text({{"event", "sample"},
-                      {"step", step},
-                      {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
-                      {"text", replace_invalid_utf8(text.substr(0, max_bytes))}}));
+    append(JsonValue::object({{"event", "sample"},
+                              {"step", step},
+                              {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
+                              {"text", replace_invalid_utf8(text.substr(0, max_bytes))}})
+               .dump());
 }
 
 LossHistory MetricsFile::read(const std::filesystem::path& path) {
     LossHistory history;
     with_file_name("metrics", path, [&] {
-        for_lines(path, "", [&](std::string_view, const json& object) {
+        for_lines(path, "", [&](std::string_view, const JsonValue& object) {
             if (object.contains("event")) return;
             const auto point = [&](const char* key, std::vector<LossHistory::Point>& points) {
                 if (object.contains(key) && object[key].is_number())
@@ -182,7 +178,7 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
 std::int64_t MetricsFile::newest_checkpoint(const std::filesystem::path& path) {
     std::int64_t newest = 0;
     with_file_name("metrics", path, [&] {
-        for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
+        for_lines(path, "\"event\"", [&](std::string_view, const JsonValue& object) {
             if (is_checkpoint_event(object)) newest = std::max(newest, object["step"].get<std::int64_t>());
         });
     });
