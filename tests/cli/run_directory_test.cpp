@@ -14,8 +14,6 @@
 
 #include "running_program.h"
 
-#include <gradtile/core/text/json_value.h>
-
 namespace gradtile::test {
 namespace {
 
@@ -177,7 +175,8 @@ TEST_F(ForeignCheckpoint, IsRefusedByNameAndNothingChanges) {
     expect_success(run(training(other) + Arguments{"--seed", "2", "--stop-after", "7"}));
     EXPECT_NE(contents_of(out_ / "run.json"), contents_of(other / "run.json"));
     fs::copy(other / "checkpoints/step_00000007.h5", checkpoint(7));
-    const std::string id = parse_json(contents_of(other / "run.json"))["identity"].get<std::string>();
+    const std::string id =
+        nlohmann::json::parse(contents_of(other / "run.json"))["identity"].get<std::string>();
     EXPECT_EQ(id.size(), 32u);
     expect_refused_unchanged({"step_00000007.h5: belongs to run " + id, "move the file away"});
     const Outcome forced = run(resume() + Arguments{"--restart"});
@@ -357,7 +356,7 @@ TEST_F(WorkingDirectory, IsIrrelevantToAResumedRun) {
     const Arguments relative = tiny_training("stories.txt", "run") +
                                Arguments{"--val-data", "stories.txt", "--save-every", "2", "--quiet"};
     expect_success(run(relative + Arguments{"--stop-after", "4"}, in_place));
-    const nlohmann::json config = parse_json(contents_of(out_ / "config.json"));
+    const nlohmann::json config = nlohmann::json::parse(contents_of(out_ / "config.json"));
     EXPECT_EQ(config["data"], stories_);
     EXPECT_EQ(config["val-data"], stories_);
     expect_success(run(resume(), {.prefix = {"env", "-C", "/"}}));

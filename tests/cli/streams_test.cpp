@@ -130,7 +130,7 @@ TEST_F(Streams, EscapesNamesOfFilesAndFlags) {
     std::filesystem::copy(name, *place_ / "caf\xe9.h5");
     const Outcome json = run({"inspect", (*place_ / "caf\xe9.h5").string(), "--json"});
     expect_success(json);
-    EXPECT_EQ(parse_json(json.out).at("file"), (*place_ / "caf\\xe9.h5").string());
+    EXPECT_EQ(nlohmann::json::parse(json.out).at("file"), (*place_ / "caf\\xe9.h5").string());
 }
 
 TEST_F(Streams, ShortensLongNames) {
