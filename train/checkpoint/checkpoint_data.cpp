@@ -11,8 +11,11 @@ constexpr std::string_view tokenizer_name = "tokenizer";
 
 CheckpointData parse_checkpoint_data(std::string_view text) {
     CheckpointData parsed;
-    parsed.tokenizer.reserve(text.size());
-    JsonWriter tokenizer(parsed.tokenizer);
+    JsonWriter tokenizer([&](std::string_view piece) {
+        if (piece.empty()) return;  // most texts have no tokenizer
+        if (parsed.tokenizer.empty()) parsed.tokenizer.reserve(text.size());
+        parsed.tokenizer += piece;
+    });
     parsed.data = parse_json(text, "data/json", {{{tokenizer_name}, tokenizer}});
     tokenizer.finish();
     parsed.data.erase(tokenizer_name);

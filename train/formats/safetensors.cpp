@@ -16,6 +16,9 @@ namespace gradtile {
 namespace {
 
 constexpr std::uint64_t length_bytes = 8;
+constexpr std::string_view offsets_name = "\"data_offsets\"";
+/// The shortest entry: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}
+constexpr std::size_t min_entry_bytes = 49;
 
 struct FileDType {
     std::string_view name;
@@ -126,10 +129,12 @@ void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
 SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                            std::string_view source) {
     check(text.starts_with('{'), source, ": the header does not begin with '{'");
-    // The shortest entry: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}
-    constexpr std::size_t min_entry_bytes = 49;
+    std::size_t count = 0;  // an upper bound of the number of tensors
+    for (std::size_t at = text.find(offsets_name); at != std::string_view::npos;
+         at = text.find(offsets_name, at + offsets_name.size()))
+        ++count;
     SafetensorsHeader header;
-    header.entries.reserve(text.size() / min_entry_bytes);
+    header.entries.reserve(std::min(count, text.size() / min_entry_bytes));
     JsonElements members(JsonElements::Of::object, [&](std::string name, JsonValue value) {
         if (name == "__metadata__") {
             check(header.metadata.is_null(), "__metadata__ occurs twice");

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t max_index_bytes = std::uint64_t{1} << 26;
 constexpr std::size_t max_weight_files = 10'000;
+constexpr std::size_t max_file_name_bytes = 255;
 
 /// Returns whether the tensor is a buffer that transformers saves in addition to the weights: a causal mask
 /// or rotary frequencies.
@@ -86,7 +87,8 @@ void WeightFiles::add_index(const std::string& path) {
     std::set<std::string> distinct;
     const JsonValue index = visit_tensors([&](const std::string&, const std::string& file) {
         if (distinct.contains(file)) return;
-        check(!file.empty() && std::filesystem::path(file).filename() == file && file != "." && file != "..",
+        check(!file.empty() && file.size() <= max_file_name_bytes &&
+                  std::filesystem::path(file).filename() == file && file != "." && file != "..",
               "weight_map: '", printable_name(file), "' is not a file in the same folder");
         check(distinct.size() < max_weight_files, "weight_map: more than ", max_weight_files, " files");
         distinct.insert(file);
