@@ -60,7 +60,8 @@ class Exporter {
         // Every file is opened first, so that one that exists is named before the weights are written.
         TensorWriter& weights = files.add("model.safetensors");
         for (const auto& [name, text] : texts) files.add_text(name, text);
-        if (!texts.contains("tokenizer.json")) files.require_absent("tokenizer.json");  // one of another model
+        if (!texts.contains("tokenizer.json"))
+            files.require_absent("tokenizer.json");  // one of another model
         // The library transformers reads only files whose metadata has "format": "pt".
         write_safetensors(weights, tensors, {{"format", "pt"}});
         result_.files = files.commit();
