@@ -31,11 +31,12 @@ inline int* large_lse_flag(const ResolvedOptions& options) {
 /// Enqueues a search for elements of x [B, S, H, D] that are not finite, which sets the flag. Does nothing
 /// without biases.
 void find_non_finite(const Context& ctx, const ResolvedOptions& options, const Tensor& x);
-/// The same for the gradients of a backward pass. It reads one column of dQ: a NaN in Q, K, V or dO of a pair
-/// in a tile reaches P or dP and, with dS, all columns of dQ.
+/// The same for the gradients of a backward pass: what is not finite in K, V or dO of a hidden pair reaches
+/// dQ, and what is not finite in Q reaches dK.
 inline void find_non_finite_gradients(const Context& ctx, const ResolvedOptions& options,
                                       const Gradients& into) {
-    find_non_finite(ctx, options, into.q.slice(3, 0, 1));
+    find_non_finite(ctx, options, into.q);
+    find_non_finite(ctx, options, into.k);
 }
 
 }  // namespace gradtile::attention::cuda

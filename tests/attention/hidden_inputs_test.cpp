@@ -251,6 +251,12 @@ void poison_rows(Call& call, std::int64_t batch, std::int64_t begin, std::int64_
         Call::set_row(call.d_o, call.sizes.queries, batch, i, i % 2 == 0 ? nan : infinity);
     }
 }
+/// Infinities in single elements: their products with 0 are NaN in one column only.
+void poison_elements(Call& call, std::int64_t batch, std::int64_t row, std::int64_t key) {
+    const auto& [batches, queries, keys, heads, key_heads, dim] = call.sizes;
+    if (row >= 0) call.q[index((batch * queries + row) * heads * dim + 5)] = infinity;
+    call.k[index((batch * keys + key) * key_heads * dim + 7)] = infinity;
+}
 void poison_keys(Call& call, std::int64_t batch, std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin; j < end; ++j) {
         Call::set_row(call.k, call.sizes.keys, batch, j, j % 2 == 0 ? nan : -infinity);
@@ -345,6 +351,10 @@ TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {
                                 poison_keys(c, b, 211, 304);
                                 if (is_matrix && queries > 1) poison_rows(c, b, queries / 2, queries / 2 + 1);
                             }
+                        });
+                        if (HasFatalFailure()) return;
+                        hide_and_expect_no_change(ctx(), call, [&](Call& c) {
+                            poison_elements(c, 1, is_matrix && queries > 1 ? queries / 2 : -1, 250);
                         });
                         if (HasFatalFailure()) return;
                     }

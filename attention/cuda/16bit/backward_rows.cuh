@@ -51,8 +51,7 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
         d_q[0][n][2] = x.z * factor;
         d_q[0][n][3] = x.w * factor;
     }
-    // A NaN in Q, K, V or dO of a pair in a tile reaches P or dP and, with dS, all columns of dQ.
-    if (p.non_finite != nullptr && !(fmaf(d_q[0][0][0], 0.0f, d_q[0][0][2] * 0.0f) == 0)) *p.non_finite = 1;
+    if (p.non_finite != nullptr && !is_finite(d_q)) *p.non_finite = 1;
     stage_rows<T, RowTile>(warp_rows, d_q);
     __syncwarp();
     store_staged_rows<RowTile, 16>(sequence.queries(p.d_q, head).row(row), p.d_q.row_stride, warp_rows,

@@ -358,6 +358,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
         }
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
+    find_non_finite(ctx, options, into.k);  // the kernels report dQ
     const bool is_bf16 = saved.q.dtype() == DType::bf16;
     const auto launch_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
     const auto launch_pair_bias =

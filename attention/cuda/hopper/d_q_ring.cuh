@@ -189,9 +189,15 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
                                   factor);
             }
         }
-        // See finish_d_q(): one column of a row is enough.
         if constexpr (Policy::rule == HopperRule::biases) {
-            if (!(fmaf(x[0][0].x, 0.0f, x[0][0].z * 0.0f) == 0)) *p.non_finite = 1;
+            float zero = 0;
+#pragma unroll
+            for (int i = 0; i < pairs; ++i)
+#pragma unroll
+                for (int j = 0; j < 2; ++j)
+                    for (const float value : {x[i][j].x, x[i][j].y, x[i][j].z, x[i][j].w})
+                        zero = fmaf(value, 0.0f, zero);
+            if (!(zero == 0)) *p.non_finite = 1;
         }
         __syncwarp();  // all lanes have loaded
 #pragma unroll
