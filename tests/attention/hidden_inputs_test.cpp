@@ -72,7 +72,8 @@ struct Results {
 };
 
 Results run(const Context& ctx, const Call& call, Algorithm algorithm) {
-    const auto& [batch, queries, keys, heads, key_heads, dim] = call.sizes;
+    const std::int64_t batch = call.sizes.batch, queries = call.sizes.queries, keys = call.sizes.keys,
+                       heads = call.sizes.heads, key_heads = call.sizes.key_heads, dim = call.sizes.dim;
     Options options = call.options;
     options.algorithm = algorithm;
     if (!call.bias.empty()) options.biases[0] = from_host(ctx, call.bias, call.bias_shape, call.bias_dtype);
@@ -132,7 +133,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, HiddenInputs, testing::Values(Device::cuda(0)));
 
 /// With keys of 0 the scores are the biases: a row whose keys all have one bias has P = 1 / n, exactly.
 Results with_keys_of_zero(const Call& call) {
-    const auto& [batch, queries, keys, heads, key_heads, dim] = call.sizes;
+    const std::int64_t batch = call.sizes.batch, queries = call.sizes.queries, keys = call.sizes.keys,
+                       heads = call.sizes.heads, key_heads = call.sizes.key_heads, dim = call.sizes.dim;
     Results r;
     r.o.resize(call.q.size());
     r.d_q.resize(call.q.size());
@@ -194,7 +196,8 @@ TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
                         if (dim > 64 && queries == 16) continue;
                         Call call({.queries = queries, .dim = dim}, dtype);
                         std::ranges::fill(call.k, 0.0);
-                        const auto& [batch, rows, keys, heads, key_heads, d] = call.sizes;
+                        const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
+                                           heads = call.sizes.heads;
                         call.bias_shape =
                             is_matrix ? Shape{batch, heads, queries, keys} : Shape{batch, 1, 1, keys};
                         if (is_typed) call.bias_dtype = dtype;
@@ -330,7 +333,8 @@ TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {
                 for (const bool is_matrix : {false, true})
                     for (const bool is_typed : {false, true}) {
                         Call call({.queries = queries, .keys = 304, .dim = dim}, dtype);
-                        const auto& [batch, rows, keys, heads, key_heads, d] = call.sizes;
+                        const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
+                                           heads = call.sizes.heads;
                         if (is_typed) call.bias_dtype = dtype;
                         call.bias_shape =
                             is_matrix ? Shape{1, heads, queries, keys} : Shape{batch, 1, 1, keys};
