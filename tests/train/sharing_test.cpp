@@ -163,7 +163,8 @@ void test_copy(const Context& ctx) {
     const Tensor x = numbers(ctx, {4, 4});
     expect_same_in_place(ctx, x, [&](const Tensor& y, const Tensor& from) { copy(ctx, y, from); });
     expect_refused([&] { copy(ctx, x, x.transpose(0, 1)); });
-    const auto [first, second] = shifted(ctx);
+    const auto views = shifted(ctx);
+    const Tensor &first = views.first, &second = views.second;
     expect_refused([&] { copy(ctx, first, second); });
 }
 
@@ -171,7 +172,8 @@ void test_axpy(const Context& ctx) {
     const Tensor x = numbers(ctx, {4, 4});
     expect_same_in_place(ctx, x, [&](const Tensor& y, const Tensor& from) { axpy(ctx, y, 2.0, from); });
     expect_refused([&] { axpy(ctx, x, 1.0, x.transpose(0, 1)); });
-    const auto [first, second] = shifted(ctx);
+    const auto views = shifted(ctx);
+    const Tensor &first = views.first, &second = views.second;
     expect_refused([&] { axpy(ctx, first, 1.0, second); });
 }
 
@@ -217,7 +219,8 @@ void test_add_residual(const Context& ctx) {
     expect_same_in_place(ctx, numbers(ctx, {4, 4}), [&](const Tensor& branch, const Tensor& x) {
         dropout.add_residual(ctx, x, branch, {}, saved);
     });
-    const auto [first, second] = shifted(ctx);
+    const auto views = shifted(ctx);
+    const Tensor &first = views.first, &second = views.second;
     expect_refused([&] { dropout.add_residual(ctx, first, second, {}, saved); });
 }
 
@@ -266,7 +269,8 @@ void test_differentiate_heads(const Context& ctx) {
 
 template <class Norm>
 void test_norm(const Context& ctx, const Norm& norm) {
-    const auto [first, second] = shifted(ctx);
+    const auto views = shifted(ctx);
+    const Tensor &first = views.first, &second = views.second;
     typename Norm::Saved saved;
     expect_refused([&] { norm.forward(ctx, Residual{first, second}, saved); });
     norm.forward(ctx, numbers(ctx, {3, 4}), saved);
