@@ -116,9 +116,9 @@ TEST_F(CheckpointInput, EveryCommandRefusesATokenIdBeyondTheVocabulary) {
                        Arguments{"--tokenizer", tokenizer, "--stop-after", "4", "--quiet"}));
     const std::string file = (bpe / "checkpoints/step_00000004.h5").string();
     std::string text = contents_of(file);
-    const std::size_t id = text.find(":299");
+    const std::size_t id = text.find(": 299");
     ASSERT_NE(id, std::string::npos);
-    text[id + 1] = '9';
+    text[id + 2] = '9';
     const auto bytes = std::as_bytes(std::span(text));
     const std::vector<std::byte> resealed = reseal({bytes.begin(), bytes.end()});
     std::ofstream(file, std::ios::binary)

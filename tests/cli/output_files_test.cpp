@@ -186,8 +186,10 @@ class InterruptedOutput : public OutputFiles {
             auto program = std::make_unique<Program>(command);
             while (program->running() && !has_temporary(begin)) {
             }
-            program->send(SIGSTOP);
-            if (program->running() && has_temporary(begin)) return program;
+            if (program->running()) {
+                program->send(SIGSTOP);
+                if (program->running() && has_temporary(begin)) return program;
+            }
             // The command was faster than this process.
             program.reset();
             std::filesystem::remove_all(outputs_);
