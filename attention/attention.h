@@ -97,10 +97,10 @@ struct Saved {
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor o;    ///< [B, Sq, Hq, Dv]
     Tensor lse;  ///< [B, Hq, Sq], natural log; float32 (float64 for float64 inputs)
-    /// What lse lost when it was rounded, in its shape and dtype: the probabilities are exp(S - lse -
-    /// lse_remainder). An LSE of -1e9 + ln n, of a row whose keys are all masked by a bias of -1e9, has no
-    /// digits left for ln n. Undefined, for example after a merge of partial results, means 0. The forward
-    /// pass defines the remainder on the CPU, and on a GPU with biases for flash2 and memory_efficient.
+    /// The rounding error that lse lacks, in its shape and dtype: P = exp(S - lse - lse_remainder). A row
+    /// whose keys are all masked by a bias of -1e9 has LSE = -1e9 + ln n, and float32 has no digits left for
+    /// ln n. Undefined, for example after a merge of partial results, means 0. The forward pass defines the
+    /// remainder on the CPU, and on a GPU with biases for flash2 and memory_efficient.
     Tensor lse_remainder = {};
     // Defined for Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
     Tensor row_max = {};  ///< the row's largest score
