@@ -422,7 +422,7 @@ TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
     wrong["special_tokens"] = json::object();
     EXPECT_THAT(refusal(wrong), HasSubstr("special_tokens has no \"<|endoftext|>\""));
     wrong = processor;
-    wrong["single"] = {token};
+    wrong["single"] = json::array({token});  // Clang copies {token}
     EXPECT_THAT(refusal(wrong), HasSubstr("has no text A"));
     wrong["single"] = {text, text};
     EXPECT_THAT(refusal(wrong), HasSubstr("expected the text A once"));
