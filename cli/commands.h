@@ -10,7 +10,6 @@ void add_chat(CommandLine& program);
 void add_eval(CommandLine& program);
 void add_gradcheck(CommandLine& program);
 void add_inspect(CommandLine& program);
-void add_convert(CommandLine& program);
 void add_import(CommandLine& program);
 void add_export(CommandLine& program);
 void add_corpus(CommandLine& program);

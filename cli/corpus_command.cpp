@@ -43,7 +43,8 @@ void write_stories(const Flags& flags) {
 
 void print_score(const std::string& path) {
     // The byte tokenizer reads any file. Files that are not stories have no source_nll.
-    const Dataset dataset = load_dataset({.data = path, .tokenizer = TokenizerKind::bytes});
+    const Dataset dataset =
+        load_dataset({.data = path, .tokenizer = TokenizerKind::bytes, .stories = parse_corpus});
     check(dataset.source_nll.has_value(), path, ": expected a text that `gradtile corpus` wrote");
     std::printf(
         "loss of the grammar itself: %.4f nats per character on the validation stories\n"

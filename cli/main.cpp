@@ -22,7 +22,6 @@ int run(int argc, const char* const* argv) {
     cli::add_lab(program);
     cli::add_inspect(program);
     cli::add_report(program);
-    cli::add_convert(program);
     cli::add_import(program);
     cli::add_export(program);
     cli::add_corpus(program);

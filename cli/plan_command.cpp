@@ -12,6 +12,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/cost_model/cost_fit.h>
+#include <gradtile/train/memory_request.h>
 
 namespace gradtile::cli {
 namespace {

@@ -13,9 +13,11 @@
 #include <gradtile/cli/usage_error.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/observers/run_observers.h>
 #include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
@@ -157,12 +159,22 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
                                       TrainDisplay& display) {
     const auto on_message = [&display](const std::string& text) { display.message(text); };
     if (!flags.resume.empty() && !flags.memory)
-        return std::make_unique<Trainer>(resume_of(flags), on_message, group);
+        return std::make_unique<Trainer>(resume_of(flags), on_message, group, parse_corpus);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
     rethrow_as_usage_error([&] { validate(config, group->size()); });
     if (!flags.memory) check_outputs(flags, config);
     return std::make_unique<Trainer>(config, on_message, group,
-                                     flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train);
+                                     flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train,
+                                     parse_corpus);
+}
+
+void add_observers(Trainer& trainer, const Flags& flags, TrainDisplay& display) {
+    const auto on_message = [&display](const std::string& text) { display.message(text); };
+    // A config file that names a directory outside the run was refused before (check_outputs).
+    add_tensorboard(trainer, flags.settings.has("tensorboard") ? Named::by_the_user : Named::by_a_file,
+                    on_message);
+    add_loss_curve(trainer, on_message);
+    add_samples(trainer);
 }
 
 ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, const ProcessGroup& group) {
@@ -191,6 +203,7 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
         return 0;
     }
 
+    if (group.is_root()) add_observers(trainer, flags, display);
     trainer.stop_when([&] { return signals.requested(); });
     // The display ends before the results or an error are printed.
     std::shared_ptr<void> shown;

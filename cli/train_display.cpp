@@ -64,13 +64,13 @@ std::unique_ptr<LiveDisplay> TrainDisplay::make_dashboard(const Trainer& trainer
 
 template <class Shown>
 std::shared_ptr<void> TrainDisplay::follow(std::unique_ptr<Shown>& shown, Trainer& trainer) {
-    trainer.on_step([&shown](const StepReport& report) { (*shown)(report); });
-    trainer.on_part([&shown](const StepPart& part) { (*shown)(part); });
-    return {nullptr, [&shown, &trainer](void*) {
-                trainer.on_step({});
-                trainer.on_part({});
-                shown.reset();
-            }};
+    trainer.on_step([&shown](const StepReport& report) {
+        if (shown) (*shown)(report);
+    });
+    trainer.on_part([&shown](const StepPart& part) {
+        if (shown) (*shown)(part);
+    });
+    return {nullptr, [&shown](void*) { shown.reset(); }};
 }
 
 std::shared_ptr<void> TrainDisplay::show(Trainer& trainer, const ProgressOptions& options) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/data/chat_template.h>
@@ -66,9 +67,6 @@ void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const 
 /// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
 /// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
 void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
-
-/// A function that receives one line for the user.
-using MessageHandler = std::function<void(const std::string&)>;
 
 /// Loads a checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.

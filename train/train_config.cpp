@@ -1,7 +1,5 @@
 #include <gradtile/train/train_config.h>
 
-#include <gradtile/train/optimizers/configured_optimizer.h>
-
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -13,7 +11,6 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
@@ -146,16 +143,12 @@ void apply_config_file(TrainConfig& config, const std::string& path, SymbolicLin
     apply_config_text(config, config_file_text(path, links), path);
 }
 
-namespace {
-
 std::int64_t max_documents_of(const TrainConfig& c) {
     if (!c.packed) return 0;
     const std::int64_t wanted =
         c.max_documents > 0 ? c.max_documents : std::max<std::int64_t>(8, c.model.context / 8);
     return std::min(wanted, c.model.context);
 }
-
-}  // namespace
 
 Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
     if (!c.packed) return {};
@@ -205,21 +198,6 @@ void make_paths_absolute(TrainConfig& config) {
         make_absolute("tokenizer", config.tokenizer);
     make_absolute("tensorboard", config.tensorboard);
     make_absolute("init-from", config.init_from);
-}
-
-MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
-    const bool sharded = config.zero == 1 && ranks > 1;
-    const std::int64_t shards = sharded ? ranks : 1;
-    const auto optimizer_part = [=](const ParameterStore& parameters, std::int64_t elements) {
-        return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
-    };
-    return {.model = config.model,
-            .dtype = storage_dtype(config.dtype),
-            .micro_batch = config.micro_batch_size(ranks),
-            .max_documents = max_documents_of(config),
-            .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
-            .optimizer_shards = shards,
-            .optimizer_part = optimizer_part};
 }
 
 Device resolve_device(DeviceChoice choice, int local_rank) {

@@ -21,8 +21,6 @@
 
 namespace gradtile {
 
-struct MemoryRequest;
-
 enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
@@ -216,6 +214,9 @@ constexpr DType storage_dtype(TrainDType dtype) {
     throw Error("dtype: unknown");
 }
 
+/// The largest number of documents in a window; 0 unless config.packed.
+std::int64_t max_documents_of(const TrainConfig& config);
+
 /// The packing of a run's windows; none unless config.packed. Throws Error if it is not known where documents
 /// begin.
 Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
@@ -223,10 +224,6 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run of `ranks`
 /// processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
-
-/// Returns the plan_memory() request of one process of a run of `ranks` processes; it is the same for each
-/// process. validate(config, ranks) must not throw.
-MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
 nlohmann::json to_json(const TrainConfig& config);

@@ -9,10 +9,8 @@
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/evaluation/evaluate.h>
-#include <gradtile/train/generation/sampler.h>
 #include <gradtile/train/optional_json.h>
-#include <gradtile/train/run/loss_svg.h>
+#include <gradtile/train/validation_loss.h>
 
 namespace gradtile {
 namespace {
@@ -194,7 +192,7 @@ Trainer::Outcome Trainer::vote_on_stopping(const Context& ctx) {
 
 void Trainer::report_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const {
     const std::int64_t step = kind == StepPart::Kind::micro_steps ? step_ + 1 : step_;
-    if (on_part_) on_part_({.step = step, .kind = kind, .done = done, .all = all});
+    for (const auto& callback : on_part_) callback({.step = step, .kind = kind, .done = done, .all = all});
 }
 
 /// Reports a step whose update the optimizer has refused. Weights and state are unchanged.
@@ -213,6 +211,7 @@ void Trainer::handle_bad_step(StepReport& report) {
 void Trainer::stop_after_bad_steps(const StepReport& report) {
     if (writer_) writer_->wait();
     handle_save_reports();
+    announce_save();
     group_->leave();  // every process calls this function
     throw Error(concat(
         "step ", report.step, ": ", report.not_finite, " was not finite ", bad_steps_in_a_row_,
@@ -297,6 +296,8 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
 
 RunSummary Trainer::run(std::int64_t stop_after) {
     check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
+    begun_ = true;
+    if (directory_) directory_->keep();
     RunSummary summary;
     run_start_ = Clock::now();
     const std::int64_t first_step = step_;
@@ -304,7 +305,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     if (summary.reason == RunSummary::Reason::requested) save_last_whole_step();
     if (writer_) writer_->wait();
     handle_save_reports();
-    write_loss_curve();
+    announce_save();
     if (failed_) report_data_failure();
     replica_->parallel.gather_values(*arena_ctx_);
     summary.dropped_micro_steps = std::exchange(dropped_micro_steps_, 0);
@@ -336,36 +337,14 @@ void Trainer::record(StepReport report) {
     report.tokens = tokens_at(report.step);
     report.wall_s = wall_s_before_ + seconds_of_run();
     loss_ = report.loss;
-    history_.add(report);
-    if (metrics_) report_first_failure(metrics_failing_, [&] { metrics_->write(report); });
-    if (events_) report_first_failure(events_failing_, [&] { events_->write(report); });
-    if (on_step_) on_step_(report);
+    if (metrics_) metrics_failures_([&] { metrics_->write(report); });
+    for (const auto& callback : on_step_) callback(report);
 }
 
-/// The draws are those of every other sample, so that texts differ by the weights only.
 void Trainer::write_sample() {
     replica_->parallel.gather_values(*arena_ctx_);
-    if (!metrics_) return;
-    report_first_failure(samples_failing_, [&] {
-        constexpr double temperature = 0.8;
-        const SampledText sampled = sample_text(model(), {.prompt = config_.sample_prompt,
-                                                          .tokens = config_.sample_tokens,
-                                                          .temperature = temperature,
-                                                          .seed = config_.seed});
-        metrics_->write_sample(step_, config_.sample_prompt, sampled.text);
-    });
-}
-
-/// Calls write(). Reports a failure only if the previous call succeeded, so that a full disk is not reported
-/// at every step.
-void Trainer::report_first_failure(bool& failing, const std::function<void()>& write) {
-    try {
-        write();
-        failing = false;
-    } catch (const Error& error) {
-        if (!failing) on_message_(error.what());
-        failing = true;
-    }
+    if (!metrics_ || !on_sample_) return;
+    sample_failures_([&] { metrics_->write_sample(step_, config_.sample_prompt, on_sample_(model())); });
 }
 
 void Trainer::save(bool best) {
@@ -381,7 +360,6 @@ void Trainer::save(bool best) {
     } else {
         writer_->save(checkpoint, best);
     }
-    write_loss_curve();
 }
 
 /// Called before a stopped run returns. The state is that of the last complete step.
@@ -404,6 +382,7 @@ void Trainer::handle_save_reports() {
         if (report.saved) {
             saved_step_ = report.step;
             saved_path_ = report.path;
+            announce_save();
         }
         try {
             if (report.saved) {
@@ -417,14 +396,9 @@ void Trainer::handle_save_reports() {
     }
 }
 
-void Trainer::write_loss_curve() {
-    if (!directory_) return;
-    try {
-        const std::filesystem::path run = absolute(directory_->path() / "");
-        write_loss_svg(directory_->loss_curve_file(), history_, run.parent_path().filename().string());
-    } catch (const Error& error) {
-        on_message_(error.what());
-    }
+/// Also called before an error that ends training is thrown.
+void Trainer::announce_save() const {
+    for (const auto& callback : on_save_) callback();
 }
 
 }  // namespace gradtile

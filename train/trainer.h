@@ -10,6 +10,9 @@
 /// and samples, with any number of threads. On a GPU this needs config.model.deterministic; otherwise the
 /// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
+/// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
+/// its callbacks (on_step() and the following).
+///
 /// On a GPU the host waits for the device once per step, at its end, after it has prepared the next step's
 /// data. From the second step on, a step is one captured graph (config.cuda_graph).
 #include <chrono>
@@ -21,11 +24,11 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/checkpoint/snapshot_writer.h>
+#include <gradtile/train/data/dataset.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/replica.h>
 #include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/run_directory.h>
-#include <gradtile/train/run/tensorboard_events.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/step_input.h>
 #include <gradtile/train/step_report.h>
@@ -44,7 +47,7 @@ struct Resume {
     std::optional<std::string> data = {};  ///< the new path of the same data
     /// The new path of the same validation data; only for a run with separate validation data.
     std::optional<std::string> val_data = {};
-    std::optional<std::string> tensorboard = {};
+    std::optional<std::string> tensorboard = {};  ///< see TrainConfig::tensorboard
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };
@@ -70,7 +73,6 @@ struct RunSummary {
     std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
 };
 
-struct Dataset;
 struct EvaluationData;
 
 class Trainer {
@@ -84,16 +86,20 @@ class Trainer {
     ///
     /// With Purpose::plan nothing is written to config.out, and memory_plan() returns the memory that the run
     /// would need.
+    ///
+    /// `stories` recognises texts that are divided between stories; see DatasetOptions.
     enum class Purpose { train, plan };
     explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
-                     Purpose purpose = Purpose::train);
+                     Purpose purpose = Purpose::train, StoryParser stories = {});
     /// Resumes the run from the newest sound checkpoint. Newer damaged checkpoints are named through
     /// on_message. A run that was killed before its first checkpoint starts again. find_resume_point() lists
     /// what is refused. The directory does not change before all checks have passed, and does not change at
     /// all if the run is finished.
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
-                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
+                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
+                     StoryParser stories = {});
+    /// Removes the directory of a new run that has not begun: run() was never called.
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -101,10 +107,20 @@ class Trainer {
     /// `callback` is called before the data of a step is read, on a GPU while the previous step runs. An
     /// exception from `callback` is treated like a read error of the data.
     void on_prepare(std::function<void(std::int64_t step)> callback) { on_prepare_ = std::move(callback); }
-    /// `callback` is called after every step.
-    void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
-    /// `callback` is called during a step or an evaluation, after each of its parts that the host waits for.
-    void on_part(std::function<void(const StepPart&)> callback) { on_part_ = std::move(callback); }
+    // Each of the following adds a callback; callbacks of one kind are called in the order of their addition.
+    /// Called after every step, and after its evaluation.
+    void on_step(std::function<void(const StepReport&)> callback) { on_step_.push_back(std::move(callback)); }
+    /// Called during a step or an evaluation, after each of its parts that the host waits for.
+    void on_part(std::function<void(const StepPart&)> callback) { on_part_.push_back(std::move(callback)); }
+    /// Called after every config().sample_every steps and after the last step, in rank 0 of a run with a
+    /// directory. Returns the text that metrics.jsonl shows as the model's, a continuation of
+    /// config().sample_prompt.
+    void on_sample(std::function<std::string(const LanguageModel&)> callback) {
+        on_sample_ = std::move(callback);
+    }
+    /// Called when a checkpoint is safe on disk, and before run() returns or throws: everything that
+    /// on_step() has reported may be written.
+    void on_save(std::function<void()> callback) { on_save_.push_back(std::move(callback)); }
     /// `stop` is called before each step, between the micro-steps of a step on the CPU, and between the
     /// batches of an evaluation. Once it returns true, the run drops the current step, saves the previous one
     /// and returns. The dropped step has changed no weights, and its data is drawn again. A step on a GPU, or
@@ -121,6 +137,13 @@ class Trainer {
     RunSummary run(std::int64_t stop_after = 0);
 
     const LanguageModel& model() const { return replica_->model; }
+    /// Null for a run without a directory, and in ranks other than 0.
+    const RunDirectory* directory() const { return directory_.get(); }
+    /// As in run.json; empty if an older version, which wrote none, began the run.
+    const std::string& identity() const { return identity_; }
+    /// The file that a resumed run's settings come from: a checkpoint, or config.json before the first one.
+    /// Empty for a new run.
+    const std::string& resumed_from() const { return resumed_from_; }
     const Optimizer& optimizer() const { return *replica_->optimizer; }
     /// Returns whether steps are now replayed from a captured graph.
     bool replays_graph() const { return graph_.captured(); }
@@ -146,7 +169,6 @@ class Trainer {
     void allocate(const Context& ctx, Dataset dataset);
     void plan_arena();
     std::uint64_t prepare_saves(const std::filesystem::path& checkpoints);
-    void open_events(TensorBoardEvents::Run run);
     void start_in_directory();
     void open_metrics(bool resumed);
     void restore(const Checkpoint& checkpoint, const std::string& source);
@@ -177,22 +199,24 @@ class Trainer {
     void check_sampling() const;
     void keep_imported_text(const Checkpoint& start, const std::string& source);
     void write_sample();
-    void report_first_failure(bool& failing, const std::function<void()>& write);
     std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
     double seconds_of_run() const;
     void save(bool best);
     void save_last_whole_step();
     [[noreturn]] void report_data_failure();
     void handle_save_reports();
-    void write_loss_curve();
+    void announce_save() const;
     [[noreturn]] void stop_after_bad_steps(const StepReport& report);
 
     TrainConfig config_;
     MessageHandler on_message_;
-    std::function<void(const StepReport&)> on_step_;
+    std::vector<std::function<void(const StepReport&)>> on_step_;
     std::function<void(std::int64_t)> on_prepare_;
-    std::function<void(const StepPart&)> on_part_;
+    std::vector<std::function<void(const StepPart&)>> on_part_;
+    std::function<std::string(const LanguageModel&)> on_sample_;
+    std::vector<std::function<void()>> on_save_;
     std::function<bool()> stop_when_;
+    StoryParser stories_;
 
     std::shared_ptr<ProcessGroup> group_;
     std::unique_ptr<Communicator> communicator_;
@@ -211,11 +235,10 @@ class Trainer {
 
     std::unique_ptr<RunDirectory> directory_;  // declared before the members that write into it
     std::unique_ptr<MetricsFile> metrics_;
-    std::unique_ptr<TensorBoardEvents> events_;
     std::unique_ptr<SnapshotWriter> writer_;
-    std::string identity_;  // as in run.json; empty if an older version, which wrote none, began the run
-    LossHistory history_;
-    bool metrics_failing_ = false, events_failing_ = false, samples_failing_ = false;
+    std::string identity_, resumed_from_;
+    bool begun_ = false;  // run() was called
+    FailureReporter metrics_failures_, sample_failures_;
 
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;

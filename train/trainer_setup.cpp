@@ -15,13 +15,13 @@
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/evaluation/evaluate.h>
+#include <gradtile/train/memory_request.h>
 #include <gradtile/train/merged_adapters.h>
 #include <gradtile/train/optional_json.h>
-#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/validation_loss.h>
 
 /// Makes a Trainer from settings or from a checkpoint, and makes the checkpoint that describes a Trainer's
 /// state.
@@ -30,7 +30,7 @@ namespace {
 
 using nlohmann::json;
 
-DatasetOptions dataset_options(const TrainConfig& config) {
+DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& stories) {
     return {.data = config.data,
             .val_data = config.val_data,
             .val_fraction = config.val_fraction,
@@ -38,7 +38,8 @@ DatasetOptions dataset_options(const TrainConfig& config) {
             .token_type = config.token_type,
             .vocabulary = config.model.vocabulary,
             .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
-            .chat_template = config.chat_template};
+            .chat_template = config.chat_template,
+            .stories = stories};
 }
 
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
@@ -107,10 +108,13 @@ std::string places_of_documents(const DocumentRule& rule) {
 }  // namespace
 
 Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
-                 Purpose purpose)
+                 Purpose purpose, StoryParser stories)
     : config_(std::move(config)),
       on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
-      group_(std::move(group)) {
+      stories_(std::move(stories)),
+      group_(std::move(group)),
+      metrics_failures_(on_message_),
+      sample_failures_(on_message_) {
     group_->require_equal("settings", json_text(to_json(config_)));
     validate(config_, group_->size());
     check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
@@ -134,17 +138,16 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
         replica_->initialize(Seed{config_.seed});
     }
     identity_ = group_->broadcast(new_run_identity());
-    if (purpose != Purpose::train || !group_->is_root()) return;
-    if (config_.out.empty()) {
-        open_events(TensorBoardEvents::Run::starts);
-    } else {
-        start_in_directory();
-    }
+    if (purpose == Purpose::train && group_->is_root() && !config_.out.empty()) start_in_directory();
 }
 
-Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group)
+Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
+                 StoryParser stories)
     : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
-      group_(std::move(group)) {
+      stories_(std::move(stories)),
+      group_(std::move(group)),
+      metrics_failures_(on_message_),
+      sample_failures_(on_message_) {
     std::optional<RunDirectory> directory;
     std::vector<std::string> messages;
     const Start start = shared_start(*group_, [&] {
@@ -156,6 +159,8 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
         return Start{point.path.string(), std::move(point.checkpoint)};
     });
     identity_ = group_->broadcast(directory ? directory->identity() : std::string());
+    resumed_from_ = start.source;
+    begun_ = true;
     if (start.checkpoint) {
         apply_json(config_, *start.checkpoint->config, start.source);
     } else {
@@ -204,10 +209,6 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) {
-        if (!config_.tensorboard.empty() && !resume.tensorboard &&
-            !TensorBoardEvents::exist_in(config_.tensorboard, identity_))
-            require_inside_run("tensorboard", config_.tensorboard, resume.directory, start.source);
-        open_events(TensorBoardEvents::Run::resumes);
         const std::uint64_t bytes = prepare_saves(directory->checkpoints());
         directory->remove_temporaries();
         directory->require_room("resume", bytes);
@@ -216,7 +217,9 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     }
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+    if (directory_ && !begun_) directory_->discard();
+}
 
 void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content) {
     const RankEnvironment& environment = group_->environment();
@@ -225,7 +228,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
             .with_tf32(config_.tf32)
             .with_deterministic(config_.model.deterministic);
     communicator_ = make_communicator(ctx, *group_);
-    DatasetOptions options = dataset_options(config_);
+    DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
     // A token file needs no tokenizer.
     const bool reads_text = !is_token_file(config_.data);
@@ -377,33 +380,24 @@ std::uint64_t Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
     return checkpoint_bytes(like);
 }
 
-/// Creates the directory of a new run. A start that is refused leaves none.
+/// Creates the directory of a new run. A start that is refused leaves none; see also run().
 void Trainer::start_in_directory() {
     // Memory is allocated first, so that a start that runs out of memory creates no directory.
     const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
     directory_ = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
     try {
-        open_events(TensorBoardEvents::Run::starts);
         open_metrics(/*resumed=*/false);
     } catch (...) {
         directory_->discard();
         throw;
     }
-    directory_->keep();
-}
-
-void Trainer::open_events(TensorBoardEvents::Run run) {
-    if (!config_.tensorboard.empty())
-        events_ = std::make_unique<TensorBoardEvents>(config_.tensorboard, run, identity_);
 }
 
 void Trainer::open_metrics(bool resumed) {
     metrics_ = std::make_unique<MetricsFile>(
         directory_->metrics_file(), resumed ? step_ : -1,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
-    if (!resumed) return;
-    history_ = MetricsFile::read(directory_->metrics_file());
-    wall_s_before_ = metrics_->wall_s();
+    if (resumed) wall_s_before_ = metrics_->wall_s();
 }
 
 // ---- State ----

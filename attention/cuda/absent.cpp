@@ -3,7 +3,6 @@
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
-#include <gradtile/attention/internal/warp_partition_backend.h>
 #include <gradtile/core/cuda/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
@@ -78,11 +77,6 @@ void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const
 
 void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const ResolvedOptions&,
             const DecodeScratch&) {
-    absent();
-}
-
-void partitioned_forward(const Context&, lab::WarpPartition, lab::GridOrder, const Tensor&, const Tensor&,
-                         const Tensor&, bool, const Tensor&, const Tensor&) {
     absent();
 }
 

@@ -16,6 +16,7 @@
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/available_memory.h>
 #include <gradtile/train/cost_model/device_peak.h>
+#include <gradtile/train/memory_request.h>
 #include <gradtile/train/optimizers/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 

@@ -3,9 +3,6 @@
 #include <gradtile/core/cuda/cuda_runtime.h>
 #include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/step_graph.h>
-#include <gradtile/core/gemm/internal/gemm_backend.h>
-#include <gradtile/core/gemm/internal/gemm_candidates.h>
-#include <gradtile/core/gemm/internal/symmetric_backend.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
@@ -43,33 +40,6 @@ DeviceProperties device_properties(Device) {
     operator_absent();
 }
 std::shared_ptr<void> make_stream(Device, StreamPriority) {
-    operator_absent();
-}
-std::shared_ptr<GemmState> make_gemm_state(Device) {
-    operator_absent();
-}
-std::vector<GemmAlgorithm> gemm_algorithms(const Context&) {
-    operator_absent();
-}
-std::size_t restore_gemm_algorithms(const Context&, std::span<const GemmAlgorithm>) {
-    operator_absent();
-}
-std::size_t refused_gemm_algorithms(const Context&) {
-    operator_absent();
-}
-bool symmetric_product(const Context&, const Tensor&, const Tensor&, const SymmetricProduct&) {
-    operator_absent();
-}
-std::vector<std::uint64_t> own_gemm_kernels() {
-    return {};
-}
-std::string own_gemm_kernel_name(std::uint64_t) {
-    operator_absent();
-}
-std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm&) {
-    return std::nullopt;
-}
-void restrict_gemm(const Context&, std::optional<std::uint64_t>) {
     operator_absent();
 }
 void synchronize(Device, void*) {
@@ -112,9 +82,6 @@ void apply(const Context&, const Tensor&, const Tensor&, MathFunction) {
     operator_absent();
 }
 void reduce_rows(const Context&, const Tensor&, const Tensor&, Reduction) {
-    operator_absent();
-}
-void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {
     operator_absent();
 }
 

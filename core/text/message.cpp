@@ -137,6 +137,16 @@ std::string message_of(const std::exception& error) {
     return std::string(what);
 }
 
+void FailureReporter::operator()(const std::function<void()>& write) {
+    try {
+        write();
+        failing_ = false;
+    } catch (const Error& error) {
+        if (!failing_) on_message_(error.what());
+        failing_ = true;
+    }
+}
+
 void print_message(const std::string& message) {
     const std::string line = concat("gradtile: ", printable(message), '\n');
     for (std::string_view rest = line; !rest.empty();) {

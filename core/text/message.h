@@ -3,6 +3,7 @@
 /// the terminal works or looks.
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -31,5 +32,21 @@ std::string message_of(const std::exception& error);
 /// Prints "gradtile: MESSAGE" as one printable line on stderr, in one piece, since several processes may
 /// write to the same place.
 void print_message(const std::string& message);
+
+/// Receives messages for a user, one line each.
+using MessageHandler = std::function<void(const std::string&)>;
+
+/// Passes on the message of a failed write only if the previous write succeeded, so that a full disk is not
+/// reported at every step.
+class FailureReporter {
+  public:
+    explicit FailureReporter(MessageHandler on_message) : on_message_(std::move(on_message)) {}
+    /// Calls write(), which may throw Error.
+    void operator()(const std::function<void()>& write);
+
+  private:
+    MessageHandler on_message_;
+    bool failing_ = false;
+};
 
 }  // namespace gradtile

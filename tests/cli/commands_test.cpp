@@ -35,8 +35,8 @@ class Commands : public testing::Test {
 TEST_F(Commands, HelpListsEveryCommandAndSetting) {
     const Outcome help = run({"--help"});
     expect_success(help);
-    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "convert", "corpus",
-                                "tokenizer", "tokenize", "bench", "import", "export", "lab", "chat"}) {
+    for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus", "tokenizer",
+                                "tokenize", "bench", "import", "export", "lab", "chat"}) {
         EXPECT_THAT(help.out, HasSubstr(command));
         const Outcome own = run({command, "--help"});
         expect_success(own);

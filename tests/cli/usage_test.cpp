@@ -35,8 +35,7 @@ const std::vector<Arguments> commands = {{},
                                          {"bench", "comm"},
                                          {"plan"},
                                          {"lab"},
-                                         {"version"},
-                                         {"convert"}};
+                                         {"version"}};
 
 TEST(Usage, HelpFitsIn80Columns) {
     for (const Arguments& command : commands) {
@@ -242,7 +241,6 @@ TEST(Usage, RefusesEmptyPathsByTheirName) {
         {{"sample", ""}, "model ''"},
         {{"inspect", ""}, "checkpoint ''"},
         {{"report", "run", "", "--out", "r.html"}, "runs ''"},
-        {{"convert", "old", ""}, "new ''"},
         {{"import", "", "--out", "run"}, "weights ''"},
         {{"export", "run", "--out", ""}, "--out ''"},
         {{"tokenize", "text", "--tokenizer", "", "--out", "t.bin"}, "--tokenizer ''"},

@@ -17,6 +17,8 @@
 
 #include <support/error_message.h>
 
+#include <gradtile/train/memory_request.h>
+
 namespace gradtile {
 namespace {
 

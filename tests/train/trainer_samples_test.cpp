@@ -1,10 +1,12 @@
 // Texts of the model over time, which a trainer writes to metrics.jsonl.
-#include <gradtile/train/generation/sampler.h>
+#include <gradtile/train/observers/run_observers.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <support/error_message.h>
+
+#include <gradtile/train/generation/sampler.h>
 
 #include "tiny_run.h"
 
@@ -21,6 +23,14 @@ std::vector<json> samples_of(const std::filesystem::path& run) {
     return samples;
 }
 
+/// `start`: settings, or a Resume.
+template <class Start>
+void train(const Start& start, std::int64_t stop_after = 0) {
+    Trainer trainer(start, [](const std::string&) {});
+    add_samples(trainer);
+    trainer.run(stop_after);
+}
+
 TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
     TinyRun run;
     run.config.sample_every = 5;
@@ -30,7 +40,7 @@ TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
     const auto straight = run.directory / "straight", resumed = run.directory / "resumed",
                without = run.directory / "without";
     run.config.out = straight.string();
-    Trainer(run.config, [](const std::string&) {}).run();
+    train(run.config);
     const std::vector<json> samples = samples_of(straight);
     ASSERT_EQ(samples.size(), 3u);
     for (std::size_t i = 0; i < 3; ++i) {
@@ -45,10 +55,8 @@ TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
         sample_text(*model, {.prompt = "the ", .tokens = 9, .temperature = 0.8, .seed = run.config.seed})
             .text);
     run.config.out = resumed.string();
-    {
-        Trainer(run.config, [](const std::string&) {}).run(/*stop_after=*/7);
-    }
-    Trainer(Resume{.directory = resumed}, [](const std::string&) {}).run();
+    train(run.config, /*stop_after=*/7);
+    train(Resume{.directory = resumed});
     EXPECT_EQ(samples_of(resumed), samples);
     // Drawing texts does not change training.
     run.config.out = without.string();

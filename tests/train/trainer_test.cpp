@@ -13,6 +13,7 @@
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/evaluation/evaluate.h>
 #include <gradtile/train/generation/sampler.h>
+#include <gradtile/train/observers/run_observers.h>
 
 #include <support/error_message.h>
 
@@ -30,6 +31,7 @@ TEST(Trainer, LearnsAndWritesAllFilesOfItsDirectory) {
     run.config.steps = 60;
     run.config.eval_every = run.config.save_every = 30;
     Trainer trainer(run.config, run.on_message);
+    add_loss_curve(trainer, run.on_message);
     std::vector<StepReport> reports;
     trainer.on_step([&](const StepReport& report) { reports.push_back(report); });
     const RunSummary summary = trainer.run();
@@ -177,8 +179,13 @@ TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {
 
 TEST(Trainer, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
     TinyRun run;
-    { const Trainer killed(run.config, run.on_message); }
-    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+    const auto left = run.directory / "left";
+    {
+        const Trainer killed(run.config, run.on_message);
+        copy(run.config.out, left, std::filesystem::copy_options::recursive);
+    }
+    EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));  // no step was asked for
+    Trainer resumed(Resume{.directory = left}, run.on_message);
     EXPECT_EQ(resumed.step(), 0);
     resumed.run();
     TrainConfig uninterrupted = run.config;

@@ -29,9 +29,8 @@ std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointM
 }
 
 // Reads the file back and compares it with what was written.
-void verify_written(const OpenFile& file, const std::filesystem::path& path, const CheckpointHeader& meant,
-                    const CheckpointManifest& manifest) {
-    const CheckpointContents found = read_contents(file, path);
+void verify_written(const OpenFile& file, const CheckpointHeader& meant, const CheckpointManifest& manifest) {
+    const CheckpointContents found = read_contents(file);
     check(found.header == meant && found.manifest == manifest,
           "the file read back differs from what was written");
     read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
@@ -96,7 +95,7 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
         header.length = image.size();
         const std::vector<std::byte> block = user_block_of(header, plan.manifest());
         durable.file().write(block.data(), block.size(), 0);
-        verify_written(durable.file(), path, header, plan.manifest());
+        verify_written(durable.file(), header, plan.manifest());
         durable.commit(header.length);
     });
 }
@@ -109,7 +108,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions&
     return with_file_name("checkpoint", path, [&] {
         const OpenFile file =
             open_regular_file(fs, path, options.follow_links ? SymbolicLinks::follow : SymbolicLinks::refuse);
-        const CheckpointContents contents = read_contents(file, path);
+        const CheckpointContents contents = read_contents(file);
         Checkpoint checkpoint;
         checkpoint.step = contents.header.step;
         Texts texts(contents.manifest);
@@ -135,7 +134,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions&
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs) {
     return with_file_name("checkpoint", path, [&] {
         const OpenFile file = open_regular_file(fs, path);
-        const CheckpointContents contents = read_contents(file, path);
+        const CheckpointContents contents = read_contents(file);
         CheckpointInfo info;
         info.step = contents.header.step;
         info.file_bytes = contents.header.length;

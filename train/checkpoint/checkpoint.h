@@ -55,8 +55,7 @@ struct ReadOptions {
 };
 
 /// Reads a checkpoint into new contiguous tensors. Every byte is verified against the file's checksum, and
-/// every tensor against the tensor's checksum. Throws Error when the file is not a sound checkpoint. The
-/// error for a file of format version 1 contains the command that converts it.
+/// every tensor against the tensor's checksum. Throws Error when the file is not a sound checkpoint.
 ///
 /// No file content can end the process, or make it use more memory or time than a small multiple of the
 /// file's size: no HDF5 code runs.

@@ -116,7 +116,7 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
     try {
         with_file_name("checkpoint", best_path(), [&] {
             const OpenFile file = open_regular_file(*fs_, best_path(), SymbolicLinks::refuse);
-            const std::int64_t step = read_header(file, best_path()).step;
+            const std::int64_t step = read_header(file).step;
             // If best.h5 and a step file have the same step, the step file comes first, because it is the
             // usual name.
             const auto place = std::find_if(entries.begin(), entries.end(),

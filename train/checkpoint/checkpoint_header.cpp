@@ -15,8 +15,7 @@ namespace {
 // The first line of the file. `head -1` prints it, and a transfer that converts line ends damages it visibly.
 constexpr std::string_view kMagic = "gradtile checkpoint\r\n\x1a\n";
 
-// Offsets of the little-endian fields; every other byte of the header is zero. Version, step and length have
-// the same offsets as in version 1.
+// Offsets of the little-endian fields; every other byte of the header is zero.
 constexpr std::size_t kVersionAt = 32;
 constexpr std::size_t kBodyCrcAt = 36;
 constexpr std::size_t kStepAt = 40;
@@ -26,6 +25,8 @@ constexpr std::size_t kManifestCrcAt = 60;
 constexpr std::size_t kUserBlockAt = 64;
 constexpr std::size_t kManifestBytesAt = 72;
 static_assert(kMagic.size() <= kVersionAt);
+
+constexpr std::string_view last_commit_with_version_1 = "155d59d8";
 
 constexpr std::uint64_t kSmallestUserBlock = 512;
 // A manifest of this size lists 30 TB of tensors.
@@ -68,9 +69,13 @@ CheckpointHeader::Bytes CheckpointHeader::encode() const {
 CheckpointHeader CheckpointHeader::decode(const Bytes& bytes) {
     const std::byte* const from = bytes.data();
     check(has_magic(bytes), "not a gradtile checkpoint");
+    const auto version = get_little_endian<std::uint32_t>(from + kVersionAt);
+    check(version != 1,
+          "format version 1, of an earlier program, which this one does not read; `gradtile "
+          "convert` of commit ",
+          last_commit_with_version_1, " converts it");
     check(get_little_endian<std::uint32_t>(from + kHeaderCrcAt) == header_crc(bytes),
           "damaged: the header's checksum does not match");
-    const auto version = get_little_endian<std::uint32_t>(from + kVersionAt);
     check(version == kVersion, "format version ", version, "; this program reads version ", kVersion);
     CheckpointHeader header;
     header.step = get_little_endian<std::int64_t>(from + kStepAt);
@@ -87,10 +92,6 @@ CheckpointHeader CheckpointHeader::decode(const Bytes& bytes) {
           "damaged: a manifest of ", header.manifest_bytes, " bytes in a user block of ", header.user_block,
           " in a file of ", header.length);
     return header;
-}
-
-bool is_version_1(const CheckpointHeader::Bytes& bytes) {
-    return has_magic(bytes) && get_little_endian<std::uint32_t>(bytes.data() + kVersionAt) == 1;
 }
 
 }  // namespace gradtile

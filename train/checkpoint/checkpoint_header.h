@@ -32,8 +32,4 @@ struct CheckpointHeader {
     static std::uint64_t user_block_for(std::uint64_t manifest_bytes);
 };
 
-/// Returns true for the first bytes of a checkpoint of format version 1. Only `gradtile convert` reads such
-/// files.
-bool is_version_1(const CheckpointHeader::Bytes& bytes);
-
 }  // namespace gradtile

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <future>
 #include <memory>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -111,46 +110,19 @@ void read_by_threads(const OpenFile& file, std::span<Segment> segments, std::uin
     for (std::future<void>& share : rest) share.get();
 }
 
-// Quotes a path for a shell.
-std::string shell_word(const std::filesystem::path& path) {
-    const std::string text = path.string();
-    const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-               std::string_view("/._-+=,:@%").find(c) != std::string_view::npos;
-    });
-    if (plain) return text;
-    std::string quoted = "'";
-    for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return quoted + "'";
-}
-
-// Returns the command that converts `path`, or the run that contains `path`.
-std::string conversion_command(const std::filesystem::path& path) {
-    const bool in_run = path.parent_path().filename() == "checkpoints";
-    std::filesystem::path old_path = in_run ? path.parent_path().parent_path() : path;
-    // "." and ".." cannot be extended to a new name.
-    if (in_run && (!old_path.has_filename() || old_path.filename() == "." || old_path.filename() == ".."))
-        old_path = absolute(path).lexically_normal().parent_path().parent_path();
-    std::filesystem::path new_path = in_run ? old_path : old_path.parent_path() / old_path.stem();
-    new_path += in_run ? "-v2" : "-v2.h5";
-    return concat("gradtile convert ", shell_word(old_path), ' ', shell_word(new_path));
-}
-
 }  // namespace
 
-CheckpointHeader read_header(const OpenFile& file, const std::filesystem::path& path) {
+CheckpointHeader read_header(const OpenFile& file) {
     const std::uint64_t size = file.size();
     check(size > CheckpointHeader::kSize, "truncated: ", size, " bytes are less than a header and a body");
     CheckpointHeader::Bytes bytes;
     file.read(bytes.data(), bytes.size(), 0);
-    check(!is_version_1(bytes),
-          "format version 1, of an earlier program; convert it once: ", conversion_command(path));
     return CheckpointHeader::decode(bytes);
 }
 
-CheckpointContents read_contents(const OpenFile& file, const std::filesystem::path& path) {
+CheckpointContents read_contents(const OpenFile& file) {
     CheckpointContents contents;
-    contents.header = read_header(file, path);
+    contents.header = read_header(file);
     const CheckpointHeader& header = contents.header;
     const std::uint64_t size = file.size();
     check(header.length == size, "truncated or extended: ", size, " bytes, the header says ", header.length);

@@ -3,7 +3,6 @@
 ///
 /// No file content can make these functions use more memory than a small multiple of the file's size, or more
 /// time than a few passes over the file.
-#include <filesystem>
 #include <span>
 
 #include <gradtile/core/io/file_system.h>
@@ -12,9 +11,8 @@
 
 namespace gradtile {
 
-/// Reads only the header. The error for a file of format version 1 contains the command that converts it; the
-/// command needs the file's `path`.
-CheckpointHeader read_header(const OpenFile& file, const std::filesystem::path& path);
+/// Reads only the header.
+CheckpointHeader read_header(const OpenFile& file);
 
 struct CheckpointContents {
     CheckpointHeader header;
@@ -22,7 +20,7 @@ struct CheckpointContents {
 };
 
 /// Reads and checks header and manifest. Throws Error unless both are sound and fit the file's size.
-CheckpointContents read_contents(const OpenFile& file, const std::filesystem::path& path);
+CheckpointContents read_contents(const OpenFile& file);
 
 /// Reads every byte of the body once, on a few threads. Writes the bytes of object i to destinations[i],
 /// unless destinations[i] is null. Throws Error unless the checksums of the file and of every object match.

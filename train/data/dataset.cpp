@@ -6,7 +6,6 @@
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/available_memory.h>
-#include <gradtile/train/corpus/corpus.h>
 #include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_file.h>
@@ -59,6 +58,7 @@ struct SourceOptions {
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;
     JsonValue expected_content = {};  ///< list of contents, or null
+    StoryParser stories = {};
 };
 
 void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
@@ -101,7 +101,7 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
     source.vocabulary = source.tokenizer->vocab_size();
     source.separator = separator_of(*source.tokenizer).value_or(-1);
-    if (kind != TokenizerKind::bpe) source.stories = parse_corpus(part);  // one token a character
+    if (kind != TokenizerKind::bpe && options.stories) source.stories = options.stories(part);
     if (kind == TokenizerKind::bytes) {
         source.tokens = TokenSequence::of_bytes(std::move(text), path);
     } else {
@@ -241,7 +241,8 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
                       .special_tokens = options.special_tokens,
                       .chat_template = options.chat_template,
-                      .expected_content = recorded(options.expected_content, "data")};
+                      .expected_content = recorded(options.expected_content, "data"),
+                      .stories = options.stories};
     Source source = open_source(options.data, how);
     Dataset dataset{.vocabulary = source.vocabulary,
                     .separator = source.separator,

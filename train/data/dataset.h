@@ -9,6 +9,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/stories.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/data/token_type.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
@@ -32,6 +33,9 @@ struct DatasetOptions {
     /// Dataset::content of the run that is resumed: data with another content is refused. null means that
     /// nothing is compared.
     JsonValue expected_content{};
+    /// Recognises texts that are divided between two stories, if the tokenizer makes one token of a
+    /// character.
+    StoryParser stories{};
 };
 
 struct Dataset {
@@ -42,8 +46,8 @@ struct Dataset {
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// The template of the conversations, never automatic; none for other data.
     std::optional<ChatTemplate> chat_template{};
-    /// If generate_corpus() wrote the validation text: the lowest loss that is possible on this text, in nats
-    /// per character.
+    /// If the validation text consists of stories: the lowest loss that is possible on this text, in nats per
+    /// character.
     std::optional<double> source_nll{};
     /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if validation has its own file;
     /// one CONTENT per shard, as DataContent::to_json() writes it. The value contains no paths.
@@ -54,10 +58,10 @@ struct Dataset {
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
 /// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of
-/// generate_corpus() is split at the nearest border between two stories, unless the tokenizer is BPE. A byte
-/// order mark at the start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory;
-/// token files stay on disk. If the vocabulary comes from the ids of a token file without a header, the ids
-/// of val_data count, too.
+/// stories (see DatasetOptions::stories) is split at the nearest border between two stories. A byte order
+/// mark at the start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory; token
+/// files stay on disk. If the vocabulary comes from the ids of a token file without a header, the ids of
+/// val_data count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data

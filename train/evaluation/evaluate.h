@@ -5,7 +5,6 @@
 
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/language_model.h>
-#include <gradtile/train/parallel/communicator.h>
 
 namespace gradtile {
 
@@ -17,12 +16,6 @@ struct Evaluation {
     /// tokenizers. Special tokens are left out, with their losses. Set only if there is a tokenizer and a
     /// target with text.
     std::optional<double> bits_per_character = {}, bits_per_byte = {};
-};
-
-/// The tokens that evaluation reads, and the host batch that it reads them into.
-struct EvaluationData {
-    SequentialLoader loader;
-    Batch batch;
 };
 
 struct EvaluateOptions {
@@ -42,16 +35,4 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
 /// Evaluates like the function above, with activations allocated from `ctx` (a training arena).
 Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
-/// Returns only the mean loss and decodes no text. Each process evaluates every communicator.size()-th batch.
-///
-/// After each round of one batch per process, every process calls `go_on` with the number of windows that all
-/// processes together have evaluated. `go_on` must return the same value in every process. If it returns
-/// false, the evaluation stops and the result is nullopt.
-std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
-                                const Communicator& communicator,
-                                const std::function<bool(std::int64_t windows_done)>& go_on);
-
-/// Copies the batch to ctx's device; returns `host` itself when that device is the CPU.
-Batch upload(const Context& ctx, const Batch& host);
-
 }  // namespace gradtile

@@ -41,7 +41,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterSto
             return std::make_unique<ElementwiseOptimizer>(ctx, parameters, parameters.parameters(),
                                                           settings.rule(config.weight_decay), shard);
         } else {
-            return settings.make(ctx, parameters, config, shard);
+            const OptimizerSetup setup{config.lr, config.weight_decay, config.optimizer_settings};
+            return settings.make(ctx, parameters, setup, shard);
         }
     };
     return visit_optimizer(config.optimizer, config.optimizer_settings, make);

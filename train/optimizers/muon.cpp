@@ -7,7 +7,7 @@
 #include <gradtile/core/gemm/internal/gemm_library.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/train_config.h>
+#include <gradtile/train/optimizers/optimizers.h>
 
 namespace gradtile {
 namespace {
@@ -114,12 +114,12 @@ std::optional<DType> dtype_of_products(MuonProducts products) {
 }  // namespace
 
 std::unique_ptr<Optimizer> MuonSettings::make(const Context& ctx, const ParameterStore& store,
-                                              const TrainConfig& config,
+                                              const OptimizerSetup& setup,
                                               const std::optional<OptimizerShard>& shard) const {
-    const AdamW adamw = std::get<AdamWSettings>(config.optimizer_settings).rule(config.weight_decay);
-    const MuonOptions options{.lr_ratio = lr / config.lr,
+    const AdamW adamw = std::get<AdamWSettings>(setup.settings).rule(setup.weight_decay);
+    const MuonOptions options{.lr_ratio = lr / setup.lr,
                               .momentum = momentum,
-                              .weight_decay = config.weight_decay,
+                              .weight_decay = setup.weight_decay,
                               .adamw = adamw,
                               .newton_schulz = dtype_of_products(products)};
     return std::make_unique<Muon>(ctx, store, is_block_matrix, options, shard);

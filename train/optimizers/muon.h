@@ -14,7 +14,7 @@
 
 namespace gradtile {
 
-struct TrainConfig;
+struct OptimizerSetup;
 
 struct MuonOptions {
     double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()
@@ -78,7 +78,7 @@ struct MuonSettings {
               setting_limits::any_value);
     }
     std::unique_ptr<Optimizer> make(const Context& ctx, const ParameterStore& store,
-                                    const TrainConfig& config,
+                                    const OptimizerSetup& setup,
                                     const std::optional<OptimizerShard>& shard) const;
     ParameterUpdate update_of(const Parameter& parameter) const;
 };

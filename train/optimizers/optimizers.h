@@ -32,6 +32,13 @@ std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tup
 /// The rule of any elementwise optimizer.
 using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSettings>()));
 
+/// What the factory of an optimizer knows of a run.
+struct OptimizerSetup {
+    double lr = 0.0;  ///< peak learning rate
+    double weight_decay = 0.0;
+    const OptimizerSettings& settings;
+};
+
 /// An optimizer. Its number is its index in OptimizerSettings; see kind_of.
 enum class OptimizerKind : std::size_t {};
 

@@ -93,7 +93,7 @@ TEST(Dataset, StoriesAreSplitBetweenStoriesAndHaveASourceLoss) {
     const Corpus corpus = generate_corpus(30000, Seed{2});
     const std::string path = place.write("stories.txt", corpus.text);
     for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes}) {
-        const Dataset dataset = load_dataset({.data = path, .tokenizer = kind});
+        const Dataset dataset = load_dataset({.data = path, .tokenizer = kind, .stories = parse_corpus});
         const std::string train = text_of(dataset, dataset.train),
                           rest = text_of(dataset, dataset.validation);
         EXPECT_EQ(train + rest, corpus.text);
@@ -102,7 +102,7 @@ TEST(Dataset, StoriesAreSplitBetweenStoriesAndHaveASourceLoss) {
         EXPECT_NEAR(*dataset.source_nll, source_nll_per_character(*parse_corpus(rest)), 1e-12);
     }
     const std::string val = place.write("val.txt", generate_corpus(1000, Seed{3}).text);
-    const Dataset separate = load_dataset({.data = path, .val_data = val});
+    const Dataset separate = load_dataset({.data = path, .val_data = val, .stories = parse_corpus});
     EXPECT_EQ(separate.train.size(), std::ssize(corpus.text));
     EXPECT_GT(*separate.source_nll, 0.0);
 }

@@ -4,6 +4,7 @@
 
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/memory_request.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
 namespace gradtile {

@@ -13,6 +13,8 @@
 
 #include <train/tiny_run.h>
 
+#include <gradtile/train/observers/run_observers.h>
+
 namespace gradtile {
 namespace {
 
@@ -274,16 +276,21 @@ TEST(TensorBoardEvents, WithoutAStepThereIsNoFile) {
 class TensorBoardRun : public testing::Test, protected TinyRun {
   protected:
     TensorBoardRun() { config.tensorboard = events_.string(); }
+    /// `start`: settings, or a Resume.
+    template <class Start>
+    static std::unique_ptr<Trainer> trainer(const Start& start, Named named = Named::by_a_file) {
+        auto made = std::make_unique<Trainer>(start, [](const std::string&) {});
+        add_tensorboard(*made, named, [](const std::string&) {});
+        return made;
+    }
     static void finish(const Resume& resume) {
-        Trainer(resume, [](const std::string&) {}).run();
+        trainer(resume, resume.tensorboard ? Named::by_the_user : Named::by_a_file)->run();
     }
     std::filesystem::path events_ = directory / "events";
 };
 
 TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
-    {
-        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/8);
-    }
+    trainer(config)->run(/*stop_after=*/8);
     // As if the process had been killed after step 8, and its last checkpoint were that of step 5.
     std::filesystem::remove(directory / "run/checkpoints/step_00000008.h5");
     std::filesystem::remove(directory / "run/checkpoints/best.h5");
@@ -298,11 +305,11 @@ TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
 TEST_F(TensorBoardRun, AnEvaluationThatWasInterruptedIsRepeated) {
     int calls = 0;
     {
-        Trainer trainer(config, [](const std::string&) {});
-        trainer.on_part(
+        const auto stopped = trainer(config);
+        stopped->on_part(
             [&](const StepPart& part) { calls += part.kind == StepPart::Kind::evaluation_windows; });
-        trainer.stop_when([&] { return calls > 0; });
-        EXPECT_TRUE(trainer.run().evaluation_pending);
+        stopped->stop_when([&] { return calls > 0; });
+        EXPECT_TRUE(stopped->run().evaluation_pending);
     }
     EXPECT_EQ(shown_steps(events_), steps_up_to(4));
     finish({.directory = config.out});
@@ -310,15 +317,10 @@ TEST_F(TensorBoardRun, AnEvaluationThatWasInterruptedIsRepeated) {
 }
 
 TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
-    {
-        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/5);
-    }
+    trainer(config)->run(/*stop_after=*/5);
     const auto other = directory / "other";
-    {
-        Trainer trainer(Resume{.directory = config.out, .tensorboard = other.string()},
-                        [](const std::string&) {});
-        trainer.run(/*stop_after=*/8);
-    }
+    trainer(Resume{.directory = config.out, .tensorboard = other.string()}, Named::by_the_user)
+        ->run(/*stop_after=*/8);
     EXPECT_EQ(shown_steps(events_), steps_up_to(5));
     EXPECT_EQ(shown_steps(other), (std::vector<std::uint64_t>{6, 7, 8}));
     finish({.directory = config.out, .tensorboard = ""});
@@ -326,9 +328,7 @@ TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
 }
 
 TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
-    {
-        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/5);
-    }
+    trainer(config)->run(/*stop_after=*/5);
     // The directory that the checkpoint names now holds the events of another run.
     std::filesystem::remove_all(events_);
     { TensorBoardEvents(events_, TensorBoardEvents::Run::starts, new_run_identity()).write(StepReport{}); }
@@ -345,9 +345,7 @@ TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
 TEST_F(TensorBoardRun, ResumesIntoADirectoryInTheRunsOwn) {
     events_ = std::filesystem::path(config.out) / "events";
     config.tensorboard = events_.string();
-    {
-        Trainer(config, [](const std::string&) {}).run(/*stop_after=*/5);
-    }
+    trainer(config)->run(/*stop_after=*/5);
     std::filesystem::remove_all(events_);
     finish({.directory = config.out});
     EXPECT_EQ(files_in(events_).size(), 1u);
@@ -361,14 +359,13 @@ TEST_F(TensorBoardRun, ResumesIntoADirectoryInTheRunsOwn) {
 
 TEST_F(TensorBoardRun, ThatIsRefusedLeavesNoRun) {
     config.tensorboard = config.data;  // a file
-    EXPECT_THAT(test::message_of([&] { Trainer trainer(config, [](const std::string&) {}); }),
-                HasSubstr("text.txt: is not a directory"));
+    EXPECT_THAT(test::message_of([&] { trainer(config); }), HasSubstr("text.txt: is not a directory"));
     EXPECT_FALSE(exists(std::filesystem::path(config.out)));
 }
 
 TEST_F(TensorBoardRun, NeedsNoDirectoryOfTheRun) {
     config.out.clear();
-    Trainer(config, [](const std::string&) {}).run();
+    trainer(config)->run();
     EXPECT_EQ(shown_steps(events_), steps_up_to(12));
 }
 

@@ -1,0 +1,12 @@
+#pragma once
+/// The memory that a run needs.
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/train_config.h>
+
+namespace gradtile {
+
+/// Returns the plan_memory() request of one process of a run of `ranks` processes; it is the same for each
+/// process. validate(config, ranks) must not throw.
+MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
+
+}  // namespace gradtile

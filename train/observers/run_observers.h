@@ -1,0 +1,26 @@
+#pragma once
+/// What a run shows and writes in addition to metrics and checkpoints. Each function adds callbacks to a
+/// trainer, before its run() and in rank 0 only.
+#include <gradtile/core/text/message.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile {
+
+/// The texts of config().sample_every in metrics.jsonl. Every text has the same draws, so that texts differ
+/// by the weights only.
+void add_samples(Trainer& trainer);
+
+/// The picture loss.svg in the run's directory, with the losses before a resume. A failed write is reported
+/// through on_message.
+void add_loss_curve(Trainer& trainer, const MessageHandler& on_message);
+
+/// Event files in the directory config().tensorboard; nothing if it is empty. A failed write is reported
+/// through on_message.
+///
+/// A resumed run's setting comes from a file that another user may have prepared (see output_place.h): unless
+/// `named` says that the user named this directory, it must be inside the run's, or have events of this run.
+/// Throws Error otherwise, and when the directory cannot be used.
+enum class Named { by_the_user, by_a_file };
+void add_tensorboard(Trainer& trainer, Named named, const MessageHandler& on_message);
+
+}  // namespace gradtile

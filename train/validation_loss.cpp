@@ -1,0 +1,67 @@
+#include <gradtile/train/validation_loss.h>
+
+#include <algorithm>
+
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile {
+namespace {
+
+struct LossSum {
+    double loss = 0.0;
+    std::int64_t targets = 0;
+};
+
+using GoOn = std::function<bool(std::int64_t windows_done)>;
+
+/// Sums the losses of every `stride`-th batch, from batch number `first`. Returns nothing when go_on returned
+/// false.
+std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                  std::int64_t first, std::int64_t stride, const GoOn& go_on) {
+    LossSum sum;
+    auto& [loader, batch] = data;
+    const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
+    loader.rewind();
+    loader.skip(first * rows);
+    // A process without a batch in the last round still votes.
+    for (std::int64_t done = 0; done < windows;) {
+        if (!loader.done()) {
+            sum.targets += loader.next(batch);
+            const Batch on_device = upload(ctx, batch);
+            // The host adds the losses in order in float64, so the sum depends on the batch size only by
+            // rounding.
+            sum.loss += item(
+                ctx,
+                model.evaluate(ctx, on_device.tokens, on_device.targets, on_device.documents).slice(0, 0, 1));
+            loader.skip((stride - 1) * rows);
+        }
+        done = std::min(done + stride * rows, windows);
+        if (!go_on(done)) return std::nullopt;
+    }
+    return sum;
+}
+
+}  // namespace
+
+Batch upload(const Context& ctx, const Batch& host) {
+    Batch batch{to_device(ctx, host.tokens), to_device(ctx, host.targets)};
+    if (host.documents)
+        batch.documents = {.offsets = to_device(ctx, host.documents.offsets),
+                           .positions = to_device(ctx, host.documents.positions)};
+    return batch;
+}
+
+std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
+                                const Communicator& communicator, const GoOn& go_on) {
+    const std::optional<LossSum> own =
+        sum_losses(ctx, model, data, communicator.rank(), communicator.size(), go_on);
+    if (!own) return std::nullopt;
+    const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
+    const Tensor sum =
+        from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
+    communicator.barrier(ctx);  // detects a process that does not arrive
+    communicator.all_reduce(ctx, sum);
+    return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
+}
+
+}  // namespace gradtile
