@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/hidden_by_biases.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
@@ -371,6 +372,9 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     seen.load(ctx);
     compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
     if (resolved.flags.defined()) cuda::repair_forward(ctx, seen.options(), seen.saved());
+    if (ctx.device().is_cpu() && cpu::may_spread(ctx, seen.options(), {batched.o}))
+        compute_forward(ctx, options.algorithm, seen.options(),
+                        cpu::without_hidden(ctx, seen.options(), {seen.saved(), {}}).saved);
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
@@ -454,6 +458,10 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
     if (resolved.flags.defined())
         cuda::repair_backward(ctx, seen.options(), seen.saved(), seen.d_out(), seen.into());
+    if (ctx.device().is_cpu() && cpu::may_spread(ctx, seen.options(), {q, d_o, into.q})) {
+        const cpu::Inputs inputs = cpu::without_hidden(ctx, seen.options(), {seen.saved(), seen.d_out()});
+        compute_backward(ctx, options.algorithm, seen.options(), inputs.saved, inputs.d_out, seen.into());
+    }
     seen.store(ctx);
 }
 

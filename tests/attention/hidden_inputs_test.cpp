@@ -3,15 +3,15 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/core/device.h>
 #include <gradtile/core/tensor_ops.h>
+
+#include "devices.h"
 
 namespace gradtile::attention::test {
 namespace {
@@ -20,7 +20,6 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::array all_algorithms = {Algorithm::flash2, Algorithm::naive, Algorithm::memory_efficient,
                                        Algorithm::flash1};
-constexpr std::array all_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 /// The largest relative error of a sum of products of rounded factors: three 16-bit roundings, or float32
 /// sums of some hundred terms and an exponential.
@@ -115,21 +114,15 @@ void expect_near(const Results& x, const Results& expected, double error) {
     expect_near("gradient of the bias", x.d_bias, expected.d_bias, std::max(error, 1e-6));  // may be float32
 }
 
-class HiddenInputs : public testing::TestWithParam<Device> {
+class HiddenInputs : public EveryDevice {
   protected:
-    void SetUp() override {
-        if (GetParam().is_cuda() && cuda_device_count() == 0)
-            GTEST_SKIP() << "no usable CUDA device on this machine";
+    /// On the CPU one head dim is enough: its kernels have the same tiles for all.
+    std::vector<std::int64_t> head_dims(std::initializer_list<std::int64_t> all) const {
+        if (ctx().device().is_cpu()) return {64};
+        return all;
     }
-    const Context& ctx() {
-        if (!ctx_) ctx_.emplace(GetParam(), 2);
-        return *ctx_;
-    }
-
-  private:
-    std::optional<Context> ctx_;
 };
-INSTANTIATE_TEST_SUITE_P(Cuda, HiddenInputs, testing::Values(Device::cuda(0)));
+INSTANTIATE_TEST_SUITE_P(Devices, HiddenInputs, testing::ValuesIn(devices_and_dtypes()), name_of_place);
 
 /// With keys of 0 the scores are the biases: a row whose keys all have one bias has P = 1 / n, exactly.
 Results with_keys_of_zero(const Call& call) {
@@ -187,47 +180,48 @@ Results with_keys_of_zero(const Call& call) {
 
 /// All keys of batch 0, and some keys of batch 1, have a large negative bias.
 TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
-    for (const DType dtype : all_dtypes)
-        for (const std::int64_t dim : {32, 64, 128, 256})
-            for (const std::int64_t queries : {1, 16, 130})
-                for (const bool is_matrix : {false, true})
-                    for (const bool is_typed : {false, true}) {
-                        if (dtype == DType::f64 && (dim != 32 || queries != 16)) continue;
-                        if (dim > 64 && queries == 16) continue;
-                        Call call({.queries = queries, .dim = dim}, dtype);
-                        std::ranges::fill(call.k, 0.0);
-                        const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
-                                           heads = call.sizes.heads;
-                        call.bias_shape =
-                            is_matrix ? Shape{batch, heads, queries, keys} : Shape{batch, 1, 1, keys};
-                        if (is_typed) call.bias_dtype = dtype;
-                        const std::int64_t row_count = is_matrix ? heads * queries : 1;
-                        for (const double mask : {-1e4, -1e6, -1e9, -1e30, -3.4028234663852886e38}) {
-                            if (is_typed && dtype == DType::f16 && mask < -1e4) continue;
-                            const double stored =
-                                to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, call.bias_dtype))[0];
-                            if (std::isinf(stored)) continue;
-                            call.bias.assign(index(batch * row_count * keys), 0);
-                            for (std::int64_t r = 0; r < batch * row_count; ++r)
-                                for (std::int64_t j = 0; j < keys; ++j)
-                                    if (r < row_count || j % 3 == 0) call.bias[index(r * keys + j)] = stored;
-                            const Results expected = with_keys_of_zero(call);
-                            for (const Algorithm algorithm : all_algorithms) {
-                                // naive stores the scores in the dtype, whose range hides more keys.
-                                const bool fits = !std::isinf(
-                                    to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, dtype))[0]);
-                                if (algorithm == Algorithm::naive && (dim > 64 || !fits)) continue;
-                                SCOPED_TRACE(::testing::Message()
-                                             << dtype << ' ' << algorithm << " head dim " << dim << ", "
-                                             << queries << " queries, mask " << stored
-                                             << (is_matrix ? ", matrix of " : ", keys' bias of ")
-                                             << call.bias_dtype);
-                                Results results = run(ctx(), call, algorithm);
-                                expect_near(results, expected, 4 * error_of(dtype));
-                                if (HasFatalFailure()) return;
-                            }
+    const DType dtype = this->dtype();
+    for (const std::int64_t dim : head_dims({32, 64, 128, 256}))
+        for (const std::int64_t queries : {1, 16, 130})
+            for (const bool is_matrix : {false, true})
+                for (const bool is_typed : {false, true}) {
+                    if (dtype == DType::f64 && (dim != 32 || queries != 16) && !ctx().device().is_cpu())
+                        continue;
+                    if (dim > 64 && queries == 16) continue;
+                    Call call({.queries = queries, .dim = dim}, dtype);
+                    std::ranges::fill(call.k, 0.0);
+                    const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
+                                       heads = call.sizes.heads;
+                    call.bias_shape =
+                        is_matrix ? Shape{batch, heads, queries, keys} : Shape{batch, 1, 1, keys};
+                    if (is_typed) call.bias_dtype = dtype;
+                    const std::int64_t row_count = is_matrix ? heads * queries : 1;
+                    for (const double mask : {-1e4, -1e6, -1e9, -1e30, -3.4028234663852886e38}) {
+                        if (is_typed && dtype == DType::f16 && mask < -1e4) continue;
+                        const double stored =
+                            to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, call.bias_dtype))[0];
+                        if (std::isinf(stored)) continue;
+                        call.bias.assign(index(batch * row_count * keys), 0);
+                        for (std::int64_t r = 0; r < batch * row_count; ++r)
+                            for (std::int64_t j = 0; j < keys; ++j)
+                                if (r < row_count || j % 3 == 0) call.bias[index(r * keys + j)] = stored;
+                        const Results expected = with_keys_of_zero(call);
+                        for (const Algorithm algorithm : all_algorithms) {
+                            // naive stores the scores in the dtype, whose range hides more keys.
+                            const bool fits =
+                                !std::isinf(to_host(ctx(), from_host(ctx(), Numbers{mask}, {1}, dtype))[0]);
+                            if (algorithm == Algorithm::naive && (dim > 64 || !fits)) continue;
+                            SCOPED_TRACE(::testing::Message()
+                                         << dtype << ' ' << algorithm << " head dim " << dim << ", "
+                                         << queries << " queries, mask " << stored
+                                         << (is_matrix ? ", matrix of " : ", keys' bias of ")
+                                         << call.bias_dtype);
+                            Results results = run(ctx(), call, algorithm);
+                            expect_near(results, expected, 4 * error_of(dtype));
+                            if (HasFatalFailure()) return;
                         }
                     }
+                }
 }
 
 void hide_and_expect_no_change(const Context& ctx, Call& call, const std::function<void(Call&)>& poison) {
@@ -268,100 +262,97 @@ void poison_keys(Call& call, std::int64_t batch, std::int64_t begin, std::int64_
 }
 
 TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
-    for (const DType dtype : all_dtypes)
-        for (const std::int64_t dim : {64, 128})
-            for (const int variant : {0, 1, 2}) {  // plain, with a sink, with dropout
-                const auto with_options = [&](Call& call) {
-                    if (variant == 1)
-                        call.options.sink = from_host(ctx(), Numbers{0.5, -0.25}, {2}, DType::f32);
-                    if (variant == 2) {
-                        call.options.dropout_p = 0.25;
-                        call.options.dropout_key = DropoutKey::of_step(3, 1);
-                    }
-                };
-                SCOPED_TRACE(::testing::Message() << "head dim " << dim << ", variant " << variant);
-                {
-                    SCOPED_TRACE("rows before the first key");
-                    Call call({.queries = 140, .keys = 71, .dim = dim}, dtype);
-                    call.options.causal = true;
-                    with_options(call);
-                    hide_and_expect_no_change(ctx(), call, [](Call& c) {
-                        for (const int batch : {0, 1}) poison_rows(c, batch, 0, 140 - 71);
-                    });
+    const DType dtype = this->dtype();
+    for (const std::int64_t dim : head_dims({64, 128}))
+        for (const int variant : {0, 1, 2}) {  // plain, with a sink, with dropout
+            const auto with_options = [&](Call& call) {
+                if (variant == 1) call.options.sink = from_host(ctx(), Numbers{0.5, -0.25}, {2}, DType::f32);
+                if (variant == 2) {
+                    call.options.dropout_p = 0.25;
+                    call.options.dropout_key = DropoutKey::of_step(3, 1);
                 }
-                {
-                    SCOPED_TRACE("keys before the window");
-                    Call call({.queries = 3, .keys = 205, .dim = dim}, dtype);
-                    call.options.window = {.left = 100, .right = 0};
-                    with_options(call);
-                    hide_and_expect_no_change(ctx(), call, [](Call& c) {
-                        for (const int batch : {0, 1}) poison_keys(c, batch, 0, 205 - 3 - 100);
-                    });
-                }
-                {
-                    SCOPED_TRACE("keys after the last row");
-                    Call call({.queries = 130, .keys = 333, .dim = dim}, dtype);
-                    call.options.causal = call.options.top_left = true;
-                    with_options(call);
-                    hide_and_expect_no_change(ctx(), call, [](Call& c) {
-                        for (const int batch : {0, 1}) poison_keys(c, batch, 130, 333);
-                    });
-                }
-                {
-                    SCOPED_TRACE("packed sequences");
-                    Call call({.queries = 150, .keys = 150, .dim = dim}, dtype);
-                    call.options.window = {.left = 20, .right = 0};
-                    call.options.cumulative_q = from_host(ctx(), Numbers{0, 90, 100, 260}, {4}, DType::i32);
-                    call.options.cumulative_k = from_host(ctx(), Numbers{0, 40, 150, 290}, {4}, DType::i32);
-                    with_options(call);
-                    hide_and_expect_no_change(ctx(), call, [](Call& c) {
-                        // Sequences of 90 x 40, 10 x 110 and 160 x 140; the rest belongs to none.
-                        poison_rows(c, 0, 0, 50);
-                        poison_keys(c, 0, 40, 40 + 110 - 10 - 20);
-                        poison_rows(c, 0, 100, 120);
-                        poison_rows(c, 1, 110, 150);
-                        poison_keys(c, 1, 140, 150);
-                    });
-                }
+            };
+            SCOPED_TRACE(::testing::Message() << "head dim " << dim << ", variant " << variant);
+            {
+                SCOPED_TRACE("rows before the first key");
+                Call call({.queries = 140, .keys = 71, .dim = dim}, dtype);
+                call.options.causal = true;
+                with_options(call);
+                hide_and_expect_no_change(ctx(), call, [](Call& c) {
+                    for (const int batch : {0, 1}) poison_rows(c, batch, 0, 140 - 71);
+                });
             }
+            {
+                SCOPED_TRACE("keys before the window");
+                Call call({.queries = 3, .keys = 205, .dim = dim}, dtype);
+                call.options.window = {.left = 100, .right = 0};
+                with_options(call);
+                hide_and_expect_no_change(ctx(), call, [](Call& c) {
+                    for (const int batch : {0, 1}) poison_keys(c, batch, 0, 205 - 3 - 100);
+                });
+            }
+            {
+                SCOPED_TRACE("keys after the last row");
+                Call call({.queries = 130, .keys = 333, .dim = dim}, dtype);
+                call.options.causal = call.options.top_left = true;
+                with_options(call);
+                hide_and_expect_no_change(ctx(), call, [](Call& c) {
+                    for (const int batch : {0, 1}) poison_keys(c, batch, 130, 333);
+                });
+            }
+            {
+                SCOPED_TRACE("packed sequences");
+                Call call({.queries = 150, .keys = 150, .dim = dim}, dtype);
+                call.options.window = {.left = 20, .right = 0};
+                call.options.cumulative_q = from_host(ctx(), Numbers{0, 90, 100, 260}, {4}, DType::i32);
+                call.options.cumulative_k = from_host(ctx(), Numbers{0, 40, 150, 290}, {4}, DType::i32);
+                with_options(call);
+                hide_and_expect_no_change(ctx(), call, [](Call& c) {
+                    // Sequences of 90 x 40, 10 x 110 and 160 x 140; the rest belongs to none.
+                    poison_rows(c, 0, 0, 50);
+                    poison_keys(c, 0, 40, 40 + 110 - 10 - 20);
+                    poison_rows(c, 0, 100, 120);
+                    poison_rows(c, 1, 110, 150);
+                    poison_keys(c, 1, 140, 150);
+                });
+            }
+        }
 }
 
 TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {
-    for (const DType dtype : all_dtypes)
-        for (const std::int64_t dim : {32, 64, 128})
-            for (const std::int64_t queries : {1, 8, 200})
-                for (const bool is_matrix : {false, true})
-                    for (const bool is_typed : {false, true}) {
-                        Call call({.queries = queries, .keys = 304, .dim = dim}, dtype);
-                        const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
-                                           heads = call.sizes.heads;
-                        if (is_typed) call.bias_dtype = dtype;
-                        call.bias_shape =
-                            is_matrix ? Shape{1, heads, queries, keys} : Shape{batch, 1, 1, keys};
-                        const std::int64_t count = is_matrix ? heads * queries : batch;
-                        call.bias.assign(index(count * keys), 0);
-                        for (std::int64_t r = 0; r < count; ++r)
-                            for (std::int64_t j = 0; j < keys; ++j) {
-                                const bool hides_row = is_matrix && queries > 1 && r % queries == queries / 2;
-                                call.bias[index(r * keys + j)] =
-                                    hides_row || j >= 210 ? -infinity : static_cast<double>(j % 8) / 8;
-                            }
-                        SCOPED_TRACE(::testing::Message()
-                                     << "head dim " << dim << ", " << queries << " queries"
-                                     << (is_matrix ? ", matrix" : ", keys' bias")
-                                     << (is_typed ? " of the dtype" : " of float32"));
-                        hide_and_expect_no_change(ctx(), call, [&](Call& c) {
-                            for (const int b : {0, 1}) {
-                                poison_keys(c, b, 211, 304);
-                                if (is_matrix && queries > 1) poison_rows(c, b, queries / 2, queries / 2 + 1);
-                            }
-                        });
-                        if (HasFatalFailure()) return;
-                        hide_and_expect_no_change(ctx(), call, [&](Call& c) {
-                            poison_elements(c, 1, is_matrix && queries > 1 ? queries / 2 : -1, 250);
-                        });
-                        if (HasFatalFailure()) return;
-                    }
+    const DType dtype = this->dtype();
+    for (const std::int64_t dim : head_dims({32, 64, 128}))
+        for (const std::int64_t queries : {1, 8, 200})
+            for (const bool is_matrix : {false, true})
+                for (const bool is_typed : {false, true}) {
+                    Call call({.queries = queries, .keys = 304, .dim = dim}, dtype);
+                    const std::int64_t batch = call.sizes.batch, keys = call.sizes.keys,
+                                       heads = call.sizes.heads;
+                    if (is_typed) call.bias_dtype = dtype;
+                    call.bias_shape = is_matrix ? Shape{1, heads, queries, keys} : Shape{batch, 1, 1, keys};
+                    const std::int64_t count = is_matrix ? heads * queries : batch;
+                    call.bias.assign(index(count * keys), 0);
+                    for (std::int64_t r = 0; r < count; ++r)
+                        for (std::int64_t j = 0; j < keys; ++j) {
+                            const bool hides_row = is_matrix && queries > 1 && r % queries == queries / 2;
+                            call.bias[index(r * keys + j)] =
+                                hides_row || j >= 210 ? -infinity : static_cast<double>(j % 8) / 8;
+                        }
+                    SCOPED_TRACE(::testing::Message() << "head dim " << dim << ", " << queries << " queries"
+                                                      << (is_matrix ? ", matrix" : ", keys' bias")
+                                                      << (is_typed ? " of the dtype" : " of float32"));
+                    hide_and_expect_no_change(ctx(), call, [&](Call& c) {
+                        for (const int b : {0, 1}) {
+                            poison_keys(c, b, 211, 304);
+                            if (is_matrix && queries > 1) poison_rows(c, b, queries / 2, queries / 2 + 1);
+                        }
+                    });
+                    if (HasFatalFailure()) return;
+                    hide_and_expect_no_change(ctx(), call, [&](Call& c) {
+                        poison_elements(c, 1, is_matrix && queries > 1 ? queries / 2 : -1, 250);
+                    });
+                    if (HasFatalFailure()) return;
+                }
 }
 
 }  // namespace

@@ -1,0 +1,109 @@
+#include <gradtile/attention/internal/hidden_by_biases.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gradtile/core/internal/strided_rows.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::attention::cpu {
+namespace {
+
+using gradtile::cpu::for_rows;
+using gradtile::cpu::last_stride;
+
+bool all_finite(const Context& ctx, const Tensor& x) {
+    std::atomic<bool> finite = true;
+    visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
+        const T* const data = x.data<T>();
+        const std::int64_t stride = last_stride(x);
+        for_rows(
+            ctx,
+            [&](std::int64_t offset, std::int64_t count) {
+                bool all = true;
+                for (std::int64_t i = 0; i < count; ++i)
+                    all &= std::isfinite(convert<Accumulator<T>>(data[offset + i * stride]));
+                if (!all) finite = false;
+            },
+            x);
+    });
+    return finite;
+}
+
+/// Whether the biases of a pair add up to -inf, in the order and precision of the kernels.
+template <class A>
+bool is_hidden(const ScoreRule<A>& rule, std::int64_t i, std::int64_t j) {
+    A sum = 0;
+    for (const BiasRows& bias : rule.biases)
+        if (bias.data != nullptr)
+            visit_floating(bias.dtype,
+                           [&]<class T>(TypeTag<T>) { sum += convert<A>(bias.element<T>(i, j)); });
+    return sum == -std::numeric_limits<A>::infinity();
+}
+
+/// For each (batch, row, head) of q, and for each (batch, key, head) of k, whether a pair of it is visible.
+struct Visible {
+    std::vector<std::uint8_t> rows, keys;
+};
+
+template <class A>
+Visible visible_pairs(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Tensor& k) {
+    const std::int64_t heads = q.size(2), key_heads = k.size(2), queries = q.size(1), keys = k.size(1);
+    Visible visible{std::vector<std::uint8_t>(static_cast<std::size_t>(q.size(0) * queries * heads)),
+                    std::vector<std::uint8_t>(static_cast<std::size_t>(q.size(0) * keys * key_heads))};
+    parallel_ranges(ctx, q.size(0) * key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t n = begin; n < end; ++n) {
+            const std::int64_t batch = n / key_heads, key_head = n % key_heads, group = heads / key_heads;
+            for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+                const auto rule = options.scores.rule_of<A>(batch, head);
+                for (std::int64_t i = 0; i < queries; ++i) {
+                    const IndexRange seen = options.mask.visible_keys(i);
+                    for (std::int64_t j = seen.begin; j < seen.end; ++j) {
+                        if (is_hidden(rule, i, j)) continue;
+                        visible.rows[static_cast<std::size_t>((batch * queries + i) * heads + head)] = 1;
+                        visible.keys[static_cast<std::size_t>((batch * keys + j) * key_heads + key_head)] = 1;
+                    }
+                }
+            }
+        }
+    });
+    return visible;
+}
+
+/// Returns a copy of x [B, S, H, D] with zeros where `visible` [B, S, H] is 0.
+Tensor cleared(const Context& ctx, const Tensor& x, const std::vector<std::uint8_t>& visible) {
+    const Tensor copied = empty_like(ctx, x);
+    copy(ctx, copied, x);
+    const std::size_t bytes = static_cast<std::size_t>(x.size(3)) * size_of(x.dtype());
+    for (std::size_t n = 0; n < visible.size(); ++n)
+        if (visible[n] == 0) std::fill_n(copied.raw_data() + n * bytes, bytes, std::byte{0});
+    return copied;
+}
+
+}  // namespace
+
+bool may_spread(const Context& ctx, const ResolvedOptions& options,
+                std::initializer_list<Tensor> row_tensors) {
+    if (!options.scores.has_biases() || ctx.is_planning()) return false;
+    return std::ranges::any_of(row_tensors, [&](const Tensor& x) { return !all_finite(ctx, x); });
+}
+
+Inputs without_hidden(const Context& ctx, const ResolvedOptions& options, const Inputs& inputs) {
+    // The copies are not counted in plans of memory, because calls with finite numbers make none.
+    const Context own = ctx.with_allocator(system_allocator(ctx.device()));
+    const auto& [saved, d_out] = inputs;
+    const Visible visible = saved.q.dtype() == DType::f64
+                                ? visible_pairs<double>(ctx, options, saved.q, saved.k)
+                                : visible_pairs<float>(ctx, options, saved.q, saved.k);
+    Inputs result = inputs;
+    result.saved.q = cleared(own, saved.q, visible.rows);
+    result.saved.k = cleared(own, saved.k, visible.keys);
+    result.saved.v = cleared(own, saved.v, visible.keys);
+    if (d_out.o.defined()) result.d_out.o = cleared(own, d_out.o, visible.rows);
+    return result;
+}
+
+}  // namespace gradtile::attention::cpu
