@@ -1,6 +1,6 @@
 #pragma once
-/// Includes the headers that most programs with gradtile need. A program that includes only the headers it
-/// uses compiles faster.
+/// Includes the headers that most programs with gradtile need; tools/tools.h has those of gradtile::tools. A
+/// program that includes only the headers it uses compiles faster.
 
 // Tensors, arithmetic, random numbers, matrix products; comparing, printing and checking gradients.
 #include <gradtile/core/compare.h>
@@ -28,18 +28,15 @@
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/transformer/transformer.h>
 
-// Training, sampling, checkpoints, and several processes.
+// Training, checkpoints, and several processes.
 #include <gradtile/train/checkpoint/checkpoint.h>
-#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/evaluation/evaluate.h>
-#include <gradtile/train/generation/sampler.h>
-#include <gradtile/train/language_model.h>
+#include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/optimizers.h>
 #include <gradtile/train/parallel/communicator.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
-#include <gradtile/train/train_config.h>
 #include <gradtile/train/trainer.h>

@@ -21,7 +21,7 @@
 #include <CLI/CLI.hpp>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/event.h>
 
 namespace gradtile::bench {
 

@@ -21,7 +21,7 @@ if(GRADTILE_CUDA)
   endif()
 endif()
 if(GRADTILE_HAVE_CUDA)
-  # cuBLAS is loaded at the first matrix product on a GPU (core/cuda/cublas.cpp), so only its header is needed here.
+  # cuBLAS is loaded at the first matrix product on a GPU (core/gemm/cublas.cpp), so only its header is needed here.
   target_link_libraries(gradtile_dependencies INTERFACE CUDA::cudart_static)
   # NCCL is loaded at its first use as well.
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

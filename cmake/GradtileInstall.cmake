@@ -3,7 +3,7 @@
 # contain no path of the building machine.
 include(CMakePackageConfigHelpers)
 
-install(TARGETS gradtile gradtile_dependencies EXPORT gradtileTargets
+install(TARGETS gradtile gradtile_tools gradtile_dependencies EXPORT gradtileTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET gradtile_program)
   install(TARGETS gradtile_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -11,10 +11,12 @@ endif()
 if(TARGET gradtile_mpi)
   install(TARGETS gradtile_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/gradtile)
 endif()
-install(FILES gradtile.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile)
-# Not installed: internal/, device code, and the kernels of attention.
-install(DIRECTORY core attention layers train DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile FILES_MATCHING PATTERN "*.h"
-  PATTERN internal EXCLUDE PATTERN device EXCLUDE REGEX "/attention/(cpu|cuda)$" EXCLUDE)
+include(GradtilePublicHeaders)
+gradtile_public_headers(public_headers gradtile.h tools/tools.h)
+foreach(header IN LISTS public_headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradtile/${folder})
+endforeach()
 install(EXPORT gradtileTargets NAMESPACE gradtile:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gradtile)
 
 configure_package_config_file(cmake/gradtileConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/gradtileConfig.cmake
@@ -33,5 +35,7 @@ endif()
 if(GRADTILE_HAVE_CUDA)
   string(APPEND gradtile_pc_libraries " -lcudart_static -lrt")
 endif()
-configure_file(cmake/gradtile.pc.in ${CMAKE_CURRENT_BINARY_DIR}/gradtile.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradtile.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(pc gradtile gradtile_tools)
+  configure_file(cmake/${pc}.pc.in ${CMAKE_CURRENT_BINARY_DIR}/${pc}.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${pc}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

@@ -9,7 +9,7 @@
 #include <set>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 
 namespace gradtile {
 namespace {

@@ -1,8 +1,8 @@
 #include <gradtile/core/context.h>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/side_stream.h>
 
 namespace gradtile {
 

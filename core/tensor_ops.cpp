@@ -1,6 +1,6 @@
 #include <gradtile/core/tensor_ops.h>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/train/generation/sampler.h>
+#include <gradtile/tools/generation/sampler.h>
 #include <gradtile/train/trainer.h>
 
 using namespace gradtile;

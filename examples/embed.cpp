@@ -3,8 +3,8 @@
 #include <fstream>
 #include <iostream>
 
-#include <gradtile/train/corpus/corpus.h>
-#include <gradtile/train/generation/sampler.h>
+#include <gradtile/tools/corpus/corpus.h>
+#include <gradtile/tools/generation/sampler.h>
 #include <gradtile/train/trainer.h>
 
 using namespace gradtile;

@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include <gradtile/layers/transformer/transformer.h>
-#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/tools/corpus/corpus.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>

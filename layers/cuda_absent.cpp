@@ -1,5 +1,5 @@
 // The CUDA functions of the layers in a build without the CUDA toolkit. Each of these functions throws Error.
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/column_sums_backend.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>

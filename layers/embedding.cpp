@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include <gradtile/core/cuda/side_stream.h>
 #include <gradtile/core/internal/overlap.h>
+#include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/rows.h>

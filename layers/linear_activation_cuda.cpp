@@ -2,8 +2,8 @@
 // derivative with the product if this is faster than two operators.
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
-#include <gradtile/layers/hopper/internal/activation_products.h>
 #include <gradtile/layers/internal/activation_backend.h>
+#include <gradtile/layers/internal/activation_products.h>
 #include <gradtile/layers/internal/column_sums_backend.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
 

@@ -1,5 +1,5 @@
 // The CUDA functions of gradtile/train in a build without the CUDA toolkit: each throws an Error.
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/checkpoint/device_snapshot.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>

@@ -1,6 +1,6 @@
 #include <gradtile/train/memory_request.h>
 
-#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/configured_optimizer.h>
 
 namespace gradtile {
 

@@ -1,7 +1,7 @@
 #pragma once
 /// The memory that a run needs.
 #include <gradtile/layers/transformer/memory_plan.h>
-#include <gradtile/train/train_config.h>
+#include <gradtile/train/config/train_config.h>
 
 namespace gradtile {
 

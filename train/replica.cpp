@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {

@@ -9,10 +9,10 @@
 #include <optional>
 #include <string>
 
-#include <gradtile/train/language_model.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
-#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 

@@ -14,7 +14,7 @@
 /// At step = horizon and later the rate is exactly min_lr (constant: lr).
 #include <cstdint>
 
-#include <gradtile/train/train_config.h>
+#include <gradtile/train/config/train_config.h>
 
 namespace gradtile {
 

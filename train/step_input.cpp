@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/dropout.h>
 
 namespace gradtile {

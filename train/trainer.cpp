@@ -6,10 +6,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/optional_json.h>
+#include <gradtile/train/checkpoint/snapshot_writer.h>
+#include <gradtile/train/config/optional_json.h>
+#include <gradtile/train/run/metrics_file.h>
+#include <gradtile/train/run/run_directory.h>
+#include <gradtile/train/step_input.h>
 #include <gradtile/train/validation_loss.h>
 
 namespace gradtile {

@@ -23,16 +23,12 @@
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/memory_plan.h>
-#include <gradtile/train/checkpoint/snapshot_writer.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/replica.h>
-#include <gradtile/train/run/metrics_file.h>
-#include <gradtile/train/run/run_directory.h>
+#include <gradtile/train/run/step_report.h>
 #include <gradtile/train/schedule.h>
-#include <gradtile/train/step_input.h>
-#include <gradtile/train/step_report.h>
-#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 
@@ -73,6 +69,10 @@ struct RunSummary {
     std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
 };
 
+class MetricsFile;
+class RunDirectory;
+class SnapshotWriter;
+class StepInput;
 struct EvaluationData;
 
 class Trainer {

@@ -6,20 +6,24 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/version.h>
-#include <gradtile/train/available_memory.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
+#include <gradtile/train/checkpoint/snapshot_writer.h>
+#include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/memory_request.h>
-#include <gradtile/train/merged_adapters.h>
-#include <gradtile/train/optional_json.h>
+#include <gradtile/train/model/merged_adapters.h>
+#include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/resume_point.h>
+#include <gradtile/train/run/run_directory.h>
 #include <gradtile/train/run/shared_start.h>
+#include <gradtile/train/step_input.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/validation_loss.h>
 

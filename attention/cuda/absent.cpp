@@ -3,7 +3,7 @@
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
 namespace {

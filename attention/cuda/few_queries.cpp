@@ -3,7 +3,7 @@
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_choice.h>
 #include <gradtile/core/check.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cuda {

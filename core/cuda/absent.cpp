@@ -1,8 +1,8 @@
 // The CUDA side of core in a build without the CUDA toolkit.
 #include <gradtile/core/check.h>
-#include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/event.h>
 #include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/event.h>
 #include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 

@@ -1,6 +1,6 @@
 #include <gradtile/core/cuda/step_graph.h>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::cuda {
 namespace {

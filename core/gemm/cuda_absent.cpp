@@ -1,5 +1,5 @@
 // The CUDA side of matrix products in a build without the CUDA toolkit.
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/gemm/internal/symmetric_backend.h>

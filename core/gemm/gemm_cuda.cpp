@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <limits>
 
-#include <gradtile/core/cuda/internal/cublas.h>
-#include <gradtile/core/gemm/hopper/internal/product.h>
+#include <gradtile/core/gemm/internal/cublas.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
+#include <gradtile/core/gemm/internal/hopper_product.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile::cuda {

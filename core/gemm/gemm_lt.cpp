@@ -4,7 +4,7 @@
 #include <bit>
 #include <limits>
 
-#include <gradtile/core/cuda/internal/cublas.h>
+#include <gradtile/core/gemm/internal/cublas.h>
 #include <gradtile/core/gemm/internal/gemm_state.h>
 
 namespace gradtile::cuda {

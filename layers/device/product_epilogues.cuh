@@ -1,5 +1,5 @@
 #pragma once
-/// Epilogues of products with an activation; see core/gemm/hopper/kernel.cuh.
+/// Epilogues of products with an activation; see core/gemm/device/kernel.cuh.
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/core/cuda/device/fragments.cuh>
 #include <gradtile/layers/device/activation_math.cuh>

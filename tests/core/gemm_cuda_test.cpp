@@ -11,9 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
+#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 

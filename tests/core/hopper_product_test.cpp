@@ -8,9 +8,9 @@
 
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
-#include <gradtile/core/gemm/hopper/internal/product.h>
-#include <gradtile/core/gemm/hopper/internal/tiles.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
+#include <gradtile/core/gemm/internal/hopper_product.h>
+#include <gradtile/core/gemm/internal/hopper_tiles.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 

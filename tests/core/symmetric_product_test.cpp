@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/gemm/gemm.h>
-#include <gradtile/core/gemm/hopper/internal/product.h>
+#include <gradtile/core/gemm/internal/hopper_product.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/train_config.h>
+#include <gradtile/train/config/train_config.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace gradtile;

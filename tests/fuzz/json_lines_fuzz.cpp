@@ -5,8 +5,8 @@
 #include "memory_file.h"
 
 #include <gradtile/core/check.h>
+#include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/train/data/conversation_file.h>
-#include <gradtile/train/evaluation/multiple_choice.h>
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include "memory_file.h"
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/formats/safetensors.h>
+#include <gradtile/tools/formats/safetensors.h>
 
 namespace {
 

@@ -8,7 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/formats/gguf_metadata.h>
+#include <gradtile/tools/formats/gguf_metadata.h>
 #include <gradtile/train/tokenizers/streaming_decoder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 

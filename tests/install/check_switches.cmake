@@ -4,7 +4,7 @@
 # result. Only one file may have a switch over activations.
 set(violations "")
 set(switches 0)
-file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/core/*.* ${SOURCE_DIR}/attention/*.* ${SOURCE_DIR}/layers/*.* ${SOURCE_DIR}/train/*.*)
+file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/core/*.* ${SOURCE_DIR}/attention/*.* ${SOURCE_DIR}/layers/*.* ${SOURCE_DIR}/train/*.* ${SOURCE_DIR}/tools/*.*)
 list(FILTER files INCLUDE REGEX "\\.(cu|cuh|h|cpp)$")
 foreach(file IN LISTS files)
   file(READ ${SOURCE_DIR}/${file} text)

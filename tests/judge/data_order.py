@@ -52,7 +52,7 @@ def permuted(i, n, key):
 
 
 def documents_of_window(config):
-    """The most documents of a window that are trained on: train/train_config.cpp."""
+    """The most documents of a window that are trained on: train/config/train_config.cpp."""
     if not config["packed"]:
         return 1
     return min(config["max-documents"] or max(8, config["context"] // 8), config["context"])

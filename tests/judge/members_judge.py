@@ -3,7 +3,7 @@
 usage: members_judge.py GRADTILE DIRECTORY    (scripts/judge.sh --torch calls it)
 
 1. The table names every field of transformers' config classes, every name that the model's code reads from a config, every setting of generation
-   and every argument of tokenizers. tests/train/formats/transformers_members_test.cpp checks that the program follows the table.
+   and every argument of tokenizers. tests/tools/formats/transformers_members_test.cpp checks that the program follows the table.
 2. Each value of the table is put into the files of a small model. If transformers cannot load them, the program may do anything. Otherwise
    values of harmless members must change neither logits, ids nor end tokens in transformers, and for the others an import must be refused, or
    give transformers' logits, ids and end tokens.

@@ -13,7 +13,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/column_sums.h>
-#include <gradtile/layers/hopper/internal/activation_products.h>
+#include <gradtile/layers/internal/activation_products.h>
 
 #include <support/floating_dtypes.h>
 #include <support/hopper_product_test.h>

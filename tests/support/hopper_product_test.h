@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <gradtile/core/gemm/gemm.h>
-#include <gradtile/core/gemm/hopper/internal/product.h>
+#include <gradtile/core/gemm/internal/hopper_product.h>
 
 #include <support/cuda_test.h>
 

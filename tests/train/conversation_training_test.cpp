@@ -9,6 +9,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/examples.h>
 
 namespace gradtile {
 namespace {

@@ -11,9 +11,10 @@
 #include "tiny_run.h"
 
 #include <gradtile/core/gemm/gemm_algorithms.h>
+#include <gradtile/tools/evaluation/evaluate.h>
+#include <gradtile/tools/generation/sampler.h>
+#include <gradtile/train/checkpoint/snapshot_writer.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/evaluation/evaluate.h>
-#include <gradtile/train/generation/sampler.h>
 
 namespace gradtile {
 namespace {

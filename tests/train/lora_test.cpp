@@ -9,10 +9,10 @@
 #include "tiny_run.h"
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/evaluation/evaluate.h>
-#include <gradtile/train/generation/sampler.h>
-#include <gradtile/train/merged_adapters.h>
-#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/tools/evaluation/evaluate.h>
+#include <gradtile/tools/generation/sampler.h>
+#include <gradtile/train/configured_optimizer.h>
+#include <gradtile/train/model/merged_adapters.h>
 
 #include <support/error_message.h>
 #include <support/overfit_batch.h>

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/parallel/data_parallel.h>
 #include <gradtile/train/replica.h>
 

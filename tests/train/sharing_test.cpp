@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/decode.h>
-#include <gradtile/attention/lab/warp_partition.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
@@ -24,6 +23,7 @@
 #include <gradtile/layers/most_likely.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/transformer/next_tokens.h>
+#include <gradtile/tools/lab/warp_partition.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
@@ -431,7 +431,7 @@ const OperatorRow operator_table[] = {
     {"attention/attention.h: explain_forward", returns_new},
     {"attention/attention.h: forward", checked, test_attention_forward},
     {"attention/decode.h: decode", checked, test_decode},
-    {"attention/lab/warp_partition.h: partitioned_forward", checked_gpu, test_partitioned_forward},
+    {"tools/lab/warp_partition.h: partitioned_forward", checked_gpu, test_partitioned_forward},
     {"core/compare.h: compare", returns_new},
     {"core/gemm/gemm.h: gemm", checked, test_gemm},
     {"core/gemm/symmetric_product.h: symmetric_product", checked, test_symmetric_product},
@@ -514,7 +514,7 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/transformer_block.h: backward", through},
     {"layers/transformer/transformer_block.h: forward", through},
     {"layers/transformer/transformer_block.h: forward_with_cache", through},
-    {"train/language_model.h: copy_parameters", through},
+    {"train/model/language_model.h: copy_parameters", through},
     {"train/optimizers/elementwise_optimizer.h: step", in_place},
     {"train/optimizers/global_norm.h: clip_global_norm", returns_new},
     {"train/optimizers/global_norm.h: global_norm", returns_new},
@@ -555,11 +555,11 @@ std::string public_text(const std::filesystem::path& header) {
 /// "header: function" for every public function that takes a context and a tensor.
 std::set<std::string> public_operators() {
     const std::filesystem::path root = GRADTILE_SOURCE_DIR;
-    const std::regex not_installed("/(internal|device)/|^attention/(cpu|cuda)/");
+    const std::regex not_installed("/(internal|device)/|^attention/(cpu|cuda)/|^tools/bench/");
     const std::regex declaration(R"((\w+)\(const Context& \w+,([^;{]*))"),
         tensor("Tensor|Gradient|Residual|Documents|Angles|NextTokens|PackedTexts");
     std::set<std::string> found;
-    for (const char* folder : {"core", "attention", "layers", "train"})
+    for (const char* folder : {"core", "attention", "layers", "train", "tools"})
         for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
             const std::string header = std::filesystem::relative(entry.path(), root).string();
             if (!header.ends_with(".h") || std::regex_search(header, not_installed)) continue;

@@ -1,4 +1,4 @@
-#include <gradtile/train/train_config.h>
+#include <gradtile/train/config/train_config.h>
 
 #include <cmath>
 #include <filesystem>

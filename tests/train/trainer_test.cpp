@@ -10,10 +10,10 @@
 #include "tiny_run.h"
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/tools/evaluation/evaluate.h>
+#include <gradtile/tools/generation/sampler.h>
+#include <gradtile/tools/observers/run_observers.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/evaluation/evaluate.h>
-#include <gradtile/train/generation/sampler.h>
-#include <gradtile/train/observers/run_observers.h>
 
 #include <support/error_message.h>
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <gradtile/core/allocator.h>
-#include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/data/data_file.h>
 
 namespace gradtile {
 

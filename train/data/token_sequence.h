@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/train/data/data_content.h>
-#include <gradtile/train/data/data_file.h>
 
 namespace gradtile {
 

@@ -10,7 +10,7 @@
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
-#include <gradtile/train/setting_limits.h>
+#include <gradtile/train/optimizers/setting_limits.h>
 
 namespace gradtile {
 

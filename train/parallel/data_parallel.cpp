@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <gradtile/core/cuda/event.h>
-#include <gradtile/core/cuda/side_stream.h>
+#include <gradtile/core/event.h>
 #include <gradtile/core/internal/overlap.h>
+#include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
 #include <gradtile/train/parallel/internal/nccl.h>
 #include <gradtile/train/parallel/internal/nccl_memory.h>

@@ -1,7 +1,7 @@
 #include <gradtile/train/parallel/internal/nccl_memory.h>
 
-#include <gradtile/core/cuda/cuda_runtime.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::cuda {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <gradtile/core/io/file_system.h>
-#include <gradtile/train/step_report.h>
+#include <gradtile/train/run/step_report.h>
 
 namespace gradtile {
 

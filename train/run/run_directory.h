@@ -13,8 +13,8 @@
 #include <vector>
 
 #include <gradtile/core/io/removed_on_signal.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/run/run_lock.h>
-#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/parallel/process_group.h>
 #include <gradtile/train/run/run_directory.h>
-#include <gradtile/train/train_config.h>
 
 namespace gradtile {
 

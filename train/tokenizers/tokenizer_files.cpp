@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/train/data/data_file.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_file.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>

@@ -11,7 +11,7 @@
 #include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::attention::cuda {
 namespace {

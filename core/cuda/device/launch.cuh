@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <gradtile/core/context.h>
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 /// The first PTX version (cudaFuncAttributes::ptxVersion, a tenth of __CUDA_ARCH__) whose kernels can wait
 /// for the previous kernel.

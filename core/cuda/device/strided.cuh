@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include <gradtile/core/cuda/internal/cuda_check.h>
+#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::cuda {

@@ -1,4 +1,4 @@
-#include <gradtile/train/data/data_file.h>
+#include <gradtile/core/io/data_file.h>
 
 #include <chrono>
 #include <cstring>

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <gradtile/train/corpus/corpus.h>
+#include <gradtile/tools/corpus/corpus.h>
 #include <gradtile/train/data/token_file.h>
 
 #include <support/error_message.h>

@@ -1,4 +1,4 @@
-#include <gradtile/train/optimizers/configured_optimizer.h>
+#include <gradtile/train/configured_optimizer.h>
 
 #include <gtest/gtest.h>
 

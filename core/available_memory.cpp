@@ -1,0 +1,68 @@
+#include <gradtile/core/available_memory.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include <gradtile/core/cuda_runtime.h>
+
+namespace gradtile {
+namespace {
+
+constexpr std::size_t cuda_overhead = std::size_t{512} << 20;
+constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
+
+std::optional<std::size_t> number_in(const char* path) {
+    std::ifstream file(path);
+    std::size_t value = 0;
+    if (file >> value) return value;
+    return std::nullopt;
+}
+
+/// "MemAvailable:  12345 kB" of /proc/meminfo.
+std::size_t available_to_the_machine() {
+    std::ifstream file("/proc/meminfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) * 1024;
+    return unlimited;
+}
+
+/// The files that contain a control group's limit and use of memory, and the statistics that give the page
+/// cache's part of that use. The page cache counts as available, because the kernel frees it when memory runs
+/// short.
+struct ControlGroupFiles {
+    const char *limit, *used, *statistics, *active_pages, *inactive_pages;
+};
+constexpr ControlGroupFiles version_2{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+                                      "/sys/fs/cgroup/memory.stat", "active_file", "inactive_file"};
+constexpr ControlGroupFiles version_1{
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    "/sys/fs/cgroup/memory/memory.stat", "total_active_file", "total_inactive_file"};
+
+std::size_t rest_of_control_group(const ControlGroupFiles& files) {
+    const auto limit = number_in(files.limit);  // "max" is no limit
+    const auto used = number_in(files.used);
+    if (!limit || !used) return unlimited;
+    std::size_t reclaimable = 0;
+    std::ifstream statistics(files.statistics);
+    std::string name;
+    for (std::size_t value = 0; statistics >> name >> value;)
+        if (name == files.active_pages || name == files.inactive_pages) reclaimable += value;
+    const std::size_t kept = *used - std::min(*used, reclaimable);
+    return *limit - std::min(*limit, kept);
+}
+
+}  // namespace
+
+std::size_t available_memory(Device device) {
+    if (device.is_cuda()) {
+        const std::size_t free_bytes = cuda::device_memory(device).free_bytes;
+        return free_bytes - std::min(free_bytes, cuda_overhead);
+    }
+    return std::min(
+        {available_to_the_machine(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
+}
+
+}  // namespace gradtile

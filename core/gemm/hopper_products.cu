@@ -1,0 +1,34 @@
+// Products for Hopper without an activation.
+#include <gradtile/core/gemm/internal/hopper_kernels.h>
+#include <gradtile/core/gemm/device/epilogues.cuh>
+#include <gradtile/core/gemm/device/launch.cuh>
+
+namespace gradtile::cuda {
+namespace {
+
+using device::Order;
+
+/// Calls f(kernels) with the ProductKernels of the operands. There are kernels for two products of a linear
+/// layer: its output, x W^T plus a bias, where zeros stand for a missing one, and the gradient of x, dy W.
+template <class F>
+auto visit_kernels(const ProductOperands& operands, F&& f) {
+    const auto of_type = [&]<class T>(TypeTag<T>) {
+        if (operands.trans_b) return f(ProductKernels<device::StoreProduct<T, true>, Order::reduction>{});
+        return f(ProductKernels<device::StoreProduct<T, false>, Order::output>{});
+    };
+    return operands.a.dtype() == DType::bf16 ? of_type(TypeTag<bfloat16>{}) : of_type(TypeTag<float16>{});
+}
+
+}  // namespace
+
+std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& operands) {
+    if (operands.trans_a || (operands.bias.defined() && !operands.trans_b)) return {};
+    return visit_kernels(
+        operands, []<class Kernels>(Kernels) { return std::span<const std::uint64_t>(Kernels::numbers); });
+}
+
+void run_compiled_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
+    visit_kernels(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
+}
+
+}  // namespace gradtile::cuda

@@ -1,0 +1,88 @@
+#include <gradtile/core/io/data_file.h>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+struct FileStatus {
+    mode_t mode;
+    std::int64_t size;
+    std::int64_t changed;
+};
+
+FileStatus status_of(const Descriptor& file, const std::string& path) {
+    struct stat status {};
+    check(::fstat(*file, &status) == 0, path, ": cannot be examined: ", std::strerror(errno));
+    return {status.st_mode, status.st_size,
+            std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+Descriptor opened(const std::string& path) {
+    check(!path.empty(), "data: no file given");
+    // Without O_NONBLOCK, opening a pipe without a writer would block forever; with it, the pipe is refused.
+    Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)};
+    const int error = errno;
+    check(*file >= 0 || error != ENXIO, path,
+          ": is not a regular file");  // a socket, or the file of a missing device
+    check(*file >= 0, path, ": cannot be opened: ", std::strerror(error));
+    return file;
+}
+
+}  // namespace
+
+DataFile::DataFile(const std::string& path) : path_(path), file_(opened(path)) {
+    const FileStatus status = status_of(file_, path_);
+    check(!S_ISDIR(status.mode), path_, ": is a directory; expected a file");
+    check(S_ISREG(status.mode), path_, ": is not a regular file");
+    size_ = status.size;
+    changed_ = status.changed;
+}
+
+void DataFile::read(std::int64_t offset, std::span<std::byte> out) const {
+    check(offset >= 0 && offset <= size_ - std::ssize(out), path_, ": bytes [", offset, ", ",
+          offset + std::ssize(out), ") of ", size_);
+    while (!out.empty()) {
+        const ssize_t got = ::pread(*file_, out.data(), out.size(), offset);
+        if (got < 0 && errno == EINTR) continue;
+        check(got >= 0, path_, ": cannot be read at byte ", offset, ": ", std::strerror(errno));
+        if (got == 0) {
+            require_same_size();
+            throw Error(
+                concat(path_, ": cannot be read at byte ", offset, ": it was truncated while it was read"));
+        }
+        out = out.subspan(static_cast<std::size_t>(got));
+        offset += got;
+    }
+}
+
+bool DataFile::was_modified() const {
+    const FileStatus status = status_of(file_, path_);
+    return status.size != size_ || status.changed != changed_;
+}
+
+void DataFile::require_same_size() const {
+    const std::int64_t size = status_of(file_, path_).size;
+    check(size == size_, path_, ": ends at byte ", size, "; expected ", size_,
+          " (it was changed while it was read)");
+}
+
+void raise_open_file_limit(std::size_t count) {
+    constexpr rlim_t for_everything_else = 512;
+    struct rlimit limit {};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;  // open() then reports the error
+    const rlim_t wanted = std::min<rlim_t>(count + for_everything_else, limit.rlim_max);
+    if (limit.rlim_cur >= wanted) return;
+    limit.rlim_cur = wanted;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,277 @@
+#include <gradtile/tools/formats/export.h>
+
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/io/little_endian.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+
+#include <support/error_message.h>
+#include <tools/formats/weights_fixture.h>
+
+namespace gradtile {
+namespace {
+
+using test::expect_equal_bits;
+using test::message_of;
+using test::random_model;
+using test::reference_weights;
+using test::small_gpt2;
+using test::small_llama;
+using test::TemporaryDirectory;
+using testing::HasSubstr;
+
+std::string refusal(const ModelConfig& config, ExportFormat format = ExportFormat::safetensors) {
+    const TemporaryDirectory place;
+    const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
+    const std::string message = message_of(
+        [&] { export_model(checkpoint, "run", {.format = format, .out = (place / "out").string()}); });
+    EXPECT_FALSE(exists(place / "out"));
+    return message;
+}
+
+TEST(Export, AnImportOfTheExportHasEqualBits) {
+    ModelConfig own_head = small_gpt2();
+    own_head.tied_head = false;
+    own_head.activation = Activation::gelu;
+    own_head.norm_epsilon = 3e-7;
+    ModelConfig tied_llama = small_llama();
+    tied_llama.tied_head = true;
+    tied_llama.rope_base = 12345.678;
+    ModelConfig llama_with_biases = small_llama();
+    llama_with_biases.bias = true;
+    llama_with_biases.hidden = 40;
+    for (const ModelConfig& config : {small_gpt2(), own_head, small_llama(), tied_llama, llama_with_biases})
+        for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+            const TemporaryDirectory place;
+            const ImportedModel model = random_model(config, dtype);
+            export_model(checkpoint_of(model, "x"), "run", {.out = (place / "out").string()});
+            const ImportedModel again = import_model((place / "out").string());
+            EXPECT_EQ(again.dtype, dtype);
+            expect_equal_bits(again.parameters, model.parameters);
+            EXPECT_EQ(again.config.norm_epsilon, config.norm_epsilon);
+            EXPECT_EQ(again.config.activation, config.activation);
+            EXPECT_EQ(again.config.rope_base, config.rope_base);
+        }
+}
+
+TEST(Export, AnExportOfTheImportHasTheTensorsOfTheOriginalFile) {
+    const TemporaryDirectory place;
+    const auto original = reference_weights() / "llama_bfloat16";
+    export_model(checkpoint_of(import_model(original.string()), "x"), "run",
+                 {.out = (place / "out").string()});
+    const SafetensorsFile before((original / "model.safetensors").string()),
+        after((place / "out/model.safetensors").string());
+    ASSERT_EQ(before.header().entries.size(), after.header().entries.size());
+    for (const SafetensorsEntry& entry : before.header().entries) {
+        ASSERT_NE(after.find(entry.name), nullptr) << entry.name;
+        EXPECT_EQ(after.find(entry.name)->dtype, entry.dtype);
+        EXPECT_EQ(test::bytes_of(after.read(*after.find(entry.name))), test::bytes_of(before.read(entry)));
+    }
+}
+
+TEST(Export, Float32OfABfloat16RunAreItsMasters) {
+    const TemporaryDirectory place;
+    Checkpoint checkpoint = checkpoint_of(random_model(small_gpt2(), TrainDType::bf16), "x");
+    checkpoint.master.at("wte.weight").data<float>()[0] = 0.123456789f;
+    export_model(checkpoint, "run", {.out = (place / "out").string(), .dtype = ExportDType::f32});
+    expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.master);
+}
+
+TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
+    const auto with = [](ModelConfig config, const auto& change) {
+        change(config);
+        return config;
+    };
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.qk_norm = true; })),
+                HasSubstr("qk-norm true cannot be stored in a model of type llama"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.bias = false; })),
+                HasSubstr("bias false cannot be stored in a model of type gpt2"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.kv_heads = 1; })), HasSubstr("kv-heads 1"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.norm = Norm::rms; })), HasSubstr("norm \"rms\""));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.norm = Norm::layer; })),
+                HasSubstr("norm \"layer\""));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.activation = Activation::relu2; })),
+                HasSubstr("activation \"relu2\""));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.window = 8; })), HasSubstr("window 8"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.softcap = 30; })), HasSubstr("softcap 30"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.sinks = true; }), ExportFormat::gguf),
+                HasSubstr("sinks true"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.positions = Positions::alibi; })),
+                HasSubstr("positions \"alibi\""));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.qk_norm = true; }), ExportFormat::gguf),
+                HasSubstr("qk-norm"));
+    EXPECT_THAT(
+        refusal(with(small_gpt2(), [](auto& c) { c.activation = Activation::gelu; }), ExportFormat::gguf),
+        HasSubstr("activation gelu cannot be stored in GGUF's gpt2"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.bias = true; }), ExportFormat::gguf),
+                HasSubstr("bias true cannot be stored in GGUF's llama"));
+}
+
+TEST(Export, DropoutsDoNotPreventAnExport) {
+    const TemporaryDirectory place;
+    ModelConfig config = small_gpt2();
+    config.dropout = config.attention_dropout = 0.2;
+    config.window_pattern = 2;  // without a window the pattern has no effect
+    const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
+    export_model(checkpoint, "run", {.out = (place / "out").string()});
+    expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.params);
+}
+
+TEST(Export, ValuesThatFloat16CannotHoldAreRefusedByTensor) {
+    const TemporaryDirectory place;
+    ImportedModel model = random_model(small_gpt2());
+    model.parameters.at("h.1.mlp.fc.weight").data<float>()[5] = 1e6f;
+    const std::string message = message_of([&] {
+        export_model(checkpoint_of(model, "x"), "run",
+                     {.out = (place / "out").string(), .dtype = ExportDType::f16});
+    });
+    EXPECT_THAT(message, HasSubstr("'transformer.h.1.mlp.c_fc.weight' has values that float16 cannot hold"));
+    EXPECT_FALSE(exists(place / "out"));
+}
+
+TEST(Export, NoFileIsReplaced) {
+    const TemporaryDirectory place;
+    const Checkpoint checkpoint = checkpoint_of(random_model(small_gpt2()), "x");
+    const ExportOptions folder{.out = (place / "out").string()};
+    const ExportOptions file{.format = ExportFormat::gguf, .out = (place / "model.gguf").string()};
+    export_model(checkpoint, "run", folder);
+    export_model(checkpoint, "run", file);
+    EXPECT_THAT(message_of([&] { export_model(checkpoint, "run", folder); }), HasSubstr("exists"));
+    EXPECT_THAT(message_of([&] { export_model(checkpoint, "run", file); }), HasSubstr("exists"));
+}
+
+#if GRADTILE_HAVE_PCRE2
+TEST(Export, TheTokenizerGoesWithTheWeightsAndComesBack) {
+    const TemporaryDirectory place;
+    for (const char* const name : {"gpt2.json", "llama3.json"}) {
+        ModelConfig config = small_gpt2();
+        const Tokenizer tokenizer = load_tokenizer(
+            (std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/reference/tokenizers" / name).string());
+        config.vocabulary = tokenizer.vocab_size() + 7;
+        ImportedModel model = random_model(config);
+        model.tokenizer = tokenizer;
+        const std::string out = place / name;
+        export_model(checkpoint_of(model, "x"), "run", {.out = out});
+        EXPECT_EQ(import_model(out).tokenizer, tokenizer);
+    }
+}
+#endif
+
+/// Reads a GGUF file: the keys of its metadata, and its tensors.
+class GgufReader {
+  public:
+    explicit GgufReader(const std::filesystem::path& path) {
+        std::ifstream in(path, std::ios::binary);
+        bytes_.assign(std::istreambuf_iterator<char>(in), {});
+        EXPECT_EQ(bytes_.substr(0, 4), "GGUF");
+        at_ = 4;
+        EXPECT_EQ(take<std::uint32_t>(), 3u);
+        const auto tensors = take<std::uint64_t>(), pairs = take<std::uint64_t>();
+        for (std::uint64_t i = 0; i < pairs; ++i) skip_pair();
+        struct Place {
+            std::string name;
+            std::vector<std::int64_t> shape;
+            std::uint32_t type;
+            std::uint64_t offset;
+        };
+        std::vector<Place> places;
+        for (std::uint64_t i = 0; i < tensors; ++i) {
+            Place place{text(), {}, 0, 0};
+            for (auto axes = take<std::uint32_t>(); axes > 0; --axes)
+                place.shape.insert(place.shape.begin(), static_cast<std::int64_t>(take<std::uint64_t>()));
+            place.type = take<std::uint32_t>();
+            place.offset = take<std::uint64_t>();
+            places.push_back(place);
+        }
+        const std::size_t data = (at_ + 31) / 32 * 32;
+        for (const Place& place : places) {
+            EXPECT_EQ(place.offset % 32, 0u);
+            const Tensor x = empty_on_host(Shape(std::span<const std::int64_t>(place.shape)),
+                                           place.type == 0 ? DType::f32 : DType::bf16);
+            EXPECT_LE(data + place.offset + x.bytes(), bytes_.size());
+            std::memcpy(x.raw_data(), bytes_.data() + data + place.offset, x.bytes());
+            tensors_[place.name] = x;
+        }
+    }
+    const NamedTensors& tensors() const { return tensors_; }
+    const std::set<std::string>& keys() const { return keys_; }
+
+  private:
+    template <class T>
+    T take() {
+        const T value = get_little_endian<T>(reinterpret_cast<const std::byte*>(bytes_.data()) + at_);
+        at_ += sizeof(T);
+        return value;
+    }
+    std::string text() {
+        const auto length = take<std::uint64_t>();
+        at_ += length;
+        return bytes_.substr(at_ - length, length);
+    }
+    void skip_value(std::uint32_t type) {
+        if (type == 8) {
+            text();
+        } else {
+            at_ += type == 7 ? 1 : 4;
+        }
+    }
+    void skip_pair() {
+        keys_.insert(text());
+        const auto type = take<std::uint32_t>();
+        if (type != 9) return skip_value(type);
+        const auto of = take<std::uint32_t>();
+        for (auto length = take<std::uint64_t>(); length > 0; --length) skip_value(of);
+    }
+
+    std::string bytes_;
+    std::size_t at_ = 0;
+    NamedTensors tensors_;
+    std::set<std::string> keys_;
+};
+
+TEST(Export, GgufHasRotatedPairsAsNeighboursAndVectorsInFloat32) {
+    const TemporaryDirectory place;
+    const ImportedModel model = random_model(small_llama(), TrainDType::bf16);
+    export_model(checkpoint_of(model, "x"), "run",
+                 {.format = ExportFormat::gguf, .out = (place / "model.gguf").string()});
+    const GgufReader file(place / "model.gguf");
+    for (const char* const key : {"general.architecture", "llama.rope.freq_base",
+                                  "llama.attention.head_count_kv", "tokenizer.ggml.model"})
+        EXPECT_TRUE(file.keys().contains(key)) << key;
+    EXPECT_EQ(file.tensors().at("blk.0.attn_norm.weight").dtype(), DType::f32);
+    const Context ctx(Device::cpu(), 1);
+    const auto q = to_host(ctx, file.tensors().at("blk.1.attn_q.weight"));
+    const auto packed = to_host(ctx, model.parameters.at("h.1.attn.qkv.weight"));
+    const std::int64_t width = 32, dim = 8;
+    ASSERT_EQ(std::ssize(q), 4 * dim * width);
+    for (std::int64_t head = 0; head < 4; ++head)
+        for (std::int64_t i = 0; i < dim / 2; ++i)
+            for (std::int64_t half = 0; half < 2; ++half)
+                for (std::int64_t c = 0; c < width; ++c) {
+                    const std::int64_t to = head * dim + 2 * i + half, from = head * dim + half * dim / 2 + i;
+                    ASSERT_EQ(q[static_cast<std::size_t>(to * width + c)],
+                              packed[static_cast<std::size_t>(from * width + c)]);
+                }
+    // Values are not rotated, so rows 48 to 63 of the packed matrix must be unchanged.
+    const auto v = to_host(ctx, file.tensors().at("blk.1.attn_v.weight"));
+    EXPECT_TRUE(std::equal(v.begin(), v.end(), packed.begin() + 48 * width));
+}
+
+TEST(Export, GgufOfGpt2HoldsEveryParameter) {
+    const TemporaryDirectory place;
+    const ImportedModel model = random_model(small_gpt2());
+    export_model(checkpoint_of(model, "x"), "run",
+                 {.format = ExportFormat::gguf, .out = (place / "model.gguf").string()});
+    const GgufReader file(place / "model.gguf");
+    EXPECT_EQ(file.tensors().size(), model.parameters.size());
+    EXPECT_EQ(test::bytes_of(file.tensors().at("blk.1.ffn_down.weight")),
+              test::bytes_of(model.parameters.at("h.1.mlp.proj.weight")));
+    EXPECT_EQ(test::bytes_of(file.tensors().at("position_embd.weight")),
+              test::bytes_of(model.parameters.at("wpe.weight")));
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,477 @@
+// The files of transformers that say how a text begins and ends: read by import, kept by runs, written by
+// export.
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/tools/formats/gguf_metadata.h>
+#include <gradtile/tools/generation/chat_session.h>
+#include <gradtile/train/data/chat_jinja.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
+#include <gradtile/train/trainer.h>
+
+#include <support/error_message.h>
+#include <tools/formats/weights_fixture.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+using test::json_of;
+using test::message_of;
+using test::TemporaryDirectory;
+using test::write_json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+std::string text_of(const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+void write_text(const fs::path& file, const std::string& text) {
+    std::ofstream(file, std::ios::binary) << text;
+}
+
+std::map<std::string, std::string> files_in(const fs::path& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(folder))
+        files[entry.path().filename().string()] = text_of(entry.path());
+    return files;
+}
+
+TEST(ChatJinja, IsRecognisedForEachTemplate) {
+    for (const ChatTemplate known : {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
+        EXPECT_EQ(template_of_jinja(jinja_of(known)), known);
+        EXPECT_EQ(template_of_jinja("\n" + jinja_of(known) + "\n"), known);
+        EXPECT_EQ(template_of_jinja(jinja_of(known) + "x"), std::nullopt);
+    }
+    EXPECT_THROW(jinja_of(ChatTemplate::automatic), Error);
+}
+
+TEST(Import, AStoredHeadThatDiffersFromTheEmbeddingIsUsed) {
+    const TemporaryDirectory place;
+    for (const ModelConfig& small : {test::small_gpt2(), test::small_llama()}) {
+        ModelConfig config = small;
+        config.tied_head = false;
+        const std::string out = place / (config.bias ? "gpt2" : "llama");
+        const ImportedModel model = test::random_model(config);
+        export_model(checkpoint_of(model, "x"), "run", {.out = out});
+        json file = json_of(fs::path(out) / "config.json");
+        file["tie_word_embeddings"] = true;
+        write_json(fs::path(out) / "config.json", file);
+        const ImportedModel again = import_model(out);
+        EXPECT_FALSE(again.config.tied_head);
+        EXPECT_THAT(again.notes, ElementsAre(HasSubstr("lm_head.weight differs from the token embedding")));
+        test::expect_equal_bits(again.parameters, model.parameters);
+    }
+    // A stored copy of the embedding is no head of its own.
+    const fs::path weights = place / "gpt2/model.safetensors";
+    const SafetensorsFile file(weights.string());
+    std::vector<NamedTensor> tensors;
+    for (const SafetensorsEntry& entry : file.header().entries)
+        tensors.emplace_back(
+            entry.name,
+            file.read(entry.name == "lm_head.weight" ? *file.find("transformer.wte.weight") : entry));
+    write_safetensors(weights.string(), tensors);
+    const ImportedModel tied = import_model((place / "gpt2").string());
+    EXPECT_TRUE(tied.config.tied_head);
+    EXPECT_TRUE(tied.notes.empty());
+}
+
+TEST(Import, NamesOfOneSettingMustAgree) {
+    const TemporaryDirectory place;
+    test::copy_of("gpt2", place);
+    test::copy_of("llama_bfloat16", place);
+    const auto message_with = [&](const char* model, const json& members) {
+        const fs::path file = place / model / "config.json";
+        const json original = json_of(file);
+        json changed = original;
+        changed.update(members);
+        write_json(file, changed);
+        std::string message = message_of([&] { import_model((place / model).string()); });
+        write_json(file, original);
+        return message;
+    };
+    EXPECT_EQ(message_with("gpt2", {{"num_attention_heads", 2}, {"hidden_size", 8}}), "no error");
+    EXPECT_THAT(message_with("gpt2", {{"num_attention_heads", 4}}),
+                HasSubstr("n_head: 2, but num_attention_heads: 4; expected one of these members"));
+    EXPECT_EQ(message_with("gpt2", {{"n_head", nullptr}, {"num_attention_heads", 2}}), "no error");
+    EXPECT_THAT(message_with("llama_bfloat16", {{"rope_theta", 7.0}}),
+                HasSubstr("rope_theta: 500, but rope_theta beside rope_parameters: 7"));
+    EXPECT_EQ(message_with("llama_bfloat16", {{"rope_theta", 500}}), "no error");
+    EXPECT_THAT(message_with("llama_bfloat16", {{"rope_scaling", {{"rope_theta", 500.0}}}}),
+                HasSubstr("rope_scaling and rope_parameters differ"));
+}
+
+#if GRADTILE_HAVE_PCRE2
+
+/// A tokenizer of bytes, with special tokens from id 256 on.
+BytePairVocabulary byte_vocabulary(const std::vector<std::string>& special) {
+    BytePairVocabulary vocabulary;
+    for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+    std::int32_t id = 256;
+    for (const std::string& text : special) vocabulary.added.push_back({.id = id++, .text = text});
+    vocabulary.patterns.push_back({std::string(gpt2_pattern())});
+    return vocabulary;
+}
+
+ImportedModel model_with(const ModelConfig& small, BytePairVocabulary vocabulary) {
+    ModelConfig config = small;
+    const Tokenizer tokenizer = Tokenizer::byte_pairs(std::move(vocabulary), "test");
+    config.vocabulary = tokenizer.vocab_size();
+    config.context = 64;
+    ImportedModel model = test::random_model(config);
+    model.tokenizer = tokenizer;
+    return model;
+}
+
+const std::vector<std::string> llama3_tokens{"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                                             "<|end_header_id|>", "<|eot_id|>"};
+
+/// A folder as a publisher writes it: its own order of members, its own spacing, files that transformers
+/// reads and this program does not write.
+fs::path published_folder(const TemporaryDirectory& place, const std::string& name = "published") {
+    BytePairVocabulary vocabulary = byte_vocabulary(llama3_tokens);
+    vocabulary.before = {256};
+    const fs::path folder = place / name;
+    export_model(checkpoint_of(model_with(test::small_llama(), vocabulary), "x"), "run",
+                 {.out = folder.string()});
+    json config = json_of(folder / "config.json");
+    config["eos_token_id"] = {257, 260};
+    config["unsloth_version"] = "2025.1.1";
+    write_text(folder / "config.json", "{ \"use_cache\":true,\n" + config.dump(1).substr(1));
+    write_text(folder / "generation_config.json",
+               "{\"temperature\": 0.6,\"eos_token_id\": [257, 260], \"do_sample\":true}");
+    write_text(folder / "tokenizer_config.json",
+               "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"bos_token\": \"<|begin_of_text|>\",\n"
+               "\"added_tokens_decoder\": {\"260\": {\"content\": \"<|eot_id|>\", \"special\": true}}}\n");
+    write_text(folder / "special_tokens_map.json", "{\"eos_token\": {\"content\":\"<|eot_id|>\"} }");
+    write_text(folder / "added_tokens.json", "{\"<|eot_id|>\": 260}");
+    write_text(folder / "chat_template.jinja", jinja_of(ChatTemplate::llama3) + "\n");
+    json tokenizer = json_of(folder / "tokenizer.json");
+    tokenizer["truncation"] = {{"max_length", 9}};
+    write_text(folder / "tokenizer.json", tokenizer.dump());
+    return folder;
+}
+
+TEST(Export, AnExportOfAnImportHasTheBytesOfEveryFile) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    write_imported_run(import_model(folder.string()), place / "run");
+    export_model(load_checkpoint(place / "run"), "run", {.out = place / "out"});
+    const auto before = files_in(folder), after = files_in(place / "out");
+    EXPECT_EQ(before.size(), 8u);
+    ASSERT_EQ(before.size(), after.size());
+    for (const auto& [name, text] : before) EXPECT_EQ(after.at(name), text) << name;
+    // A file that transformers 5 wrote.
+    write_imported_run(import_model((test::reference_weights() / "llama_bfloat16").string()), place / "run2");
+    export_model(load_checkpoint(place / "run2"), "run", {.out = place / "out2"});
+    EXPECT_EQ(files_in(place / "out2"), files_in(test::reference_weights() / "llama_bfloat16"));
+}
+
+TEST(Export, OfAnotherDTypeChangesOnlyItsNameInTheConfig) {
+    const TemporaryDirectory place;
+    write_imported_run(import_model((test::reference_weights() / "llama_bfloat16").string()), place / "run");
+    export_model(load_checkpoint(place / "run"), "run", {.out = place / "out", .dtype = ExportDType::f32});
+    json expected = json_of(test::reference_weights() / "llama_bfloat16/config.json");
+    expected["dtype"] = "float32";
+    EXPECT_EQ(json_of(place / "out/config.json"), expected);
+}
+
+TEST(ImportedText, OfAHostileCheckpointIsRefusedByName) {
+    const TemporaryDirectory place;
+    Checkpoint checkpoint = checkpoint_of(import_model(published_folder(place).string()), "x");
+    const auto refusal = [&](const char* member, const json& value) {
+        Checkpoint changed = checkpoint;
+        (*changed.data)["imported_text"][member] = value;
+        const std::string message =
+            message_of([&] { export_model(changed, "run", {.out = place / "out/folder"}); });
+        EXPECT_FALSE(exists(place / "out"));
+        return message;
+    };
+    EXPECT_THAT(refusal("files", {{"../outside.json", "{}"}}),
+                HasSubstr("run: imported_text: file '../outside.json'"));
+    EXPECT_THAT(refusal("files", {{"config.json", 3}}), HasSubstr("run: imported_text"));
+    EXPECT_THAT(refusal("files", {{"config.json", "{"}}), HasSubstr("run: config.json: "));
+    EXPECT_THAT(refusal("files", {{"config.json", "[]"}}), HasSubstr("run: config.json: expected an object"));
+    EXPECT_THAT(refusal("end_tokens", {256, 1000000}), HasSubstr("end token 1000000"));
+    EXPECT_THAT(refusal("end_tokens", "x"), HasSubstr("run: imported_text"));
+    EXPECT_THAT(refusal("has_unknown_template", nullptr), HasSubstr("run: imported_text"));
+}
+
+TEST(Import, TextBeginsAndEndsAsTheFilesSay) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    const ImportedModel imported = import_model(folder.string());
+    EXPECT_THAT(imported.text.end_tokens, ElementsAre(257, 260));
+    EXPECT_EQ(imported.chat_template, ChatTemplate::llama3);
+    write_imported_run(imported, place / "run");
+    const auto model = load_model(place / "run");
+    EXPECT_THAT(prompt_tokens(*model, "a"), ElementsAre(256, 'a'));
+    EXPECT_THAT(prompt_tokens(*model, ""), ElementsAre(256));
+    EXPECT_THAT(model->tokenizer->encode("a", "t"), ElementsAre('a'));
+    EXPECT_THAT(end_tokens_of(*model), ElementsAre(257, 260));
+    // config.json counts without generation_config.json. Ids outside of the vocabulary are never drawn.
+    fs::remove(folder / "generation_config.json");
+    json config = json_of(folder / "config.json");
+    config["eos_token_id"] = {260, 50256, -1};
+    write_json(folder / "config.json", config);
+    EXPECT_THAT(import_model(folder.string()).text.end_tokens, ElementsAre(260));
+}
+
+TEST(Import, AnUnknownChatTemplateIsNotReplacedByAnother) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    write_text(folder / "chat_template.jinja", "{{ messages }}");
+    const ImportedModel imported = import_model(folder.string());
+    EXPECT_THAT(imported.notes, ElementsAre(HasSubstr("`chat` needs --chat-template")));
+    write_imported_run(imported, place / "run");
+    const auto model = load_model(place / "run");
+    EXPECT_THAT(message_of([&] { ChatSession(*model, {}); }), HasSubstr("expected --chat-template"));
+    ChatSession(*model, {.chat_template = ChatTemplate::llama3});
+}
+
+TEST(Import, FilesOfTheTokenizerMustAgree) {
+    const TemporaryDirectory place;
+    int number = 0;
+    const auto message_with = [&](const char* file, const json& changes) {
+        const fs::path folder = published_folder(place, concat(number++));
+        json value = json_of(folder / file);
+        value.merge_patch(changes);
+        write_json(folder / file, value);
+        return message_of([&] { import_model(folder.string()); });
+    };
+    constexpr const char* config = "tokenizer_config.json";
+    EXPECT_EQ(message_with(config, {{"add_bos_token", true}, {"add_eos_token", false}}), "no error");
+    EXPECT_THAT(message_with(config, {{"add_bos_token", false}}),
+                HasSubstr("add_bos_token: false, but tokenizer.json's post_processor adds one"));
+    EXPECT_THAT(message_with(config, {{"add_eos_token", true}}),
+                HasSubstr("add_eos_token: true, but tokenizer.json's post_processor adds no token"));
+    EXPECT_THAT(message_with(config, {{"added_tokens_decoder", {{"259", {{"content", "<|eot_id|>"}}}}}}),
+                HasSubstr("\"<|eot_id|>\" has id 259; expected its id 260"));
+    EXPECT_THAT(message_with("added_tokens.json", {{"<|new|>", 261}}),
+                HasSubstr("added_tokens.json: \"<|new|>\" has id 261; expected a token of added_tokens"));
+    EXPECT_THAT(message_with("special_tokens_map.json", {{"pad_token", "<|pad|>"}}),
+                HasSubstr("special_tokens_map.json: pad_token: \"<|pad|>\" is not one of added_tokens"));
+    EXPECT_THAT(message_with(config, {{"image_token", "<|pad|>"}}), HasSubstr("image_token: \"<|pad|>\""));
+    EXPECT_THAT(message_with(config, {{"tokenizer_class", "GPT2Tokenizer"}}),
+                HasSubstr("unk_token: \"<|endoftext|>\" is not one of added_tokens"));
+    EXPECT_EQ(message_with(config, {{"tokenizer_class", "GPT2TokenizerFast"}, {"unk_token", "<|eot_id|>"}}),
+              "no error");
+    EXPECT_THAT(message_with("tokenizer.json", {{"post_processor", {{"type", "BertProcessing"}}}}),
+                HasSubstr("post_processor.type: \"BertProcessing\""));
+}
+
+TEST(Import, AClassThatReplacesThePatternOfTokenizerJsonIsRefused) {
+    const TemporaryDirectory place;
+    BytePairVocabulary vocabulary = byte_vocabulary({"<|endoftext|>"});
+    vocabulary.patterns = {{std::string(llama3_pattern())}};
+    export_model(checkpoint_of(model_with(test::small_gpt2(), vocabulary), "x"), "run",
+                 {.out = place / "out"});
+    const fs::path file = place / "out/tokenizer_config.json";
+    EXPECT_EQ(json_of(file)["tokenizer_class"], "PreTrainedTokenizerFast");
+    json config = json_of(file);
+    config["tokenizer_class"] = "GPT2Tokenizer";
+    write_json(file, config);
+    EXPECT_THAT(message_of([&] { import_model((place / "out").string()); }),
+                HasSubstr("'GPT2Tokenizer' cuts text as GPT-2 does, but tokenizer.json does not"));
+    const std::string path = place / "out/tokenizer.json";
+    EXPECT_EQ(import_model((place / "out").string(), {.tokenizer = path}).tokenizer, load_tokenizer(path));
+    EXPECT_THAT(message_of([&] { load_tokenizer((place / "out").string()); }), HasSubstr("GPT2Tokenizer"));
+}
+
+TEST(TokenizerFolder, VocabJsonTakesItsTokensFromTheFilesBesideIt) {
+    const TemporaryDirectory place;
+    const fs::path folder = place / "folder";
+    fs::create_directory(folder);
+    json vocab = json_of(published_folder(place) / "tokenizer.json")["model"]["vocab"];
+    vocab["<s>"] = 256;
+    write_json(folder / "vocab.json", vocab);
+    write_text(folder / "merges.txt", "#version: 0.2\n");
+    write_json(folder / "added_tokens.json", {{"<|im_start|>", 257}});
+    write_json(folder / "tokenizer_config.json", {{"tokenizer_class", "GPT2Tokenizer"},
+                                                  {"bos_token", "<s>"},
+                                                  {"eos_token", "<s>"},
+                                                  {"unk_token", "<s>"},
+                                                  {"add_bos_token", true}});
+    UnknownMembers unknown;
+    const TokenizerFolder found = load_tokenizer_folder(folder.string(), "", unknown);
+    ASSERT_TRUE(found.tokenizer.has_value());
+    EXPECT_THAT(
+        found.tokenizer->encode("<|im_start|>a<s>", "t",
+                                {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true}),
+        ElementsAre(256, 257, 'a', 256));
+    EXPECT_EQ(found.files.size(), 2u);
+    EXPECT_FALSE(load_tokenizer_folder((place / "published/..").string(), "", unknown).tokenizer);
+}
+
+/// The parts of an export that say where texts end.
+struct Ends {
+    json generation, tokenizer;
+    std::optional<std::string> chat_template = {};
+};
+
+Ends exported_ends(const ModelConfig& small, const BytePairVocabulary& vocabulary, ChatTemplate chat) {
+    const TemporaryDirectory place;
+    ImportedModel model = model_with(small, vocabulary);
+    model.chat_template = chat;
+    export_model(checkpoint_of(model, "x"), "run", {.out = place / "out"});
+    Ends ends{.generation = json_of(place / "out/generation_config.json"),
+              .tokenizer = json_of(place / "out/tokenizer_config.json")};
+    if (exists(place / "out/chat_template.jinja"))
+        ends.chat_template = text_of(place / "out/chat_template.jinja");
+    // The files say the same to an import.
+    const ImportedModel again = import_model((place / "out").string());
+    EXPECT_EQ(again.text.end_tokens, end_tokens_of(*model.tokenizer, chat));
+    EXPECT_EQ(again.chat_template, chat);
+    EXPECT_EQ(json_of(place / "out/config.json")["eos_token_id"], again.text.end_tokens.front());
+    return ends;
+}
+
+TEST(Export, ARunSaysWhereItsTextsEnd) {
+    const BytePairVocabulary chatml = byte_vocabulary({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+    Ends ends = exported_ends(test::small_gpt2(), chatml, ChatTemplate::automatic);
+    EXPECT_EQ(ends.generation, json({{"bos_token_id", 256}, {"eos_token_id", {256, 258}}}));
+    EXPECT_EQ(ends.chat_template, std::nullopt);
+    EXPECT_EQ(ends.tokenizer["eos_token"], "<|endoftext|>");
+
+    ends = exported_ends(test::small_gpt2(), chatml, ChatTemplate::chatml);
+    EXPECT_EQ(ends.generation, json({{"bos_token_id", 256}, {"eos_token_id", {258, 256}}}));
+    EXPECT_EQ(ends.chat_template, jinja_of(ChatTemplate::chatml));
+    EXPECT_EQ(ends.tokenizer["eos_token"], "<|im_end|>");
+
+    ends = exported_ends(test::small_llama(), byte_vocabulary(llama3_tokens), ChatTemplate::llama3);
+    EXPECT_EQ(ends.generation, json({{"bos_token_id", 256}, {"eos_token_id", {260, 257}}}));
+    EXPECT_EQ(ends.chat_template, jinja_of(ChatTemplate::llama3));
+
+    ends = exported_ends(test::small_gpt2(), byte_vocabulary({"<|endoftext|>"}), ChatTemplate::plain);
+    EXPECT_EQ(ends.generation["stop_strings"], json({"\nSystem:", "\nUser:", "\nAssistant:"}));
+    EXPECT_EQ(ends.chat_template, jinja_of(ChatTemplate::plain));
+}
+
+std::map<std::string, GgufValue> gguf_of(const BytePairVocabulary& vocabulary, const GgufText& text) {
+    const Tokenizer tokenizer = Tokenizer::byte_pairs(vocabulary, "test");
+    const GgufMetadata metadata = gguf_tokenizer_metadata(&tokenizer, tokenizer.vocab_size(), text, "run");
+    return {metadata.begin(), metadata.end()};
+}
+
+TEST(Export, GgufSaysWhereTextsBeginAndEnd) {
+    const auto id = [](std::uint32_t value) { return GgufValue(value); };
+    BytePairVocabulary vocabulary = byte_vocabulary({"<|endoftext|>", "<|im_end|>", "<a>", "<b>", "<c>"});
+    auto values = gguf_of(
+        vocabulary, {.tokens = {.begin = 256, .end = {257, 256}}, .turn_end = 257, .chat_template = "jinja"});
+    EXPECT_EQ(values.at("tokenizer.ggml.eos_token_id"), id(257));
+    EXPECT_EQ(values.at("tokenizer.ggml.eot_token_id"), id(257));
+    EXPECT_FALSE(values.contains("tokenizer.ggml.eom_token_id"));  // llama.cpp knows <|endoftext|>
+    EXPECT_EQ(values.at("tokenizer.ggml.add_bos_token"), GgufValue(false));
+    EXPECT_EQ(values.at("tokenizer.ggml.add_eos_token"), GgufValue(false));
+    EXPECT_EQ(values.at("tokenizer.chat_template"), GgufValue(std::string("jinja")));
+
+    values = gguf_of(vocabulary, {.tokens = {.end = {258, 259, 260}}});
+    EXPECT_EQ(values.at("tokenizer.ggml.eos_token_id"), id(258));
+    EXPECT_EQ(values.at("tokenizer.ggml.eot_token_id"), id(259));
+    EXPECT_EQ(values.at("tokenizer.ggml.eom_token_id"), id(260));
+    EXPECT_FALSE(values.contains("tokenizer.chat_template"));
+    EXPECT_THAT(message_of([&] {
+                    gguf_of(vocabulary, {.tokens = {.end = {258, 259, 260, 'x'}}});
+                }),
+                HasSubstr("4 tokens end a text; GGUF has no key for token 120"));
+
+    vocabulary.before = {258};
+    vocabulary.after = {259};
+    values = gguf_of(vocabulary, {.tokens = {.begin = 258, .end = {259}}});
+    EXPECT_EQ(values.at("tokenizer.ggml.bos_token_id"), id(258));
+    EXPECT_EQ(values.at("tokenizer.ggml.add_bos_token"), GgufValue(true));
+    EXPECT_EQ(values.at("tokenizer.ggml.add_eos_token"), GgufValue(true));
+    vocabulary.before = {258, 259};
+    EXPECT_THAT(message_of([&] { gguf_of(vocabulary, {.tokens = {.begin = 258, .end = {259}}}); }),
+                HasSubstr("puts 2 tokens before a text"));
+}
+
+TEST(ImportedRun, FineTuningKeepsTheFilesUntilTheTemplateChanges) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    const auto exported_after = [&](const std::string& name, const std::string& data) {
+        const std::string run = place / (name + "_run"), base = place / (name + "_base");
+        write_imported_run(import_model(folder.string()), base);
+        TrainConfig config;
+        adopt_model(config, base);
+        config.init_from = base;
+        config.data = place.write(name, data);
+        config.out = run;
+        config.steps = 1;
+        config.warmup = 0;
+        config.batch = 2;
+        config.val_fraction = 0;
+        config.threads = 1;
+        config.device = DeviceChoice::cpu;
+        Trainer(config, [](const std::string&) {}).run();
+        // Also after the run was resumed.
+        Trainer resumed(Resume{.directory = run, .steps = 2}, [](const std::string&) {});
+        resumed.run();
+        export_model(load_checkpoint(run), "run", {.out = place / (name + "_out")});
+        return files_in(place / (name + "_out"));
+    };
+    const auto original = files_in(folder);
+    auto files = exported_after("text.txt", test::some_letters(600));
+    for (const auto& [name, text] : original) {
+        if (name != "model.safetensors") {
+            EXPECT_EQ(files.at(name), text) << name;
+        }
+    }
+
+    // The folder of a base model has no chat template, so the conversations' template is new.
+    fs::remove(folder / "chat_template.jinja");
+    std::string talk;
+    for (int i = 0; i < 9; ++i)
+        talk += R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
+                "\n";
+    files = exported_after("talk.jsonl", talk);
+    EXPECT_EQ(files.at("chat_template.jinja"), jinja_of(ChatTemplate::llama3));
+    EXPECT_EQ(parse_json(files.at("generation_config.json"))["eos_token_id"], json({260, 257}));
+    EXPECT_EQ(files.at("tokenizer.json"), original.at("tokenizer.json"));
+}
+
+TEST(SampleText, EndsAtATokenThatEndsATextUnlessToldOtherwise) {
+    BytePairVocabulary vocabulary = byte_vocabulary({"<|endoftext|>"});
+    const ImportedModel source = model_with(test::small_gpt2(), vocabulary);
+    LanguageModel model(Context(Device::cpu(), 1), source.config, DType::f32, source.tokenizer);
+    copy_parameters(model.ctx, model.parameters, Checkpoint{.params = source.parameters}, "test");
+    const SampleOptions options{.prompt = "a", .tokens = 2000, .ignore_eos = true};
+    const SampledText all = sample_text(model, options);
+    EXPECT_EQ(all.tokens.size(), 2000u);
+    EXPECT_FALSE(all.stopped);
+    const auto end = std::ranges::find(all.tokens, 256);
+    ASSERT_NE(end, all.tokens.end());
+    EXPECT_THAT(all.text, HasSubstr("<|endoftext|>"));
+
+    SampleOptions stopping = options;
+    stopping.ignore_eos = false;
+    const SampledText ended = sample_text(model, stopping);
+    EXPECT_EQ(ended.tokens, std::vector<std::int32_t>(all.tokens.begin(), end + 1));
+    EXPECT_EQ(ended.text, all.text.substr(0, all.text.find("<|endoftext|>")));
+    EXPECT_TRUE(ended.stopped);
+}
+
+TEST(ChatSession, AnAnswerEndsAtATokenThatEndsAText) {
+    const ImportedModel source = model_with(test::small_gpt2(), byte_vocabulary({"</s>"}));
+    LanguageModel model(Context(Device::cpu(), 1), source.config, DType::f32, source.tokenizer);
+    copy_parameters(model.ctx, model.parameters, Checkpoint{.params = source.parameters}, "test");
+    const auto answer = [&] { return ChatSession(model, {}).answer("a"); };
+    const std::string whole = answer().text;
+    ASSERT_GT(whole.size(), 20u);
+    const char end = whole[20];
+    model.imported_text = {.end_tokens = {static_cast<unsigned char>(end)}};
+    const ChatAnswer ended = answer();
+    EXPECT_EQ(ended.end, ChatAnswer::End::turn);
+    EXPECT_EQ(ended.text, whole.substr(0, whole.find(end)));
+}
+
+#endif
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,91 @@
+#pragma once
+/// Models for tests of import and export.
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/tools/formats/export.h>
+#include <gradtile/tools/formats/imported_run.h>
+#include <gradtile/tools/formats/safetensors.h>
+#include <gradtile/train/checkpoint/tensor_bytes.h>
+#include <gradtile/train/model/language_model.h>
+
+#include <support/temporary_directory.h>
+
+namespace gradtile::test {
+
+/// The committed models; make_weights_reference.py makes them.
+inline std::filesystem::path reference_weights() {
+    return std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/reference/weights";
+}
+
+inline ModelConfig small_gpt2() {
+    return {.layers = 2, .heads = 2, .width = 16, .context = 8, .vocabulary = 30};
+}
+inline ModelConfig small_llama() {
+    ModelConfig config = as_llama({.layers = 2, .heads = 4, .width = 32, .context = 8, .vocabulary = 30});
+    config.kv_heads = 2;
+    return config;
+}
+
+/// A model whose elements all differ, so that an exchange of two of them is seen.
+inline ImportedModel random_model(const ModelConfig& config, TrainDType dtype = TrainDType::f32) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore parameters;
+    const Transformer transformer(config, parameters);
+    ImportedModel model{.description = "test", .config = config, .dtype = dtype};
+    std::vector<double> values;
+    for (const Parameter& parameter : parameters.parameters()) {
+        values.resize(static_cast<std::size_t>(parameter.shape().elements()));
+        double value = static_cast<double>(model.parameters.size());
+        for (double& element : values) element = std::sin(value += 1.0) * 0.4;
+        model.parameters[parameter.name()] = from_host(ctx, values, parameter.shape(), storage_dtype(dtype));
+    }
+    return model;
+}
+
+inline std::vector<std::byte> bytes_of(const Tensor& x) {
+    std::vector<std::byte> bytes(x.bytes());
+    copy_row_major(x, 0, x.elements(), bytes.data());
+    return bytes;
+}
+
+inline void expect_equal_bits(const NamedTensors& a, const NamedTensors& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& [name, x] : a) {
+        ASSERT_TRUE(b.contains(name)) << name;
+        EXPECT_EQ(x.shape(), b.at(name).shape()) << name;
+        EXPECT_EQ(x.dtype(), b.at(name).dtype()) << name;
+        EXPECT_EQ(bytes_of(x), bytes_of(b.at(name))) << name;
+    }
+}
+
+inline nlohmann::json json_of(const std::filesystem::path& file) {
+    std::ifstream in(file);
+    return nlohmann::json::parse(in);
+}
+inline void write_json(const std::filesystem::path& file, const nlohmann::json& value) {
+    std::ofstream(file) << value.dump();
+}
+
+/// A text of 20 letters, which fit the small vocabularies.
+inline std::string some_letters(std::size_t length) {
+    std::string text;
+    for (std::size_t i = 0; i < length; ++i) text += static_cast<char>('a' + i * i % 20);
+    return text;
+}
+
+/// Copies a committed model to change it.
+inline std::filesystem::path copy_of(const char* model, const TemporaryDirectory& place) {
+    std::filesystem::copy(reference_weights() / model, place / model,
+                          std::filesystem::copy_options::recursive);
+    return place / model;
+}
+
+}  // namespace gradtile::test

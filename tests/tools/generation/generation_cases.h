@@ -1,0 +1,93 @@
+#pragma once
+/// Small models: every combination of activation, norm and kind of positions, and every option that
+/// generation must respect.
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/model/language_model.h>
+
+namespace gradtile::test {
+
+struct GenerationCase {
+    std::string name;
+    std::function<void(ModelConfig&)> change;
+
+    friend void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name; }
+};
+
+/// Returns a name of letters, digits and underscores, as GoogleTest requires.
+inline std::string test_name(std::string name) {
+    std::ranges::replace(name, '-', '_');
+    return name;
+}
+
+/// The first case is a model with the default settings.
+inline const std::vector<GenerationCase>& generation_cases() {
+    static const std::vector<GenerationCase> cases = [] {
+        std::vector<GenerationCase> all{
+            {"grouped", [](ModelConfig& c) { c.kv_heads = 1; }},
+            {"llama",
+             [](ModelConfig& c) {
+                 c = as_llama(c);
+                 c.kv_heads = 2;
+             }},
+            {"qk_norm",
+             [](ModelConfig& c) {
+                 c.positions = Positions::rope;
+                 c.qk_norm = true;
+             }},
+            {"window",
+             [](ModelConfig& c) {
+                 c.positions = Positions::rope;
+                 c.window = 4;
+             }},
+            {"attention_options",
+             [](ModelConfig& c) {
+                 c.positions = Positions::alibi;
+                 c.kv_heads = 2;
+                 c.window = 5;
+                 c.window_pattern = 2;
+                 c.softcap = 3;
+                 c.sinks = true;
+                 c.attention_dropout = 0.5;  // has no effect
+             }},
+            {"odd_context", [](ModelConfig& c) { c.context = 11; }},
+            {"one_token", [](ModelConfig& c) { c.context = 1; }},
+        };
+        std::vector<GenerationCase> combinations;
+        for (const auto& [activation, activation_name] : EnumNames<Activation>::names)
+            for (const auto& [norm, norm_name] : EnumNames<Norm>::names)
+                for (const auto& [positions, positions_name] : EnumNames<Positions>::names)
+                    combinations.push_back(
+                        {test_name(concat(activation_name, '_', norm_name, '_', positions_name)),
+                         [a = activation, n = norm, p = positions](ModelConfig& c) {
+                             c.activation = a;
+                             c.norm = n;
+                             c.positions = p;
+                         }});
+        all.insert(all.begin(), combinations.begin(), combinations.end());
+        return all;
+    }();
+    return cases;
+}
+
+/// A model of 40 tokens without a tokenizer. Its weights are larger than initial ones, so that the logits
+/// depend on every token.
+inline std::unique_ptr<LanguageModel> generation_model(const GenerationCase& chosen, DType dtype,
+                                                       const Context& ctx = Context(Device::cpu(), 2)) {
+    ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 12, .vocabulary = 40};
+    chosen.change(config);
+    auto made = std::make_unique<LanguageModel>(ctx, config, dtype, std::nullopt);
+    made->parameters.initialize(made->ctx, Seed{5});
+    for (const Parameter& parameter : made->parameters.parameters())
+        if (parameter.shape().rank() == 2) axpy(made->ctx, parameter.value(), 7.0, parameter.value());
+    for (const TransformerBlock& block : made->transformer.blocks)
+        if (block.attn.sinks.defined()) fill(made->ctx, block.attn.sinks.value(), 1.5);
+    return made;
+}
+
+}  // namespace gradtile::test

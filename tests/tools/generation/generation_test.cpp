@@ -1,0 +1,219 @@
+// Compares generation with a cache of keys and values with generation without a cache.
+#include <cmath>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/tools/generation/next_token.h>
+#include <gradtile/tools/generation/sampler.h>
+#include <gradtile/tools/generation/stop_texts.h>
+
+#include <support/error_message.h>
+#include <tools/generation/generation_cases.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using test::generation_cases;
+using test::GenerationCase;
+
+class Generation : public testing::TestWithParam<GenerationCase> {
+  protected:
+    static std::unique_ptr<LanguageModel> model(DType dtype) {
+        return test::generation_model(GetParam(), dtype);
+    }
+    static constexpr std::array<std::int32_t, 5> prompt{3, 1, 4, 1, 5};
+};
+
+TEST_P(Generation, GreedyTokensEqualThoseWithoutACacheAlsoBeyondAFullContext) {
+    const auto small = model(DType::f32);
+    SampleOptions options{.tokens = 60, .temperature = 0.0};
+    const std::vector<std::int32_t> cached = sample_tokens(*small, prompt, options);
+    options.use_cache = false;
+    EXPECT_EQ(cached, sample_tokens(*small, prompt, options));
+    EXPECT_EQ(cached.size(), 60u);
+}
+
+TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
+    const auto small = model(DType::f64);
+    const std::int64_t context = small->transformer.config.context;
+    NextToken cached(*small, /*use_cache=*/true), whole(*small, /*use_cache=*/false);
+    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+    TextWindow window(context);
+    for (int i = 0; i < 40; ++i) {
+        const std::vector<double> with = cached.logits(text), without = whole.logits(text);
+        const std::int64_t begin = window.begin_of(std::ssize(text));
+        const std::span<const std::int32_t> visible(text.begin() + begin, text.end());
+        // The logits of the whole window in one pass, without a cache.
+        const std::vector<double> expected = to_host(
+            small->ctx,
+            small->transformer.logits(small->ctx, from_host(small->ctx, visible, {1, std::ssize(visible)})));
+        EXPECT_EQ(without, expected);
+        // Logits of size 10 to 100, after sums whose errors are some hundred roundings of 1e-16.
+        for (std::size_t v = 0; v < with.size(); ++v) ASSERT_NEAR(with[v], expected[v], 1e-10) << i;
+        text.push_back(static_cast<std::int32_t>((7 * i + 2) % 40));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::ValuesIn(generation_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
+    const ModelConfig config =
+        as_llama({.layers = 2, .heads = 2, .width = 16, .context = 8, .vocabulary = 20});
+    LanguageModel model(Context(Device::cpu(), 1), config, DType::f64, std::nullopt);
+    model.parameters.initialize(model.ctx, Seed{2});
+    const std::vector<std::int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    const Tensor tokens = from_host(model.ctx, ids, {2, 6});
+    KeyValueCache cache(model.ctx, config, DType::f64, /*batch=*/2);
+    model.transformer.logits(
+        model.ctx, from_host(model.ctx, std::vector<std::int32_t>{1, 2, 3, 4, 7, 8, 9, 10}, {2, 4}), cache);
+    const auto parts =
+        to_host(model.ctx,
+                model.transformer.logits(
+                    model.ctx, from_host(model.ctx, std::vector<std::int32_t>{5, 6, 11, 12}, {2, 2}), cache));
+    const auto whole = to_host(model.ctx, model.transformer.logits(model.ctx, tokens));
+    ASSERT_EQ(parts.size(), whole.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-12);
+    EXPECT_THAT(message_of([&] {
+                    model.transformer.logits(
+                        model.ctx, from_host(model.ctx, std::vector<std::int32_t>(6), {2, 3}), cache);
+                }),
+                HasSubstr("3 tokens after 6 in the cache; the context is 8"));
+}
+
+TEST(TextWindow, DropsTheOldestHalfWhenTheContextIsFull) {
+    TextWindow window(8);
+    std::vector<std::int64_t> begins;
+    for (std::int64_t length = 6; length <= 17; ++length) begins.push_back(window.begin_of(length));
+    EXPECT_THAT(begins, ElementsAre(0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12));
+    EXPECT_EQ(TextWindow(8).begin_of(20), 12);  // a long prompt: the last 8 tokens
+    TextWindow one(1);
+    EXPECT_EQ(one.begin_of(1), 0);
+    EXPECT_EQ(one.begin_of(2), 1);
+}
+
+TEST(StopTexts, EndTheTextWhereverItIsCutIntoPieces) {
+    const std::string text = "one\nUser: two\nEnd";
+    for (std::size_t size = 1; size <= text.size(); ++size) {
+        StopTexts stop({"\nUser:", "never", ""});
+        std::string result;
+        for (std::size_t i = 0; i < text.size(); i += size) result += stop.next(text.substr(i, size));
+        result += stop.finish();
+        EXPECT_EQ(result, "one") << size;
+        EXPECT_TRUE(stop.found());
+    }
+}
+
+TEST(StopTexts, HoldBackOnlyWhatMayBecomeAStopText) {
+    StopTexts stop({"abcd", "cx"});
+    EXPECT_EQ(stop.next("zab"), "z");
+    EXPECT_EQ(stop.next("c"), "");
+    EXPECT_EQ(stop.next("e"), "abce");
+    EXPECT_EQ(stop.next("ab"), "");
+    EXPECT_EQ(stop.finish(), "ab");
+    EXPECT_FALSE(stop.found());
+    StopTexts inner({"abcd", "cx"});
+    EXPECT_EQ(inner.next("abcx"), "ab");
+    EXPECT_TRUE(inner.found());
+}
+
+struct LetterModel {
+    LetterModel() {
+        const Tokenizer tokenizer = Tokenizer::characters_of("\nabcdefg", "test");
+        model = std::make_unique<LanguageModel>(
+            Context(Device::cpu(), 1),
+            ModelConfig{
+                .layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = tokenizer.vocab_size()},
+            DType::f32, tokenizer);
+        model->parameters.initialize(model->ctx, Seed{3});
+    }
+    std::unique_ptr<LanguageModel> model;
+};
+
+TEST(SampleText, GivesItsPiecesAsTheyAreDrawn) {
+    const LetterModel letters;
+    std::string pieces;
+    int calls = 0;
+    const SampledText sampled =
+        sample_text(*letters.model, {.prompt = "ab", .tokens = 30}, [&](std::string_view piece) {
+            pieces += piece;
+            ++calls;
+        });
+    EXPECT_EQ(pieces, sampled.text);
+    EXPECT_EQ(calls, 30);
+    EXPECT_EQ(sampled.tokens.size(), 30u);
+    EXPECT_FALSE(sampled.stopped);
+    EXPECT_EQ("ab" + sampled.text, sample(*letters.model, {.prompt = "ab", .tokens = 30}));
+}
+
+TEST(SampleText, EndsBeforeAStopTextAndDrawsNoFurther) {
+    const LetterModel letters;
+    const SampledText all = sample_text(*letters.model, {.prompt = "a", .tokens = 60});
+    const std::string stop = all.text.substr(20, 3);
+    const SampledText cut = sample_text(*letters.model, {.prompt = "a", .tokens = 60, .stop = {stop}});
+    EXPECT_TRUE(cut.stopped);
+    EXPECT_EQ(cut.text, all.text.substr(0, all.text.find(stop)));
+    EXPECT_EQ(cut.tokens.size(), cut.text.size() + stop.size());
+}
+
+TEST(SampleText, NumbersGiveOtherTextsWithTheSameSeed) {
+    const LetterModel letters;
+    const auto text = [&](std::uint64_t number) {
+        return sample_text(*letters.model, {.prompt = "a", .tokens = 40, .number = number}).text;
+    };
+    EXPECT_NE(text(0), text(1));
+    EXPECT_NE(text(1), text(2));
+    EXPECT_EQ(text(1), text(1));
+}
+
+TEST(SampleText, NeverEndsAPieceWithinACharacter) {
+    LanguageModel model(Context(Device::cpu(), 1),
+                        {.layers = 1, .heads = 1, .width = 8, .context = 8, .vocabulary = 256}, DType::f32,
+                        Tokenizer::bytes());
+    model.parameters.initialize(model.ctx, Seed{1});
+    std::string pieces;
+    const SampledText sampled = sample_text(model, {.prompt = "\xc3", .tokens = 200, .seed = 4},
+                                            [&](std::string_view piece) { pieces += piece; });
+    EXPECT_EQ(pieces, sampled.text);
+    EXPECT_EQ(pieces, model.tokenizer->decode(sampled.tokens));
+}
+
+TEST(ChooseToken, MinPKeepsTokensThatAreLikelyEnough) {
+    const std::vector<double> logits{std::log(0.1), std::log(0.4), std::log(0.2), std::log(0.3)};
+    const auto drawn = [&](const SampleOptions& options) {
+        std::map<std::int32_t, int> count;
+        for (int i = 0; i < 1000; ++i) ++count[choose_token(logits, options, (i + 0.5) / 1000)];
+        return count;
+    };
+    EXPECT_THAT(drawn({.min_p = 0.51}), ElementsAre(testing::Key(1), testing::Key(3)));
+    EXPECT_EQ(drawn({.min_p = 0.49}).size(), 3u);
+    EXPECT_EQ(drawn({.min_p = 1.0}).size(), 1u);
+    // With temperature 1/2 the probabilities are as 1, 16, 4 and 9.
+    EXPECT_THAT(drawn({.temperature = 0.5, .min_p = 0.3}), ElementsAre(testing::Key(1), testing::Key(3)));
+}
+
+TEST(RepetitionPenalty, DividesPositiveAndMultipliesNegativeLogitsOfSeenTokensOnce) {
+    std::vector<double> logits{2.0, -2.0, 3.0, 0.5};
+    penalise_repetition(logits, std::vector<std::int32_t>{0, 1, 0, 1, 9}, 2.0);
+    EXPECT_THAT(logits, ElementsAre(1.0, -4.0, 3.0, 0.5));
+    penalise_repetition(logits, std::vector<std::int32_t>{2}, 1.0);
+    EXPECT_THAT(logits, ElementsAre(1.0, -4.0, 3.0, 0.5));
+}
+
+TEST(SampleText, RefusesValuesOutsideTheirRanges) {
+    const LetterModel letters;
+    EXPECT_THAT(message_of([&] { sample(*letters.model, {.prompt = "a", .min_p = 1.5}); }),
+                HasSubstr("min-p"));
+    EXPECT_THAT(message_of([&] { sample(*letters.model, {.prompt = "a", .repetition_penalty = 0.0}); }),
+                HasSubstr("repetition-penalty"));
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,346 @@
+// Steps of generation with lengths in device memory: on a CPU the operators alone, on a GPU with graphs and
+// without, against generation without a cache.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/next_tokens.h>
+#include <gradtile/tools/generation/batch_sampler.h>
+#include <gradtile/tools/generation/next_token.h>
+#include <gradtile/tools/generation/next_token_batch.h>
+#include <gradtile/tools/generation/token_step.h>
+
+#include <support/cuda_test.h>
+#include <support/error_message.h>
+#include <tools/generation/generation_cases.h>
+
+namespace gradtile {
+namespace {
+
+using test::GenerationCase;
+using test::message_of;
+using testing::HasSubstr;
+
+using Texts = std::vector<std::vector<std::int32_t>>;
+
+/// Sets GRADTILE_GENERATION_GRAPH while it exists.
+class GraphSetting {
+  public:
+    explicit GraphSetting(const char* value) { setenv(name, value, 1); }
+    ~GraphSetting() { unsetenv(name); }
+    GraphSetting(const GraphSetting&) = delete;
+    GraphSetting& operator=(const GraphSetting&) = delete;
+
+  private:
+    static constexpr const char* name = "GRADTILE_GENERATION_GRAPH";
+};
+
+class TokenSteps : public testing::TestWithParam<GenerationCase> {};
+INSTANTIATE_TEST_SUITE_P(Models, TokenSteps, testing::ValuesIn(test::generation_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+/// Three texts in a cache for five texts, token by token: the logits of steps against those of the whole
+/// text.
+void expect_logits_of_steps(const LanguageModel* model) {
+    const Context& ctx = model->ctx;
+    const ModelConfig& config = model->transformer.config;
+    const KeyValueCache cache(ctx, config, DType::f64, 5);
+    const auto scratch = step_scratch(ctx, model->transformer, cache, 3);
+    const std::vector<std::int32_t> slots{3, 0, 4};
+    Texts texts(3);
+    const Tensor logits = empty(ctx, {3, config.vocabulary}, DType::f64);
+    // Text i begins at step i, so that the rows have other slots and positions in every step.
+    for (std::int32_t step = 0; step < config.context; ++step) {
+        std::vector<std::int32_t> tokens, positions, of_rows;
+        for (std::size_t i = 0; i < 3; ++i) {
+            if (static_cast<std::size_t>(step) < i) continue;
+            positions.push_back(static_cast<std::int32_t>(texts[i].size()));
+            texts[i].push_back((7 * step * step + 11 * static_cast<std::int32_t>(i) + 2) % 40);
+            tokens.push_back(texts[i].back());
+            of_rows.push_back(slots[i]);
+        }
+        const std::int64_t rows = std::ssize(tokens);
+        next_logits(ctx, logits.slice(0, 0, rows), model->transformer,
+                    {.tokens = from_host(ctx, tokens, {rows}),
+                     .positions = from_host(ctx, positions, {rows}),
+                     .slots = from_host(ctx, of_rows, {rows})},
+                    cache, scratch);
+        for (std::int64_t row = 0; row < rows; ++row) {
+            const auto& text = texts[static_cast<std::size_t>(row)];
+            const auto expected =
+                to_host(ctx, model->transformer.logits(ctx, from_host(ctx, text, {1, std::ssize(text)})));
+            const auto values = to_host(ctx, logits.slice(0, row, 1));
+            // 10,000 roundings (2^-53) of the largest logit; the sums before a logit have a few hundred. A
+            // wrong key or position changes a logit by far more.
+            double largest = 0;
+            for (const double logit : expected) largest = std::max(largest, std::abs(logit));
+            for (std::size_t v = 0; v < expected.size(); ++v)
+                ASSERT_NEAR(values[v], expected[v], 1e4 * 0x1p-53 * largest)
+                    << "step " << step << ", text " << row;
+        }
+    }
+}
+
+TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
+    expect_logits_of_steps(test::generation_model(GetParam(), DType::f64).get());
+}
+
+/// For each field of ModelConfig, a change that has an effect if the field has one.
+const std::vector<GenerationCase> field_changes{
+    {"layers", [](ModelConfig& c) { c.layers = 3; }},
+    {"heads", [](ModelConfig& c) { c.heads = 2; }},
+    {"kv_heads", [](ModelConfig& c) { c.kv_heads = 2; }},
+    {"width", [](ModelConfig& c) { c.width = 48; }},
+    {"hidden", [](ModelConfig& c) { c.hidden = 72; }},
+    {"context", [](ModelConfig& c) { c.context = 9; }},
+    {"vocabulary", [](ModelConfig& c) { c.vocabulary = 41; }},
+    {"norm", [](ModelConfig& c) { c.norm = Norm::rms; }},
+    {"activation", [](ModelConfig& c) { c.activation = Activation::swiglu; }},
+    {"positions", [](ModelConfig& c) { c.positions = Positions::rope; }},
+    {"rope_base",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rope_base = 7;
+     }},
+    {"norm_epsilon", [](ModelConfig& c) { c.norm_epsilon = 0.5; }},
+    {"bias", [](ModelConfig& c) { c.bias = false; }},
+    {"tied_head", [](ModelConfig& c) { c.tied_head = false; }},
+    {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }},
+    {"window", [](ModelConfig& c) { c.window = 3; }},
+    {"window_pattern",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.window_pattern = 2;
+     }},
+    {"softcap", [](ModelConfig& c) { c.softcap = 0.5; }},
+    {"sinks", [](ModelConfig& c) { c.sinks = true; }},
+    {"dropout", [](ModelConfig& c) { c.dropout = 0.5; }},
+    {"attention_dropout", [](ModelConfig& c) { c.attention_dropout = 0.5; }},
+    {"lora_rank", [](ModelConfig& c) { c.lora_rank = 2; }},
+    {"lora_alpha", [](ModelConfig& c) { c.lora_alpha = 3; }},
+    {"lora_on", [](ModelConfig& c) { c.lora_on = "attn"; }},
+    {"recompute", [](ModelConfig& c) { c.recompute = Recompute::block; }},
+    {"deterministic", [](ModelConfig& c) { c.deterministic = true; }},
+};
+
+TEST(TokenStep, EveryFieldOfAConfigIsComputedOrRefusedByName) {
+    const auto unchanged = test::generation_model(test::generation_cases().front(), DType::f64);
+    for (const StepField& field : step_fields(unchanged->transformer.config)) {
+        const auto change = std::ranges::find(field_changes, field.name, &GenerationCase::name);
+        ASSERT_NE(change, field_changes.end()) << field.name << " has no change";
+        SCOPED_TRACE(field.name);
+        const auto model = test::generation_model(*change, DType::f64);
+        const ModelConfig& config = model->transformer.config;
+        EXPECT_NE(config, unchanged->transformer.config);
+        if (can_step(Device::cpu(), config, DType::f64)) {
+            expect_logits_of_steps(model.get());
+        } else {
+            EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
+                        HasSubstr(concat("next_logits: no step computes the model's ", field.name)));
+        }
+    }
+}
+
+/// An enumerator that is added to an enumeration must not be computed like another one.
+TEST(TokenStep, IsRefusedForAnUnknownEnumerator) {
+    const ModelConfig known;
+    ModelConfig norm = known, activation = known, positions = known;
+    norm.norm = static_cast<Norm>(EnumNames<Norm>::names.size());
+    activation.activation = static_cast<Activation>(activation_table.size());
+    positions.positions = static_cast<Positions>(EnumNames<Positions>::names.size());
+    EXPECT_TRUE(can_step(Device::cpu(), known, DType::f32));
+    for (const ModelConfig& config : {norm, activation, positions})
+        EXPECT_FALSE(can_step(Device::cpu(), config, DType::f32));
+}
+
+class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
+    }
+    static std::unique_ptr<LanguageModel> model(DType dtype) {
+        return test::generation_model(GetParam(), dtype, Context(Device::cuda(0), 1));
+    }
+    static constexpr std::array<std::int32_t, 5> prompt{3, 1, 4, 1, 5};
+};
+INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::generation_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+/// Compares a greedy text with the logits of the whole windows, without a cache. Texts may differ after a
+/// token whose logit and the largest logit have a relative difference of at most 1e-5.
+void expect_greedy_text(const LanguageModel& model, std::span<const std::int32_t> prompt,
+                        std::span<const std::int32_t> text, const std::string& how) {
+    NextToken whole(model, /*use_cache=*/false);
+    std::vector<std::int32_t> tokens(prompt.begin(), prompt.end());
+    for (const std::int32_t token : text) {
+        const std::vector<double> logits = whole.logits(tokens);
+        const auto best = std::ranges::max_element(logits) - logits.begin();
+        if (token != best) {
+            const double largest = logits[static_cast<std::size_t>(best)];
+            EXPECT_LE(largest - logits[static_cast<std::size_t>(token)], 1e-5 * std::abs(largest))
+                << how << ", after " << tokens.size() << " tokens";
+            return;
+        }
+        tokens.push_back(token);
+    }
+}
+
+TEST_P(TokenStepsOnCuda, GreedyTokensEqualThoseWithoutACacheAlsoBeyondAFullContext) {
+    const auto small = model(DType::f32);
+    for (const char* setting : {"on", "off", "passes"}) {
+        const GraphSetting graphs(setting);
+        const std::vector<std::int32_t> text =
+            sample_tokens(*small, prompt, {.tokens = 60, .temperature = 0.0});
+        EXPECT_EQ(text.size(), 60u);
+        expect_greedy_text(*small, prompt, text, setting);
+    }
+}
+
+/// Prompts as long as the context, longer and shorter. There are more texts than the kernels' 8 rows at
+/// first, and fewer later, because texts end at different times.
+TEST_P(TokenStepsOnCuda, GreedyTextsOfABatchEqualThoseWithoutACache) {
+    const auto small = model(DType::f32);
+    Texts prompts;
+    for (const std::int32_t length : {5, 1, 12, 30, 5, 2, 11, 13, 7, 3, 1}) {
+        auto& one = prompts.emplace_back();
+        for (std::int32_t i = 0; i < length; ++i) one.push_back((7 * i * i + 3 * length + i) % 40);
+    }
+    std::vector<TokenRequest> requests;
+    for (const auto& one : prompts) requests.push_back({one, 0});
+    for (const char* setting : {"on", "off"})
+        for (const std::int64_t batch : {1, 3, 11}) {
+            const GraphSetting graphs(setting);
+            Texts texts(prompts.size());
+            sample_token_batch(*small, requests, {.tokens = 40, .temperature = 0.0}, batch,
+                               {.on_token = [&](std::size_t i, std::int32_t token) {
+                                   texts[i].push_back(token);
+                                   return texts[i].size() < 20 + 3 * i;
+                               }});
+            for (std::size_t i = 0; i < prompts.size(); ++i) {
+                EXPECT_EQ(texts[i].size(), std::min<std::size_t>(40, 20 + 3 * i));
+                expect_greedy_text(*small, prompts[i], texts[i], concat(setting, ", batch ", batch));
+            }
+        }
+}
+
+/// The logits of steps are equal to the bit with and without a graph. In every dtype they are as accurate as
+/// the logits of passes over the whole text; both are compared with float64 and the same weights.
+TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        const auto small = model(dtype);
+        const ModelConfig& config = small->transformer.config;
+        LanguageModel exact(Context(Device::cpu(), 2), config, DType::f64, std::nullopt);
+        for (std::size_t i = 0; i < small->parameters.parameters().size(); ++i) {
+            const Tensor& value = small->parameters.parameters()[i].value();
+            copy(exact.ctx, exact.parameters.parameters()[i].value(),
+                 from_host(exact.ctx, to_host(small->ctx, value), value.shape(), DType::f64));
+        }
+        const auto logits_with = [&](const LanguageModel& of, const char* setting) {
+            const GraphSetting graphs(setting);
+            NextToken next(of, /*use_cache=*/true);
+            std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+            std::vector<double> all;
+            for (std::int32_t i = 0; i < 30; ++i) {
+                const std::vector<double> logits = next.logits(text);
+                all.insert(all.end(), logits.begin(), logits.end());
+                text.push_back((7 * i + 2) % 40);
+            }
+            return all;
+        };
+        const std::vector<double> graph = logits_with(*small, "on"), kernels = logits_with(*small, "off"),
+                                  passes = logits_with(*small, "passes"), expected = logits_with(exact, "on");
+        EXPECT_EQ(graph, kernels) << dtype;
+        ASSERT_EQ(graph.size(), expected.size());
+        double step_error = 0, pass_error = 0, largest = 0;
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+            step_error = std::max(step_error, std::abs(graph[i] - expected[i]));
+            pass_error = std::max(pass_error, std::abs(passes[i] - expected[i]));
+            largest = std::max(largest, std::abs(expected[i]));
+        }
+        // Steps and passes round equally often, so their errors have the same distribution. The largest of
+        // 1,200 errors differs between two samples of this distribution, but by less than a factor of 3. The
+        // comparison also fails for NaN.
+        EXPECT_LE(step_error, 3 * pass_error + 4 * 0x1p-24 * largest) << dtype << ", largest " << largest;
+    }
+}
+
+class TokenStepOnCuda : public test::CudaTest {
+  protected:
+    std::unique_ptr<LanguageModel> model = nullptr;
+    void SetUp() override {
+        test::CudaTest::SetUp();
+        if (!IsSkipped())
+            model = test::generation_model(test::generation_cases().front(), DType::bf16, gpu());
+    }
+    Context arena_for(std::int64_t slots) const {
+        return generation_context(*model, [&](const Context& dry) {
+            const KeyValueCache cache(dry, model->transformer.config, DType::bf16, slots);
+            TokenStep::plan(dry, *model, cache, slots);
+        });
+    }
+    static std::vector<TokenStep::Input> inputs_of(std::int64_t texts, std::int64_t position) {
+        std::vector<TokenStep::Input> inputs;
+        for (std::int64_t i = 0; i < texts; ++i)
+            inputs.push_back({.slot = i,
+                              .position = position,
+                              .token = static_cast<std::int32_t>((5 * i + 3 * position) % 40)});
+        return inputs;
+    }
+};
+
+TEST_F(TokenStepOnCuda, ASecondStepOfANumberOfTextsIsCaptured) {
+    const KeyValueCache cache(gpu(), model->transformer.config, DType::bf16, 4);
+    TokenStep step(arena_for(4), *model, cache, 4);
+    for (const std::int64_t texts : {4, 2}) {
+        step.logits(inputs_of(texts, 0));
+        EXPECT_FALSE(step.graph(texts).captured());
+        step.most_likely(inputs_of(texts, 1));
+        EXPECT_TRUE(step.graph(texts).captured());
+        // The graph's nodes: two copies; the rows of the tokens, the rows of the positions and their sum;
+        // five kernels for each layer; the head and the most likely token.
+        EXPECT_EQ(step.graph(texts).nodes(), 2 + 3 + 5 * model->transformer.blocks.size() + 2);
+        const auto logits = step.logits(inputs_of(texts, 2));
+        const auto most_likely = step.most_likely(inputs_of(texts, 2));
+        ASSERT_EQ(most_likely.size(), logits.size());
+        for (std::size_t i = 0; i < logits.size(); ++i)
+            EXPECT_EQ(most_likely[i], std::ranges::max_element(logits[i]) - logits[i].begin());
+    }
+    EXPECT_THAT(message_of([&] { step.logits(inputs_of(5, 3)); }), HasSubstr("5 texts; expected 1 to 4"));
+}
+
+/// The system's allocator cannot be used during a capture.
+TEST_F(TokenStepOnCuda, GenerationGoesOnWhenAStepCannotBeCaptured) {
+    const auto run = [&](const Context& ctx, bool is_captured) {
+        const KeyValueCache cache(gpu(), model->transformer.config, DType::bf16, 2);
+        TokenStep step(ctx, *model, cache, 2);
+        std::vector<std::vector<double>> all;
+        testing::internal::CaptureStderr();
+        for (std::int64_t position = 0; position < 5; ++position)
+            for (auto& logits : step.logits(inputs_of(2, position))) all.push_back(logits);
+        const std::string lines = testing::internal::GetCapturedStderr();
+        EXPECT_EQ(step.graph(2).captured(), is_captured);
+        EXPECT_EQ(lines.find("a token is not replayed as a CUDA graph: ") == 0, !is_captured) << lines;
+        EXPECT_EQ(std::ranges::count(lines, '\n'), is_captured ? 0 : 1) << lines;
+        return all;
+    };
+    EXPECT_EQ(run(gpu().with_deterministic(true), false), run(arena_for(2), true));
+}
+
+TEST_F(TokenStepOnCuda, ALogitThatIsNotFiniteIsAnError) {
+    fill(gpu(),
+         model->transformer.norm_f.norm.index() == 0
+             ? std::get<LayerNorm>(model->transformer.norm_f.norm).weight.value()
+             : std::get<RMSNorm>(model->transformer.norm_f.norm).weight.value(),
+         std::numeric_limits<double>::infinity());
+    NextToken next(*model, /*use_cache=*/true);
+    EXPECT_THAT(message_of([&] { next.most_likely(std::array<std::int32_t, 1>{3}); }),
+                HasSubstr("is not finite"));
+}
+
+}  // namespace
+}  // namespace gradtile

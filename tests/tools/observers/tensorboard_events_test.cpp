@@ -1,0 +1,374 @@
+// TensorBoard's event files, read by a small reader that shares no code with the writer.
+#include <gradtile/tools/observers/tensorboard_events.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <support/error_message.h>
+#include <support/temporary_directory.h>
+
+#include <train/tiny_run.h>
+
+#include <gradtile/tools/observers/run_observers.h>
+#include <gradtile/train/run/run_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::TemporaryDirectory;
+using test::TinyRun;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// ---- An independent reader ----
+
+/// CRC-32C bit by bit, from the definition in RFC 3720, appendix B.4.
+std::uint32_t crc_by_definition(const std::string& bytes) {
+    std::uint32_t state = 0xffffffffu;
+    for (const char c : bytes) {
+        state ^= static_cast<unsigned char>(c);
+        for (int bit = 0; bit < 8; ++bit) state = (state & 1u) != 0 ? (state >> 1) ^ 0x82f63b78u : state >> 1;
+    }
+    return ~state;
+}
+
+std::uint32_t unmasked(std::uint32_t masked) {
+    const std::uint32_t rotated = masked - 0xa282ead8u;
+    return rotated >> 17 | rotated << 15;
+}
+
+template <class T>
+T take(std::string& bytes) {
+    T value{};
+    check(bytes.size() >= sizeof value, "the file ends too early");
+    std::memcpy(&value, bytes.data(), sizeof value);
+    bytes.erase(0, sizeof value);
+    return value;
+}
+
+std::string take_bytes(std::string& bytes, std::uint64_t count) {
+    check(bytes.size() >= count, "the file ends too early");
+    const std::string part = bytes.substr(0, count);
+    bytes.erase(0, count);
+    return part;
+}
+
+std::uint64_t take_varint(std::string& bytes) {
+    std::uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+        const auto byte = take<unsigned char>(bytes);
+        value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+        if (byte < 0x80) return value;
+    }
+}
+
+/// The data of every record; checks lengths and checksums.
+std::vector<std::string> records_in(std::string bytes) {
+    std::vector<std::string> records;
+    while (!bytes.empty()) {
+        const std::string length = bytes.substr(0, 8);
+        const auto size = take<std::uint64_t>(bytes);
+        EXPECT_EQ(unmasked(take<std::uint32_t>(bytes)), crc_by_definition(length));
+        records.push_back(take_bytes(bytes, size));
+        EXPECT_EQ(unmasked(take<std::uint32_t>(bytes)), crc_by_definition(records.back()));
+    }
+    return records;
+}
+
+struct Event {
+    double wall_time = 0.0;
+    std::uint64_t step = 0;
+    std::string file_version;
+    std::uint64_t session_status = 0;
+    std::map<std::string, float> scalars = {};
+};
+
+/// Calls use(field, wire type, bytes of the value) for each field of a message.
+template <class Use>
+void for_fields(std::string message, Use&& use) {
+    while (!message.empty()) {
+        const std::uint64_t key = take_varint(message);
+        const std::string before = message;
+        switch (key & 7) {
+            case 0:
+                take_varint(message);
+                use(key >> 3, before.substr(0, before.size() - message.size()));
+                break;
+            case 1:
+                use(key >> 3, take_bytes(message, 8));
+                break;
+            case 2: {
+                const std::uint64_t size = take_varint(message);
+                use(key >> 3, take_bytes(message, size));
+                break;
+            }
+            case 5:
+                use(key >> 3, take_bytes(message, 4));
+                break;
+            default:
+                throw Error(concat("wire type ", key & 7));
+        }
+    }
+}
+
+Event event_in(const std::string& record) {
+    Event event;
+    for_fields(record, [&](std::uint64_t field, std::string value) {
+        if (field == 1) event.wall_time = take<double>(value);
+        if (field == 2) event.step = take_varint(value);
+        if (field == 3) event.file_version = value;
+        if (field == 5)
+            for_fields(value, [&](std::uint64_t, const std::string& scalar) {
+                std::string tag;
+                for_fields(scalar, [&](std::uint64_t part, std::string content) {
+                    if (part == 1) tag = content;
+                    if (part == 2) event.scalars[tag] = take<float>(content);
+                });
+            });
+        if (field == 7)
+            for_fields(value, [&](std::uint64_t, std::string status) {
+                event.session_status = take_varint(status);
+            });
+    });
+    return event;
+}
+
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& directory) {
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) files.push_back(entry.path());
+    std::ranges::sort(files);
+    return files;
+}
+
+std::vector<Event> events_in(const std::filesystem::path& file) {
+    std::ifstream stream(file, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(stream), {});
+    std::vector<Event> events;
+    for (const std::string& record : records_in(bytes)) events.push_back(event_in(record));
+    return events;
+}
+
+/// The steps that TensorBoard shows: a start of a session removes its step and later ones.
+std::vector<std::uint64_t> shown_steps(const std::filesystem::path& directory) {
+    std::vector<std::uint64_t> steps;
+    for (const auto& file : files_in(directory))
+        for (const Event& event : events_in(file)) {
+            if (event.session_status == 1)
+                std::erase_if(steps, [&](std::uint64_t step) { return step >= event.step; });
+            if (!event.scalars.empty()) steps.push_back(event.step);
+        }
+    return steps;
+}
+
+std::vector<std::uint64_t> steps_up_to(std::uint64_t last) {
+    std::vector<std::uint64_t> steps;
+    for (std::uint64_t step = 1; step <= last; ++step) steps.push_back(step);
+    return steps;
+}
+
+// ---- Records ----
+
+TEST(TensorBoardRecord, HasTheChecksumsOfTensorFlow) {
+    ASSERT_EQ(crc_by_definition("123456789"), 0xe3069283u);  // the published check value
+    // The first twelve bytes of every event file that TensorFlow writes: a record of 24 bytes follows.
+    const std::string record = tensorboard_record(std::string(24, 'x'));
+    EXPECT_EQ(record.substr(0, 12), std::string("\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22", 12));
+    EXPECT_THAT(records_in(record + tensorboard_record("") + tensorboard_record("123456789")),
+                ElementsAre(std::string(24, 'x'), "", "123456789"));
+}
+
+StepReport report_of(std::int64_t step) {
+    return {.step = step,
+            .loss = 2.5,
+            .lr = 1e-3,
+            .grad_norm = INFINITY,
+            .tokens_per_s = 61234.0,
+            .ms = 12.5,
+            .tokens = 100 * step,
+            .wall_s = 0.5};
+}
+
+TEST(TensorBoardEvents, HoldTheNumbersOfMetrics) {
+    const TemporaryDirectory place;
+    const auto directory = place / "new/events";
+    {
+        TensorBoardEvents events(directory, TensorBoardEvents::Run::starts, "");
+        events.write(report_of(1));
+        StepReport evaluated = report_of(std::int64_t{1} << 40);
+        evaluated.val_loss = 3.25;
+        evaluated.loss = std::nan("");
+        events.write(evaluated);
+    }
+    const std::vector<Event> events = events_in(files_in(directory).at(0));
+    ASSERT_EQ(events.size(), 4u);
+    EXPECT_EQ(events[0].file_version, "brain.Event:2");
+    EXPECT_EQ(events[1].session_status, 1u);
+    EXPECT_EQ(events[1].step, 1u);
+    EXPECT_EQ(events[2].step, 1u);
+    EXPECT_EQ(events[2].scalars, (std::map<std::string, float>{{"loss", 2.5f},
+                                                               {"lr", 1e-3f},
+                                                               {"grad_norm", INFINITY},
+                                                               {"tokens_per_s", 61234.0f},
+                                                               {"ms", 12.5f},
+                                                               {"tokens", 100.0f},
+                                                               {"wall_s", 0.5f}}));
+    EXPECT_EQ(events[3].step, std::uint64_t{1} << 40);
+    EXPECT_EQ(events[3].scalars.at("val_loss"), 3.25f);
+    EXPECT_TRUE(std::isnan(events[3].scalars.at("loss")));
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    EXPECT_NEAR(events[3].wall_time, now.count(), 600.0);
+}
+
+// ---- Files ----
+
+TEST(TensorBoardEvents, ALaterFileHasALaterNameWhateverTheClockSays) {
+    const TemporaryDirectory place;
+    place.write("events.out.tfevents.7000000000.somewhere.1.0", "of another program");
+    for (std::int64_t step = 1; step <= 3; ++step)
+        TensorBoardEvents(place.path(), TensorBoardEvents::Run::resumes, step == 1 ? "" : "ab")
+            .write(report_of(step));
+    std::vector<std::string> names;
+    for (const auto& file : files_in(place.path())) names.push_back(file.filename().string());
+    EXPECT_THAT(names, ElementsAre("events.out.tfevents.7000000000.somewhere.1.0",
+                                   "events.out.tfevents.7000000001.gradtile",
+                                   "events.out.tfevents.7000000002.gradtile.ab",
+                                   "events.out.tfevents.7000000003.gradtile.ab"));
+    EXPECT_TRUE(TensorBoardEvents::exist_in(place.path(), "ab"));
+    for (const char* other : {"b", "abc", ""}) EXPECT_FALSE(TensorBoardEvents::exist_in(place.path(), other));
+    EXPECT_FALSE(TensorBoardEvents::exist_in(place / "absent", "ab"));
+}
+
+TEST(TensorBoardEvents, ANameThatNoneCanFollowIsRefused) {
+    const TemporaryDirectory place;
+    place.write("events.out.tfevents.9999999999.x", "");
+    TensorBoardEvents events(place.path(), TensorBoardEvents::Run::resumes, "");
+    EXPECT_THAT(test::message_of([&] { events.write(report_of(1)); }),
+                testing::AllOf(HasSubstr(place.path().string()), HasSubstr("no later name is possible")));
+}
+
+TEST(TensorBoardEvents, AStartRefusesADirectoryThatCannotBeUsed) {
+    const TemporaryDirectory place;
+    const auto refusal = [](const std::filesystem::path& directory) {
+        return test::message_of([&] { TensorBoardEvents(directory, TensorBoardEvents::Run::starts, ""); });
+    };
+    const std::string file = place.write("file", "");
+    EXPECT_THAT(refusal(file), HasSubstr("file: is not a directory"));
+    EXPECT_THAT(refusal(place / "file/below"), HasSubstr("file/below: cannot create the directory"));
+    std::filesystem::create_directory(place / "used");
+    place.write("used/events.out.tfevents.1764000000.x", "");
+    EXPECT_THAT(
+        refusal(place / "used"),
+        testing::AllOf(HasSubstr("has the event file events.out.tfevents.1764000000.x of another run"),
+                       HasSubstr("expected a directory without event files")));
+}
+
+TEST(TensorBoardEvents, WithoutAStepThereIsNoFile) {
+    const TemporaryDirectory place;
+    { TensorBoardEvents(place.path(), TensorBoardEvents::Run::starts, ""); }
+    EXPECT_TRUE(files_in(place.path()).empty());
+}
+
+// ---- Runs ----
+
+class TensorBoardRun : public testing::Test, protected TinyRun {
+  protected:
+    TensorBoardRun() { config.tensorboard = events_.string(); }
+    /// `start`: settings, or a Resume.
+    template <class Start>
+    static std::unique_ptr<Trainer> trainer(const Start& start, Named named = Named::by_a_file) {
+        auto made = std::make_unique<Trainer>(start, [](const std::string&) {});
+        add_tensorboard(*made, named, [](const std::string&) {});
+        return made;
+    }
+    static void finish(const Resume& resume) {
+        trainer(resume, resume.tensorboard ? Named::by_the_user : Named::by_a_file)->run();
+    }
+    std::filesystem::path events_ = directory / "events";
+};
+
+TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
+    trainer(config)->run(/*stop_after=*/8);
+    // As if the process had been killed after step 8, and its last checkpoint were that of step 5.
+    std::filesystem::remove(directory / "run/checkpoints/step_00000008.h5");
+    std::filesystem::remove(directory / "run/checkpoints/best.h5");
+    finish({.directory = config.out, .restart = true});
+    EXPECT_EQ(shown_steps(events_), steps_up_to(12));
+    const auto files = files_in(events_);
+    ASSERT_EQ(files.size(), 2u);
+    EXPECT_EQ(events_in(files[0]).back().step, 8u);
+    EXPECT_EQ(events_in(files[1])[1].step, 6u);  // the start of the session
+}
+
+TEST_F(TensorBoardRun, AnEvaluationThatWasInterruptedIsRepeated) {
+    int calls = 0;
+    {
+        const auto stopped = trainer(config);
+        stopped->on_part(
+            [&](const StepPart& part) { calls += part.kind == StepPart::Kind::evaluation_windows; });
+        stopped->stop_when([&] { return calls > 0; });
+        EXPECT_TRUE(stopped->run().evaluation_pending);
+    }
+    EXPECT_EQ(shown_steps(events_), steps_up_to(4));
+    finish({.directory = config.out});
+    EXPECT_EQ(shown_steps(events_), steps_up_to(12));
+}
+
+TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
+    trainer(config)->run(/*stop_after=*/5);
+    const auto other = directory / "other";
+    trainer(Resume{.directory = config.out, .tensorboard = other.string()}, Named::by_the_user)
+        ->run(/*stop_after=*/8);
+    EXPECT_EQ(shown_steps(events_), steps_up_to(5));
+    EXPECT_EQ(shown_steps(other), (std::vector<std::uint64_t>{6, 7, 8}));
+    finish({.directory = config.out, .tensorboard = ""});
+    EXPECT_EQ(shown_steps(other).size(), 3u);
+}
+
+TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
+    trainer(config)->run(/*stop_after=*/5);
+    // The directory that the checkpoint names now holds the events of another run.
+    std::filesystem::remove_all(events_);
+    { TensorBoardEvents(events_, TensorBoardEvents::Run::starts, new_run_identity()).write(StepReport{}); }
+    const auto before = files_in(events_);
+    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out}); }),
+                testing::AllOf(HasSubstr("tensorboard: '" + events_.string() + "' in "),
+                               HasSubstr("step_00000005.h5 is outside the run's directory"),
+                               HasSubstr("--tensorboard ")));
+    EXPECT_EQ(files_in(events_), before);
+    finish({.directory = config.out, .tensorboard = events_.string()});
+    EXPECT_EQ(files_in(events_).size(), 2u);
+}
+
+TEST_F(TensorBoardRun, ResumesIntoADirectoryInTheRunsOwn) {
+    events_ = std::filesystem::path(config.out) / "events";
+    config.tensorboard = events_.string();
+    trainer(config)->run(/*stop_after=*/5);
+    std::filesystem::remove_all(events_);
+    finish({.directory = config.out});
+    EXPECT_EQ(files_in(events_).size(), 1u);
+    std::filesystem::remove_all(events_);
+    std::filesystem::create_directory(directory / "outside");
+    std::filesystem::create_directory_symlink(directory / "outside", events_);
+    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out, .steps = 14}); }),
+                HasSubstr("is outside the run's directory"));
+    EXPECT_TRUE(std::filesystem::is_empty(directory / "outside"));
+}
+
+TEST_F(TensorBoardRun, ThatIsRefusedLeavesNoRun) {
+    config.tensorboard = config.data;  // a file
+    EXPECT_THAT(test::message_of([&] { trainer(config); }), HasSubstr("text.txt: is not a directory"));
+    EXPECT_FALSE(exists(std::filesystem::path(config.out)));
+}
+
+TEST_F(TensorBoardRun, NeedsNoDirectoryOfTheRun) {
+    config.out.clear();
+    trainer(config)->run();
+    EXPECT_EQ(shown_steps(events_), steps_up_to(12));
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,192 @@
+// Output of `gradtile plan`. tests/tools/plan/cost_model_test.cpp tests the predicted times.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "program.h"
+
+#include <gradtile/core/text/json_value.h>
+
+namespace gradtile::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+Arguments gpt2_plan(int gpus, int micro_batch) {
+    return {"plan",
+            "--model",
+            "gpt2-124m",
+            "--dtype",
+            "bf16",
+            "--gpus",
+            std::to_string(gpus),
+            "--micro-batch",
+            std::to_string(micro_batch),
+            "--batch",
+            std::to_string(gpus * micro_batch)};
+}
+
+json plan_of(const Arguments& arguments) {
+    const Outcome outcome = run(arguments + Arguments{"--json"});
+    expect_success(outcome);
+    return parse_json(outcome.out);
+}
+
+TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
+    const Outcome outcome = run(gpt2_plan(16, 8));
+    expect_success(outcome);
+    for (const char* part :
+         {"128 sequences of 1024 tokens per step; 16 GPUs with 1 x 8; bf16, zero 0",
+          "memory for 124439808 parameters", "activations", "fits into 139 GiB", "tokens/s", "scaling",
+          "assumed 45 GB/s per GPU", "only up to 4 GPUs of one node were measured"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+}
+
+/// With the window, a token sees at most 128 of 1024 keys. With the pattern, every second layer has no
+/// window: its tokens see 512.5 keys on average.
+TEST(Plan, WindowsTakeLessTime) {
+    const auto ms = [](const Arguments& more) {
+        return plan_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
+    };
+    const double whole = ms({}), half = ms({"--window", "128", "--window-pattern", "2"}),
+                 all = ms({"--window", "128"});
+    EXPECT_LT(half, whole);
+    EXPECT_NEAR(half, (whole + all) / 2, 1e-6 * whole);
+}
+
+TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
+    const json plan = plan_of(gpt2_plan(24, 8));
+    std::vector<int> counts;
+    for (const json& row : plan.at("predictions")) {
+        const double n = row.at("gpus");
+        counts.push_back(row.at("gpus"));
+        EXPECT_EQ(row.at("batch"), 8 * n);
+        const double gradients = plan.at("memory").at("gradients_bytes");
+        EXPECT_NEAR(row.at("wire_bytes").get<double>(), 2 * (n - 1) / n * gradients, 1e-6 * gradients);
+        EXPECT_EQ(row.at("network_bytes").get<double>() > 0, n > 8);
+        EXPECT_NEAR(row.at("tokens_per_s").get<double>(),
+                    n * 8 * 1024 / row.at("ms_per_step").get<double>() * 1e3, 1e-6 * 1e7 * n);
+        EXPECT_LE(row.at("efficiency"), 1.0);
+    }
+    EXPECT_EQ(counts, (std::vector<int>{1, 2, 4, 8, 16, 24}));
+    EXPECT_EQ(plan.at("predictions")[0].at("efficiency"), 1.0);
+    EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
+}
+
+/// Shards have equal sizes that are multiples of 64 elements, so each of the 4 shards may be up to 64
+/// elements larger than a quarter. Without shards, the 47 rows of 768 elements that pad the vocabulary have
+/// no moments; in shards they have.
+TEST(Plan, ZeroShardsMastersAndOptimizerState) {
+    const json whole = plan_of(gpt2_plan(4, 8));
+    const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
+    for (const auto& [key, element, padding] :
+         {std::tuple{"masters_bytes", 4, 0}, {"optimizer_bytes", 8, 47 * 768}}) {
+        const auto bytes = [key = key](const json& plan) {
+            return plan.at("memory").at(key).get<std::int64_t>();
+        };
+        EXPECT_GE(4 * bytes(shared), bytes(whole)) << key;
+        EXPECT_LT(4 * bytes(shared), bytes(whole) + (4 * 64 + padding) * element) << key;
+    }
+    EXPECT_LT(shared.at("memory").at("total_bytes"), whole.at("memory").at("total_bytes"));
+    EXPECT_LT(shared.at("predictions").back().at("wire_bytes"),
+              whole.at("predictions").back().at("wire_bytes"));
+}
+
+TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
+    const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
+    EXPECT_FALSE(plan.at("fits"));
+    const int largest = plan.at("largest_micro_batch");
+    EXPECT_GT(largest, 0);
+    EXPECT_TRUE(plan_of(gpt2_plan(2, largest) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_FALSE(plan_of(gpt2_plan(2, largest + 1) + Arguments{"--gpu-memory", "8"}).at("fits"));
+    EXPECT_THAT(run(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"}).out,
+                HasSubstr(concat("does not fit into 8 GiB: the largest micro-batch that fits is ", largest)));
+}
+
+TEST(Plan, AgreesWithTheMemoryPlanOfTraining) {
+    const TemporaryDirectory place;
+    const Arguments training =
+        tiny_training(write_stories(place), place / "run") + Arguments{"--vocabulary", "100"};
+    const Outcome trained = run(training + Arguments{"--memory", "--device", "cpu"});
+    expect_success(trained);
+    // The gradients do not depend on the device, so both tables have the same line for them.
+    const std::size_t begin = trained.out.find("  gradients"), end = trained.out.find('\n', begin);
+    ASSERT_NE(begin, std::string::npos);
+    Arguments plan{"plan"};
+    const std::string model_flags[] = {"--layers",  "--heads", "--width",
+                                       "--context", "--batch", "--vocabulary"};
+    for (std::size_t i = 0; i + 1 < training.size(); ++i)
+        if (std::find(std::begin(model_flags), std::end(model_flags), training[i]) != std::end(model_flags))
+            plan = plan + Arguments{training[i], training[i + 1]};
+    EXPECT_THAT(run(plan).out, HasSubstr(trained.out.substr(begin, end - begin)));
+}
+
+TEST(Plan, GivenConstantsOverrideFittedOnes) {
+    const auto ms = [](const json& plan) {
+        return plan.at("predictions").back().at("ms_per_step").get<double>();
+    };
+    const Arguments nodes = gpt2_plan(32, 4);
+    const double baseline = ms(plan_of(nodes));
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--network-bandwidth", "1"})), baseline);
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--network-latency", "1000"})), baseline);
+    EXPECT_GT(ms(plan_of(nodes + Arguments{"--nvlink-bandwidth", "10"})), baseline);
+    EXPECT_THAT(run(nodes + Arguments{"--network-bandwidth", "25"}).out,
+                HasSubstr("between nodes: your bandwidth"));
+}
+
+TEST(Plan, SameBatchIsDividedByFewerGpus) {
+    const json plan = plan_of(gpt2_plan(4, 8) + Arguments{"--same-batch"});
+    for (const json& row : plan.at("predictions")) EXPECT_EQ(row.at("batch"), 32);
+    EXPECT_GT(plan.at("predictions")[0].at("ms_per_step"), plan.at("predictions")[2].at("ms_per_step"));
+}
+
+TEST(Plan, FitPrintsConstantsAndDeviations) {
+    const TemporaryDirectory place;
+    const std::string path =
+        place.write("measured.jsonl", R"({"what":"all_reduce","gpus":4,"bytes":1000000000,"ms":10})"
+                                      "\n"
+                                      R"({"what":"all_reduce","gpus":4,"bytes":10000000,"ms":0.2})");
+    const Outcome outcome = run({"plan", "--fit", path});
+    expect_success(outcome);
+    for (const char* part : {"nvlink_bytes", "nvlink_latency", "contention", "all_reduce", "off by %"})
+        EXPECT_THAT(outcome.out, HasSubstr(part));
+    // Two measurements determine two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e7 / b = 0.2 ms.
+    const Outcome rows = run({"plan", "--fit", path, "--json"});
+    expect_success(rows);
+    std::istringstream lines(rows.out);
+    for (std::string line; std::getline(lines, line);) {
+        const json row = parse_json(line);
+        if (row.value("constant", "") == "nvlink_bytes") {
+            EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.015) / 9.8 * 1e3, 1e-3);
+        }
+        if (row.contains("deviation_percent")) {
+            EXPECT_NEAR(row.at("deviation_percent").get<double>(), 0, 1e-6);
+        }
+    }
+    const Outcome planned = run(gpt2_plan(4, 8) + Arguments{"--measurements", path});
+    expect_success(planned);
+    EXPECT_THAT(planned.out, HasSubstr("fitted to your measurements"));
+}
+
+TEST(Plan, ErrorsAreOneLine) {
+    expect_refused(run({"plan", "--model", "gpt2-123m"}), {"'gpt2-123m'", "'gpt2-124m'"});
+    expect_refused(run({"plan", "--gpus", "0"}), {"--gpus: 0", "expected 1"});
+    expect_refused(run({"plan", "--gpus", "9999999"}), {"--gpus: 9999999", "1000000"});
+    expect_refused(run({"plan", "--gpus", "12"}), {"gpus: 12", "nodes of 8", "--gpus-per-node"});
+    expect_refused(run({"plan", "--gpus-per-node", "0"}), {"--gpus-per-node: 0"});
+    expect_refused(run({"plan", "--gpus", "8"}), {"batch: 12", "8 processes"});
+    expect_refused(run({"plan", "--gpus", "4", "--micro-batch", "2"}), {"micro-batch: 2", "3 sequences"});
+    expect_refused(run({"plan", "--zero", "2"}), {"zero: 2", "0 to 1"});
+    expect_refused(run({"plan", "--gpu-memory", "0"}), {"--gpu-memory: 0"});
+    expect_refused(run({"plan", "--network-bandwidth", "-1"}), {"--network-bandwidth: -1"});
+    expect_refused(run({"plan", "--network-latency", "x"}), {"--network-latency", "'x'", "a number"});
+    expect_refused(run({"plan", "--nvlink-bandwidth", "inf"}), {"--nvlink-bandwidth"});
+    expect_refused(run({"plan", "--fit", "absent.jsonl"}), {"absent.jsonl", "cannot be opened"});
+    expect_refused(run({"plan", "--lr", "1"}), {"--lr"});
+    expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "expected 1 to"});
+}
+
+}  // namespace
+}  // namespace gradtile::test

@@ -1,0 +1,515 @@
+// gradtile bench attention: time of attention's forward and backward, compared with a large square product.
+// FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
+// instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
+// With --tune, each way in which this build can compute a pass on a GPU: attention_tuning.h.
+// The column "of read", on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass
+// without its inputs and outputs.
+#include <array>
+#include <charconv>
+#include <iostream>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include <gradtile/attention/attention.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/tools/bench/attention_tuning.h>
+#include <gradtile/tools/bench/benchmarks.h>
+#include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/command_line/devices.h>
+#include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/usage_error.h>
+
+namespace gradtile {
+namespace {
+enum class Pass { both, forward, backward };
+}
+template <>
+struct EnumNames<Pass> {
+    static constexpr std::array names = {std::pair{Pass::both, std::string_view("both")},
+                                         std::pair{Pass::forward, std::string_view("forward")},
+                                         std::pair{Pass::backward, std::string_view("backward")}};
+};
+}  // namespace gradtile
+
+namespace gradtile::cli {
+namespace {
+
+struct Shapes {
+    std::int64_t batch, heads, kv_heads, queries, length, head_dim;
+    std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
+
+    /// The number of pairs (row, key) in which the row sees the key. Causal rows are aligned with the last
+    /// key; for equal lengths the number is taken as k^2 / 2, as in published figures.
+    static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
+        const double q = static_cast<double>(queries), k = static_cast<double>(keys);
+        if (!causal) return q * k;
+        return queries == keys ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
+    }
+    double pairs(bool causal) const {
+        if (packed.empty()) return static_cast<double>(batch) * pairs_of(queries, length, causal);
+        double sum = 0;
+        for (const std::int64_t tokens : packed) sum += pairs_of(tokens, tokens, causal);
+        return sum;
+    }
+    double forward_flops(bool causal) const {
+        return 4.0 * static_cast<double>(heads * head_dim) * pairs(causal);
+    }
+    /// Elements of q, k, v and o.
+    double forward_elements() const {
+        return static_cast<double>(batch * head_dim) *
+               static_cast<double>(2 * heads * queries + 2 * kv_heads * length);
+    }
+};
+
+/// Options that change scores and probabilities.
+struct ScoreFlags {
+    double softcap = 0, dropout = 0;
+    bool alibi = false, sink = false;
+    std::string bias;  ///< the axes along which it is not broadcast, out of "bhqk"; empty: none
+    bool mask_bias = false;
+
+    void check() const {
+        check_flag("--softcap", softcap, {0, 1e20});
+        check_flag("--dropout", dropout, {0, 1, /*min_is_open=*/false, /*max_is_open=*/true});
+        const std::string axes = "bhqk";
+        std::size_t next = 0;
+        for (const char axis : bias) {
+            next = axes.find(axis, next);
+            check_usage(next != std::string::npos, "--bias: ", bias,
+                        "; expected letters of bhqk in this order, for example bhqk, hqk or bk");
+            ++next;
+        }
+    }
+};
+
+struct Flags {
+    ScoreFlags score;
+    std::optional<std::int64_t> batch, heads, kv_heads, head_dim;
+    std::vector<std::int64_t> queries, lengths, packed;
+    attention::Algorithm algorithm = attention::Algorithm::flash2;
+    DeviceChoice device = DeviceChoice::automatic;
+    std::optional<TrainDType> dtype;
+    Pass pass = Pass::both;
+    std::int64_t threads = 0, runs = 9;
+    bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
+
+    Sampling sampling() const {
+        return {.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
+    }
+};
+
+/// Shapes of GPT-2, of long contexts and of grouped queries.
+std::vector<Shapes> default_shapes(Device device) {
+    if (device.is_cuda())
+        return {{16, 12, 12, 1024, 1024, 64}, {16, 16, 16, 1024, 1024, 128}, {4, 16, 16, 4096, 4096, 64},
+                {4, 16, 16, 4096, 4096, 128}, {4, 32, 8, 4096, 4096, 128},   {1, 16, 16, 16384, 16384, 128}};
+    return {{12, 4, 4, 64, 64, 32},
+            {16, 6, 6, 256, 256, 64},
+            {1, 12, 12, 1024, 1024, 64},
+            {1, 12, 4, 1024, 1024, 64}};
+}
+
+/// Returns the shapes that the flags give, or the default list.
+std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
+    if (flags.packed.empty() && flags.queries.empty() && flags.lengths.empty() && !flags.batch &&
+        !flags.heads && !flags.kv_heads && !flags.head_dim)
+        return default_shapes(device);
+    const bool gpu = device.is_cuda();
+    const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
+    Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
+                  .heads = heads,
+                  .kv_heads = flags.kv_heads.value_or(heads),
+                  .queries = 0,
+                  .length = 0,
+                  .head_dim = flags.head_dim.value_or(64)};
+    const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
+        check_flag(flag, value, {1, static_cast<double>(max_value)});
+    };
+    expect("--batch", shapes.batch, 4096);
+    expect("--heads", shapes.heads, 4096);
+    expect("--kv-heads", shapes.kv_heads, shapes.heads);
+    expect("--head-dim", shapes.head_dim, 256);
+    check_usage(shapes.heads % shapes.kv_heads == 0, "--kv-heads: ", shapes.kv_heads, " does not divide ",
+                shapes.heads, " heads");
+    if (!flags.packed.empty()) {
+        check_usage(!flags.batch && flags.lengths.empty() && flags.queries.empty(),
+                    "--packed gives the lengths; leave out --batch, --length and --queries");
+        shapes.packed = flags.packed;
+        shapes.batch = 1;
+        shapes.length = std::accumulate(flags.packed.begin(), flags.packed.end(), std::int64_t{0});
+        shapes.queries = shapes.length;
+        return {shapes};
+    }
+    std::vector<Shapes> list;
+    for (const std::int64_t length : flags.lengths.empty() ? std::vector<std::int64_t>{1024} : flags.lengths)
+        for (const std::int64_t queries :
+             flags.queries.empty() ? std::vector<std::int64_t>{length} : flags.queries) {
+            shapes.length = length, shapes.queries = queries;
+            list.push_back(shapes);
+        }
+    return list;
+}
+
+/// The numbers of a list such as 64,2048,512.
+std::vector<std::int64_t> numbers_in(const char* flag, const std::string& list, std::int64_t least) {
+    std::vector<std::int64_t> numbers;
+    std::istringstream text(list);
+    for (std::string item; std::getline(text, item, ',');) {
+        std::int64_t number = 0;
+        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
+        check_usage(
+            error == std::errc() && end == item.data() + item.size() && number >= least && number <= 1 << 20,
+            flag, ": ", item == list ? item : concat("'", item, "' in ", list), "; expected ", least,
+            " to 1048576, or several such numbers with commas");
+        numbers.push_back(number);
+    }
+    check_usage(!numbers.empty(), flag, ": '", list, "'; expected at least one number");
+    return numbers;
+}
+std::vector<std::int64_t> packed_lengths_in(const std::string& list) {
+    const std::vector<std::int64_t> lengths = numbers_in("--packed", list, 0);
+    check_usage(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) <= 1 << 24,
+                "--packed: ", list, "; expected lengths of 1 to 16777216 tokens together");
+    return lengths;
+}
+
+/// Forward and backward on tensors allocated with ctx.
+class Passes {
+  public:
+    Passes(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags)
+        : ctx_(ctx),
+          options_{.algorithm = flags.algorithm,
+                   .causal = flags.causal,
+                   .deterministic = flags.deterministic,
+                   .softcap = flags.score.softcap,
+                   .dropout_p = flags.score.dropout},
+          numbers_(ctx) {
+        const auto query_tensor = [&] {
+            return numbers_(ctx, {shapes.batch, shapes.queries, shapes.heads, shapes.head_dim}, dtype);
+        };
+        const auto key_tensor = [&] {
+            return numbers_(ctx, {shapes.batch, shapes.length, shapes.kv_heads, shapes.head_dim}, dtype);
+        };
+        q_ = query_tensor(), k_ = key_tensor(), v_ = key_tensor();
+        o_ = query_tensor(), d_o_ = query_tensor();
+        gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
+        if (!shapes.packed.empty()) pack(shapes);
+        if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
+        add_score_tensors(shapes, flags.score);
+    }
+
+    void forward() {
+        saved_ = {};  // frees memory first, so that the arena's state equals the dry run's
+        attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
+    }
+    std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
+    /// Runs the backward pass of the last forward().
+    void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
+    /// The passes with all their candidates. `flops` are those of the forward pass.
+    TunedPass tuned_forward(const Shapes& shapes, double flops) {
+        const auto bound = [&](auto&& bound_of) {
+            return bound_of(q_.dtype(), ctx_.device(), shapes.head_dim, shapes.length);
+        };
+        return {.name = "forward",
+                .flops = flops,
+                .run = [this] { forward(); },
+                .results = {{"O", [this] { return o_; }, bound(attention::result_bound)},
+                            {"LSE", [this] { return saved_.lse; }, bound(attention::lse_bound)}},
+                .candidates = attention::forward_candidates(ctx_, q_, k_, v_, options_)};
+    }
+    TunedPass tuned_backward(const Shapes& shapes, double flops) {
+        forward();
+        const std::int64_t queries = shapes.queries * (shapes.heads / shapes.kv_heads);
+        const auto result = [&](const char* name, const Tensor& x, std::int64_t terms) {
+            return TunedResult{name, [x] { return x; },
+                               attention::result_bound(q_.dtype(), ctx_.device(), shapes.head_dim, terms)};
+        };
+        return {.name = "backward",
+                .flops = 2.5 * flops,
+                .run = [this] { backward(); },
+                .results = {result("dQ", gradients_.q, shapes.length), result("dK", gradients_.k, queries),
+                            result("dV", gradients_.v, queries)},
+                .candidates = attention::backward_candidates(ctx_, options_, saved_)};
+    }
+    /// Bytes of the row statistics that forward() left for backward().
+    std::size_t saved_bytes() const {
+        std::size_t bytes = 0;
+        for (const Tensor* x : {&saved_.lse, &saved_.row_max, &saved_.row_sum})
+            if (x->defined()) bytes += x->bytes();
+        return bytes;
+    }
+
+  private:
+    /// Makes the call packed: removes the batch axis of every tensor and sets the offsets of the sequences.
+    void pack(const Shapes& shapes) {
+        for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
+            *x = x->select(0, 0);
+        std::vector<std::int32_t> offsets{0};
+        for (const std::int64_t tokens : shapes.packed)
+            offsets.push_back(offsets.back() + static_cast<std::int32_t>(tokens));
+        const Shape shape{static_cast<std::int64_t>(offsets.size())};
+        options_.cumulative_q =
+            ctx_.is_planning() ? empty(ctx_, shape, DType::i32) : from_host(ctx_, offsets, shape);
+        options_.cumulative_k = options_.cumulative_q;
+    }
+    void add_score_tensors(const Shapes& shapes, const ScoreFlags& flags) {
+        if (flags.alibi) {
+            options_.alibi_slopes = empty(ctx_, {shapes.heads}, DType::f32);
+            if (!ctx_.is_planning()) fill(ctx_, options_.alibi_slopes, 1.0 / 64);
+        }
+        if (flags.sink) {
+            options_.sink = numbers_(ctx_, {shapes.heads}, DType::f32);
+            gradients_.sink = empty_like(ctx_, options_.sink);
+        }
+        const DType dtype = q_.dtype();
+        if (flags.mask_bias) options_.biases[1] = numbers_(ctx_, {shapes.batch, 1, 1, shapes.length}, dtype);
+        if (flags.bias.empty()) return;
+        const auto length_of = [&](char axis, std::int64_t length) {
+            return flags.bias.find(axis) == std::string::npos ? 1 : length;
+        };
+        options_.biases[0] = numbers_(ctx_,
+                                      {length_of('b', shapes.batch), length_of('h', shapes.heads),
+                                       length_of('q', shapes.queries), length_of('k', shapes.length)},
+                                      dtype);
+        gradients_.biases[0] = empty_like(ctx_, options_.biases[0]);
+    }
+
+    Context ctx_;
+    attention::Options options_;
+    RandomNumbers numbers_;  // kept alive, because its freed memory could serve as scratch memory, which
+                             // would then not be counted
+    Tensor q_, k_, v_, o_, d_o_;
+    attention::Gradients gradients_;
+    attention::Saved saved_;
+};
+
+struct Scratch {
+    std::size_t forward, backward;  // bytes
+};
+Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags) {
+    const auto arena = Arena::for_planning(ctx.device());
+    Passes passes(ctx.plan(arena), shapes, dtype, flags);
+    const auto peak_of = [&](auto&& work) {
+        const std::size_t before = arena->bytes_in_use();
+        arena->reset_peak();
+        work();
+        return arena->peak_bytes() - before;
+    };
+    const std::size_t with_saved = peak_of([&] { passes.forward(); });
+    return {.forward = with_saved - passes.saved_bytes(), .backward = peak_of([&] { passes.backward(); })};
+}
+
+void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
+             Table& table) {
+    const double bytes = shapes.forward_elements() * static_cast<double>(size_of(dtype));
+    const bool on_cpu = ctx.device().is_cpu();
+    const double read_rate =
+        on_cpu ? measure_read_rate(ctx, static_cast<std::int64_t>(bytes), flags.sampling()) : 0;
+    Passes passes(ctx, shapes, dtype, flags);
+    if (ctx.is_planning()) {
+        passes.forward();
+        passes.backward();
+        return;
+    }
+    const auto row = [&](const char* pass, double flops, double bytes, std::size_t scratch,
+                         const std::function<void()>& work) {
+        const double ms = median_milliseconds(ctx, flags.sampling(), work);
+        const double flops_per_s = flops / ms * 1e3;
+        const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+        std::vector<Cell> cells{number(shapes.batch),    number(shapes.heads),
+                                number(shapes.kv_heads), number(shapes.queries),
+                                number(shapes.length),   number(shapes.head_dim),
+                                concat(flags.algorithm), std::string(flags.causal ? "causal" : "full"),
+                                std::string(pass),       ms,
+                                1e-12 * flops_per_s,     flops_per_s / ceiling,
+                                1e-6 * bytes / ms,       1e-6 * static_cast<double>(scratch)};
+        if (on_cpu) cells.emplace_back(bytes / ms * 1e3 / read_rate);
+        table.add(cells);
+    };
+    const double flops = shapes.forward_flops(flags.causal);
+    const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
+    if (flags.pass == Pass::backward) {
+        passes.forward();  // fills `saved`, which backward reads
+    } else {
+        row("forward", flops, bytes, scratch.forward, [&] { passes.forward(); });
+    }
+    if (flags.pass != Pass::forward)
+        row("backward", 2.5 * flops, 2 * bytes, scratch.backward, [&] { passes.backward(); });
+}
+
+void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags,
+                        Table& table) {
+    Passes passes(ctx, shapes, dtype, flags);
+    if (ctx.is_planning()) {  // no candidate needs more memory than the policy's choice in a dry run
+        passes.forward();
+        passes.backward();
+        return;
+    }
+    const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+    std::vector<Cell> shape;
+    if (flags.json)
+        shape = {number(shapes.batch),
+                 number(shapes.heads),
+                 number(shapes.kv_heads),
+                 number(shapes.queries),
+                 number(shapes.length),
+                 number(shapes.head_dim),
+                 flags.causal ? "causal" : "full"};
+    const double flops = shapes.forward_flops(flags.causal);
+    if (flags.pass != Pass::backward)
+        tune(ctx, passes.tuned_forward(shapes, flops), flags.sampling(), shape, table);
+    if (flags.pass != Pass::forward)
+        tune(ctx, passes.tuned_backward(shapes, flops), flags.sampling(), shape, table);
+}
+
+/// Times all candidates of every shape, in a table for each shape.
+int tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
+    if (const char* const why_not = attention::why_no_tile_candidates(); why_not != nullptr && !flags.json)
+        std::cout << why_not << std::endl;
+    std::vector<Column> columns;
+    if (flags.json)
+        columns = {{"batch", ""},
+                   {"heads", ""},
+                   {"kv_heads", ""},
+                   {"queries", ""},
+                   {"length", ""},
+                   {"head_dim", ""},
+                   {"mask", "", Column::Kind::text}};
+    for (const Column& column : tuning_columns()) columns.push_back(column);
+    for (const Shapes& shapes : list) {
+        Table table(columns, flags.json,
+                    concat(dtype, " on ", ctx.device(), ", ", shapes.batch, " x ", shapes.heads,
+                           " heads over ", shapes.kv_heads, ", ", shapes.queries, " x ", shapes.length,
+                           ", head dim ", shapes.head_dim, flags.causal ? ", causal" : ""));
+        const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
+            measure_candidates(dry, shapes, dtype, flags, table);
+        });
+        measure_candidates(arena_ctx, shapes, dtype, flags, table);
+    }
+    return 0;
+}
+
+int bench_attention(const Flags& flags) {
+    check_flag("--threads", flags.threads, threads_range);
+    check_flag("--runs", flags.runs, runs_range);
+    flags.score.check();
+    if (flags.tune) {
+        check_usage(!flags.explain && !flags.cpu_time,
+                    "--tune: cannot be combined with --explain or --cpu-time");
+        check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
+                    " has one way to compute a call; expected flash2");
+    }
+    const Device device = resolve_device(flags.device);
+    check_usage(!flags.tune || device.is_cuda(), "--tune: times kernels of a GPU, but the device is ", device,
+                "; expected --device cuda");
+    check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
+                "--cpu-time: measures one thread; expected --device cpu --threads 1");
+    const std::vector<Shapes> list = shapes_of(flags, device);
+    const DType dtype =
+        storage_dtype(flags.dtype.value_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32));
+    const Context ctx(device, static_cast<int>(flags.threads));
+    if (flags.tune) return tune_attention(ctx, list, dtype, flags);
+    std::vector<Column> columns{{"batch", "B", Column::Kind::number, 4},
+                                {"heads", "H", Column::Kind::number, 4},
+                                {"kv_heads", "Hkv", Column::Kind::number, 4},
+                                {"queries", "Sq", Column::Kind::number, 6},
+                                {"length", "S", Column::Kind::number, 6},
+                                {"head_dim", "D", Column::Kind::number, 4},
+                                {"algorithm", "algorithm", Column::Kind::text, 16},
+                                {"mask", "mask", Column::Kind::text, 6},
+                                {"pass", "pass", Column::Kind::text, 8},
+                                {"ms", "ms"},
+                                {"tflops", "TFLOP/s"},
+                                {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                                {"gb_per_s", "GB/s"},
+                                {"scratch_mb", "scratch MB", Column::Kind::number, 10}};
+    if (device.is_cpu()) columns.push_back({"of_read", "of read", Column::Kind::percent, 8});
+    Table table(columns, flags.json);
+    std::optional<ProductCeiling> ceiling;
+    for (const Shapes& shapes : list) {
+        const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
+            measure(dry, shapes, dtype, flags, 0, table);
+        });
+        if (flags.explain) {
+            std::cout << shapes.batch << " x " << shapes.heads << " heads over " << shapes.kv_heads << ", "
+                      << shapes.queries << " x " << shapes.length << ", head dim " << shapes.head_dim << ": "
+                      << Passes(arena_ctx, shapes, dtype, flags).explain() << std::endl;
+            continue;
+        }
+        if (!ceiling) {
+            ceiling = measure_product_ceiling(ctx, dtype, flags.sampling());
+            if (!flags.json)
+                std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
+                          << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
+        }
+        measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
+    }
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_attention(Command& bench) {
+    Command command = bench.add_command(
+        "attention", "Time attention forward and backward (default: a short list of shapes)");
+    const auto flags = std::make_shared<Flags>();
+    const auto add_size = [&](const char* flag, std::optional<std::int64_t>& member, const char* help) {
+        command.add_value<std::int64_t>(flag, help, [flags, &member](std::int64_t size) { member = size; });
+    };
+    add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
+    add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
+    add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
+    const auto add_sizes = [&](const char* flag, std::vector<std::int64_t>& member, const char* help) {
+        command.add_value<std::string>(flag, help, [flags, flag, &member](const std::string& list) {
+            member = numbers_in(flag, list, 1);
+        });
+    };
+    add_sizes("--length", flags->lengths,
+              "keys per sequence, or several, for example 1024,16384 (default: 1024)");
+    add_sizes(
+        "--queries", flags->queries,
+        "queries per sequence, or several; the last ones under a causal mask (default: as many as keys)");
+    add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
+    command.add_value<std::string>(
+        "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
+        [flags](const std::string& list) { flags->packed = packed_lengths_in(list); });
+    command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
+                                   concat(flags->algorithm), [flags](const std::string& name) {
+                                       flags->algorithm = attention::algorithm_named(name, "--algorithm");
+                                   });
+    command.add_switch("--causal", "mask keys after the query (default: yes)",
+                       [flags](bool causal) { flags->causal = causal; });
+    command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");
+    command.add_switch("--alibi", flags->score.alibi,
+                       "subtract from scores a multiple of the distance between query and key");
+    command.add_value<std::string>("--bias",
+                                   "add a bias with these axes to the scores and compute its gradient: bhqk "
+                                   "or a part, for example hqk or bk (default: no bias)",
+                                   [flags](const std::string& axes) { flags->score.bias = axes; });
+    command.add_switch("--mask-bias", flags->score.mask_bias,
+                       "add a bias of the keys of each sequence, without a gradient, as Evoformer's mask");
+    command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
+    command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
+    command.add_value("--pass", flags->pass, "passes to time");
+    command.add_value<TrainDType>("--dtype", "dtype of the tensors; default: bf16 on a GPU, else f32",
+                                  [flags](TrainDType dtype) { flags->dtype = dtype; });
+    add_device_flag(command, flags->device);
+    command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
+    command.add_switch("--deterministic", flags->deterministic,
+                       "the same bits in every run on a GPU, but slower; the CPU always gives the same bits");
+    command.add_switch("--explain", flags->explain,
+                       "print which kernels compute the forward pass, with biases also those of the backward "
+                       "pass, and why, and time nothing");
+    command.add_switch("--tune", flags->tune,
+                       "time every kernel and schedule that this build can use on a GPU, beside the choice "
+                       "of the policy, and compare the results");
+    command.add_value("--runs", flags->runs, "number of timings; their median is reported");
+    command.add_switch("--cpu-time", flags->cpu_time,
+                       "time one thread by its CPU time, for a busy machine; needs --threads 1");
+    command.add_switch("--json", flags->json, "print one JSON object per row");
+    command.set_action([flags] { return bench_attention(*flags); });
+}
+
+}  // namespace gradtile::cli

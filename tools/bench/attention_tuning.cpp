@@ -1,0 +1,110 @@
+#include <gradtile/tools/bench/attention_tuning.h>
+
+#include <algorithm>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/tensor_ops.h>
+
+namespace gradtile::cli {
+namespace {
+
+using attention::KernelCandidate;
+using attention::KernelPlan;
+
+template <class T>
+Cell number(const std::optional<T>& value) {
+    return value ? static_cast<double>(*value) : no_value;
+}
+Cell words(const std::optional<bool>& value, const char* yes, const char* no) {
+    return !value ? "-" : *value ? yes : no;
+}
+
+std::vector<Cell> cells_of(const KernelPlan& plan) {
+    return {concat(plan.kernels),
+            number(plan.consumers),
+            number(plan.rows),
+            number(plan.keys),
+            number(plan.stages),
+            number(plan.q_stages),
+            words(plan.in_turns, "yes", "no"),
+            words(plan.pairs, "pairs", "blocks"),
+            number(plan.set_heads),
+            plan.sums ? Cell(concat(*plan.sums)) : Cell("-"),
+            number(plan.slots),
+            number(plan.splits)};
+}
+
+}  // namespace
+
+std::vector<Column> tuning_columns() {
+    return {{"pass", "pass", Column::Kind::text, 8},
+            {"kernels", "kernels", Column::Kind::text, 18},
+            {"consumers", "warpgroups", Column::Kind::number, 10},
+            {"rows", "rows", Column::Kind::number, 4},
+            {"keys", "keys", Column::Kind::number, 4},
+            {"stages", "stages", Column::Kind::number, 6},
+            {"q_stages", "of Q", Column::Kind::number, 4},
+            {"in_turns", "turns", Column::Kind::text, 5},
+            {"tasks", "tasks", Column::Kind::text, 6},
+            {"set_heads", "set", Column::Kind::number, 5},
+            {"sums", "sums", Column::Kind::text, 7},
+            {"slots", "slots", Column::Kind::number, 5},
+            {"splits", "splits", Column::Kind::number, 6},
+            {"ms", "ms"},
+            {"tflops", "TFLOP/s"},
+            {"of_policy", "speed", Column::Kind::percent, 7},
+            {"of_bound", "of bound", Column::Kind::percent, 8},
+            {"choice", "choice", Column::Kind::text, 6}};
+}
+
+void tune(const Context& ctx, const TunedPass& pass, const Sampling& sampling, const std::vector<Cell>& shape,
+          Table& table) {
+    const Context cpu(Device::cpu());
+    const auto on_host = [&](const TunedResult& result) {
+        const Tensor x = result.tensor(), copy = empty(cpu, x.shape(), x.dtype());
+        if (x.elements() == 0) return copy;
+        cuda::copy_bytes(copy.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
+        cuda::synchronize(ctx.device(), ctx.stream());
+        return copy;
+    };
+    std::vector<Tensor> expected;
+    std::string excess;  // the first result beyond its bound
+    std::vector<double> fractions;
+    std::vector<std::function<void()>> runs;
+    for (const KernelCandidate& candidate : pass.candidates) {
+        runs.emplace_back([&] {
+            const attention::ForcedKernelChoice forced(candidate.choice);
+            pass.run();
+        });
+        runs.back()();
+        double largest = 0;
+        for (std::size_t i = 0; i < pass.results.size(); ++i) {
+            const TunedResult& result = pass.results[i];
+            const Tensor x = on_host(result);
+            if (runs.size() == 1) expected.push_back(x);
+            const double fraction = attention::fraction_of_bound(cpu, x, expected[i], result.bound);
+            if (fraction > 1 && excess.empty())
+                excess = concat(pass.name, " by ", candidate.plan, ": ", result.name,
+                                " differs from the policy's by ", fraction, " times the bound");
+            largest = std::max(largest, fraction);
+        }
+        fractions.push_back(largest);
+    }
+    const std::vector<double> ms = interleaved_milliseconds(ctx, sampling, runs);
+    const auto fastest = static_cast<std::size_t>(std::ranges::min_element(ms) - ms.begin());
+    for (std::size_t i = 0; i < ms.size(); ++i) {
+        std::vector<Cell> cells = shape;
+        cells.emplace_back(pass.name);
+        for (const Cell& cell : cells_of(pass.candidates[i].plan)) cells.push_back(cell);
+        cells.emplace_back(ms[i]);
+        cells.emplace_back(1e-9 * pass.flops / ms[i]);
+        cells.emplace_back(ms[0] / ms[i]);
+        cells.emplace_back(fractions[i]);
+        cells.emplace_back(i == 0 ? "policy" : i == fastest ? "fastest" : "");
+        table.add(cells);
+    }
+    check(excess.empty(), "bench attention: ", excess);
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,15 @@
+#pragma once
+/// The commands of `gradtile bench`; each add_* declares one.
+#include <gradtile/tools/command_line/command_line.h>
+
+namespace gradtile::cli {
+
+void add_bench_attention(Command& bench);
+void add_bench_comm(Command& bench);
+void add_bench_gemm(Command& bench);
+void add_bench_generate(Command& bench);
+void add_bench_layers(Command& bench);
+void add_bench_train(Command& bench);
+void add_bench_warps(Command& bench);
+
+}  // namespace gradtile::cli

@@ -1,0 +1,158 @@
+// gradtile bench comm: time and bandwidth of collectives between the processes of a run.
+#include <algorithm>
+#include <iostream>
+
+#include <gradtile/tools/bench/benchmarks.h>
+#include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/usage_error.h>
+#include <gradtile/tools/launch/group_member.h>
+#include <gradtile/tools/plan/collective_cost.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/parallel/communicator.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    GroupFlags group;
+    DeviceChoice device = DeviceChoice::automatic;
+    TrainDType dtype = TrainDType::f32;
+    std::vector<std::int64_t> bytes;  // sizes to measure; empty: 64 KiB to 1 GiB
+    std::int64_t runs = 9;
+    bool json = false;
+};
+
+std::vector<std::int64_t> sizes_of(const Flags& flags) {
+    if (!flags.bytes.empty()) return flags.bytes;
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size = 64 << 10; size <= 1 << 30; size *= 4) sizes.push_back(size);
+    return sizes;
+}
+
+void check_flags(const Flags& flags) {
+    for (const std::int64_t size : flags.bytes) check_flag("--bytes", size, {1, double{1LL << 40}});
+    check_flag("--runs", flags.runs, runs_range);
+}
+
+/// A collective over `whole`; `part` is this process's slice of it.
+struct Collective {
+    const char* name;
+    std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
+    /// The bytes that each process sends.
+    std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;
+};
+
+std::vector<Collective> collectives_of(const Communicator& communicator) {
+    const auto scatter_bytes = [](const GpuLayout& layout, double bytes) {
+        return scatter_wire_bytes(layout, bytes).total();
+    };
+    return {
+        {"all_reduce",
+         [&](const Context& ctx, const Tensor& whole, const Tensor&) { communicator.all_reduce(ctx, whole); },
+         [](const GpuLayout& layout, double bytes) { return all_reduce_wire_bytes(layout, bytes).total(); }},
+        {"reduce_scatter",
+         [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
+             communicator.reduce_scatter(ctx, whole, part);
+         },
+         scatter_bytes},
+        {"all_gather",
+         [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
+             communicator.all_gather(ctx, part, whole);
+         },
+         scatter_bytes},
+        {"broadcast",
+         [&](const Context& ctx, const Tensor& whole, const Tensor&) { communicator.broadcast(ctx, whole); },
+         [](const GpuLayout&, double bytes) { return bytes; }}};
+}
+
+/// Median time of one call. `repeats` is the same in every process: a process with fewer repetitions would
+/// leave the others waiting.
+double median_over_runs(const Context& ctx, const Communicator& communicator, std::int64_t runs,
+                        std::int64_t repeats, const std::function<void()>& collective) {
+    collective();  // the first call opens the connections
+    std::vector<double> samples;
+    for (std::int64_t run = 0; run < runs; ++run) {
+        communicator.barrier(ctx);
+        samples.push_back(milliseconds(ctx, Clock::wall,
+                                       [&] {
+                                           for (std::int64_t i = 0; i < repeats; ++i) collective();
+                                       }) /
+                          static_cast<double>(repeats));
+    }
+    const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+    std::nth_element(samples.begin(), middle, samples.end());
+    return std::max(*middle, 1e-6);
+}
+
+/// The slowest process counts: the root of a broadcast may finish before the others.
+double max_over_processes(ProcessGroup& group, double value) {
+    for (const std::string& text : group.all_gather(concat(value))) value = std::max(value, std::stod(text));
+    return value;
+}
+
+/// Every process measures; rank 0 prints.
+int bench_comm(const Flags& flags, const Context& ctx, const Communicator& communicator,
+               ProcessGroup& group) {
+    check(!group.is_alone(),
+          "bench comm: 1 process; expected several: give --gpus N or --processes N, or start it with mpirun, "
+          "srun or torchrun");
+    const DType dtype = storage_dtype(flags.dtype);
+    const GpuLayout layout(group.size(), group.size());
+    if (group.is_root() && !flags.json)
+        std::cout << group.size() << " processes, " << dtype << " on "
+                  << (ctx.device().is_cpu() ? "cpu" : "GPUs")
+                  << "; bus bandwidth: bytes that each process sends per second" << std::endl;
+    Table table({{"what", "collective", Column::Kind::text, 15},
+                 {"gpus", "processes", Column::Kind::number, 9},
+                 {"bytes", "bytes", Column::Kind::number, 11},
+                 {"ms", "ms"},
+                 {"bus_gb_per_s", "bus GB/s"}},
+                flags.json);
+    const auto element = static_cast<std::int64_t>(size_of(dtype));
+    for (const Collective& collective : collectives_of(communicator))
+        for (const std::int64_t size : sizes_of(flags)) {
+            const std::int64_t in_part = std::max<std::int64_t>(1, size / element / group.size());
+            const Tensor whole = zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)),
+                                       {in_part * group.size()}, dtype);
+            const Tensor part = whole.slice(0, group.rank() * in_part, in_part);
+            const std::int64_t repeats = std::clamp<std::int64_t>((64 << 20) / size, 1, 20);
+            const double own_ms = median_over_runs(ctx, communicator, flags.runs, repeats,
+                                                   [&] { collective.work(ctx, whole, part); });
+            const double ms = max_over_processes(group, own_ms);
+            const auto bytes = static_cast<double>(whole.bytes());
+            if (group.is_root())
+                table.add({collective.name, static_cast<double>(group.size()), bytes, ms,
+                           1e-6 * collective.bytes_on_wire(layout, bytes) / ms});
+        }
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_comm(Command& bench) {
+    Command command = bench.add_command("comm", "Time collectives between the processes of a run");
+    const auto flags = std::make_shared<Flags>();
+    add_group_flags(command, "time", flags->group);
+    command.add_value("--device", flags->device, "device of the tensors");
+    command.add_value("--dtype", flags->dtype, "dtype of the tensors");
+    command.add_value<std::vector<std::int64_t>>(
+        "--bytes", "sizes of the whole tensors (default: 65536 to 1073741824)",
+        [flags](const std::vector<std::int64_t>& sizes) { flags->bytes = sizes; });
+    command.add_value("--runs", flags->runs, "number of timings; their median is reported");
+    command.add_switch("--json", flags->json,
+                       "print one JSON object per row, the input of `gradtile plan --fit`");
+    command.set_action([flags] {
+        check_flags(*flags);
+        if (flags->group.launches()) return launch(make_launch(flags->group, flags->device, "--gpus"));
+        // Declared outside the lambda, because its destructor may wait for other processes.
+        std::unique_ptr<Communicator> communicator;
+        return run_in_group(flags->group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
+            const Context ctx(resolve_device(flags->device, group->environment().local_rank), 1);
+            communicator = make_communicator(ctx, *group);
+            return bench_comm(*flags, ctx, *communicator, *group);
+        });
+    });
+}
+
+}  // namespace gradtile::cli

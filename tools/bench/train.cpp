@@ -1,0 +1,276 @@
+// gradtile bench train: time and memory of whole training steps and of their operators.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <gradtile/core/available_memory.h>
+#include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/tools/bench/benchmarks.h>
+#include <gradtile/tools/bench/step_flags.h>
+#include <gradtile/tools/bench/step_parts.h>
+#include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/usage_error.h>
+#include <gradtile/tools/plan/device_peak.h>
+#include <gradtile/train/configured_optimizer.h>
+#include <gradtile/train/memory_request.h>
+#include <gradtile/train/optimizers/global_norm.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    explicit Flags(Command& command)
+        : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
+                         "window", "window-pattern", "softcap", "sinks", "dropout", "attention-dropout",
+                         "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
+    StepFlags step;
+    // Values of settings. The table has one row for each combination. An empty list means the preset's value.
+    std::vector<std::int64_t> batches;
+    std::vector<TrainDType> dtypes;
+    std::vector<Recompute> levels;
+    bool memory = false, breakdown = false, cpu_time = false;
+};
+
+template <class T>
+std::vector<T> or_default(const std::vector<T>& given, const T& otherwise) {
+    return given.empty() ? std::vector{otherwise} : given;
+}
+
+/// One validated step for each combination of the flags' values.
+std::vector<Step> steps_of(const Flags& flags) {
+    std::vector<Step> bases;
+    for (const std::int64_t batch : flags.batches) bases.push_back(flags.step.step(batch));
+    if (bases.empty()) bases.push_back(flags.step.step());
+    std::vector<Step> steps;
+    for (const Step& base : bases)
+        for (const TrainDType dtype : or_default(flags.dtypes, base.config.dtype))
+            for (const Recompute level : or_default(flags.levels, base.config.model.recompute)) {
+                Step step = base;
+                step.config.dtype = dtype;
+                step.config.model.recompute = level;
+                rethrow_as_usage_error([&] { validate(step.config); });
+                steps.push_back(step);
+            }
+    return steps;
+}
+
+MemoryRequest request_of(const Step& step) {
+    TrainConfig config = step.config;
+    config.out.clear();  // without checkpoints, whose copy would need memory
+    return memory_request(config, Device::cpu());
+}
+
+double mebibytes(std::size_t bytes) {
+    return static_cast<double>(bytes) / (1 << 20);
+}
+
+Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
+    std::uint32_t state = 1;
+    for (std::int32_t& token : tokens) {
+        state = 1664525u * state + 1013904223u;
+        token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocabulary));
+    }
+    return from_host(ctx, tokens, shape);
+}
+
+/// A model with its optimizer and data, without the Trainer.
+class Training {
+  public:
+    Training(const Context& ctx, const Step& step)
+        : model(step.config.model, parameters), config_(step.config) {
+        parameters.allocate(ctx, step.dtype());
+        parameters.initialize(ctx, Seed{1});
+        optimizer = make_optimizer(ctx, parameters, config_);
+        tokens = generated_tokens(ctx, {config_.micro_batch_size(), config_.model.context},
+                                  config_.model.vocabulary);
+        rate_ = from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64);
+        seed_tensor_ = zeros(ctx, {2}, DType::i32);
+    }
+
+    /// Enqueues one step. The targets are the tokens themselves, because the loss does not matter here.
+    void enqueue(const Context& ctx) const {
+        const Tensor& targets = tokens;
+        const std::int64_t micro_steps = config_.accumulation_steps();
+        Tensor loss;
+        parameters.reset_gradients();
+        for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+            const ForwardOptions options{
+                .gradient_scale = 1.0 / static_cast<double>(micro_steps),
+                .dropout = DropoutKey::of_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
+            Transformer::Saved saved;
+            loss = {};  // releases the last tensor, so that the arena is empty, as at the start of every
+                        // micro-step in training
+            loss = model.forward(ctx, tokens, targets, saved, options);
+            model.backward(ctx, saved);
+        }
+        const Clip clip =
+            clip_global_norm(ctx, parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
+        optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});
+    }
+
+    ParameterStore parameters;
+    const Transformer model;
+    std::unique_ptr<Optimizer> optimizer;
+    Tensor tokens;
+
+  private:
+    TrainConfig config_;
+    Tensor rate_, seed_tensor_;
+};
+
+/// Captures a step into `graph`. Returns "graph of 210 nodes (12 ms, 4 MiB)".
+std::string capture(const Context& ctx, const Training& training, StepGraph& graph) {
+    training.enqueue(ctx);
+    cuda::synchronize(ctx.device(), ctx.stream());
+    const std::size_t before = cuda::device_memory(ctx.device()).free_bytes;
+    const double ms =
+        milliseconds(ctx, Clock::wall, [&] { graph.capture(ctx, [&] { training.enqueue(ctx); }); });
+    const std::size_t after = cuda::device_memory(ctx.device()).free_bytes;
+    return concat("graph of ", graph.nodes(), " nodes (", std::llround(ms), " ms, ",
+                  (before - std::min(before, after)) >> 20, " MiB)");
+}
+
+void print_breakdown(const Context& ctx, const Training& training, const Flags& flags,
+                     const Sampling& sampling, double step_ms) {
+    const auto parts_in = [&](const Context& where) {
+        return parts_of_step(where, training.model, training.parameters, *training.optimizer,
+                             training.tokens);
+    };
+    const Context arena_ctx = with_arena_for(ctx, "bench train --breakdown", [&](const Context& dry) {
+        for (const Part& part : parts_in(dry)) part.work();
+    });
+    Table table({{"operator", "operator", Column::Kind::text, 32},
+                 {"count", "count", Column::Kind::number, 6},
+                 {"us", "us each"},
+                 {"ms_per_step", "ms/step"},
+                 {"share", "share", Column::Kind::percent, 6},
+                 {"tflops", "TFLOP/s"}},
+                flags.step.json());
+    double sum = 0;
+    for (const Part& part : parts_in(arena_ctx)) {
+        const double ms = median_milliseconds(arena_ctx, sampling, part.work);
+        const double in_step = ms * static_cast<double>(part.count);
+        sum += in_step;
+        const double tflops = part.flops > 0 ? part.flops / ms * 1e-9 : no_value;
+        table.add({part.name, static_cast<double>(part.count), 1e3 * ms, in_step, in_step / step_ms, tflops});
+    }
+    table.add({"sum", no_value, no_value, sum, sum / step_ms, no_value});
+}
+
+Table table_of_steps(const Flags& flags, const Step& first) {
+    std::vector<Column> columns{{"preset", "preset", Column::Kind::text, 20},
+                                {"batch", "batch", Column::Kind::number, 6},
+                                {"micro_batch", "micro", Column::Kind::number, 6},
+                                {"dtype", "dtype", Column::Kind::text, 5},
+                                {"recompute", "recompute", Column::Kind::text, 11}};
+    if (flags.step.json()) columns.push_back({"shape", "shape", Column::Kind::text});
+    if (!flags.memory) {
+        columns.push_back({"ms_per_step", "ms/step"});
+        columns.push_back({"tokens_per_s", "tokens/s"});
+        columns.push_back({"tflops", "TFLOP/s"});
+        columns.push_back({"mfu", "MFU", Column::Kind::percent, 5});
+        columns.push_back({"of_ceiling", "of ceiling", Column::Kind::percent, 10});
+    }
+    columns.push_back({"activations_mib", "activations MiB", Column::Kind::number, 15});
+    columns.push_back({"total_mib", "in all MiB", Column::Kind::number, 10});
+    if (!flags.memory) columns.push_back({"how", "how", Column::Kind::text, 1});
+    return {std::move(columns), flags.step.json(), concat(first.preset, ": ", shape_of(first.config.model))};
+}
+
+/// The cells that identify the step of a row. A table has the shape of its model in its title instead.
+std::vector<Cell> name_cells(const Step& step, bool json) {
+    const TrainConfig& config = step.config;
+    std::vector<Cell> cells{step.preset, static_cast<double>(config.batch),
+                            static_cast<double>(config.micro_batch_size()),
+                            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+    if (json) cells.emplace_back(shape_of(config.model));
+    return cells;
+}
+
+void measure(const Context& ctx, const Step& step, const Flags& flags, const Sampling& sampling,
+             double ceiling, Table& table) {
+    const TrainConfig& config = step.config;
+    const MemoryPlan plan = plan_within(ctx, request_of(step), available_memory(ctx.device()));
+    const Training training(ctx, step);
+    const Context arena_ctx =
+        with_arena_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
+
+    StepGraph graph;
+    std::string how = concat("threads ", ctx.threads().size());
+    if (ctx.device().is_cuda())
+        how = config.cuda_graph ? capture(arena_ctx, training, graph) : std::string("kernel by kernel");
+    // Wall time, because in training the host waits for every step.
+    const Clock clock = sampling.clock == Clock::device ? Clock::wall : sampling.clock;
+    const double ms =
+        median_milliseconds(arena_ctx, {.runs = sampling.runs, .clock = clock, .min_sample_ms = 0}, [&] {
+            if (graph.captured()) {
+                graph.replay(arena_ctx);
+            } else {
+                training.enqueue(arena_ctx);
+            }
+        });
+    const double tokens_per_s = static_cast<double>(config.batch * config.model.context) / ms * 1e3;
+    const double flops_per_s = flops_per_token(config.model, config.model.context) * tokens_per_s;
+    const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
+    std::vector<Cell> row = name_cells(step, flags.step.json());
+    row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : no_value,
+                           flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()), how});
+    table.add(row);
+    if (flags.breakdown) print_breakdown(ctx, training, flags, sampling, ms);
+}
+
+int bench_train(const Flags& flags) {
+    const std::vector<Step> steps = steps_of(flags);
+    const Context ctx = context_of(steps.front().config);
+    check_usage(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
+                "--cpu-time: measures one CPU thread only; add --device cpu --threads 1");
+    check_usage(ctx.device().is_cuda() || !flags.step.given("cuda-graph"),
+                "--cuda-graph: needs a GPU; use --device cuda");
+    Sampling sampling = flags.step.sampling();
+    if (flags.cpu_time) sampling.clock = Clock::calling_thread;
+    Table table = table_of_steps(flags, steps.front());
+    std::map<DType, double> ceilings;  // measured once per dtype
+    for (const Step& step : steps) {
+        const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
+        if (is_new && !flags.memory)
+            ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();
+        if (flags.memory) {
+            const MemoryPlan plan = plan_memory(ctx, request_of(step));
+            std::vector<Cell> row = name_cells(step, flags.step.json());
+            row.push_back(mebibytes(plan.activations));
+            row.push_back(mebibytes(plan.total()));
+            table.add(row);
+        } else {
+            measure(ctx, step, flags, sampling, ceiling->second, table);
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+void add_bench_train(Command& bench) {
+    Command command = bench.add_command("train", "Measure time, speed and memory of whole training steps");
+    const auto flags = std::make_shared<Flags>(command);
+    command.add_value<std::vector<std::int64_t>>(
+        "--batch", "sequences per step; a list such as 4,16,64 gives one row each",
+        [flags](const auto& list) { flags->batches = list; });
+    command.add_value<std::vector<TrainDType>>("--dtype", "dtype; a list such as f32,bf16 gives one row each",
+                                               [flags](const auto& list) { flags->dtypes = list; });
+    command.add_value<std::vector<Recompute>>("--recompute",
+                                              "recomputation; a list such as none,block gives one row each",
+                                              [flags](const auto& list) { flags->levels = list; });
+    command.add_switch("--memory", flags->memory, "print only the memory that a step needs");
+    command.add_switch("--breakdown", flags->breakdown, "also time every operator of the step alone");
+    command.add_switch("--cpu-time", flags->cpu_time,
+                       "measure CPU time of the calling thread, for --threads 1 on a busy machine");
+    command.set_action([flags] { return bench_train(*flags); });
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,253 @@
+#include <gradtile/tools/formats/export.h>
+
+#include <algorithm>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/tools/formats/gguf_metadata.h>
+#include <gradtile/tools/formats/gguf_writer.h>
+#include <gradtile/tools/formats/huggingface_config.h>
+#include <gradtile/tools/formats/internal/new_files.h>
+#include <gradtile/tools/formats/safetensors.h>
+#include <gradtile/train/checkpoint/tensor_bytes.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/data/chat_jinja.h>
+#include <gradtile/train/model/language_model.h>
+#include <gradtile/train/model/merged_adapters.h>
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
+
+namespace gradtile {
+namespace {
+
+namespace fs = std::filesystem;
+
+DType dtype_of_export(ExportDType dtype, TrainDType of_run) {
+    switch (dtype) {
+        case ExportDType::run:
+            return storage_dtype(of_run);
+        case ExportDType::f32:
+            return DType::f32;
+        case ExportDType::bf16:
+            return DType::bf16;
+        case ExportDType::f16:
+            return DType::f16;
+    }
+    throw Error("export: unknown dtype");
+}
+
+/// Exports one model. The weights are converted to the dtype of the export.
+class Exporter {
+  public:
+    Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
+        : checkpoint_(checkpoint), source_(std::move(source)), options_(options) {
+        apply_json(config_, *checkpoint.config, source_);
+        check_model(config_.model, checkpoint, source_);
+        dtype_ = dtype_of_export(options.dtype, config_.dtype);
+        tokenizer_ = tokenizer_of(checkpoint, source_);
+        imported_ = imported_text_of(checkpoint, config_.model.vocabulary, source_);
+    }
+
+    ExportResult write_safetensors_folder() {
+        const std::map<std::string, std::string> texts = folder_texts();
+        std::vector<NamedTensor> tensors =
+            tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
+        // In the order of the safetensors library, an export of an import has the bytes of the imported file.
+        std::ranges::sort(tensors, {}, &NamedTensor::first);
+        NewFiles files(options_.out);
+        // Every file is opened first, so that one that exists is named before the weights are written.
+        TensorWriter& weights = files.add("model.safetensors");
+        for (const auto& [name, text] : texts) files.add_text(name, text);
+        if (!texts.contains("tokenizer.json"))
+            files.require_absent("tokenizer.json");  // one of another model
+        // The library transformers reads only files whose metadata has "format": "pt".
+        write_safetensors(weights, tensors, {{"format", "pt"}});
+        result_.files = files.commit();
+        return std::move(result_);
+    }
+
+    ExportResult write_gguf_file() {
+        // Throws Error with the name of a setting that neither format can express.
+        huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
+        const GgufMetadata of_tokenizer =
+            gguf_tokenizer_metadata(tokenizer_ ? &*tokenizer_ : nullptr, config_.model.vocabulary,
+                                    {text_tokens(), turn_end(), chat_jinja()}, source_);
+        file.metadata.insert(file.metadata.end(), of_tokenizer.begin(), of_tokenizer.end());
+        check(!exists(fs::symlink_status(options_.out)), options_.out, ": exists; choose another --out");
+        const bool llama = rotates_heads(config_.model.positions);
+        // llama.cpp expects norms, biases and positions in float32.
+        file.tensors =
+            tensors_in(llama ? WeightLayout::gguf_llama : WeightLayout::gguf_gpt2, /*vectors_in_f32=*/true);
+        if (!encoding()) note_tokenizer("GGUF");
+        write_gguf(options_.out, file);
+        result_.files.push_back(options_.out);
+        return std::move(result_);
+    }
+
+  private:
+    const BytePairEncoding* encoding() const {
+        return tokenizer_ ? tokenizer_->byte_pair_encoding() : nullptr;
+    }
+
+    /// Returns the files of the folder, except the weights. Files of an import are written as they were.
+    std::map<std::string, std::string> folder_texts() {
+        std::map<std::string, std::string> texts = imported_.files;
+        const nlohmann::json config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        std::optional<std::string> kept;
+        if (texts.contains("config.json"))
+            kept =
+                kept_config_of(texts["config.json"], config_.model, dtype_, concat(source_, ": config.json"));
+        texts["config.json"] = kept ? *kept : json_text(config, 2) + '\n';
+        if (!encoding()) {
+            note_tokenizer("tokenizer.json");
+            return texts;
+        }
+        texts["tokenizer.json"] = tokenizer_->tokenizer_json();
+        // Without this file transformers chooses a class by the model's type, which has its own pattern.
+        if (!texts.contains("tokenizer_config.json"))
+            texts["tokenizer_config.json"] = json_text(tokenizer_config(), 2) + '\n';
+        if (!imported_.empty()) return texts;
+        if (const auto jinja = chat_jinja()) texts["chat_template.jinja"] = *jinja;
+        if (const nlohmann::json generation = generation_config(); !generation.empty())
+            texts["generation_config.json"] = json_text(generation, 2) + '\n';
+        return texts;
+    }
+
+    TextTokens text_tokens() const {
+        TextTokens tokens{.end = end_tokens_of(imported_, tokenizer_, config_.chat_template)};
+        if (!encoding()) return tokens;
+        if (!encoding()->vocabulary().before.empty()) tokens.begin = encoding()->vocabulary().before.front();
+        for (const char* const text : {"<|begin_of_text|>", "<|endoftext|>"})
+            if (!tokens.begin) tokens.begin = encoding()->added_token(text);
+        return tokens;
+    }
+
+    nlohmann::json tokenizer_config() const {
+        nlohmann::json value{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                             {"clean_up_tokenization_spaces", false},
+                             {"model_max_length", config_.model.context}};
+        const TextTokens tokens = text_tokens();
+        const auto name = [&](const char* member, std::int32_t id) {
+            for (const AddedToken& token : encoding()->vocabulary().added)
+                if (token.id == id) value[member] = token.text;
+        };
+        if (tokens.begin) name("bos_token", *tokens.begin);
+        if (!tokens.end.empty()) name("eos_token", tokens.end.front());
+        return value;
+    }
+
+    /// Returns where `generate` begins and ends texts. A text of the chat template that is no token is a stop
+    /// string.
+    nlohmann::json generation_config() const {
+        nlohmann::json value = nlohmann::json::object();
+        const TextTokens tokens = text_tokens();
+        if (tokens.begin) value["bos_token_id"] = *tokens.begin;
+        if (!tokens.end.empty()) value["eos_token_id"] = tokens.end;
+        if (has_template() && !turn_end())
+            value["stop_strings"] = ChatFormat(config_.chat_template, *tokenizer_).stop_texts();
+        return value;
+    }
+
+    /// Whether the model was trained on conversations.
+    bool has_template() const { return encoding() && config_.chat_template != ChatTemplate::automatic; }
+
+    /// Returns the token that ends an answer; nullopt if no template is known or its end is no token.
+    std::optional<std::int32_t> turn_end() const {
+        if (!has_template()) return std::nullopt;
+        const std::vector<std::string> stops = ChatFormat(config_.chat_template, *tokenizer_).stop_texts();
+        return stops.size() == 1 ? encoding()->added_token(stops.front()) : std::nullopt;
+    }
+
+    /// Returns the chat template in Jinja: the imported one, or that of the run.
+    std::optional<std::string> chat_jinja() const {
+        if (const auto file = imported_.files.find("chat_template.jinja"); file != imported_.files.end())
+            return file->second;
+        if (const auto file = imported_.files.find("tokenizer_config.json"); file != imported_.files.end())
+            return template_of_tokenizer_config(file->second, concat(source_, ": ", file->first));
+        return has_template() ? std::optional(jinja_of(config_.chat_template)) : std::nullopt;
+    }
+
+    void note_tokenizer(const char* target) {
+        if (tokenizer_)
+            result_.notes.push_back(
+                concat("the tokenizer is not exported: ", target, " holds BPE, not ", tokenizer_->name()));
+    }
+
+    Tensor weights_of(const std::string& parameter) const {
+        const auto master = checkpoint_.master.find(parameter);
+        // The values of a bf16 run are the masters rounded to bf16.
+        const bool exact = dtype_ != DType::bf16 && master != checkpoint_.master.end();
+        return exact ? master->second : checkpoint_.params.at(parameter);
+    }
+
+    /// Rounds a tensor to `dtype`. Throws Error if a value is out of the dtype's range.
+    Tensor converted(const std::string& name, const Tensor& x, DType dtype) const {
+        if (x.dtype() == dtype) return x;
+        const Tensor y = cast(ctx_, x, dtype);
+        check(all_finite(dtype, y.raw_data(), static_cast<std::size_t>(y.elements())), source_, ": tensor '",
+              name, "' has values that ", dtype, " cannot hold; expected --dtype f32",
+              dtype == DType::f16 ? " or bf16" : "");
+        return y;
+    }
+
+    /// Returns the rows of a part, in the order that the target format requires.
+    Tensor part_of(const Tensor& whole, const WeightPart& part, std::int64_t row) const {
+        const std::int64_t rows = part.transposed ? part.shape[1] : part.shape[0];
+        const Tensor x = whole.slice(0, row, rows);
+        if (part.transposed) return x.transpose(0, 1);
+        if (part.rotated == 0) return x;
+        // Row (half, i) of a head becomes row (i, half), so that the two rows of a rotated pair become
+        // neighbours.
+        const std::int64_t half = rows / part.rotated / 2, width = x.elements() / rows;
+        return cast(ctx_, x.reshape({part.rotated, 2, half, width}).transpose(1, 2), x.dtype())
+            .reshape(part.shape);
+    }
+
+    std::vector<NamedTensor> tensors_in(WeightLayout layout, bool vectors_in_f32) const {
+        std::vector<NamedTensor> tensors;
+        for (const WeightMapping& mapping : weight_mappings(layout, config_.model)) {
+            const Tensor weights = weights_of(mapping.parameter);
+            check(weights.shape() == mapping.shape, source_, ": parameter '", mapping.parameter, "' is ",
+                  weights.shape(), "; expected ", mapping.shape);
+            const bool wide =
+                vectors_in_f32 && (mapping.shape.rank() == 1 || mapping.parameter == "wpe.weight");
+            std::int64_t row = 0;
+            for (const WeightPart& part : mapping.parts) {
+                const Tensor x = part_of(weights, part, row);
+                row += part.transposed ? part.shape[1] : part.shape[0];
+                tensors.emplace_back(part.name, converted(part.name, x, wide ? DType::f32 : dtype_));
+            }
+        }
+        return tensors;
+    }
+
+    Context ctx_{Device::cpu(), 1};
+    const Checkpoint& checkpoint_;
+    std::string source_;
+    ExportOptions options_;
+    TrainConfig config_;
+    DType dtype_ = DType::f32;
+    std::optional<Tokenizer> tokenizer_;
+    ImportedText imported_;
+    ExportResult result_;
+};
+
+}  // namespace
+
+ExportResult export_model(const Checkpoint& checkpoint, const std::string& source,
+                          const ExportOptions& options) {
+    const Checkpoint merged = merged_adapters(checkpoint, source);
+    Exporter exporter(merged, source, options);
+    switch (options.format) {
+        case ExportFormat::safetensors:
+            return exporter.write_safetensors_folder();
+        case ExportFormat::gguf:
+            return exporter.write_gguf_file();
+    }
+    throw Error("export: unknown format");
+}
+
+}  // namespace gradtile

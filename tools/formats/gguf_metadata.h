@@ -1,0 +1,35 @@
+#pragma once
+/// The metadata of a model and its tokenizer as llama.cpp reads them.
+#include <optional>
+#include <string>
+
+#include <gradtile/tools/formats/gguf_writer.h>
+#include <gradtile/tools/formats/huggingface_config.h>
+#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
+
+/// Returns the metadata of a model. Throws Error that begins with `source` and names a setting that
+/// llama.cpp's architectures gpt2 and llama do not have. Only configs that huggingface_config_of() accepts
+/// may be passed.
+GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source);
+
+/// What GGUF says about text beside the vocabulary.
+struct GgufText {
+    TextTokens tokens = {};
+    std::optional<std::int32_t> turn_end = {};      ///< the token that ends an answer of the chat template
+    std::optional<std::string> chat_template = {};  ///< in Jinja
+};
+
+/// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer, the tokens that
+/// begin and end texts, and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata
+/// say that the file has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for
+/// the tokenizer's pattern, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a
+/// text, or if an id of the tokenizer is not below `vocabulary`.
+GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
+                                     const GgufText& text, const std::string& source);
+
+}  // namespace gradtile

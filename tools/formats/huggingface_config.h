@@ -1,0 +1,65 @@
+#pragma once
+/// config.json of Hugging Face transformers, for model types "gpt2" and "llama".
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <gradtile/core/dtype.h>
+#include <gradtile/core/text/known_members.h>
+#include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/tools/formats/weight_names.h>
+
+namespace gradtile {
+
+/// Where transformers' `generate` ends a text.
+struct TextEnds {
+    std::optional<std::vector<std::int32_t>> tokens = {};  ///< eos_token_id, if the file has it
+    std::vector<std::string> texts = {};                   ///< stop_strings
+};
+
+struct HuggingFaceModel {
+    WeightLayout layout = WeightLayout::huggingface_gpt2;
+    ModelConfig config = {};
+    TextEnds ends = {};
+    std::string tokenizer_class = {};  ///< empty if the file names none
+};
+
+/// Reads a config.json. If a member is missing, it has transformers' default value. Throws Error that begins
+/// with `source` and names the member when the value is not a model that this program has (another model
+/// type, scaled rotary positions, a head width other than width / heads, an activation that is not known),
+/// when two names of one setting have different values, and when a member may change the model in a way that
+/// is not known (see transformers_members.h).
+HuggingFaceModel read_huggingface_config(const nlohmann::json& value, std::string_view source,
+                                         UnknownMembers& unknown);
+
+/// Reads a generation_config.json. Throws Error as read_huggingface_config() does.
+TextEnds read_generation_config(const nlohmann::json& value, std::string_view source,
+                                UnknownMembers& unknown);
+
+/// The tokens that begin and end a text.
+struct TextTokens {
+    std::optional<std::int32_t> begin = {};
+    std::vector<std::int32_t> end = {};
+};
+
+/// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
+/// with `source` and names the setting when neither model type can express the config (query and key norms,
+/// for example). Settings of training (dropouts, recompute, deterministic) are ignored.
+nlohmann::json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
+                                     std::string_view source);
+
+/// Returns the text of a config.json that an import kept, for weights of `dtype`: the text itself if it names
+/// this type or none. Returns nullopt if the text is not the config of this model. Throws Error that begins
+/// with `source` if it is no config.
+std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
+                                          std::string_view source);
+
+/// Returns the layout that huggingface_config_of() chooses: Llama's layout for rotary positions, otherwise
+/// GPT-2's.
+WeightLayout huggingface_layout_of(const ModelConfig& config);
+
+}  // namespace gradtile

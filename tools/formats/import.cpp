@@ -1,0 +1,177 @@
+#include <gradtile/tools/formats/import.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/tools/formats/huggingface_config.h>
+#include <gradtile/tools/formats/internal/weight_files.h>
+#include <gradtile/tools/formats/llmc_model.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/data/chat_jinja.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/tokenizers/tokenizer_folder.h>
+
+namespace gradtile {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* weights_name = "model.safetensors";
+
+bool is_weights_file(const std::string& path) {
+    return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json");
+}
+
+std::string weights_in(const fs::path& folder) {
+    const fs::path whole = folder / weights_name, index = folder / concat(weights_name, ".index.json");
+    if (exists(whole)) return whole.string();
+    check(exists(index), folder.string(), ": has neither ", weights_name, " nor ", index.filename().string());
+    return index.string();
+}
+
+ImportedModel read_llmc(const std::string& path, const std::string& tokenizer) {
+    ImportedModel model = read_llmc_model(path);
+    const fs::path folder = fs::path(path).parent_path();
+    if (!tokenizer.empty()) {
+        if (tokenizer != "none") model.tokenizer = load_tokenizer(tokenizer);
+        return model;
+    }
+    for (const char* const name : {"tokenizer.json", "vocab.json"})
+        if (!model.tokenizer && exists(folder / name))
+            model.tokenizer = load_tokenizer((folder / name).string());
+    return model;
+}
+
+/// Returns whether the files have a head of their own although config.json ties it to the token embedding.
+/// transformers then uses the stored head.
+bool has_other_head(const WeightFiles& files, const HuggingFaceModel& found) {
+    constexpr const char* head = "lm_head.weight";
+    if (!found.config.tied_head || !files.has(head)) return false;
+    for (const WeightMapping& mapping : weight_mappings(found.layout, found.config)) {
+        if (mapping.parameter != "wte.weight") continue;
+        std::string name = mapping.parts.front().name;
+        if (!files.has(name)) name.erase(0, name.find('.') + 1);  // the prefix may be absent
+        return files.has(name) && !files.are_equal(head, name);
+    }
+    return false;
+}
+
+/// Reads a model and its text from the files of transformers.
+class HuggingFaceReader {
+  public:
+    HuggingFaceReader(std::string weights, const ImportOptions& options)
+        : weights_(std::move(weights)),
+          folder_(fs::path(weights_).parent_path()),
+          options_(options),
+          unknown_{.allowed = options.allow_unknown, .advice = "; --allow-unknown ignores it"} {}
+
+    ImportedModel read() {
+        const fs::path config_file = folder_ / "config.json";
+        check(exists(config_file), weights_, ": has no config.json beside it");
+        const std::string config_text = config_file_text(config_file.string());
+        HuggingFaceModel found =
+            read_huggingface_config(json_of(config_text, config_file), config_file.string(), unknown_);
+        const WeightFiles files(weights_);
+        if (has_other_head(files, found)) {
+            found.config.tied_head = false;
+            model_.notes.push_back(concat(weights_,
+                                          ": lm_head.weight differs from the token embedding, so it is "
+                                          "used, although config.json says tie_word_embeddings"));
+        }
+        LoadedWeights loaded = read_weights(files, weight_mappings(found.layout, found.config), weights_);
+        const bool llama = found.layout == WeightLayout::huggingface_llama;
+        model_.description =
+            concat("Hugging Face ", llama ? "llama" : "gpt2", ", ", storage_dtype(loaded.dtype));
+        model_.config = found.config;
+        model_.dtype = loaded.dtype;
+        model_.parameters = std::move(loaded.parameters);
+        model_.text.files["config.json"] = config_text;
+        read_tokenizer(found.tokenizer_class);
+        read_ends(found.ends);
+        for (const std::string& member : unknown_.found)
+            model_.notes.push_back(concat(member, " has no known meaning and is ignored"));
+        return std::move(model_);
+    }
+
+  private:
+    static nlohmann::json json_of(const std::string& text, const fs::path& path) {
+        try {
+            return parse_json(text);
+        } catch (const Error& error) {
+            throw Error(concat(path.string(), ": ", error.what()));
+        }
+    }
+
+    void read_tokenizer(const std::string& tokenizer_class) {
+        if (options_.tokenizer == "none") return;
+        if (!options_.tokenizer.empty()) {
+            model_.tokenizer = load_tokenizer(options_.tokenizer);
+            return;
+        }
+        TokenizerFolder found;
+        try {
+            found = load_tokenizer_folder(folder_.string(), tokenizer_class, unknown_);
+        } catch (const Error& error) {
+            throw Error(concat(error.what(), "; --tokenizer none imports the weights without it"));
+        }
+        model_.tokenizer = std::move(found.tokenizer);
+        model_.text.files.merge(found.files);
+        if (!found.chat_template) return;
+        const std::optional<ChatTemplate> known = template_of_jinja(*found.chat_template);
+        model_.chat_template = known.value_or(ChatTemplate::automatic);
+        model_.text.has_unknown_template = !known;
+        if (!known)
+            model_.notes.push_back(concat(folder_.string(),
+                                          ": the chat template is none of plain, chatml and "
+                                          "llama3; `chat` needs --chat-template"));
+    }
+
+    /// Reads the tokens that end a text. As in transformers, generation_config.json counts before
+    /// config.json.
+    void read_ends(TextEnds ends) {
+        const fs::path file = folder_ / "generation_config.json";
+        std::string source = (folder_ / "config.json").string();
+        if (exists(file)) {
+            source = file.string();
+            const std::string text = config_file_text(source);
+            ends = read_generation_config(json_of(text, file), source, unknown_);
+            model_.text.files["generation_config.json"] = text;
+        }
+        // Configs often name a token of another vocabulary. Such a token is never drawn.
+        for (const std::int32_t id : ends.tokens.value_or(std::vector<std::int32_t>()))
+            if (id >= 0 && id < model_.config.vocabulary) model_.text.end_tokens.push_back(id);
+        if (!model_.tokenizer) return;
+        std::vector<std::string> known;
+        if (model_.chat_template != ChatTemplate::automatic)
+            known = ChatFormat(model_.chat_template, *model_.tokenizer).stop_texts();
+        for (const std::string& text : ends.texts)
+            check(std::ranges::find(known, text) != known.end(), source, ": stop_strings: '",
+                  printable_name(text), "' is not supported; expected texts of the chat template");
+    }
+
+    std::string weights_;
+    fs::path folder_;
+    const ImportOptions& options_;
+    UnknownMembers unknown_;
+    ImportedModel model_;
+};
+
+}  // namespace
+
+ImportedModel import_model(const std::string& path, const ImportOptions& options) {
+    check(fs::exists(path), path, ": no such file or directory");
+    const bool is_folder = fs::is_directory(path);
+    check(is_folder || is_weights_file(path) || path.ends_with(".bin"), path,
+          ": expected a folder with config.json, a .safetensors file or its index, or llm.c's .bin");
+    ImportedModel model = !is_folder && path.ends_with(".bin")
+                              ? read_llmc(path, options.tokenizer)
+                              : HuggingFaceReader(is_folder ? weights_in(path) : path, options).read();
+    if (model.tokenizer) check_tokenizer(*model.tokenizer, model.config.vocabulary, path);
+    return model;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,46 @@
+#pragma once
+/// Imports the models of other projects.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/data/chat_template.h>
+#include <gradtile/train/model/imported_text.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+struct ImportedModel {
+    std::string description = {};  ///< "Hugging Face llama, bfloat16"
+    ModelConfig config = {};
+    TrainDType dtype = TrainDType::f32;  ///< bf16 if every weight is stored in bfloat16, else f32
+    /// The parameters in `dtype`; narrower weights, for example float16, are widened exactly.
+    NamedTensors parameters = {};
+    std::optional<Tokenizer> tokenizer = {};
+    /// The template that the files' chat template stands for; `automatic` if they have none or another.
+    ChatTemplate chat_template = ChatTemplate::automatic;
+    ImportedText text = {};
+    std::vector<std::string> notes = {};  ///< lines for the user
+};
+
+struct ImportOptions {
+    /// The path of a tokenizer's file (see load_tokenizer), or "none". If empty: the tokenizer in the folder
+    /// of the weights, if there is one, with the files beside it (see tokenizer_folder.h).
+    std::string tokenizer = {};
+    /// Whether members of the files that have no known meaning are ignored, with a note, instead of refused.
+    bool allow_unknown = false;
+};
+
+/// Reads a model from
+/// - a folder of Hugging Face transformers, or a .safetensors file or its index in such a folder: config.json
+///   of type gpt2 or llama, model.safetensors or model.safetensors.index.json, generation_config.json and the
+///   tokenizer's files;
+/// - a .bin file of llm.c: GPT-2, version 3 (float32) or 5 (bfloat16).
+/// Buffers of masks and rotary frequencies are skipped. Throws Error that names the file, and the tensor if
+/// it is missing, unknown or of another shape, or the member of a file if it would change the logits or the
+/// ids in a way that this program does not have.
+ImportedModel import_model(const std::string& path, const ImportOptions& options = {});
+
+}  // namespace gradtile

@@ -1,0 +1,54 @@
+#pragma once
+/// Reads the tensors of one or several files, and makes a model's parameters from them.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gradtile/tools/formats/safetensors.h>
+#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/config/train_config.h>
+
+namespace gradtile {
+
+/// The tensors of a .safetensors file, or of all files that an index names.
+class WeightFiles {
+  public:
+    /// `path` is a .safetensors file or a .safetensors.index.json. Throws Error that names the file if it
+    /// cannot be read, if an index names a file outside its folder, and if the index and the files do not
+    /// list the same tensors.
+    explicit WeightFiles(const std::string& path);
+
+    bool has(std::string_view name) const { return place_of_.contains(name); }
+    std::vector<std::string> names() const;
+    /// Throws Error that names the file and the tensor unless the tensor has the shape `shape` and a
+    /// floating-point dtype.
+    void check_tensor(const std::string& name, const Shape& shape) const;
+    DType dtype(const std::string& name) const;
+    /// Returns whether two tensors have the same dtype, shape and bytes.
+    bool are_equal(const std::string& a, const std::string& b) const;
+    Tensor read(const std::string& name) const;
+
+  private:
+    struct Place {
+        std::size_t file;
+        const SafetensorsEntry* entry;
+    };
+    void add_index(const std::string& path);
+
+    std::vector<SafetensorsFile> files_;
+    std::map<std::string, Place, std::less<>> place_of_;
+};
+
+struct LoadedWeights {
+    TrainDType dtype = TrainDType::f32;
+    NamedTensors parameters = {};
+};
+
+/// Checks the shapes of all tensors, and then reads the parameters. A prefix
+/// "transformer." or "model." may be absent in the files. Throws Error naming a tensor that is missing, that
+/// has another shape, or that is not part of the model.
+LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
+                           const std::string& source);
+
+}  // namespace gradtile

@@ -1,0 +1,77 @@
+#pragma once
+/// The safetensors format, in which projects exchange models. A file consists of 8 bytes with the length N of
+/// the header, N bytes of JSON that describe the tensors, and the elements of the tensors, little-endian and
+/// row-major. github.com/huggingface/safetensors describes the format.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gradtile/core/io/data_file.h>
+#include <gradtile/core/tensor.h>
+
+namespace gradtile {
+
+class TensorWriter;
+
+/// The largest length of a header. A file with a longer header is refused before the header is read.
+constexpr std::uint64_t max_safetensors_header = 100'000'000;
+
+struct SafetensorsEntry {
+    std::string name;
+    std::string dtype;                     ///< as in the file: "F32", "BF16", "BOOL" ...
+    std::vector<std::int64_t> shape = {};  ///< a shape with any number of axes
+    /// The range of the elements in bytes, counted from the end of the header.
+    std::uint64_t begin = 0, end = 0;
+
+    bool operator==(const SafetensorsEntry&) const = default;
+};
+
+struct SafetensorsHeader {
+    std::vector<SafetensorsEntry> entries = {};  ///< entries in the order of their elements in the file
+    std::map<std::string, std::string> metadata = {};
+};
+
+/// Reads a header's JSON for a file whose elements take `data_bytes`. Throws Error that begins with `source`
+/// unless the text is an object of tensors, each of a known dtype, whose ranges have the size that follows
+/// from dtype and shape. The ranges must cover all bytes once: no hole, no overlap, no bytes after the last
+/// tensor. Names and members that occur twice are refused, as are unknown members.
+SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                           std::string_view source);
+
+/// A safetensors file that is open for reading. If a file is damaged or hostile, reading gives either an
+/// Error or tensors of the stated sizes, and the memory use is at most a small multiple of the file's size.
+class SafetensorsFile {
+  public:
+    /// Reads and checks the header. Throws Error naming the file.
+    explicit SafetensorsFile(const std::string& path);
+
+    const std::string& path() const { return file_.path(); }
+    const SafetensorsHeader& header() const { return header_; }
+    /// Returns the entry of a tensor; null if the file has no tensor with this name.
+    const SafetensorsEntry* find(std::string_view name) const;
+    /// Reads a tensor into new memory on the CPU. Throws Error naming file and tensor when its dtype is not
+    /// F64, F32, BF16, F16 or I32, or when it has more axes than a Tensor can have.
+    Tensor read(const SafetensorsEntry& entry) const;
+
+  private:
+    DataFile file_;
+    std::uint64_t data_offset_ = 0;
+    SafetensorsHeader header_;
+    std::map<std::string, std::size_t, std::less<>> index_;
+};
+
+/// A tensor to write: its name and its values.
+using NamedTensor = std::pair<std::string, Tensor>;
+
+/// Writes a file durably (see DurableFile), with the tensors in the given order; replaces an existing file.
+/// The tensors must be on the CPU and may have any strides. Throws Error that names the file.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+/// Writes the content of such a file without commit().
+void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace gradtile

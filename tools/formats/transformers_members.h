@@ -1,0 +1,21 @@
+#pragma once
+/// What each member of a config.json and a generation_config.json of Hugging Face transformers means to this
+/// program. tests/reference/transformers_members.json lists the same members with values to test them, and
+/// tests/judge/members_judge.py compares that list with transformers.
+#include <vector>
+
+#include <gradtile/core/text/known_members.h>
+#include <gradtile/tools/formats/weight_names.h>
+
+namespace gradtile {
+
+/// The members of a config.json: those of all models, those of the layout's model type, and the settings of
+/// generation, which older versions of transformers wrote to this file.
+std::vector<KnownMember> config_members(WeightLayout layout);
+
+/// The members of rope_parameters and rope_scaling.
+std::vector<KnownMember> rope_members();
+
+std::vector<KnownMember> generation_members();
+
+}  // namespace gradtile

@@ -1,0 +1,264 @@
+#include <gradtile/tools/generation/sampler.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <gradtile/core/philox.h>
+
+namespace gradtile {
+namespace {
+
+void validate(const SampleOptions& options) {
+    check_range("sample: tokens", options.tokens, sample_limits::tokens);
+    check_range("sample: temperature", options.temperature, sample_limits::temperature);
+    check_range("sample: top-k", options.top_k, sample_limits::top_k);
+    check_range("sample: top-p", options.top_p, sample_limits::top_p);
+    check_range("sample: min-p", options.min_p, sample_limits::min_p);
+    check_range("sample: repetition-penalty", options.repetition_penalty, sample_limits::repetition_penalty);
+}
+
+/// Returns draw number `index` of a text: uniform in [0, 1) with 53 bits.
+double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
+    // The purpose gives sampling a different key from other uses of the seed.
+    constexpr std::uint64_t purpose = 0x73616d70;
+    const auto counter = static_cast<std::uint64_t>(index);
+    const Philox::Counter words =
+        Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32)},
+                     philox_key(mix_seed(seed, purpose)));
+    return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
+}
+
+/// Returns the context of a text without a prompt: what the tokenizer puts before each text, or a line break,
+/// as between two paragraphs.
+std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
+    std::vector<std::int32_t> begin = tokenizer.encode("", "sample", {.add_special_tokens = true});
+    if (!begin.empty()) return begin;
+    try {
+        return tokenizer.encode("\n", "sample");
+    } catch (const Error&) {
+        return {0};  // the vocabulary has no line break
+    }
+}
+
+const Tokenizer& sampled_tokenizer(const LanguageModel& model) {
+    check(
+        model.tokenizer.has_value(),
+        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
+    return *model.tokenizer;
+}
+
+}  // namespace
+
+namespace {
+
+/// A token that may be drawn, and its probability times a constant.
+struct Candidate {
+    double logit, weight = 0.0;
+    std::int32_t token;
+
+    /// From the most likely token to the least likely; tokens of equal probability by id, so that the order
+    /// is unique.
+    bool operator<(const Candidate& other) const {
+        return logit != other.logit ? logit > other.logit : token < other.token;
+    }
+};
+
+/// Candidates in their order. Only the requested candidates are sorted: a draw seldom needs more than a few
+/// hundred of a vocabulary of 50,000, and sorting all of them takes longer than a GPU's forward pass.
+class LikeliestFirst {
+  public:
+    explicit LikeliestFirst(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
+    std::size_t size() const { return candidates_.size(); }
+    const Candidate& operator[](std::size_t i) {
+        if (i >= sorted_) sort_more(i);
+        return candidates_[i];
+    }
+
+  private:
+    void sort_more(std::size_t i) {
+        constexpr std::size_t first = 64, growth = 4;
+        const std::size_t end = std::min(size(), std::max({first, i + 1, growth * sorted_}));
+        const auto at = [&](std::size_t n) { return candidates_.begin() + static_cast<std::ptrdiff_t>(n); };
+        if (end < size()) std::nth_element(at(sorted_), at(end), candidates_.end());
+        std::sort(at(sorted_), at(end));
+        sorted_ = end;
+    }
+
+    std::vector<Candidate> candidates_;
+    std::size_t sorted_ = 0;  // candidates in their place
+};
+
+/// The tokens that top_k and min_p leave, with their weights.
+std::vector<Candidate> candidates_of(std::span<const double> logits, const SampleOptions& options,
+                                     double largest) {
+    std::vector<Candidate> candidates(logits.size());
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        candidates[i] = {.logit = logits[i], .token = static_cast<std::int32_t>(i)};
+    if (options.top_k > 0 && options.top_k < std::ssize(candidates)) {
+        std::nth_element(candidates.begin(), candidates.begin() + options.top_k, candidates.end());
+        candidates.resize(static_cast<std::size_t>(options.top_k));
+    }
+    if (options.min_p > 0.0) {
+        const double least = largest + options.temperature * std::log(options.min_p);
+        std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.logit < least; });
+    }
+    for (Candidate& candidate : candidates)
+        candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
+    return candidates;
+}
+
+}  // namespace
+
+std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u) {
+    check(!logits.empty(), "sample: no logits; expected one for each token");
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        check(std::isfinite(logits[i]), "sample: the logit of token ", i, " is ", logits[i]);
+    const auto most_likely = std::ranges::max_element(logits);
+    if (options.temperature == 0.0) return static_cast<std::int32_t>(most_likely - logits.begin());
+
+    std::vector<Candidate> candidates = candidates_of(logits, options, *most_likely);
+    double sum = 0.0;
+    for (const Candidate& candidate : candidates) sum += candidate.weight;
+    LikeliestFirst sorted(std::move(candidates));
+    // With top_p, the draw is among the fewest tokens whose weights add up to at least top_p * sum.
+    double drawable = sum;
+    if (options.top_p < 1.0) {
+        drawable = 0.0;
+        for (std::size_t i = 0; i < sorted.size() && drawable < options.top_p * sum; ++i)
+            drawable += sorted[i].weight;
+    }
+    double cumulative = 0.0;
+    std::int32_t chosen = sorted[0].token;
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+        chosen = sorted[i].token;
+        cumulative += sorted[i].weight;
+        // Rounding can make every cumulative sum at most u * drawable. The last candidate is then drawn.
+        if (cumulative > u * drawable || (options.top_p < 1.0 && cumulative >= drawable)) break;
+    }
+    return chosen;
+}
+
+void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty) {
+    if (penalty == 1.0) return;
+    std::vector<bool> seen(logits.size());
+    for (const std::int32_t token : text) {
+        const auto index = static_cast<std::size_t>(token);
+        if (index >= logits.size() || seen[index]) continue;
+        seen[index] = true;
+        logits[index] = logits[index] > 0.0 ? logits[index] / penalty : logits[index] * penalty;
+    }
+}
+
+TokenChooser::TokenChooser(const LanguageModel& model, const SampleOptions& options)
+    : options_(options), vocabulary_(model.transformer.config.vocabulary), drawable_(vocabulary_) {
+    validate(options);
+    if (!model.tokenizer) return;
+    // The vocabulary may be larger than the tokenizer's, and have holes.
+    drawable_ = std::min(drawable_, model.tokenizer->vocab_size());
+    for (std::int32_t token = 0; token < drawable_; ++token)
+        if (!model.tokenizer->has_text(token)) without_text_.push_back(static_cast<std::size_t>(token));
+}
+
+void TokenChooser::remove_undrawable(std::vector<double>& logits) const {
+    constexpr double never_drawn = -1e300;
+    for (const std::size_t token : without_text_) logits[token] = never_drawn;
+    logits.resize(static_cast<std::size_t>(drawable_));
+}
+
+std::int32_t TokenChooser::choose(std::vector<double> logits, std::span<const std::int32_t> text,
+                                  std::uint64_t number, std::int64_t index) const {
+    check(std::ssize(logits) == vocabulary_, "sample: ", logits.size(), " logits; expected ", vocabulary_);
+    penalise_repetition(logits, text, options_.repetition_penalty);
+    remove_undrawable(logits);
+    return choose_token(logits, options_, uniform(options_.seed, number, index));
+}
+
+bool TokenChooser::takes_most_likely() const {
+    return options_.temperature == 0.0 && options_.repetition_penalty == 1.0 && drawable_ == vocabulary_ &&
+           without_text_.empty();
+}
+
+TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
+    : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
+
+void TokenSampler::begin_text(std::uint64_t number) {
+    number_ = number;
+    index_ = 0;
+}
+
+std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
+    if (chooser_.takes_most_likely()) return next_.most_likely(text);
+    return chooser_.choose(next_.logits(text), text, number_, index_++);
+}
+
+void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt) {
+    check(!prompt.empty(), "sample: the prompt has no token");
+    const std::int64_t vocabulary = model.transformer.config.vocabulary;
+    for (const std::int32_t token : prompt)
+        check(token >= 0 && token < vocabulary, "sample: token ", token,
+              " of the prompt is outside the vocabulary of ", vocabulary);
+}
+
+std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
+                                        const SampleOptions& options, const TokenHandler& on_token) {
+    check_prompt(model, prompt);
+    TokenSampler sampler(model, options);
+    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+    for (std::int64_t i = 0; i < options.tokens; ++i) {
+        text.push_back(sampler.next(text));
+        if (on_token && !on_token(text.back())) break;
+    }
+    text.erase(text.begin(), text.begin() + std::ssize(prompt));
+    return text;
+}
+
+std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
+                                        const std::string& where) {
+    const Tokenizer& tokenizer = sampled_tokenizer(model);
+    if (prompt.empty()) return start_tokens(tokenizer);
+    return tokenizer.encode(prompt, where,
+                            {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true});
+}
+
+SampledTextBuilder::SampledTextBuilder(const LanguageModel& model, const SampleOptions& options,
+                                       PieceHandler on_text)
+    : decoder_(sampled_tokenizer(model)), stop_(options.stop), on_text_(std::move(on_text)) {
+    if (!options.ignore_eos) end_tokens_ = end_tokens_of(model);
+}
+
+void SampledTextBuilder::append(const std::string& piece) {
+    result_.text += piece;
+    if (on_text_ && !piece.empty()) on_text_(piece);
+}
+
+bool SampledTextBuilder::add(std::int32_t token) {
+    result_.tokens.push_back(token);
+    if (std::ranges::find(end_tokens_, token) != end_tokens_.end()) {
+        result_.stopped = true;
+        return false;
+    }
+    append(stop_.next(decoder_.next(token)));
+    return !stop_.found();
+}
+
+SampledText SampledTextBuilder::finish() {
+    append(stop_.next(decoder_.finish()));
+    append(stop_.finish());
+    result_.stopped = result_.stopped || stop_.found();
+    return std::move(result_);
+}
+
+SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
+                        const SampledTextBuilder::PieceHandler& on_text) {
+    const std::vector<std::int32_t> prompt = prompt_tokens(model, options.prompt);
+    SampledTextBuilder text(model, options, on_text);
+    sample_tokens(model, prompt, options, [&](std::int32_t token) { return text.add(token); });
+    return text.finish();
+}
+
+std::string sample(const LanguageModel& model, const SampleOptions& options) {
+    return options.prompt + sample_text(model, options).text;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,78 @@
+// gradtile inspect: verifies every byte of a checkpoint and lists its contents.
+#include <iostream>
+
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/tools/command_line/commands.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile::cli {
+namespace {
+
+/// Returns the file itself, or the newest valid checkpoint of a run's directory. Damaged newer checkpoints
+/// are reported.
+std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
+    if (!std::filesystem::is_directory(path)) return path;
+    const bool is_run = std::filesystem::is_directory(path / "checkpoints");
+    const CheckpointDirectory directory(is_run ? path / "checkpoints" : path);
+    const CheckpointDirectory::Loaded newest = directory.load_newest({.training_state = false});
+    for (const std::string& line : newest.damaged) print_message(line);
+    check(newest.checkpoint.has_value(), path.string(), ": no sound checkpoint");
+    return newest.path;
+}
+
+/// Prints JSON from a file with control characters escaped, so that a terminal is safe; the JSON value is
+/// unchanged.
+void print_json(const JsonValue& value, int indent = 2) {
+    std::cout << printable(value.dump(indent), {.max_characters = 0, .multiline = true}) << '\n';
+}
+
+int inspect(const std::string& path, bool json) {
+    const std::filesystem::path file = checkpoint_file(path);
+    const CheckpointInfo info = inspect_checkpoint(file);
+    if (json) {
+        std::vector<JsonValue> tensors;
+        for (const TensorInfo& t : info.tensors)
+            tensors.push_back(
+                JsonValue::object({{"name", t.name},
+                                   {"dtype", name_of(t.dtype)},
+                                   {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
+                                   {"crc32c", t.crc32c}}));
+        print_json(JsonValue::object({{"file", printable(file.string(), {.max_characters = 0})},
+                                      {"step", info.step},
+                                      {"bytes", info.file_bytes},
+                                      {"tensors", tensors},
+                                      {"config", info.config},
+                                      {"data", info.data},
+                                      {"rng", info.rng},
+                                      {"meta", info.meta}}));
+        return 0;
+    }
+    std::cout << printable(file.string()) << ": sound, step " << info.step << ", " << info.file_bytes
+              << " bytes\n";
+    for (const TensorInfo& t : info.tensors)
+        std::cout << "  " << printable_name(t.name) << "  " << t.shape << ' ' << t.dtype << '\n';
+    std::cout << "config ";
+    print_json(info.config);
+    std::cout << "meta ";
+    print_json(info.meta, /*indent=*/-1);
+    return 0;
+}
+
+}  // namespace
+
+void add_inspect(CommandLine& program) {
+    struct Flags {
+        std::string path;
+        bool json = false;
+    };
+    const auto flags = std::make_shared<Flags>();
+    Command command = program.add_command("inspect", "Verify a checkpoint and list its contents");
+    command.add_positional("checkpoint", flags->path, "directory of a run, or checkpoint file");
+    command.add_switch("--json", flags->json, "print one JSON object");
+    command.set_action([flags] { return inspect(flags->path, flags->json); });
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,11 @@
+#pragma once
+/// INTERNAL. The GPU's part of lab/warp_partition.h. The caller has checked the arguments.
+#include <gradtile/tools/lab/warp_partition.h>
+
+namespace gradtile::attention::cuda {
+
+void partitioned_forward(const Context& ctx, lab::WarpPartition partition, lab::GridOrder order,
+                         const Tensor& q, const Tensor& k, const Tensor& v, bool causal, const Tensor& o,
+                         const Tensor& lse);
+
+}  // namespace gradtile::attention::cuda

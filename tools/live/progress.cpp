@@ -1,0 +1,153 @@
+#include <gradtile/tools/live/progress.h>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/formatted.h>
+
+namespace gradtile {
+namespace {
+
+/// Returns the current width of the terminal, which may have been resized.
+std::size_t columns_of(std::FILE* out) {
+    constexpr std::size_t usual = 80;
+    winsize size{};
+    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : usual;
+}
+
+const char* name_of(StepPart::Kind kind) {
+    switch (kind) {
+        case StepPart::Kind::micro_steps:
+            return "micro-step";
+        case StepPart::Kind::evaluation_windows:
+            return "evaluation window";
+    }
+    throw Error("progress: unknown part of a step");
+}
+
+}  // namespace
+
+std::string readable_rate(double rate) {
+    if (rate >= 1e6) return formatted("%.2fM", rate / 1e6);
+    if (rate >= 1e3) return formatted("%.1fk", rate / 1e3);
+    return formatted("%.0f", rate);
+}
+
+bool can_rewrite_lines(std::FILE* out) {
+    const char* const term = std::getenv("TERM");
+    return isatty(fileno(out)) == 1 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
+}
+
+std::string readable_duration(double seconds) {
+    const auto whole = static_cast<long>(std::llround(std::clamp(seconds, 0.0, 1e9)));
+    if (whole >= 3600) return formatted("%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+    return formatted("%ld:%02ld", whole / 60, whole % 60);
+}
+
+std::vector<ProgressField> progress_fields(const StepReport& report, const ProgressOptions& options,
+                                           const std::optional<ProgressEvaluation>& evaluation,
+                                           double seconds_left) {
+    std::vector<ProgressField> fields{{formatted("step %lld/%lld", static_cast<long long>(report.step),
+                                                 static_cast<long long>(options.last_step)),
+                                       0},
+                                      {formatted("loss %.4f", report.loss), 1}};
+    if (evaluation) {
+        std::string text = formatted("val %.4f", evaluation->loss);
+        if (evaluation->step != report.step)
+            text += formatted(" @ %lld", static_cast<long long>(evaluation->step));
+        fields.push_back({text, 4});
+    }
+    fields.push_back({readable_rate(report.tokens_per_s) + " tokens/s", 3});
+    const double flops = report.tokens_per_s * options.flops_per_token;
+    if (flops > 0.0) fields.push_back({formatted("%.0f GFLOP/s", flops / 1e9), 6});
+    if (flops > 0.0 && options.peak_flops > 0.0)
+        fields.push_back({formatted("MFU %.0f%%", 100.0 * flops / options.peak_flops), 5});
+    fields.push_back({"ETA " + readable_duration(seconds_left), 2});
+    return fields;
+}
+
+std::string progress_line(std::vector<ProgressField> fields, std::size_t columns) {
+    const auto line_of = [&] {
+        std::string line;
+        for (const ProgressField& field : fields) line += (line.empty() ? "" : "  ") + field.text;
+        return line;
+    };
+    std::string line = line_of();
+    while (line.size() > columns && fields.size() > 1) {
+        fields.erase(
+            std::max_element(fields.begin(), fields.end(),
+                             [](const ProgressField& a, const ProgressField& b) { return a.rank < b.rank; }));
+        line = line_of();
+    }
+    return line.substr(0, columns);  // ASCII: each byte is one column
+}
+
+std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
+    const char* const what = name_of(part.kind);
+    return {
+        {formatted("step %lld/%lld", static_cast<long long>(part.step),
+                   static_cast<long long>(options.last_step)),
+         0},
+        {formatted("%s %lld/%lld", what, static_cast<long long>(part.done), static_cast<long long>(part.all)),
+         1}};
+}
+
+Progress::Progress(std::FILE* out, const ProgressOptions& options)
+    : out_(out), options_(options), terminal_(can_rewrite_lines(out)) {
+    if (options_.every == 0)
+        options_.every = std::max<std::int64_t>(1, (options_.last_step - options_.first_step) / 20);
+}
+
+Progress::~Progress() {
+    if (line_open_) std::fputc('\n', out_);
+    std::fflush(out_);
+}
+
+void Progress::operator()(const StepReport& report) {
+    if (report.val_loss) evaluation_ = {*report.val_loss, report.step};
+    const Clock::time_point now = last_update_ = Clock::now();
+    const bool last = report.step == options_.last_step;
+    // The line is redrawn at most ten times per second, so that drawing takes no training time.
+    const bool due = terminal_ ? now - last_print_ > std::chrono::milliseconds(100)
+                               : report.step % options_.every == 0 || report.val_loss.has_value();
+    if (!due && !last) return;
+    last_print_ = now;
+    const double elapsed = std::chrono::duration<double>(now - start_).count();
+    const auto done = static_cast<double>(report.step - options_.first_step);
+    const auto left = static_cast<double>(options_.last_step - report.step);
+    print(progress_fields(report, options_, evaluation_, done > 0.0 ? elapsed / done * left : 0.0));
+}
+
+void Progress::operator()(const StepPart& part) {
+    const Clock::time_point now = Clock::now();
+    const double patience = terminal_ ? options_.patience : 10.0 * options_.patience;
+    if (std::chrono::duration<double>(now - last_update_).count() < patience) return;
+    last_update_ = now;
+    print(progress_fields(part, options_));
+}
+
+void Progress::print(const std::vector<ProgressField>& fields) {
+    if (!terminal_) {
+        std::fprintf(out_, "%s\n", progress_line(fields).c_str());
+        std::fflush(out_);
+        return;
+    }
+    // The last column stays free, because some terminals start a new line once it is filled. Blanks overwrite
+    // the rest of the previous line, unless the terminal is now narrower.
+    const std::size_t columns = columns_of(out_) - 1;
+    std::string line = progress_line(fields, columns);
+    const std::size_t length = line.size();
+    line.resize(std::max(length, std::min(printed_columns_, columns)), ' ');
+    std::fprintf(out_, "\r%s", line.c_str());
+    std::fflush(out_);
+    printed_columns_ = length;
+    line_open_ = true;
+}
+
+}  // namespace gradtile

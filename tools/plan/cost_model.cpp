@@ -1,0 +1,184 @@
+#include <gradtile/tools/plan/cost_model.h>
+
+#include <algorithm>
+
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/tools/plan/overlap.h>
+#include <gradtile/train/configured_optimizer.h>
+#include <gradtile/train/parallel/data_parallel.h>
+
+namespace gradtile {
+namespace {
+
+/// The passes of one step as queues: `layers` + 2 pieces forward, as many backward.
+struct Passes {
+    std::vector<QueuedPiece> forward, backward;
+    double seconds() const {
+        double sum = 0;
+        for (const auto* pass : {&forward, &backward})
+            for (const QueuedPiece& piece : *pass) sum += piece.seconds;
+        return sum;
+    }
+};
+
+Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
+    const StepWork& work = step.work;
+    const auto piece = [&](const Work& part) {
+        return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
+    };
+    const auto blocks = static_cast<std::size_t>(step.layers);
+    Passes passes;
+    passes.forward = {piece(work.embed_forward)};
+    passes.forward.insert(passes.forward.end(), blocks, piece(work.block_forward));
+    passes.forward.push_back(piece(work.head));
+    // The head's piece is empty: its gradient is computed in the forward pass.
+    passes.backward = {QueuedPiece{}};
+    passes.backward.insert(passes.backward.end(), blocks, piece(work.block_backward));
+    passes.backward.push_back(piece(work.embed_backward));
+    return passes;
+}
+
+std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
+    const std::string& name = parameter.name();
+    if (name.starts_with("h.")) return 1 + std::stoul(name.substr(2));
+    return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
+}
+
+/// Returns the buckets that DataParallel makes for `processes` shards.
+std::vector<ParameterBucket> buckets_of(const TrainConfig& config, const ParameterStore& parameters,
+                                        std::int64_t elements, int processes) {
+    const auto all = parameters.parameters();
+    const auto first_in = [&](const FlatRange& range) {
+        const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);
+        return *std::prev(behind);
+    };
+    std::vector<ParameterBucket> buckets;
+    for (const ShardBucket& bucket :
+         shard_buckets(all, elements, DataParallelOptions{}.bucket_elements, processes,
+                       processes > 1 ? whole_cost(config) : WholeCost{}))
+        buckets.push_back({.elements = static_cast<double>(bucket.range.length),
+                           .stage = stage_of(first_in(bucket.range), config.model.layers),
+                           .equal_parts = bucket.equal_parts});
+    return buckets;
+}
+
+/// The queues of a step, and the bytes that it transfers.
+struct Timeline {
+    std::vector<QueuedPiece> compute, transfers;
+    WireBytes wire;
+};
+
+/// ZeRO-1: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
+/// transfers as many bytes as an all-gather of the bucket.
+void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
+                   const Links& links) {
+    for (const ParameterBucket& bucket : step.buckets) {
+        const double bytes = bucket.elements * static_cast<double>(size_of(step.dtype));
+        timeline.compute[bucket.stage].after = timeline.transfers.size();
+        timeline.transfers.push_back({.seconds = scatter_seconds(layout, links, bytes)});
+        timeline.wire += scatter_wire_bytes(layout, bytes);
+    }
+}
+
+/// Adds the reduction of each bucket, which starts after the backward piece that completes the bucket's
+/// gradients. The backward pieces are the last pieces of the compute queue.
+void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
+                      const Links& links) {
+    for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
+        const double bytes = bucket->elements * static_cast<double>(size_of(accumulator_of(step.dtype)));
+        const std::size_t last_piece = timeline.compute.size() - 1 - bucket->stage;
+        const bool scattered = step.zero && bucket->equal_parts;
+        timeline.transfers.push_back({.seconds = scattered ? scatter_seconds(layout, links, bytes)
+                                                           : all_reduce_seconds(layout, links, bytes),
+                                      .after = last_piece});
+        timeline.wire += scattered ? scatter_wire_bytes(layout, bytes) : all_reduce_wire_bytes(layout, bytes);
+    }
+}
+
+Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLayout& layout,
+                     const Links& links) {
+    Timeline timeline;
+    timeline.compute = passes.forward;
+    if (step.accumulation_steps >
+        1) {  // the passes between the first forward pass and the last backward pass
+        const auto between = static_cast<double>(step.accumulation_steps - 1);
+        timeline.compute.push_back({.seconds = between * passes.seconds()});
+    }
+    timeline.compute.insert(timeline.compute.end(), passes.backward.begin(), passes.backward.end());
+    if (layout.gpus() == 1) return timeline;
+    if (step.zero) gather_values(timeline, step, layout, links);
+    reduce_gradients(timeline, step, layout, links);
+    return timeline;
+}
+
+}  // namespace
+
+CostConstants h200_constants() {
+    // Fitted on 2026-11-22 to bench/results/2026-11-21-h200-steps.jsonl; a test compares the constants with
+    // that file.
+    return {.product_flops = 649.3e12,
+            .attention_flops = 217.9e12,
+            .product_flops_f32 = 45.29e12,
+            .attention_flops_f32 = 64.10e12,
+            .memory_bytes = 3507e9,
+            .update_bytes = 3936e9,
+            .block_seconds = 60.36e-6,
+            .nvlink_bytes = 331.9e9,
+            .nvlink_latency = 8.161e-6,
+            .contention = 1.005};
+}
+
+std::vector<std::string> h200_provenance() {
+    return {
+        "one GPU: fitted to an H200's steps of 124M to 774M parameters at context 1024; smaller models are "
+        "slower than predicted",
+        "GPUs of a node: fitted to NCCL's collectives on 4 H200s and to steps on 1, 2 and 4 of them, whose "
+        "scaling it predicts 2 to 3 points too high"};
+}
+
+double ParallelStep::elements() const {
+    double sum = 0;
+    for (const ParameterBucket& bucket : buckets) sum += bucket.elements;
+    return sum;
+}
+
+ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
+    const DType dtype = storage_dtype(config.dtype);
+    const int shards = config.zero == 1 ? static_cast<int>(gpus) : 1;
+    ParameterStore parameters;
+    const Transformer transformer(config.model, parameters);
+    const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
+    return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus)),
+            .dtype = dtype,
+            .layers = config.model.layers,
+            .accumulation_steps = config.accumulation_steps(gpus),
+            .zero = config.zero == 1,
+            .buckets = buckets_of(config, parameters, elements, shards),
+            .update_flops = largest_optimizer_part(parameters, elements, config, shards).product_flops};
+}
+
+double work_seconds(const Work& work, DType dtype, const CostConstants& c) {
+    const bool narrow = is_16_bit(dtype);
+    return work.product_flops / (narrow ? c.product_flops : c.product_flops_f32) +
+           work.attention_flops / (narrow ? c.attention_flops : c.attention_flops_f32) +
+           work.bytes / c.memory_bytes + work.blocks * c.block_seconds;
+}
+
+StepCost step_cost(const ParallelStep& step, const CostConstants& constants, const GpuLayout& layout,
+                   const Links& links) {
+    const Passes passes = passes_of(step, constants);
+    const Timeline timeline = timeline_of(step, passes, layout, links);
+    const double both = overlapped_seconds(timeline.compute, timeline.transfers, constants.contention);
+
+    StepCost cost{.compute = static_cast<double>(step.accumulation_steps) * passes.seconds(),
+                  .wire = timeline.wire};
+    // The loss is summed over processes, and with ZeRO-1 the gradient norm, too: a few bytes each.
+    const double small_sums = (step.zero ? 2 : 1) * all_reduce_seconds(layout, links, 0);
+    if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
+    const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);
+    cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes +
+                  step.update_flops / constants.product_flops;  // in bfloat16, whatever the run's dtype
+    return cost;
+}
+
+}  // namespace gradtile

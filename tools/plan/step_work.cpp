@@ -1,0 +1,106 @@
+#include <gradtile/tools/plan/step_work.h>
+
+#include <gradtile/core/shape.h>
+#include <gradtile/layers/vocabulary.h>
+
+namespace gradtile {
+namespace {
+
+double as_double(std::int64_t x) {
+    return static_cast<double>(x);
+}
+
+double padded_vocabulary(const ModelConfig& model) {
+    return as_double(rounded_up(model.vocabulary, vocabulary_multiple));
+}
+
+/// The elements that a block's memory-bound passes read and write per row.
+struct BlockTraffic {
+    double norms_forward;     ///< both norms with their residual sums: two tensors read, two written
+    double norms_backward;    ///< each norm reads x, dy and the residual gradient, and writes the residual
+                              ///< gradient
+    double norms_recomputed;  ///< recomputed norm outputs: read, written
+    double activation;        ///< traffic of the activation in addition to the products around it
+    double activation_recomputed;
+    double bias_gradients;  ///< the sums for bias gradients, which read every linear layer's output gradient
+                            ///< once more
+    double positions;       ///< rotary positions: q and k read and written, forward or backward
+};
+
+BlockTraffic block_traffic(const ModelConfig& model) {
+    const BlockMatrices matrices = block_matrices(model);
+    const double width = as_double(model.width), hidden = as_double(matrices.down.in);
+    const double kv_width = as_double(model.key_value_heads() * model.head_dim());
+    const bool gated = traits_of(model.activation).gated;
+    return {.norms_forward = 8 * width,
+            .norms_backward = 8 * width,
+            .norms_recomputed = 4 * width,
+            .activation = gated ? (2 + 1) * hidden : hidden,
+            .activation_recomputed = gated ? (2 + 1) * hidden : 2 * hidden,
+            .bias_gradients = model.bias ? as_double(matrices.qkv.out + matrices.proj.out + matrices.up.out +
+                                                     matrices.down.out)
+                                         : 0,
+            .positions = rotates_heads(model.positions) ? 2 * (width + kv_width) : 0};
+}
+
+}  // namespace
+
+Work& Work::operator+=(const Work& other) {
+    product_flops += other.product_flops;
+    attention_flops += other.attention_flops;
+    bytes += other.bytes;
+    blocks += other.blocks;
+    return *this;
+}
+
+Work operator*(double times, const Work& work) {
+    return {times * work.product_flops, times * work.attention_flops, times * work.bytes,
+            times * work.blocks};
+}
+
+StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch) {
+    const double rows = as_double(micro_batch * model.context);
+    const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
+    const double row_bytes = rows * element;
+    // Operations of q.k, summed over heads: the mean of the layers, which may have windows.
+    const double scores = rows * as_double(model.width) * mean_visible_keys(model, model.context);
+    // In a step each row is multiplied by all matrices three times: once forward, twice backward.
+    const double products = 2.0 * rows * as_double(block_matrices(model).elements());
+    const BlockTraffic traffic = block_traffic(model);
+
+    const Work forward{.product_flops = products,
+                       .attention_flops = 4.0 * scores,  // S and P V
+                       .bytes = row_bytes * (traffic.norms_forward + traffic.activation + traffic.positions),
+                       .blocks = 1.0 / 3};
+    Work backward{.product_flops = 2.0 * products,
+                  .attention_flops = 10.0 * scores,  // S recomputed, dP, dV, dK, dQ
+                  .bytes = row_bytes * (traffic.norms_backward + traffic.activation + traffic.bias_gradients +
+                                        traffic.positions),
+                  .blocks = 2.0 / 3};
+    switch (model.recompute) {
+        case Recompute::none:
+            break;
+        case Recompute::activations:
+            backward.bytes += row_bytes * (traffic.norms_recomputed + traffic.activation_recomputed);
+            break;
+        case Recompute::block:
+            backward += forward;
+            break;
+    }
+
+    const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
+    // The traffic in bytes per parameter of the measured steps to which the cost model is fitted. In these
+    // steps AdamW also wrote zeros into the gradients: 4 bytes more than now.
+    const double update_bytes = is_16_bit(dtype)
+                                    ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value
+                                    : 4 + 2 * (4 + 4 + 4 + 4);     // norm; gradient, m, v, value
+    return {.embed_forward = {.bytes = row_bytes * 2 * width},
+            .block_forward = forward,
+            .head = {.product_flops = 6.0 * rows * width * vocabulary,
+                     .bytes = row_bytes * 2 * vocabulary},  // logits are replaced by their gradients
+            .block_backward = backward,
+            .embed_backward = {.bytes = row_bytes * 4 * width},
+            .update_bytes_of_element = update_bytes};
+}
+
+}  // namespace gradtile

@@ -1,0 +1,342 @@
+// gradtile train: starts a new run from a preset, a config file and flags, or resumes a run. The process
+// trains alone, is one of several processes that a launcher started, or is the launcher.
+#include <cstdio>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/tools/command_line/commands.h>
+#include <gradtile/tools/command_line/setting_flags.h>
+#include <gradtile/tools/command_line/standard_streams.h>
+#include <gradtile/tools/command_line/usage_error.h>
+#include <gradtile/tools/corpus/corpus.h>
+#include <gradtile/tools/launch/group_member.h>
+#include <gradtile/tools/observers/run_observers.h>
+#include <gradtile/tools/plan/device_peak.h>
+#include <gradtile/tools/train/train_display.h>
+#include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/token_file.h>
+#include <gradtile/train/run/output_place.h>
+#include <gradtile/train/run/stop_signals.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+#include <gradtile/train/trainer.h>
+
+namespace gradtile::cli {
+namespace {
+
+struct Flags {
+    explicit Flags(Command& command) : settings(command) {}
+    SettingFlags settings;
+    std::string preset, config_file, resume;
+    std::int64_t stop_after = 0;
+    bool restart = false, memory = false, quiet = false, live = false, print_config = false;
+    GroupFlags group;
+    std::optional<std::int64_t> restarts;
+};
+
+/// Applies preset, the model of --init-from, config file and flags in this order; later values override
+/// earlier ones.
+TrainConfig config_of(const Flags& flags) {
+    check_usage(!flags.restart, "--restart: needs --resume");
+    const auto settings = [&](const std::string& init_from) {
+        TrainConfig config;
+        if (!flags.preset.empty()) config = preset(flags.preset);
+        if (!init_from.empty()) adopt_model(config, init_from);
+        if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
+        flags.settings.apply(config);
+        return config;
+    };
+    TrainConfig config = settings({});
+    if (!config.init_from.empty()) config = settings(config.init_from);
+    check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
+    return config;
+}
+
+/// Refuses a place to write to that only the file of --config names; see output_place.h.
+void check_outputs(const Flags& flags, const TrainConfig& config) {
+    if (config.tensorboard.empty() || flags.settings.has("tensorboard")) return;
+    rethrow_as_usage_error(
+        [&] { require_inside_run("tensorboard", config.tensorboard, config.out, flags.config_file); });
+}
+
+Resume resume_of(const Flags& flags) {
+    check_usage(flags.preset.empty() && flags.config_file.empty(),
+                "--resume: uses the settings of the run; expected neither --preset nor --config");
+    TrainConfig changed;
+    flags.settings.apply(changed);
+    rethrow_as_usage_error([&] { validate(changed); });
+    Resume resume{.directory = flags.resume, .restart = flags.restart};
+    for (const std::string& name : flags.settings.given()) {
+        if (name == "steps") {
+            resume.steps = changed.steps;
+        } else if (name == "save-every") {
+            resume.save_every = changed.save_every;
+        } else if (name == "threads") {
+            resume.threads = changed.threads;
+        } else if (name == "device") {
+            resume.device = changed.device;
+        } else if (name == "zero") {
+            resume.zero = changed.zero;
+        } else if (name == "data") {
+            resume.data = changed.data;
+        } else if (name == "val-data") {
+            resume.val_data = changed.val_data;
+        } else if (name == "tensorboard") {
+            resume.tensorboard = changed.tensorboard;
+        } else {
+            throw UsageError(
+                concat("--", name,
+                       ": cannot change when a run is resumed; expected only steps, stop-after, "
+                       "save-every, threads, device, zero, tensorboard, or the paths of data and "
+                       "val-data"));
+        }
+    }
+    return resume;
+}
+
+/// The settings that a resumed run would have. Reads the run's files without locking the run.
+TrainConfig config_of_run(const Flags& flags) {
+    resume_of(flags);  // throws when a flag sets a setting that cannot change
+    TrainConfig config;
+    apply_config_file(config, (std::filesystem::path(flags.resume) / "config.json").string());
+    flags.settings.apply(config);
+    return config;
+}
+
+void print_setup(const Trainer& trainer, int ranks) {
+    const TrainConfig& c = trainer.config();
+    for (const std::string& line : trainer.data_description()) std::cout << printable(line) << '\n';
+    std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
+              << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
+              << c.model.vocabulary << ", " << (ranks > 1 ? concat(ranks, " x ") : "")
+              << c.accumulation_steps(ranks) << " x " << c.micro_batch_size(ranks) << " sequences of "
+              << c.model.context << " tokens per step, " << name_of(c.dtype) << " on "
+              << trainer.model().ctx.device() << '\n';
+}
+
+/// Prints the loss of the grammar that generated the validation stories, for comparison with the model.
+void print_source(double val_loss, double source_nll) {
+    std::printf(
+        "loss of the grammar itself: %.4f; the model is %.4f above it (nats per character)\n"
+        "  part of that gap is the short context: the grammar knows a story from its first word\n",
+        source_nll, val_loss - source_nll);
+}
+
+/// `signal` is 0 when another process received the signal.
+void print_stop(const RunSummary& summary, int signal) {
+    std::cout << "stopped by " << (signal != 0 ? concat("signal ", signal) : "another process")
+              << " after step " << summary.step;
+    if (summary.dropped_micro_steps > 0)
+        std::cout << "; step " << summary.step + 1 << " is dropped after micro-step "
+                  << summary.dropped_micro_steps << " of " << summary.micro_steps_of_dropped;
+    if (summary.evaluation_pending) std::cout << "; the evaluation will run when the run is resumed";
+    std::cout << '\n';
+}
+
+/// Prints the last lines of a run, for people and scripts: one "key: value" per line, with the names of
+/// metrics.jsonl. A key without a value has no line.
+void print_results(const RunSummary& summary, const TrainConfig& config) {
+    std::cout << std::flush;
+    std::printf("step: %lld\n", static_cast<long long>(summary.step));
+    const auto print_loss = [](const char* key, const std::optional<double>& loss) {
+        if (loss) std::printf("%s: %.6f\n", key, *loss);
+    };
+    print_loss("loss", summary.loss);
+    print_loss("val_loss", summary.val_loss);
+    print_loss("best_val_loss", summary.best_val_loss);
+    std::printf("tokens: %lld\nwall_s: %.3f\n", static_cast<long long>(summary.tokens), summary.wall_s);
+    if (summary.tokens_per_s > 0.0) std::printf("tokens_per_s: %.0f\n", summary.tokens_per_s);
+    std::fflush(stdout);
+    if (summary.checkpoint.empty()) return;
+    const std::string out = printable(config.out);
+    std::cout << "checkpoint: " << printable(summary.checkpoint.string()) << "\nmetrics: " << out
+              << "/metrics.jsonl\nloss_curve: " << out << "/loss.svg\n";
+}
+
+std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group,
+                                      TrainDisplay& display) {
+    const auto on_message = [&display](const std::string& text) { display.message(text); };
+    if (!flags.resume.empty() && !flags.memory)
+        return std::make_unique<Trainer>(resume_of(flags), on_message, group, parse_corpus);
+    const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
+    rethrow_as_usage_error([&] { validate(config, group->size()); });
+    if (!flags.memory) check_outputs(flags, config);
+    return std::make_unique<Trainer>(config, on_message, group,
+                                     flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train,
+                                     parse_corpus);
+}
+
+void add_observers(Trainer& trainer, const Flags& flags, TrainDisplay& display) {
+    const auto on_message = [&display](const std::string& text) { display.message(text); };
+    // A config file that names a directory outside the run was refused before (check_outputs).
+    add_tensorboard(trainer, flags.settings.has("tensorboard") ? Named::by_the_user : Named::by_a_file,
+                    on_message);
+    add_loss_curve(trainer, on_message);
+    add_samples(trainer);
+}
+
+ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, const ProcessGroup& group) {
+    const TrainConfig& config = trainer.config();
+    const std::int64_t last = trainer.last_step();
+    return {.first_step = trainer.step(),
+            .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, last) : last,
+            .flops_per_token = flops_per_token(config.model, config.model.context),
+            .peak_flops = group.size() *
+                          peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype), config.tf32)};
+}
+
+/// Trains to the end and returns the exit code. Only rank 0 prints.
+int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group, const StopSignals& signals,
+                 TrainDisplay& display) {
+    const bool quiet = flags.quiet || !group.is_root();
+    if (!flags.memory && trainer.is_finished()) {
+        if (group.is_root())
+            std::cout << "the run is finished at step " << trainer.step()
+                      << "; --steps M continues it up to step M\n";
+        return 0;
+    }
+    if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer, group.size());
+    if (flags.memory) {
+        check_output();
+        return 0;
+    }
+
+    if (group.is_root()) add_observers(trainer, flags, display);
+    trainer.stop_when([&] { return signals.requested(); });
+    // The display ends before the results or an error are printed.
+    std::shared_ptr<void> shown;
+    if (!quiet) shown = display.show(trainer, progress_options(flags, trainer, group));
+    const RunSummary summary = trainer.run(flags.stop_after);
+    shown.reset();
+    if (!group.is_root()) return 0;
+
+    if (summary.reason == RunSummary::Reason::requested) print_stop(summary, signals.signal());
+    if (summary.val_loss && trainer.source_nll()) print_source(*summary.val_loss, *trainer.source_nll());
+    print_results(summary, trainer.config());
+    return summary.saved || trainer.config().out.empty() ? 0 : 1;
+}
+
+/// Prints the settings as in the run's config.json.
+int print_config(const Flags& flags) {
+    TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
+    rethrow_as_usage_error([&] { validate(config); });
+    make_paths_absolute(config);
+    if (config.model.vocabulary == 0 && !config.data.empty())
+        config.model.vocabulary =
+            load_dataset({.data = config.data,
+                          .val_data = config.val_data,
+                          .val_fraction = config.val_fraction,
+                          .tokenizer = tokenizer_kind_of(config.tokenizer),
+                          .token_type = config.token_type,
+                          .chat_template = config.chat_template},
+                         is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
+                .vocabulary;
+    std::cout << json_text(to_json(config), 2) << '\n';
+    check_output();
+    return 0;
+}
+
+/// Trains as a single process or as one rank.
+int train(const Flags& flags) {
+    check_flag("--stop-after", flags.stop_after, {0, setting_limits::max_steps});
+    // Created before `signals`, whose thread must not receive the signal that the display waits for.
+    TrainDisplay display(flags.quiet  ? DisplayKind::nothing
+                         : flags.live ? DisplayKind::dashboard
+                                      : DisplayKind::lines);
+    // Static, so that signals stay handled until the process ends: a late SIGUSR1 after SIGTERM must not kill
+    // a process that is about to exit.
+    static const StopSignals signals;
+    // Declared outside the lambda, because its destructor may wait for other processes.
+    std::unique_ptr<Trainer> trainer;
+    return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
+        trainer = make_trainer(flags, group, display);
+        return train_to_end(flags, *trainer, *group, signals, display);
+    });
+}
+
+/// Runs as the parent of the processes that train.
+int launch_training(const Flags& flags) {
+    TrainConfig config;  // validated here, so that an error is printed once instead of by every process
+    if (flags.resume.empty()) {
+        config = config_of(flags);
+        check_outputs(flags, config);
+    } else {
+        resume_of(flags);
+        flags.settings.apply(config);
+    }
+    Launch launch = make_launch(flags.group, config.device, "--restarts");
+    launch.directory = flags.resume.empty() ? config.out : flags.resume;
+    if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
+    if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
+    // --gpus overrides the device of a run that began on the CPU.
+    if (flags.group.gpus && !flags.resume.empty())
+        launch.arguments.insert(launch.arguments.end(), {"--device", "cuda"});
+    launch.resumes = !flags.resume.empty();
+    launch.resume_arguments = launch.arguments;
+    // --restart accepts a missing checkpoint at the first start only.
+    std::erase(launch.resume_arguments, "--restart");
+    if (flags.resume.empty()) {  // a restart reads the settings from the run's directory
+        launch.resume_arguments = {"train", "--resume", config.out, "--timeout", concat(flags.group.timeout)};
+        if (flags.stop_after > 0)
+            launch.resume_arguments.insert(launch.resume_arguments.end(),
+                                           {"--stop-after", concat(flags.stop_after)});
+        if (flags.quiet) launch.resume_arguments.emplace_back("--quiet");
+        if (flags.live) launch.resume_arguments.emplace_back("--live");
+        if (flags.settings.has("tensorboard"))
+            launch.resume_arguments.insert(launch.resume_arguments.end(),
+                                           {"--tensorboard", config.tensorboard});
+    }
+    return cli::launch(launch);
+}
+
+}  // namespace
+
+void add_train(CommandLine& program) {
+    Command command = program.add_command("train", "Train a model, or continue a run (--resume)");
+    const auto flags = std::make_shared<Flags>(command);
+    std::string presets = "settings to use as defaults (add --help to see them):";
+    for (const std::string& name : preset_names()) presets += " " + name;
+    command.add_value<std::string>("--preset", presets, [flags](const std::string& name) {
+        flags->preset = name;
+        flags->settings.show_defaults(preset(name));
+    });
+    // An empty path is refused: it is usually a variable that a script forgot to set, and would start a run
+    // with other settings.
+    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
+        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
+            check(!value.empty(), flag, " '': expected a path");
+            path = value;
+        });
+    };
+    add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
+    add_path("--resume", flags->resume, "directory of the run to continue");
+    command.add_switch("--restart", flags->restart,
+                       "with --resume: if the newest checkpoint is missing, train again from an older one or "
+                       "from the start");
+    command.add_value<std::int64_t>(
+        "--stop-after", "stop after this step; --resume continues the run as if it had not stopped",
+        [flags](const std::int64_t& step) { flags->stop_after = step; });
+    add_group_flags(command, "train", flags->group);
+    command.add_value<std::int64_t>(
+        "--restarts", "maximum number of restarts from the last valid checkpoint after failures",
+        [flags](const std::int64_t& n) { flags->restarts = n; });
+    command.add_switch("--memory", flags->memory, "print the memory plan and stop");
+    command.add_switch("--print-config", flags->print_config,
+                       "print the settings as JSON (as in config.json) and stop");
+    command.add_switch("--quiet", flags->quiet, "print no progress");
+    command.add_switch(
+        "--live", flags->live,
+        "draw the progress with a curve of the loss in the terminal; lines as usual if standard "
+        "output is no terminal or TERM is dumb");
+    command.set_action(
+        [flags] {
+            check_usage(!flags->live || !flags->quiet, "--live and --quiet: expected only one of them");
+            if (flags->print_config) return print_config(*flags);
+            return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);
+        },
+        Output::progress);
+}
+
+}  // namespace gradtile::cli

@@ -1,0 +1,209 @@
+#include <functional>
+#include <map>
+
+#include <gradtile/core/text/nearest_name.h>
+#include <gradtile/train/config/train_config.h>
+
+namespace gradtile {
+namespace {
+
+/// Learns stories of `gradtile corpus` by characters, in about three minutes on two cores.
+TrainConfig demo() {
+    TrainConfig c;
+    c.model = {.layers = 4, .heads = 4, .width = 128, .context = 128, .bias = false};
+    c.batch = 12;
+    c.steps = 1500;
+    c.optimizer = kind_of<MuonSettings>;  // reaches a lower loss in 1500 steps than AdamW in 4000
+    c.lr = 2e-2;
+    c.min_lr = 1e-3;
+    c.warmup = 100;
+    c.eval_every = 500;
+    c.out = "runs/demo";
+    return c;
+}
+
+/// Learns conversations of `gradtile corpus --dialogues`, for `gradtile chat`, in a few minutes on two cores.
+TrainConfig chat_demo() {
+    TrainConfig c;
+    // Rotary positions, because answers repeat words of earlier lines wherever those stand.
+    c.model = as_llama({.layers = 4, .heads = 4, .width = 128, .context = 640});
+    c.packed = true;  // conversations are shorter than the context
+    c.max_documents = 16;
+    c.batch = 4;
+    c.steps = 1200;
+    c.optimizer = kind_of<MuonSettings>;
+    c.lr = 2e-2;
+    c.min_lr = 1e-3;
+    c.warmup = 50;
+    c.eval_every = 400;
+    c.out = "runs/chat-demo";
+    return c;
+}
+
+/// nanoGPT's example of Shakespeare by characters, in a size for a CPU.
+TrainConfig shakespeare_char_cpu() {
+    TrainConfig c;
+    c.model = {
+        .layers = 4, .heads = 4, .width = 128, .context = 64, .activation = Activation::gelu, .bias = false};
+    c.batch = 12;
+    c.steps = 2000;
+    c.out = "runs/shakespeare-char-cpu";
+    return c;
+}
+
+/// nanoGPT's example of Shakespeare by characters.
+TrainConfig shakespeare_char() {
+    TrainConfig c;
+    c.model = {.layers = 6,
+               .heads = 6,
+               .width = 384,
+               .context = 256,
+               .activation = Activation::gelu,
+               .bias = false,
+               .dropout = 0.2,
+               .attention_dropout = 0.2};
+    c.batch = 64;
+    c.steps = 5000;
+    c.eval_every = 250;
+    c.out = "runs/shakespeare-char";
+    return c;
+}
+
+/// The model sizes of GPT-2, with GPT-3's batch of half a million tokens and nanoGPT's schedule. The batch is
+/// a power of two, so that many numbers of GPUs divide it.
+TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, double lr, const char* out) {
+    TrainConfig c;
+    c.model = {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257};
+    c.batch = 512;
+    c.micro_batch = 4;
+    c.steps = 600000;
+    c.lr = lr;
+    c.min_lr = lr / 10;
+    c.warmup = 2000;
+    std::get<AdamWSettings>(c.optimizer_settings).beta2 = 0.95;
+    c.eval_every = 1000;
+    c.save_every = 1000;
+    c.out = out;
+    return c;
+}
+
+/// A small model of the Llama type: rotary positions, RMSNorm, SwiGLU, grouped queries, an untied head.
+TrainConfig llama_tiny() {
+    TrainConfig c;
+    c.model = as_llama({.layers = 6, .heads = 6, .kv_heads = 2, .width = 192, .context = 128});
+    c.batch = 12;
+    c.steps = 3000;
+    std::get<AdamWSettings>(c.optimizer_settings).beta2 = 0.95;
+    c.out = "runs/llama-tiny";
+    return c;
+}
+
+/// The shape of Qwen2.5-0.5B (Qwen Team 2024) without its biases of queries, keys and values, for token files
+/// with its vocabulary.
+TrainConfig llama_500m() {
+    TrainConfig c;
+    c.model = as_llama({.layers = 24,
+                        .heads = 14,
+                        .kv_heads = 2,
+                        .width = 896,
+                        .hidden = 4864,
+                        .context = 1024,
+                        .vocabulary = 151936,
+                        .rope_base = 1e6,
+                        .norm_epsilon = 1e-6});
+    c.model.tied_head = true;
+    c.batch = 512;
+    c.micro_batch = 4;
+    c.steps = 100000;
+    c.lr = 5e-4;
+    c.min_lr = 5e-5;
+    c.warmup = 2000;
+    std::get<AdamWSettings>(c.optimizer_settings).beta2 = 0.95;
+    c.eval_every = 1000;
+    c.save_every = 1000;
+    c.out = "runs/llama-0.5b";
+    return c;
+}
+
+/// llama-tiny with Gemma 2's attention: a window in every second layer, and a softcap.
+TrainConfig gemma2_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.window = 32;
+    c.model.window_pattern = 2;
+    c.model.softcap = 50;
+    c.out = "runs/gemma2-tiny";
+    return c;
+}
+
+/// llama-tiny with GPT-OSS's attention: a window in every second layer, and sinks.
+TrainConfig gpt_oss_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.window = 32;
+    c.model.window_pattern = 2;
+    c.model.sinks = true;
+    c.out = "runs/gpt-oss-tiny";
+    return c;
+}
+
+/// A small model of the GPT-2 type with ALiBi in place of learned positions.
+TrainConfig alibi_tiny() {
+    TrainConfig c;
+    c.model = {.layers = 6, .heads = 6, .width = 192, .context = 128, .positions = Positions::alibi};
+    c.batch = 12;
+    c.steps = 3000;
+    c.out = "runs/alibi-tiny";
+    return c;
+}
+
+/// llama-tiny on packed documents, such as the stories of `gradtile corpus`. The context is longer, so that
+/// most windows hold a border between documents.
+TrainConfig packed_tiny() {
+    TrainConfig c = llama_tiny();
+    c.model.context = 512;
+    c.model.attention_dropout = 0.1;
+    c.batch = 4;
+    c.packed = true;
+    c.out = "runs/packed-tiny";
+    return c;
+}
+
+const std::map<std::string, std::function<TrainConfig()>>& presets() {
+    static const std::map<std::string, std::function<TrainConfig()>> table{
+        {"demo", demo},
+        {"chat-demo", chat_demo},
+        {"shakespeare-char-cpu", shakespeare_char_cpu},
+        {"shakespeare-char", shakespeare_char},
+        {"gpt2-124m", [] { return gpt2(12, 12, 768, 6e-4, "runs/gpt2-124m"); }},
+        {"gpt2-350m", [] { return gpt2(24, 16, 1024, 3e-4, "runs/gpt2-350m"); }},
+        {"gpt2-774m", [] { return gpt2(36, 20, 1280, 2.5e-4, "runs/gpt2-774m"); }},
+        {"llama-tiny", llama_tiny},
+        {"llama-0.5b", llama_500m},
+        {"gemma2-tiny", gemma2_tiny},
+        {"gpt-oss-tiny", gpt_oss_tiny},
+        {"alibi-tiny", alibi_tiny},
+        {"packed-tiny", packed_tiny},
+    };
+    return table;
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+    std::vector<std::string> names;
+    for (const auto& [name, make] : presets()) names.push_back(name);
+    return names;
+}
+
+TrainConfig preset(const std::string& name) {
+    const auto found = presets().find(name);
+    if (found == presets().end()) {
+        const std::vector<std::string> names = preset_names();
+        std::string list;
+        for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
+        throw Error(
+            concat("preset: '", name, "' is unknown", did_you_mean(name, names), " (known: ", list, ")"));
+    }
+    return found->second();
+}
+
+}  // namespace gradtile

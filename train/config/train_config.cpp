@@ -1,0 +1,213 @@
+#include <gradtile/train/config/train_config.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
+#include <gradtile/core/text/nearest_name.h>
+#include <gradtile/core/text/utf8.h>
+#include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
+
+namespace gradtile {
+namespace {
+
+using nlohmann::json;
+
+json value_of(std::int64_t value) {
+    return value;
+}
+json value_of(std::uint64_t value) {
+    return value;
+}
+json value_of(double value) {
+    return value;
+}
+json value_of(bool value) {
+    return value;
+}
+json value_of(const std::string& value) {
+    return value;
+}
+template <NamedEnum Enum>
+json value_of(Enum value) {
+    return std::string(name_of(value));
+}
+
+/// Returns "a string", "an array" and so on.
+std::string type_of(const json& value) {
+    const std::string_view name = value.type_name();
+    return concat(name.starts_with('a') || name.starts_with('o') ? "an " : "a ", name);
+}
+
+[[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
+    throw Error(concat(where, ": ", json_excerpt(value), " is ", type_of(value), "; expected ", expected));
+}
+
+void assign(std::int64_t& member, const json& value, const std::string& where) {
+    if (!value.is_number_integer()) wrong_type(where, value, "an integer");
+    const bool fits =
+        !value.is_number_unsigned() ||
+        value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    check(fits, where, ": ", json_text(value), " is too large");
+    member = value.get<std::int64_t>();
+}
+void assign(std::uint64_t& member, const json& value, const std::string& where) {
+    if (!value.is_number_unsigned()) wrong_type(where, value, "an integer, 0 or more");
+    member = value.get<std::uint64_t>();
+}
+void assign(double& member, const json& value, const std::string& where) {
+    if (!value.is_number()) wrong_type(where, value, "a number");
+    member = value.get<double>();
+}
+void assign(bool& member, const json& value, const std::string& where) {
+    if (!value.is_boolean()) wrong_type(where, value, "true or false");
+    member = value.get<bool>();
+}
+void assign(std::string& member, const json& value, const std::string& where) {
+    if (!value.is_string()) wrong_type(where, value, "a string");
+    member = value.get<std::string>();
+}
+template <NamedEnum Enum>
+void assign(Enum& member, const json& value, const std::string& where) {
+    if (!value.is_string()) wrong_type(where, value, choices_of<Enum>());
+    member = enum_named<Enum>(value.get<std::string>(), where);
+}
+
+int usable_gpus(DeviceChoice choice) {
+    switch (choice) {
+        case DeviceChoice::cpu:
+            return 0;
+        case DeviceChoice::automatic:
+        case DeviceChoice::cuda:
+            return cuda_device_count();
+    }
+    throw Error("device: unknown choice");
+}
+
+}  // namespace
+
+json to_json(const TrainConfig& config) {
+    json settings = json::object();
+    visit_settings(config, [&](const char* name, const auto& member, const char*, const Range&) {
+        if constexpr (std::is_same_v<decltype(member), const std::string&>)
+            check(is_utf8(member), name, ": '", member, "' is not UTF-8, a run's settings must be");
+        settings[name] = value_of(member);
+    });
+    return settings;
+}
+
+void apply_json(TrainConfig& config, const json& settings, const std::string& source) {
+    check(settings.is_object(), source, ": is ", type_of(settings), "; expected an object of settings");
+    std::vector<std::string> known{"preset"};
+    visit_settings(
+        config, [&](const char* name, const auto&, const char*, const Range&) { known.emplace_back(name); });
+    for (const auto& [key, value] : settings.items()) {
+        const bool is_known = std::find(known.begin(), known.end(), key) != known.end();
+        check(is_known, source, ": unknown setting '", key, "'", did_you_mean(key, known));
+    }
+    if (settings.contains("preset")) {
+        std::string name;
+        assign(name, settings["preset"], source + ": preset");
+        config = preset(name);
+    }
+    visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
+        if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
+        // The system ends a path at a NUL byte, so that two different paths would be one file.
+        if constexpr (std::is_same_v<decltype(member), std::string&>)
+            check(member.find('\0') == std::string::npos, source, ": ", name, ": holds a NUL byte");
+    });
+}
+
+void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source) {
+    json settings;
+    try {
+        settings = parse_json(text);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": not JSON: ", error.what()));
+    }
+    apply_json(config, settings, source);
+}
+
+std::string config_file_text(const std::string& path, SymbolicLinks links) {
+    check(!std::filesystem::is_directory(path), path, ": is a directory; expected a JSON file");
+    return read_text_file(path, max_config_bytes, links);
+}
+
+void apply_config_file(TrainConfig& config, const std::string& path, SymbolicLinks links) {
+    apply_config_text(config, config_file_text(path, links), path);
+}
+
+std::int64_t max_documents_of(const TrainConfig& c) {
+    if (!c.packed) return 0;
+    const std::int64_t wanted =
+        c.max_documents > 0 ? c.max_documents : std::max<std::int64_t>(8, c.model.context / 8);
+    return std::min(wanted, c.model.context);
+}
+
+Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
+    if (!c.packed) return {};
+    if (is_conversation_file(c.data)) return {{.kind = DocumentRule::Kind::examples}, max_documents_of(c)};
+    return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
+}
+
+void validate(const TrainConfig& c, std::int64_t ranks) {
+    visit_settings(c, [](const char* name, const auto& member, const char*, const Range& range) {
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (std::is_same_v<Member, double>)
+            check(std::isfinite(member), name, ": ", member, "; expected a finite number");
+        if constexpr (std::is_arithmetic_v<Member> && !std::is_same_v<Member, bool>)
+            check_range(name, member, range);
+    });
+    validate(c.model);
+    check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
+          " processes that share it");
+    const std::int64_t sequences = c.batch / ranks;
+    check(sequences % c.micro_batch_size(ranks) == 0, "micro-batch: ", c.micro_batch, " does not divide ",
+          ranks == 1 ? concat("batch ", c.batch)
+                     : concat("the ", sequences, " sequences of each of ", ranks, " processes"));
+    check(activations_are_countable(c.model, c.micro_batch_size(ranks)),
+          "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
+          c.model.layers, " layers of width ", c.model.width,
+          " are too many; expected activations of at most 2^57 numbers");
+    check(c.zero == 0 || c.model.lora_rank == 0, "zero: ", c.zero, " with lora-rank ", c.model.lora_rank,
+          "; the optimizer's state of adapters is small, expected zero 0");
+    check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
+          "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
+          setting_limits::max_sample_prompt_bytes);
+    check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
+}
+
+void make_paths_absolute(TrainConfig& config) {
+    const auto make_absolute = [](const char* name, std::string& path) {
+        if (path.empty()) return;  // no file was given
+        std::error_code error;
+        const std::string whole = std::filesystem::absolute(path, error).string();
+        check(!error, name, ": '", path, "': the working directory is not known: ", error.message());
+        check(is_utf8(whole), name, ": '", whole, "' is not UTF-8, a run's settings must be");
+        path = whole;
+    };
+    make_absolute("data", config.data);
+    make_absolute("val-data", config.val_data);
+    if (tokenizer_kind_of(config.tokenizer) == TokenizerKind::bpe)
+        make_absolute("tokenizer", config.tokenizer);
+    make_absolute("tensorboard", config.tensorboard);
+    make_absolute("init-from", config.init_from);
+}
+
+Device resolve_device(DeviceChoice choice, int local_rank) {
+    const int gpus = usable_gpus(choice);
+    if (choice == DeviceChoice::cuda && gpus == 0)
+        cuda::make_stream(Device::cuda());  // throws an Error that names what is missing
+    if (gpus == 0) return Device::cpu();
+    check(local_rank < gpus || gpus == 1, "device cuda: process ", local_rank, " of this host sees ", gpus,
+          " GPUs; expected one for each process");
+    return Device::cuda(gpus == 1 ? 0 : local_rank);
+}
+
+}  // namespace gradtile

@@ -1,0 +1,88 @@
+#include <gradtile/train/configured_optimizer.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
+#include <gradtile/train/parallel/data_parallel.h>
+
+namespace gradtile {
+namespace {
+
+template <class Settings>
+concept HasRule = requires {
+    typename Settings::Rule;
+};
+
+std::int64_t padded_end(const Parameter& parameter) {
+    return parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment);
+}
+
+/// Calls visit(parameter, owner, elements) for every piece of a parameter that a process updates.
+template <class Visit>
+void visit_pieces(std::span<const Parameter> parameters, const std::vector<ShardBucket>& buckets,
+                  const Visit& visit) {
+    auto first = parameters.begin();  // both lists are in the order of the flat blocks
+    for (const ShardBucket& bucket : buckets)
+        for (const auto& [range, owner] : bucket.parts) {
+            while (first != parameters.end() && padded_end(*first) <= range.begin) ++first;
+            for (auto p = first; p != parameters.end() && p->offset() < range.end(); ++p)
+                visit(*p, owner, std::min(padded_end(*p), range.end()) - std::max(p->offset(), range.begin));
+        }
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
+                                          const TrainConfig& config,
+                                          const std::optional<OptimizerShard>& shard) {
+    const auto make = [&]<class Settings>(const Settings& settings) -> std::unique_ptr<Optimizer> {
+        if constexpr (HasRule<Settings>) {
+            return std::make_unique<ElementwiseOptimizer>(ctx, parameters, parameters.parameters(),
+                                                          settings.rule(config.weight_decay), shard);
+        } else {
+            const OptimizerSetup setup{config.lr, config.weight_decay, config.optimizer_settings};
+            return settings.make(ctx, parameters, setup, shard);
+        }
+    };
+    return visit_optimizer(config.optimizer, config.optimizer_settings, make);
+}
+
+ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter) {
+    const auto ask = [&]<class Settings>(const Settings& settings) -> ParameterUpdate {
+        if constexpr (HasRule<Settings>) {
+            return {.moments = Settings::Rule::moments.size()};
+        } else {
+            return settings.update_of(parameter);
+        }
+    };
+    return visit_optimizer(config.optimizer, config.optimizer_settings, ask);
+}
+
+WholeCost whole_cost(const TrainConfig& config) {
+    return [config](const Parameter& parameter) { return update_of(config, parameter).product_flops; };
+}
+
+OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
+                                     const TrainConfig& config, int processes) {
+    const std::vector<ShardBucket> buckets =
+        shard_buckets(parameters.parameters(), elements, DataParallelOptions{}.bucket_elements, processes,
+                      processes > 1 ? whole_cost(config) : WholeCost{});
+    const std::size_t moment_bytes = size_of(accumulator_of(storage_dtype(config.dtype)));
+    std::vector<OptimizerPart> parts(static_cast<std::size_t>(processes));
+    visit_pieces(parameters.parameters(), buckets,
+                 [&](const Parameter& parameter, int owner, std::int64_t piece) {
+                     const ParameterUpdate update = update_of(config, parameter);
+                     OptimizerPart& part = parts[static_cast<std::size_t>(owner)];
+                     part.state_bytes += static_cast<std::size_t>(piece) * update.moments * moment_bytes;
+                     part.product_flops += update.product_flops;  // this process updates the whole parameter
+                 });
+    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
+    for (const OptimizerPart& part : parts) {
+        largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);
+        largest.product_flops = std::max(largest.product_flops, part.product_flops);
+    }
+    return largest;
+}
+
+}  // namespace gradtile

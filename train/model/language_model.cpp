@@ -1,0 +1,180 @@
+#include <gradtile/train/model/language_model.h>
+
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/model/merged_adapters.h>
+
+namespace gradtile {
+namespace {
+
+/// `what` is "parameter" or "master", for messages.
+void check_weights(const ParameterStore& parameters, const NamedTensors& tensors, const char* what,
+                   const std::string& source) {
+    for (const Parameter& parameter : parameters.parameters()) {
+        const auto found = tensors.find(parameter.name());
+        check(found != tensors.end(), source, ": has no ", what, " '", parameter.name(), "'; expected ",
+              parameter.shape());
+        const Tensor& x = found->second;
+        check(x.shape() == parameter.shape(), source, ": ", what, " '", parameter.name(), "' is ", x.shape(),
+              "; this model's is ", parameter.shape());
+        check(is_floating(x.dtype()), source, ": ", what, " '", parameter.name(), "' is ", x.dtype(),
+              "; expected a floating-point dtype");
+    }
+    std::set<std::string_view> known;
+    for (const Parameter& parameter : parameters.parameters()) known.insert(parameter.name());
+    for (const auto& entry : tensors)
+        check(known.contains(entry.first), source, ": ", what, " '", entry.first,
+              "' is not one of this model's");
+}
+
+}  // namespace
+
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
+    ParameterStore parameters;
+    try {
+        validate(config);
+        const Transformer model(config, parameters);
+    } catch (const Error& error) {
+        throw Error(concat(source, ": its config: ", error.what()));
+    }
+    check_weights(parameters, checkpoint.params, "parameter", source);
+}
+
+LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
+                             std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
+    : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters, frozen) {
+    if (tokenizer) check_tokenizer(*tokenizer, config.vocabulary, "language model");
+    parameters.allocate(ctx, dtype, flat);
+    if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
+}
+
+std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
+                                        const std::optional<Tokenizer>& tokenizer,
+                                        ChatTemplate chat_template) {
+    if (!imported.empty()) return imported.end_tokens;
+    return tokenizer ? end_tokens_of(*tokenizer, chat_template) : std::vector<std::int32_t>();
+}
+
+std::vector<std::int32_t> end_tokens_of(const LanguageModel& model) {
+    return end_tokens_of(model.imported_text, model.tokenizer, model.chat_template);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source) {
+    copy_parameters(ctx, parameters, parameters.master(), checkpoint, source);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
+                     const Checkpoint& checkpoint, const std::string& source) {
+    const bool apart = masters.raw_data() != parameters.values().raw_data();
+    check_weights(parameters, checkpoint.params, "parameter", source);
+    if (!checkpoint.master.empty()) check_weights(parameters, checkpoint.master, "master", source);
+    for (const Parameter& parameter : parameters.parameters()) {
+        const auto master = checkpoint.master.find(parameter.name());
+        const bool has_master = master != checkpoint.master.end();
+        const Tensor& weights = has_master ? master->second : checkpoint.params.at(parameter.name());
+        const Shape& shape = parameter.shape();
+        const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
+        copy(ctx, own, to_device(ctx, weights));
+        if (apart) copy(ctx, parameter.value(), own);
+    }
+}
+
+Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership) {
+    std::set<std::string_view> inside;
+    for (const Parameter& parameter : store.parameters()) inside.insert(parameter.name());
+    Checkpoint chosen;
+    const auto choose = [&](const NamedTensors& from, NamedTensors& to) {
+        for (const auto& [name, x] : from)
+            if (inside.contains(name) == (membership == Membership::inside)) to.emplace(name, x);
+    };
+    choose(checkpoint.params, chosen.params);
+    choose(checkpoint.master, chosen.master);
+    return chosen;
+}
+
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source) {
+    const auto check_all = [&](const NamedTensors& tensors, const char* what, DType expected) {
+        for (const auto& [name, x] : tensors)
+            check(x.dtype() == expected, source, ": ", what, " '", name, "' is ", x.dtype(), "; expected ",
+                  expected);
+    };
+    check_all(checkpoint.params, "parameter", dtype);
+    check_all(checkpoint.master, "master", DType::f32);
+    const bool has_masters = !checkpoint.master.empty();
+    check(has_masters == is_16_bit(dtype), source, ": has ", has_masters ? "" : "no ", "masters of its ",
+          dtype, " weights; expected ", has_masters ? "none" : "float32 masters");
+}
+
+Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options,
+                           const MessageHandler& on_message) {
+    check(exists(path), path.string(), ": no such file or directory");
+    if (!is_directory(path)) return read_checkpoint(path, options);
+    const std::filesystem::path inner = path / "checkpoints";
+    CheckpointDirectory::Loaded loaded =
+        CheckpointDirectory(is_directory(inner) ? inner : path).load_newest(options);
+    if (!loaded.checkpoint) {
+        const std::string why = loaded.damaged.empty() ? std::string() : "; " + loaded.damaged.front();
+        throw Error(concat(path.string(), ": holds no sound checkpoint", why));
+    }
+    if (on_message)
+        for (const std::string& line : loaded.damaged) on_message(line);
+    return *std::move(loaded.checkpoint);
+}
+
+void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
+    check(exists(path), path.string(), ": no such file or directory");
+    TrainConfig found;
+    const std::filesystem::path own = path / "config.json", of_run = path.parent_path() / "config.json";
+    if (!is_directory(path)) {
+        apply_json(found, *inspect_checkpoint(path).config, path.string());
+    } else if (exists(own) || exists(of_run)) {
+        // The path is a run's directory, or the checkpoints folder in it.
+        apply_config_file(found, (exists(own) ? own : of_run).string());
+    } else {
+        apply_json(found, *load_checkpoint(path, {.training_state = false}).config, path.string());
+    }
+    found.model.dropout = config.model.dropout;
+    found.model.attention_dropout = config.model.attention_dropout;
+    found.model.lora_rank = config.model.lora_rank;
+    found.model.lora_alpha = config.model.lora_alpha;
+    found.model.lora_on = config.model.lora_on;
+    found.model.recompute = config.model.recompute;
+    found.model.deterministic = config.model.deterministic;
+    config.model = found.model;
+    config.chat_template = found.chat_template;
+}
+
+std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
+    if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
+    Tokenizer tokenizer = Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
+    TrainConfig config;
+    apply_json(config, *checkpoint.config, source);
+    check_tokenizer(tokenizer, config.model.vocabulary, source);
+    return tokenizer;
+}
+
+std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options) {
+    const std::string source = path.string();
+    const Checkpoint checkpoint =
+        merged_adapters(load_checkpoint(path, {.training_state = false}, options.on_message), source);
+    TrainConfig config;
+    apply_json(config, *checkpoint.config, source);
+    check_model(config.model, checkpoint, source);
+    auto model = std::make_unique<LanguageModel>(
+        Context(options.device, options.threads), config.model, storage_dtype(config.dtype),
+        tokenizer_of(checkpoint, source), FlatOptions{.gradients = false});
+    model->ignore_token = config.ignore_token;
+    model->chat_template = config.chat_template;
+    model->imported_text = imported_text_of(checkpoint, config.model.vocabulary, source);
+    model->packing = packing_of(config, model->tokenizer);
+    copy_parameters(model->ctx, model->parameters, checkpoint, source);
+    return model;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,96 @@
+#pragma once
+/// A transformer with its parameters, its tokenizer and a context to run it.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <gradtile/core/text/message.h>
+#include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/data/chat_template.h>
+#include <gradtile/train/data/packing.h>
+#include <gradtile/train/model/imported_text.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
+
+namespace gradtile {
+
+struct TrainConfig;
+
+struct LanguageModel {
+    /// Allocates the parameters without initialising them. Throws Error if an id of the tokenizer is outside
+    /// the model's vocabulary.
+    LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
+                  std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
+
+    Context ctx;
+    std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
+    ParameterStore parameters;           ///< what training changes: everything, or the adapters
+    ParameterStore frozen;               ///< with adapters (ModelConfig::lora_rank): all other parameters
+    Transformer transformer;
+    /// Targets with this id were ignored in training; -1: no target was ignored.
+    std::int64_t ignore_token = -1;
+    Packing packing = {};  ///< the packing of the windows that the model was trained on
+    /// The template of the conversations that the model was trained on.
+    ChatTemplate chat_template = ChatTemplate::automatic;
+    ImportedText imported_text = {};
+
+    bool has_adapters() const { return transformer.config.lora_rank > 0; }
+};
+
+/// Returns the tokens that end a text: those of the imported text, if there is any, else end_tokens_of() the
+/// tokenizer.
+std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
+                                        const std::optional<Tokenizer>& tokenizer,
+                                        ChatTemplate chat_template);
+std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
+
+/// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
+/// if it has them, else from its values. Throws Error "SOURCE: ..." naming the first parameter or master that
+/// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source);
+/// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
+                     const Checkpoint& checkpoint, const std::string& source);
+
+enum class Membership { inside, outside };
+/// Returns a checkpoint with only those parameters and masters of `checkpoint` whose names are in the store,
+/// or only those whose names are not.
+Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
+
+/// Throws Error "SOURCE: ..." unless the checkpoint's parameters are those of a model with this config.
+/// Allocates nothing.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source);
+
+/// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
+/// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
+
+/// Loads a checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws
+/// Error when there is none. on_message receives a line for each damaged file that is skipped.
+Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
+                           const MessageHandler& on_message = {});
+/// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
+/// except the settings of training: both dropouts, adapters, recompute, deterministic. Adopts its chat
+/// template, too.
+/// Reads no tensors. Throws Error naming the file.
+void adopt_model(TrainConfig& config, const std::filesystem::path& path);
+/// Returns the tokenizer that a checkpoint's model was trained with; empty for token files. Throws Error
+/// "SOURCE: ..." if it is no tokenizer, or if one of its ids is outside the vocabulary in the checkpoint's
+/// config.
+std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source);
+
+struct LoadOptions {
+    Device device = Device::cpu();
+    int threads = 0;                 ///< number of threads; 0: one per core
+    MessageHandler on_message = {};  ///< see load_checkpoint
+};
+
+/// Loads the model of load_checkpoint(path). If the model has adapters, the adapters are merged into its
+/// matrices (merged_adapters()). The loaded parameters are frozen, so that the model takes no memory for
+/// gradients. To train a model further, start a run from its checkpoint (TrainConfig::init_from).
+std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});
+
+}  // namespace gradtile
