@@ -1,0 +1,300 @@
+// Every tensor that a call reads or writes, in every odd layout: the results are those of contiguous tensors,
+// or the call is refused by the tensor's name. A field that Options, Saved or Gradients gains does not
+// compile here without a line.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include <gradtile/attention/internal/attention_backend.h>
+
+#include "devices.h"
+
+namespace gradtile::attention::test {
+namespace {
+
+struct TensorField {
+    std::string name;  ///< as in error messages
+    Tensor* tensor;
+};
+
+std::vector<TensorField> tensors_of(Options& options) {
+    static_assert(max_biases == 2);
+    auto& [algorithm, scale, causal, window, top_left, deterministic, softcap, alibi_slopes, biases,
+           batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
+    return {{"alibi_slopes", &alibi_slopes},
+            {"bias", &biases[0]},
+            {"bias", &biases[1]},
+            {"sink", &sink},
+            {"cumulative_q", &cumulative_q},
+            {"cumulative_k", &cumulative_k}};
+}
+std::vector<TensorField> tensors_of(Saved& saved) {
+    auto& [q, k, v, o, lse, lse_remainder, row_max, row_sum] = saved;
+    return {{"q", &q},
+            {"k", &k},
+            {"v", &v},
+            {"o", &o},
+            {"lse", &lse},
+            {"lse_remainder", &lse_remainder},
+            {"row_max", &row_max},
+            {"row_sum", &row_sum}};
+}
+std::vector<TensorField> tensors_of(Gradients& gradients) {
+    auto& [q, k, v, biases, sink] = gradients;
+    return {{"gradient of q", &q},
+            {"gradient of k", &k},
+            {"gradient of v", &v},
+            {"gradient of a bias", &biases[0]},
+            {"gradient of a bias", &biases[1]},
+            {"gradient of sink", &sink}};
+}
+
+enum class OddLayout : std::uint8_t {
+    reversed_axes,  ///< the first axis is adjacent in memory: [B, S, H] viewed as [H, S, B], for example
+    every_second,   ///< the last stride is 2
+    wider_rows      ///< a slice of wider rows, which begins at their second element
+};
+constexpr OddLayout odd_layouts[] = {OddLayout::reversed_axes, OddLayout::every_second,
+                                     OddLayout::wider_rows};
+
+/// A view of x's shape, and the memory around it, in which every number is number_around.
+struct PlacedTensor {
+    Tensor memory, view;
+};
+constexpr double number_around = 7;
+PlacedTensor place_like(const Context& ctx, const Tensor& x, OddLayout layout) {
+    const int rank = x.rank();
+    Shape shape = x.shape();
+    PlacedTensor placed;
+    const auto allocate = [&](const Shape& whole) {
+        placed.memory = empty(ctx, whole, x.dtype());
+        fill(ctx, placed.memory, number_around);
+        return placed.memory;
+    };
+    switch (layout) {
+        case OddLayout::reversed_axes:
+            for (int axis = 0; axis < rank / 2; ++axis) std::swap(shape[axis], shape[rank - 1 - axis]);
+            placed.view = allocate(shape);
+            for (int axis = 0; axis < rank / 2; ++axis)
+                placed.view = placed.view.transpose(axis, rank - 1 - axis);
+            return placed;
+        case OddLayout::every_second:
+            placed.view = allocate(Shape{x.elements(), 2}).select(1, 1).reshape(shape);
+            return placed;
+        case OddLayout::wider_rows:
+            shape[rank - 1] += 3;
+            placed.view = allocate(shape).slice(rank - 1, 1, x.size(-1));
+            return placed;
+    }
+    throw Error("unknown layout");
+}
+Tensor copy_in(const Context& ctx, const Tensor& x, OddLayout layout) {
+    const Tensor view = place_like(ctx, x, layout).view;
+    copy(ctx, view, x);
+    return view;
+}
+
+/// A call's inputs.
+struct FieldCall {
+    Tensor q, k, v, d_o, d_lse;
+    Options options = {};
+};
+std::vector<TensorField> tensors_of(FieldCall& call) {
+    std::vector<TensorField> fields = tensors_of(call.options);
+    fields.insert(
+        fields.end(),
+        {{"q", &call.q}, {"k", &call.k}, {"v", &call.v}, {"d_o", &call.d_o}, {"d_lse", &call.d_lse}});
+    return fields;
+}
+
+using ResultList = std::vector<std::vector<double>>;
+
+Gradients empty_gradients(const Context& ctx, const FieldCall& call) {
+    Gradients into{.q = empty_like(ctx, call.q), .k = empty_like(ctx, call.k), .v = empty_like(ctx, call.v)};
+    for (std::size_t n = 0; n < max_biases; ++n)
+        if (call.options.biases[n].defined())
+            into.biases[n] = empty(ctx, call.options.biases[n].shape(), call.options.biases[n].dtype());
+    if (call.options.sink.defined()) into.sink = empty(ctx, call.options.sink.shape(), DType::f32);
+    return into;
+}
+ResultList numbers_in(const Context& ctx, Gradients& gradients) {
+    ResultList numbers;
+    for (const TensorField& field : tensors_of(gradients))
+        numbers.push_back(field.tensor->defined() ? to_host(ctx, *field.tensor) : std::vector<double>());
+    return numbers;
+}
+ResultList run_backward(const Context& ctx, const FieldCall& call, const Saved& saved) {
+    Gradients into = empty_gradients(ctx, call);
+    backward(ctx, call.d_o, call.options, saved, into, call.d_lse);
+    return numbers_in(ctx, into);
+}
+ResultList run_both(const Context& ctx, const FieldCall& call) {
+    Saved saved;
+    const Tensor o = forward(ctx, call.q, call.k, call.v, call.options, saved);
+    ResultList numbers = run_backward(ctx, call, saved);
+    numbers.push_back(to_host(ctx, o));
+    numbers.push_back(to_host(ctx, saved.lse));
+    return numbers;
+}
+
+class TensorFields : public EveryDevice {
+  protected:
+    Tensor random(const Shape& shape, DType type, std::uint64_t seed) const {
+        return randn(ctx(), shape, type, Seed{seed});
+    }
+    Tensor integers(const std::vector<double>& values) const {
+        return from_host(ctx(), values, {std::ssize(values)}, DType::i32);
+    }
+    /// Several row and key blocks, heads that share keys, and every option that has a tensor.
+    FieldCall padded_call() const {
+        FieldCall call{.q = random({2, 37, 4, 24}, dtype(), 1),
+                       .k = random({2, 70, 2, 24}, dtype(), 2),
+                       .v = random({2, 70, 2, 40}, dtype(), 3),
+                       .d_o = random({2, 37, 4, 40}, dtype(), 4),
+                       .d_lse = random({2, 4, 37}, accumulator_of(dtype()), 5)};
+        call.options = {.causal = true, .deterministic = true};
+        call.options.alibi_slopes = random({4}, DType::f32, 6);
+        call.options.biases = {random({2, 1, 37, 70}, DType::f32, 7), random({1, 4, 1, 70}, dtype(), 8)};
+        call.options.sink = random({4}, DType::f32, 9);
+        return call;
+    }
+    FieldCall packed_call() const {
+        FieldCall call{.q = random({50, 4, 24}, dtype(), 1),
+                       .k = random({90, 2, 24}, dtype(), 2),
+                       .v = random({90, 2, 40}, dtype(), 3),
+                       .d_o = random({50, 4, 40}, dtype(), 4),
+                       .d_lse = random({4, 50}, accumulator_of(dtype()), 5)};
+        call.options = {.causal = true, .deterministic = true};
+        call.options.alibi_slopes = random({4}, DType::f32, 6);
+        call.options.sink = random({4}, DType::f32, 9);
+        call.options.cumulative_q = integers({0, 13, 13, 50});
+        call.options.cumulative_k = integers({0, 20, 31, 90});
+        return call;
+    }
+    /// Calls body(call) for every algorithm that computes the call.
+    void for_every_call(const std::function<void(FieldCall)>& body) const {
+        for (const Algorithm algorithm : algorithms)
+            for (const bool is_packed : {false, true}) {
+                if (is_packed && algorithm != Algorithm::flash2 && algorithm != Algorithm::naive) continue;
+                SCOPED_TRACE(::testing::Message()
+                             << dtype() << ' ' << algorithm << (is_packed ? " packed" : ""));
+                FieldCall call = is_packed ? packed_call() : padded_call();
+                call.options.algorithm = algorithm;
+                body(call);
+            }
+    }
+    /// On the CPU the results are equal. On a GPU another layout may choose another kernel; the difference is
+    /// then that of two orders of additions, a few units in the last place of the largest number.
+    void expect_same(const ResultList& numbers, const ResultList& expected) const {
+        ASSERT_EQ(numbers.size(), expected.size());
+        const double unit = dtype() == DType::f64    ? 0x1p-52
+                            : dtype() == DType::f32  ? 0x1p-23
+                            : dtype() == DType::bf16 ? 0x1p-8
+                                                     : 0x1p-11;
+        for (std::size_t n = 0; n < numbers.size(); ++n) {
+            if (ctx().device().is_cpu()) {
+                ASSERT_EQ(numbers[n], expected[n]) << "result " << n;
+                continue;
+            }
+            ASSERT_EQ(numbers[n].size(), expected[n].size());
+            double largest = 0;
+            for (const double x : expected[n])
+                if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+            for (std::size_t i = 0; i < numbers[n].size(); ++i) {
+                const double difference = std::abs(numbers[n][i] - expected[n][i]);
+                ASSERT_TRUE(numbers[n][i] == expected[n][i] || difference <= 16 * unit * largest)
+                    << "result " << n << ", " << i << ": " << numbers[n][i] << ", expected "
+                    << expected[n][i];
+            }
+        }
+    }
+    /// Runs `changed`, whose results must be `expected`, or whose error must name the field.
+    void expect_same_or_refused(const TensorField& field, OddLayout layout, const ResultList& expected,
+                                const std::function<ResultList()>& changed) const {
+        SCOPED_TRACE(::testing::Message() << field.name << ", layout " << static_cast<int>(layout));
+        ResultList numbers;
+        try {
+            numbers = changed();
+        } catch (const Error& error) {
+            EXPECT_THAT(error.what(), ::testing::HasSubstr(field.name));
+            return;
+        }
+        expect_same(numbers, expected);
+    }
+};
+INSTANTIATE_TEST_SUITE_P(Devices, TensorFields, ::testing::ValuesIn(devices_and_dtypes()), name_of_place);
+
+TEST_P(TensorFields, InputsMayHaveAnyLayoutOrAreRefusedByName) {
+    for_every_call([&](FieldCall call) {
+        const ResultList expected = run_both(ctx(), call);
+        for (const TensorField& field : tensors_of(call)) {
+            if (!field.tensor->defined()) continue;
+            const Tensor original = *field.tensor;
+            for (const OddLayout layout : odd_layouts) {
+                *field.tensor = copy_in(ctx(), original, layout);
+                expect_same_or_refused(field, layout, expected, [&] { return run_both(ctx(), call); });
+            }
+            *field.tensor = original;
+        }
+    });
+}
+
+TEST_P(TensorFields, SavedTensorsMayHaveAnyLayout) {
+    for_every_call([&](const FieldCall& call) {
+        Saved saved;
+        forward(ctx(), call.q, call.k, call.v, call.options, saved);
+        const ResultList expected = run_backward(ctx(), call, saved);
+        for (const TensorField& field : tensors_of(saved)) {
+            if (!field.tensor->defined()) continue;
+            const Tensor original = *field.tensor;
+            for (const OddLayout layout : odd_layouts) {
+                *field.tensor = copy_in(ctx(), original, layout);
+                expect_same_or_refused(field, layout, expected,
+                                       [&] { return run_backward(ctx(), call, saved); });
+            }
+            *field.tensor = original;
+        }
+    });
+}
+
+TEST_P(TensorFields, OutputsMayHaveAnyLayoutAndNothingElseIsWritten) {
+    for_every_call([&](const FieldCall& call) {
+        Saved saved;
+        const Tensor o = forward(ctx(), call.q, call.k, call.v, call.options, saved);
+        const ResultList expected = run_backward(ctx(), call, saved);
+        const auto expect_written = [&](const PlacedTensor& placed, const Tensor& values) {
+            expect_same({to_host(ctx(), placed.view)}, {to_host(ctx(), values)});
+            fill(ctx(), placed.view, number_around);
+            EXPECT_THAT(to_host(ctx(), placed.memory), ::testing::Each(number_around));
+        };
+        for (const OddLayout layout : odd_layouts) {
+            SCOPED_TRACE(::testing::Message() << "o, layout " << static_cast<int>(layout));
+            const PlacedTensor placed = place_like(ctx(), o, layout);
+            Saved other;
+            forward(ctx(), call.q, call.k, call.v, call.options, other, placed.view);
+            expect_written(placed, o);
+        }
+        Gradients into = empty_gradients(ctx(), call);
+        for (const TensorField& field : tensors_of(into)) {
+            if (!field.tensor->defined()) continue;
+            const Tensor original = *field.tensor;
+            for (const OddLayout layout : odd_layouts) {
+                const PlacedTensor placed = place_like(ctx(), original, layout);
+                *field.tensor = placed.view;
+                expect_same_or_refused(field, layout, expected, [&] {
+                    backward(ctx(), call.d_o, call.options, saved, into, call.d_lse);
+                    return numbers_in(ctx(), into);
+                });
+                const Tensor written =
+                    from_host(ctx(), to_host(ctx(), placed.view), original.shape(), original.dtype());
+                expect_written(placed, written);
+            }
+            *field.tensor = original;
+        }
+    });
+}
+
+}  // namespace
+}  // namespace gradtile::attention::test
