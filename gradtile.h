@@ -16,6 +16,7 @@
 
 // Attention as a separate operator.
 #include <gradtile/attention/attention.h>
+#include <gradtile/attention/merge.h>
 
 // Layers and the transformer made of them.
 #include <gradtile/layers/activation_layer.h>

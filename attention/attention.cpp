@@ -138,7 +138,20 @@ ScoreOptions::Bias resolve_bias(const Tensor& bias, std::int64_t batch_divisor, 
     return resolved;
 }
 
-ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_t keys) {
+/// `batches` is the batch, or the number of packed sequences.
+void resolve_slopes(ScoreOptions& scores, const Tensor& slopes, const Tensor& q, std::int64_t batches) {
+    if (!slopes.defined()) return;
+    check((slopes.shape() == Shape{q.size(2)} || slopes.shape() == Shape{batches, q.size(2)}) &&
+              slopes.dtype() == DType::f32 && slopes.device() == q.device(),
+          "attention: alibi_slopes is ", slopes, ", expected ", Shape{q.size(2)}, " or ",
+          Shape{batches, q.size(2)}, " float32 on ", q.device());
+    scores.alibi_slopes = slopes.data<float>();
+    scores.alibi_stride = slopes.stride(-1);
+    if (slopes.rank() == 2) scores.alibi_batch_stride = slopes.stride(0);
+}
+
+ScoreOptions resolve_scores(const Options& options, const PackedSequences& packed, const Tensor& q,
+                            std::int64_t keys) {
     ScoreOptions scores;
     // Within these limits the softcap and its quotients with scores are normal numbers in float32.
     constexpr double min_softcap = 1e-20, max_softcap = 1e20;
@@ -153,11 +166,7 @@ ScoreOptions resolve_scores(const Options& options, const Tensor& q, std::int64_
         if (options.biases[n].defined())
             scores.biases[n] = resolve_bias(options.biases[n], options.batch_divisor, q, keys);
     }
-    if (options.alibi_slopes.defined()) {
-        check_per_head("alibi_slopes", options.alibi_slopes, q);
-        scores.alibi_slopes = options.alibi_slopes.data<float>();
-        scores.alibi_stride = options.alibi_slopes.stride(0);
-    }
+    resolve_slopes(scores, options.alibi_slopes, q, packed ? packed.count : q.size(0));
     if (options.sink.defined()) {
         check_per_head("sink", options.sink, q);
         scores.sink = options.sink.data<float>();
@@ -174,7 +183,10 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     ResolvedOptions resolved;
     resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-    check(std::isfinite(resolved.scale), "attention: scale ", resolved.scale, " is not finite");
+    const double max_scale =
+        q.dtype() == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    check(std::abs(resolved.scale) <= max_scale, "attention: scale ", resolved.scale,
+          "; expected a number of magnitude at most ", max_scale);
     // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
     if (q.dtype() != DType::f64 && std::abs(resolved.scale) < std::numeric_limits<float>::min())
         resolved.scale = 0;
@@ -189,7 +201,7 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     const std::int64_t max_side = mask.queries + mask.keys;
     mask.left = std::min(options.window.left, max_side);
     mask.right = options.causal ? 0 : std::min(options.window.right, max_side);
-    resolved.scores = resolve_scores(options, q, mask.keys);
+    resolved.scores = resolve_scores(options, packed, q, mask.keys);
     resolved.scores.offset = mask.offset;
     return resolved;
 }
@@ -258,6 +270,11 @@ void check_option_gradients(const Options& options, const Gradients& into, const
         if (!gradient.defined()) continue;
         check(bias.defined(), "attention: a gradient of biases[", n, "] without that bias");
         check_like("gradient of a bias", gradient, bias.shape(), bias.dtype());
+        for (int axis = 0; axis < bias.rank(); ++axis)
+            check(bias.size(axis) == 1 || (bias.stride(axis) == 0) == (gradient.stride(axis) == 0),
+                  "attention: gradient of a bias ", gradient, " has stride ", gradient.stride(axis),
+                  " along axis ", axis, ", and biases[", n, "] has ", bias.stride(axis),
+                  "; expected 0 where the bias has 0, because the gradient is a sum there");
     }
     if (!into.sink.defined()) return;
     check(options.sink.defined(), "attention: a gradient of the sink without a sink");

@@ -48,7 +48,8 @@ struct Window {
 /// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash2;
-    std::optional<double> scale = {};  ///< factor of the scores; default 1/sqrt(Dqk)
+    /// Factor of the scores; default 1/sqrt(Dqk). Finite in float32, unless the inputs are float64.
+    std::optional<double> scale = {};
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
@@ -62,8 +63,9 @@ struct Options {
     // ---- Options of the scores and probabilities ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
 
-    double softcap = 0;        ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
-    Tensor alibi_slopes = {};  ///< [Hq] float32 (Press et al. 2022, "ALiBi")
+    double softcap = 0;  ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
+    /// [Hq] float32 (Press et al. 2022, "ALiBi"), or [B, Hq] with slopes for each batch or packed sequence.
+    Tensor alibi_slopes = {};
     /// Terms of the scores, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1
     /// or stride 0. -inf hides a key.
     std::array<Tensor, max_biases> biases = {};
@@ -113,7 +115,7 @@ struct Gradients {
     Tensor v;  ///< [B, Sk, Hkv, Dv]
     /// Gradients of the biases, in the dtypes and shapes of the biases. Along an axis of length 1 or stride 0
     /// the gradient is a sum over that axis, computed in float32 (float64 for float64 inputs) in a fixed
-    /// order.
+    /// order. A gradient has stride 0 where its bias has.
     std::array<Tensor, max_biases> biases = {};
     Tensor sink = {};  ///< [Hq] float32
 };

@@ -119,6 +119,8 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
         ResolvedOptions row_options = options;
         row_options.mask.keys = position + 1;
         row_options.mask.offset = row_options.scores.offset = position;
+        if (row_options.scores.alibi_slopes != nullptr)
+            row_options.scores.alibi_slopes += row * row_options.scores.alibi_batch_stride;
         flash_forward(ctx, row_options,
                       {.q = row_of(in.q),
                        .k = keys,

@@ -62,6 +62,8 @@ ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& seque
     own.mask = sequence.mask;
     own.scores.offset = sequence.mask.offset;
     own.scores.dropout.first_sample += sequence.index;
+    if (own.scores.alibi_slopes != nullptr)
+        own.scores.alibi_slopes += sequence.index * own.scores.alibi_batch_stride;
     return own;
 }
 

@@ -3,6 +3,7 @@
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
+#include <gradtile/attention/internal/merge_backend.h>
 #include <gradtile/core/cuda_runtime.h>
 
 namespace gradtile::attention::cuda {
@@ -77,6 +78,10 @@ void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const
 
 void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const ResolvedOptions&,
             const DecodeScratch&) {
+    absent();
+}
+
+void merge(const Context&, const PartialResult&, const PartialResult&, const PartialResult&) {
     absent();
 }
 

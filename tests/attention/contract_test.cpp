@@ -257,6 +257,7 @@ TEST(AttentionAlgorithm, HasANameAndFlashIsFlash2) {
 TEST_F(AttentionRefuses, ScalesThatAreNotFiniteAndNegativeWindows) {
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = std::nan("")}), HasSubstr("scale"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = infinity}), HasSubstr("scale"));
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = -1e39}), HasSubstr("scale -1e+39; expected"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.left = -2}}), HasSubstr("window {-2, -1}"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.right = -7}}), HasSubstr("window {-1, -7}"));
 }

@@ -296,5 +296,74 @@ TEST_P(TensorFields, OutputsMayHaveAnyLayoutAndNothingElseIsWritten) {
     });
 }
 
+/// A batch, or a packed sequence, as a call of its own.
+FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch) {
+    FieldCall part = call;
+    Options& options = part.options;
+    options.alibi_slopes = call.options.alibi_slopes.select(0, batch);
+    if (!options.cumulative_q.defined()) {
+        for (Tensor* x : {&part.q, &part.k, &part.v, &part.d_o, &part.d_lse, &options.biases[0]})
+            *x = x->slice(0, batch, 1);
+        return part;
+    }
+    const std::vector<double> rows = to_host(ctx, options.cumulative_q),
+                              keys = to_host(ctx, options.cumulative_k);
+    const auto range_of = [&](const std::vector<double>& offsets, Tensor& x, int axis) {
+        const auto begin = static_cast<std::int64_t>(offsets[static_cast<std::size_t>(batch)]),
+                   end = static_cast<std::int64_t>(offsets[static_cast<std::size_t>(batch + 1)]);
+        x = x.slice(axis, begin, end - begin);
+        return static_cast<double>(end - begin);
+    };
+    range_of(keys, part.v, 0);
+    const double key_count = range_of(keys, part.k, 0), row_count = range_of(rows, part.q, 0);
+    range_of(rows, part.d_o, 0);
+    range_of(rows, part.d_lse, 1);
+    options.cumulative_q = from_host(ctx, std::vector<double>{0, row_count}, {2}, DType::i32);
+    options.cumulative_k = from_host(ctx, std::vector<double>{0, key_count}, {2}, DType::i32);
+    return part;
+}
+
+TEST_P(TensorFields, SlopesMayDifferBetweenBatchesAndPackedSequences) {
+    for_every_call([&](FieldCall call) {
+        const bool is_packed = call.options.cumulative_q.defined();
+        const std::int64_t batches = is_packed ? 3 : 2;
+        call.options.alibi_slopes = random({batches, 4}, DType::f32, 10);
+        // Gradients of the batch's part of q, k and v, and O and LSE.
+        Saved saved;
+        forward(ctx(), call.q, call.k, call.v, call.options, saved);
+        Gradients into = empty_gradients(ctx(), call);
+        backward(ctx(), call.d_o, call.options, saved, into, call.d_lse);
+        for (std::int64_t batch = 0; batch < batches; ++batch) {
+            SCOPED_TRACE(batch);
+            const FieldCall part = part_of(ctx(), call, batch);
+            if (part.q.elements() == 0) continue;
+            Saved part_saved;
+            const Tensor o = forward(ctx(), part.q, part.k, part.v, part.options, part_saved);
+            Gradients part_into = empty_gradients(ctx(), part);
+            backward(ctx(), part.d_o, part.options, part_saved, part_into, part.d_lse);
+            FieldCall all = call;  // the whole call's results in place of its inputs
+            all.q = into.q, all.k = into.k, all.v = into.v, all.d_o = saved.o, all.d_lse = saved.lse;
+            const FieldCall found = part_of(ctx(), all, batch);
+            expect_same({to_host(ctx(), found.q), to_host(ctx(), found.k), to_host(ctx(), found.v),
+                         to_host(ctx(), found.d_o), to_host(ctx(), found.d_lse)},
+                        {to_host(ctx(), part_into.q), to_host(ctx(), part_into.k),
+                         to_host(ctx(), part_into.v), to_host(ctx(), o), to_host(ctx(), part_saved.lse)});
+        }
+    });
+}
+
+TEST_P(TensorFields, AGradientOfABroadcastBiasThatIsNotBroadcastIsRefused) {
+    FieldCall call = padded_call();
+    const Tensor row = random({1, 1, 1, 70}, DType::f32, 11);
+    call.options.biases[0] = row.expand({2, 4, 37, 70});
+    Saved saved;
+    forward(ctx(), call.q, call.k, call.v, call.options, saved);
+    const Gradients into = empty_gradients(ctx(), call);
+    EXPECT_THAT(gradtile::test::message_of([&] { backward(ctx(), call.d_o, call.options, saved, into); }),
+                ::testing::HasSubstr("gradient of a bias"));
+    const Gradients allocated = backward(ctx(), call.d_o, call.options, saved);
+    EXPECT_EQ(allocated.biases[0].stride(0), 0);
+}
+
 }  // namespace
 }  // namespace gradtile::attention::test

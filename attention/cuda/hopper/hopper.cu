@@ -41,6 +41,7 @@ const char* why_no_biases(const ScoreOptions& scores, Pass pass, std::initialize
 /// The kernels support every such rule, but not every scale and softcap.
 const char* why_no_rule(const ScoreOptions& scores, double scale) {
     if (scores.scores_are_products) return nullptr;
+    if (scores.alibi_batch_stride != 0) return "the slopes differ from batch to batch";
     // Kernels divide scores by the scale.
     if (scores.has_formula() && (scale < 0x1p-60 || scale > 0x1p60)) return "the scale is far from 1";
     if (const double softcap = scores.softcap; softcap != 0 && (softcap < 0x1p-60 || softcap > 0x1p60))

@@ -1,0 +1,41 @@
+#pragma once
+/// INTERNAL. The functions that each device implements for merge.h. All O have a batch axis and adjacent
+/// columns; all LSE are contiguous [B, Hq, Sq].
+#include <cmath>
+#include <limits>
+
+#include <gradtile/attention/merge.h>
+#include <gradtile/core/host_device.h>
+
+namespace gradtile::attention {
+
+/// The factors of two parts' O in a row, and the LSE of both.
+template <class A>
+struct MergedRow {
+    A weight_a = 0, weight_b = 0;
+    A lse = -std::numeric_limits<A>::infinity();
+
+    GRADTILE_HOST_DEVICE MergedRow(A lse_a, A lse_b) {
+        const A largest = lse_a > lse_b ? lse_a : lse_b;
+        if (largest == lse) return;
+        const A a = std::exp(lse_a - largest), b = std::exp(lse_b - largest), sum = a + b;
+        weight_a = a / sum;
+        weight_b = b / sum;
+        lse = largest + std::log(sum);
+    }
+    /// An element of the merged O. The O of a part without keys is not a number to add.
+    GRADTILE_HOST_DEVICE A element(A a, A b) const {
+        return (weight_a == 0 ? 0 : weight_a * a) + (weight_b == 0 ? 0 : weight_b * b);
+    }
+};
+
+using MergeFunction = void(const Context& ctx, const PartialResult& into, const PartialResult& a,
+                           const PartialResult& b);
+namespace cpu {
+MergeFunction merge;
+}
+namespace cuda {
+MergeFunction merge;
+}
+
+}  // namespace gradtile::attention
