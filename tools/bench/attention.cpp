@@ -90,7 +90,7 @@ struct Flags {
     std::vector<std::int64_t> queries, lengths, packed;
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
-    std::optional<TrainDType> dtype;
+    std::vector<TrainDType> dtypes;  // empty: the default of the device
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
     bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
@@ -318,13 +318,21 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-        std::vector<Cell> cells{number(shapes.batch),    number(shapes.heads),
-                                number(shapes.kv_heads), number(shapes.queries),
-                                number(shapes.length),   number(shapes.head_dim),
-                                concat(flags.algorithm), std::string(flags.causal ? "causal" : "full"),
-                                std::string(pass),       ms,
-                                1e-12 * flops_per_s,     flops_per_s / ceiling,
-                                1e-6 * bytes / ms,       1e-6 * static_cast<double>(scratch)};
+        std::vector<Cell> cells{number(shapes.batch),
+                                number(shapes.heads),
+                                number(shapes.kv_heads),
+                                number(shapes.queries),
+                                number(shapes.length),
+                                number(shapes.head_dim),
+                                std::string(name_of(dtype)),
+                                concat(flags.algorithm),
+                                std::string(flags.causal ? "causal" : "full"),
+                                std::string(pass),
+                                ms,
+                                1e-12 * flops_per_s,
+                                flops_per_s / ceiling,
+                                1e-6 * bytes / ms,
+                                1e-6 * static_cast<double>(scratch)};
         if (on_cpu) cells.emplace_back(bytes / ms * 1e3 / read_rate);
         table.add(cells);
     };
@@ -365,7 +373,7 @@ void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, c
 }
 
 /// Times all candidates of every shape, in a table for each shape.
-int tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
+void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
     if (const char* const why_not = attention::why_no_tile_candidates(); why_not != nullptr && !flags.json)
         std::cout << why_not << std::endl;
     std::vector<Column> columns;
@@ -388,45 +396,11 @@ int tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dt
         });
         measure_candidates(arena_ctx, shapes, dtype, flags, table);
     }
-    return 0;
 }
 
-int bench_attention(const Flags& flags) {
-    check_flag("--threads", flags.threads, threads_range);
-    check_flag("--runs", flags.runs, runs_range);
-    flags.score.check();
-    if (flags.tune) {
-        check_usage(!flags.explain && !flags.cpu_time,
-                    "--tune: cannot be combined with --explain or --cpu-time");
-        check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
-                    " has one way to compute a call; expected flash2");
-    }
-    const Device device = resolve_device(flags.device);
-    check_usage(!flags.tune || device.is_cuda(), "--tune: times kernels of a GPU, but the device is ", device,
-                "; expected --device cuda");
-    check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
-                "--cpu-time: measures one thread; expected --device cpu --threads 1");
-    const std::vector<Shapes> list = shapes_of(flags, device);
-    const DType dtype =
-        storage_dtype(flags.dtype.value_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32));
-    const Context ctx(device, static_cast<int>(flags.threads));
-    if (flags.tune) return tune_attention(ctx, list, dtype, flags);
-    std::vector<Column> columns{{"batch", "B", Column::Kind::number, 4},
-                                {"heads", "H", Column::Kind::number, 4},
-                                {"kv_heads", "Hkv", Column::Kind::number, 4},
-                                {"queries", "Sq", Column::Kind::number, 6},
-                                {"length", "S", Column::Kind::number, 6},
-                                {"head_dim", "D", Column::Kind::number, 4},
-                                {"algorithm", "algorithm", Column::Kind::text, 16},
-                                {"mask", "mask", Column::Kind::text, 6},
-                                {"pass", "pass", Column::Kind::text, 8},
-                                {"ms", "ms"},
-                                {"tflops", "TFLOP/s"},
-                                {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
-                                {"gb_per_s", "GB/s"},
-                                {"scratch_mb", "scratch MB", Column::Kind::number, 10}};
-    if (device.is_cpu()) columns.push_back({"of_read", "of read", Column::Kind::percent, 8});
-    Table table(columns, flags.json);
+/// Prints the kernels of every shape, or times them, with the ceiling of the dtype.
+void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags,
+                    Table& table) {
     std::optional<ProductCeiling> ceiling;
     for (const Shapes& shapes : list) {
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
@@ -446,6 +420,49 @@ int bench_attention(const Flags& flags) {
         }
         measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
     }
+}
+
+int bench_attention(const Flags& flags) {
+    check_flag("--threads", flags.threads, threads_range);
+    check_flag("--runs", flags.runs, runs_range);
+    flags.score.check();
+    if (flags.tune) {
+        check_usage(!flags.explain && !flags.cpu_time,
+                    "--tune: cannot be combined with --explain or --cpu-time");
+        check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
+                    " has one way to compute a call; expected flash2");
+    }
+    const Device device = resolve_device(flags.device);
+    check_usage(!flags.tune || device.is_cuda(), "--tune: times kernels of a GPU, but the device is ", device,
+                "; expected --device cuda");
+    check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
+                "--cpu-time: measures one thread; expected --device cpu --threads 1");
+    const std::vector<Shapes> list = shapes_of(flags, device);
+    std::vector<TrainDType> dtypes = flags.dtypes;
+    if (dtypes.empty()) dtypes = {device.is_cuda() ? TrainDType::bf16 : TrainDType::f32};
+    const Context ctx(device, static_cast<int>(flags.threads));
+    if (flags.tune) {
+        for (const TrainDType dtype : dtypes) tune_attention(ctx, list, storage_dtype(dtype), flags);
+        return 0;
+    }
+    std::vector<Column> columns{{"batch", "B", Column::Kind::number, 4},
+                                {"heads", "H", Column::Kind::number, 4},
+                                {"kv_heads", "Hkv", Column::Kind::number, 4},
+                                {"queries", "Sq", Column::Kind::number, 6},
+                                {"length", "S", Column::Kind::number, 6},
+                                {"head_dim", "D", Column::Kind::number, 4},
+                                {"dtype", "dtype", Column::Kind::text, 9},
+                                {"algorithm", "algorithm", Column::Kind::text, 16},
+                                {"mask", "mask", Column::Kind::text, 6},
+                                {"pass", "pass", Column::Kind::text, 8},
+                                {"ms", "ms"},
+                                {"tflops", "TFLOP/s"},
+                                {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
+                                {"gb_per_s", "GB/s"},
+                                {"scratch_mb", "scratch MB", Column::Kind::number, 10}};
+    if (device.is_cpu()) columns.push_back({"of_read", "of read", Column::Kind::percent, 8});
+    Table table(columns, flags.json);
+    for (const TrainDType dtype : dtypes) measure_shapes(ctx, list, storage_dtype(dtype), flags, table);
     return 0;
 }
 
@@ -493,8 +510,9 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
     command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");
-    command.add_value<TrainDType>("--dtype", "dtype of the tensors; default: bf16 on a GPU, else f32",
-                                  [flags](TrainDType dtype) { flags->dtype = dtype; });
+    command.add_value<std::vector<TrainDType>>(
+        "--dtype", "dtype; a list such as f32,bf16 gives rows each (default: bf16 on a GPU, else f32)",
+        [flags](const auto& list) { flags->dtypes = list; });
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,

@@ -11,10 +11,8 @@
 namespace gradtile::cli {
 namespace {
 
-/// Returns the file itself, or the newest valid checkpoint of a run's directory. Damaged newer checkpoints
-/// are reported.
-std::filesystem::path checkpoint_file(const std::filesystem::path& path) {
-    if (!std::filesystem::is_directory(path)) return path;
+/// Returns the newest valid checkpoint of a run's directory. Damaged newer checkpoints are reported.
+std::filesystem::path newest_file(const std::filesystem::path& path) {
     const bool is_run = std::filesystem::is_directory(path / "checkpoints");
     const CheckpointDirectory directory(is_run ? path / "checkpoints" : path);
     const CheckpointDirectory::Loaded newest = directory.load_newest({.training_state = false});
@@ -29,9 +27,26 @@ void print_json(const JsonValue& value, int indent = 2) {
     std::cout << printable(value.dump(indent), {.max_characters = 0, .multiline = true}) << '\n';
 }
 
+struct Inspected {
+    std::filesystem::path file;
+    CheckpointInfo info;
+};
+/// Inspects a file, or the newest one of a directory, which a running process may replace by a newer one.
+Inspected inspect_file_or_run(const std::filesystem::path& path) {
+    if (!std::filesystem::is_directory(path)) return {path, inspect_checkpoint(path)};
+    constexpr int max_looks = 100;
+    for (int look = 1;; ++look) {
+        const std::filesystem::path file = newest_file(path);
+        try {
+            return {file, inspect_checkpoint(file)};
+        } catch (const Error&) {
+            if (exists(file) || look == max_looks) throw;
+        }
+    }
+}
+
 int inspect(const std::string& path, bool json) {
-    const std::filesystem::path file = checkpoint_file(path);
-    const CheckpointInfo info = inspect_checkpoint(file);
+    const auto& [file, info] = inspect_file_or_run(path);
     if (json) {
         std::vector<JsonValue> tensors;
         for (const TensorInfo& t : info.tensors)

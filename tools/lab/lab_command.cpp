@@ -5,6 +5,7 @@
 
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
@@ -318,7 +319,8 @@ int write_page(const LabFlags& flags) {
     write_lab_page(flags.html, flags.setup, traces);
     std::size_t steps = 0;
     for (const Trace& trace : traces) steps += trace.steps.size();
-    std::cout << "wrote " << flags.html << ": " << traces.size() << " passes, " << steps << " steps\n";
+    std::cout << "wrote " << printable(flags.html) << ": " << traces.size() << " passes, " << steps
+              << " steps\n";
     return 0;
 }
 

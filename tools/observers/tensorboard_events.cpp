@@ -179,7 +179,9 @@ TensorBoardEvents::TensorBoardEvents(std::filesystem::path directory, Run run, s
 void TensorBoardEvents::create_file() {
     using namespace std::chrono;
     const std::vector<std::string> others = event_files(directory_);
-    std::int64_t seconds = floor<std::chrono::seconds>(system_clock::now()).time_since_epoch().count();
+    // A clock before 1970 or after 2286 has no name of the usual length.
+    std::int64_t seconds = std::clamp<std::int64_t>(
+        floor<std::chrono::seconds>(system_clock::now()).time_since_epoch().count(), 0, max_seconds);
     // The clock may have been set back, or another host's clock may differ.
     for (const std::string& name : others) seconds = std::max(seconds, seconds_in(name) + 1);
     check(seconds <= max_seconds, "has the event file ", others.empty() ? "" : others.back(),

@@ -8,6 +8,7 @@
 
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/message.h>
 
 namespace gradtile {
 namespace {
@@ -60,6 +61,7 @@ Measurement measurement_of(json object, const std::string& where) {
     }
     take(object, "weight", m.weight, where);
     take(object, "note", m.note, where);
+    m.note = printable_name(m.note);
     check(m.gpus >= 1, where, ": gpus: ", m.gpus, "; expected at least 1");
     check(m.ms > 0, where, ": ms: ", m.ms, "; expected more than 0");
     check(m.weight >= 0, where, ": weight: ", m.weight, "; expected 0 or more");

@@ -131,6 +131,18 @@ std::vector<CheckpointDirectory::Entry> CheckpointDirectory::candidates(
 
 CheckpointDirectory::Loaded CheckpointDirectory::load_newest(ReadOptions options) const {
     options.follow_links = false;
+    // A running process may remove files after they were listed. It removes a file only after it has saved a
+    // newer one, which another look at the directory finds.
+    constexpr int max_looks = 100;
+    for (int look = 1;; ++look) {
+        bool was_removed = false;
+        Loaded loaded = load_listed(options, was_removed);
+        if (loaded.checkpoint || !was_removed || look == max_looks) return loaded;
+    }
+}
+
+CheckpointDirectory::Loaded CheckpointDirectory::load_listed(const ReadOptions& options,
+                                                             bool& was_removed) const {
     Loaded loaded;
     for (const Entry& entry : candidates(loaded.damaged)) {
         try {
@@ -141,7 +153,9 @@ CheckpointDirectory::Loaded CheckpointDirectory::load_newest(ReadOptions options
             loaded.path = entry.path;
             break;
         } catch (const Error& error) {
-            loaded.damaged.push_back(error.what());
+            const bool is_there = exists(symlink_status(entry.path));
+            was_removed = was_removed || !is_there;
+            if (is_there) loaded.damaged.push_back(error.what());
         }
     }
     return loaded;

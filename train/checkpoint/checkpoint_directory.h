@@ -52,7 +52,7 @@ class CheckpointDirectory {
         std::vector<std::string> damaged;      ///< one line for each newer file that is damaged
     };
     /// Reads the files from the newest step downwards until one is sound. best.h5 counts as a checkpoint of
-    /// its step.
+    /// its step. A running process may save and remove files meanwhile.
     Loaded load_newest(ReadOptions options = {}) const;
 
     /// Removes the temporary files of a killed process. The caller must hold the run's lock.
@@ -61,6 +61,7 @@ class CheckpointDirectory {
   private:
     std::vector<std::string> names() const;
     std::vector<Entry> candidates(std::vector<std::string>& damaged) const;
+    Loaded load_listed(const ReadOptions& options, bool& was_removed) const;
     void mark_best(const Checkpoint& checkpoint) const;
     void apply_retention(std::int64_t saved_step) const;
 

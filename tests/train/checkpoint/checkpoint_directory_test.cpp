@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "checkpoint_test_support.h"
 
@@ -51,6 +53,28 @@ TEST(CheckpointDirectory, LoadsTheNewestSoundOneAndNamesTheDamagedOnes) {
     EXPECT_EQ(loaded.path, directory.path_of(2));
     EXPECT_THAT(loaded.damaged, ElementsAre(HasSubstr("step_00000004.h5: damaged"),
                                             HasSubstr("step_00000003.h5: truncated")));
+}
+
+/// A run that keeps one checkpoint removes the file that another process has just listed.
+TEST(CheckpointDirectory, IsReadWhileARunReplacesItsOnlyCheckpoint) {
+    const Context ctx;
+    const TemporaryDirectory place;
+    const CheckpointDirectory directory(place.path(), {.keep_last = 1});
+    directory.save(generated_checkpoint(ctx, 1));
+    std::atomic<bool> done = false;
+    std::thread run([&] {
+        for (std::int64_t step = 2; !done; ++step) directory.save(generated_checkpoint(ctx, step));
+    });
+    int missing = 0, damaged = 0;
+    for (int i = 0; i < 100; ++i) {
+        const auto loaded = directory.load_newest();
+        missing += !loaded.checkpoint.has_value();
+        damaged += !loaded.damaged.empty();
+    }
+    done = true;
+    run.join();
+    EXPECT_EQ(missing, 0);
+    EXPECT_EQ(damaged, 0);
 }
 
 TEST(CheckpointDirectory, DoesNotTrustAFilesName) {
