@@ -34,7 +34,8 @@ struct MuonOptions {
 ///     X <- a X + (b A + c A^2) X, A = X X^T, (a, b, c) = (3.4445, -4.7750, 2.0315), from X / |X|_F
 /// bring every singular value that is not tiny to between 0.68 and 1.14. Products are in x's dtype, or in
 /// bfloat16 if `products` is bf16. X, A, A^2 and the polynomial are then rounded to bfloat16, and sums are
-/// float32 (Jordan 2024 runs the whole iteration in bfloat16).
+/// float32 (Jordan 2024 runs the whole iteration in bfloat16). The error against the exact quintic is 1.2% in
+/// norm, that of the published form 2.5% (test NewtonSchulz.InBfloat16IsAsAccurateAsPublished).
 void newton_schulz(const Context& ctx, const Tensor& x, DType products);
 /// Returns bf16 if ctx's device multiplies bfloat16 faster than float32, as every GPU does; otherwise f32.
 DType newton_schulz_dtype(const Context& ctx);
