@@ -143,7 +143,8 @@ struct ScoreOptions {
         ScoreRule<A> rule;
         rule.formula.softcap = static_cast<A>(softcap);
         if (alibi_slopes != nullptr)
-            rule.formula.alibi_slope = static_cast<A>(alibi_slopes[batch * alibi_batch_stride + head * alibi_stride]);
+            rule.formula.alibi_slope =
+                static_cast<A>(alibi_slopes[batch * alibi_batch_stride + head * alibi_stride]);
         rule.offset = offset;
         for (std::size_t n = 0; n < max_biases; ++n) rule.biases[n] = biases[n].rows_of(batch, head);
         if (sink != nullptr) rule.sink = static_cast<A>(sink[head * sink_stride]);
