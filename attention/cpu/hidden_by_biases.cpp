@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
+#include <bit>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <gradtile/core/internal/strided_rows.h>
@@ -15,18 +17,30 @@ namespace {
 using gradtile::cpu::for_rows;
 using gradtile::cpu::last_stride;
 
+/// Numbers that are not finite have the largest magnitudes of all bit patterns. Integers are compared,
+/// because the compiler vectorises their maximum but not isfinite().
 bool all_finite(const Context& ctx, const Tensor& x) {
     std::atomic<bool> finite = true;
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
-        const T* const data = x.data<T>();
-        const std::int64_t stride = last_stride(x);
+        using Bits = std::conditional_t<sizeof(T) == 8, std::int64_t,
+                                        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int16_t>>;
+        constexpr Bits magnitude_bits = std::numeric_limits<Bits>::max();
+        const auto infinity =
+            std::bit_cast<Bits>(convert<T>(std::numeric_limits<Accumulator<T>>::infinity()));
+        const auto scan = [&](const T* row, std::int64_t count, std::int64_t stride) {
+            Bits largest = 0;
+            for (std::int64_t i = 0; i < count; ++i) {
+                Bits bits;
+                std::memcpy(&bits, row + i * stride, sizeof bits);
+                largest = std::max(largest, static_cast<Bits>(bits & magnitude_bits));
+            }
+            if (largest >= infinity) finite = false;
+        };
         for_rows(
             ctx,
             [&](std::int64_t offset, std::int64_t count) {
-                bool all = true;
-                for (std::int64_t i = 0; i < count; ++i)
-                    all &= std::isfinite(convert<Accumulator<T>>(data[offset + i * stride]));
-                if (!all) finite = false;
+                const T* const row = x.data<T>() + offset;
+                last_stride(x) == 1 ? scan(row, count, 1) : scan(row, count, last_stride(x));
             },
             x);
     });
