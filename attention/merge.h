@@ -7,8 +7,8 @@ namespace gradtile::attention {
 
 /// The results of attention with some of the keys, for every query.
 struct PartialResult {
-    Tensor
-        o;  ///< [B, Sq, Hq, Dv], or [rows, Hq, Dv] of packed sequences; float64, float32, bfloat16 or float16
+    /// [B, Sq, Hq, Dv], or [rows, Hq, Dv] of packed sequences; float64, float32, bfloat16 or float16
+    Tensor o;
     Tensor lse;  ///< [B, Hq, Sq], or [Hq, rows]; float32 (float64 for float64)
 };
 

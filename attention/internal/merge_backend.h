@@ -16,8 +16,8 @@ struct MergedRow {
     A lse = -std::numeric_limits<A>::infinity();
 
     GRADTILE_HOST_DEVICE MergedRow(A lse_a, A lse_b) {
+        if (lse_a == lse && lse_b == lse) return;  // both, because a NaN is not less than -inf
         const A largest = lse_a > lse_b ? lse_a : lse_b;
-        if (largest == lse) return;
         const A a = std::exp(lse_a - largest), b = std::exp(lse_b - largest), sum = a + b;
         weight_a = a / sum;
         weight_b = b / sum;

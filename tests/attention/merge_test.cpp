@@ -79,6 +79,17 @@ TEST_P(Merge, RowsWithoutKeysInBothPartsAreZero) {
     EXPECT_THAT(to_host(ctx(), merged.lse), ::testing::Each(-infinity));
 }
 
+/// Also if the other part has no keys.
+TEST_P(Merge, ANaNInAnLseReachesTheResult) {
+    const PartialResult none{random({3, 2, 8}, 1), empty(ctx(), {2, 3}, accumulator_of(dtype()))},
+        part{random({3, 2, 8}, 2), empty_like(ctx(), none.lse)};
+    fill(ctx(), none.lse, -infinity);
+    fill(ctx(), part.lse, std::numeric_limits<double>::quiet_NaN());
+    for (const PartialResult& merged : {merge(ctx(), none, part), merge(ctx(), part, none)})
+        for (const Tensor& x : {merged.o, merged.lse})
+            EXPECT_THAT(to_host(ctx(), x), ::testing::Each(::testing::IsNan()));
+}
+
 TEST_P(Merge, LayoutsDoNotMatter) {
     const PartialResult a{random({2, 5, 3, 8}, 1),
                           cast(ctx(), random({2, 3, 5}, 2), accumulator_of(dtype()))},
