@@ -113,6 +113,12 @@ void check_like(const char* name, const Tensor& x, const Shape& shape, DType dty
           ", expected ", shape, ' ', dtype);
 }
 
+/// A tensor that a call writes.
+void check_output(const char* name, const Tensor& x, const Shape& shape, DType dtype) {
+    check_like(name, x, shape, dtype);
+    check_distinct_elements("attention", {name, x});
+}
+
 /// A tensor of one float32 for each query head.
 void check_per_head(const char* name, const Tensor& x, const Tensor& q) {
     check_like(name, x, {q.size(2)}, DType::f32);
@@ -183,13 +189,13 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     ResolvedOptions resolved;
     resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-    const double max_scale =
-        q.dtype() == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
-    check(std::abs(resolved.scale) <= max_scale, "attention: scale ", resolved.scale,
-          "; expected a number of magnitude at most ", max_scale);
-    // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
-    if (q.dtype() != DType::f64 && std::abs(resolved.scale) < std::numeric_limits<float>::min())
-        resolved.scale = 0;
+    // Kernels hold the scale in float32, and compute with numbers below its normal ones as with 0.
+    const bool is_f64 = q.dtype() == DType::f64;
+    const double magnitude = std::abs(resolved.scale),
+                 min_scale = is_f64 ? 0 : std::numeric_limits<float>::min(),
+                 max_scale = is_f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    check(magnitude == 0 || (magnitude >= min_scale && magnitude <= max_scale), "attention: scale ",
+          resolved.scale, "; expected 0 or a number of magnitude ", min_scale, " to ", max_scale);
     resolved.deterministic = options.deterministic;
     check(options.window.left >= -1 && options.window.right >= -1, "attention: window {", options.window.left,
           ", ", options.window.right, "}; sides are -1 (unbounded) or at least 0");
@@ -271,7 +277,8 @@ void check_option_gradients(const Options& options, const Gradients& into, const
         check(bias.defined(), "attention: a gradient of biases[", n, "] without that bias");
         check_like("gradient of a bias", gradient, bias.shape(), bias.dtype());
         for (int axis = 0; axis < bias.rank(); ++axis)
-            check(bias.size(axis) == 1 || (bias.stride(axis) == 0) == (gradient.stride(axis) == 0),
+            check(bias.size(axis) == 1 || bias.elements() == 0 ||
+                      (bias.stride(axis) == 0) == (gradient.stride(axis) == 0),
                   "attention: gradient of a bias ", gradient, " has stride ", gradient.stride(axis),
                   " along axis ", axis, ", and biases[", n, "] has ", bias.stride(axis),
                   "; expected 0 where the bias has 0, because the gradient is a sum there");
@@ -279,6 +286,7 @@ void check_option_gradients(const Options& options, const Gradients& into, const
     if (!into.sink.defined()) return;
     check(options.sink.defined(), "attention: a gradient of the sink without a sink");
     check_per_head("gradient of sink", into.sink, q);
+    check_distinct_elements("attention", {"gradient of sink", into.sink});
 }
 
 /// A new tensor of x's shape and dtype that has stride 0 along the axes where x has.
@@ -364,7 +372,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
              Saved& saved, const Tensor& o) {
     refuse_unavailable_algorithm(options);
     check_inputs(options, q, k, v);
-    check_like("o", o, output_shape(q, v), q.dtype());
+    check_output("o", o, output_shape(q, v), q.dtype());
     check_sharing(ctx, "attention", {"o", o},
                   {{"q", q},
                    {"k", k},
@@ -454,9 +462,9 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_like("saved lse", lse, lse_shape(q), accumulator_of(q.dtype()));
     check_like("d_o", d_o, o.shape(), o.dtype());
     if (d_lse.defined()) check_like("d_lse", d_lse, lse.shape(), lse.dtype());
-    check_like("gradient of q", into.q, q.shape(), q.dtype());
-    check_like("gradient of k", into.k, k.shape(), k.dtype());
-    check_like("gradient of v", into.v, v.shape(), v.dtype());
+    check_output("gradient of q", into.q, q.shape(), q.dtype());
+    check_output("gradient of k", into.k, k.shape(), k.dtype());
+    check_output("gradient of v", into.v, v.shape(), v.dtype());
     for (const auto& [name, x] : {std::pair{"saved lse_remainder", &saved.lse_remainder},
                                   {"saved row_max", &saved.row_max},
                                   {"saved row_sum", &saved.row_sum}})

@@ -48,7 +48,8 @@ struct Window {
 /// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash2;
-    /// Factor of the scores; default 1/sqrt(Dqk). Finite in float32, unless the inputs are float64.
+    /// Factor of the scores; default 1/sqrt(Dqk). 0, or a normal number in float32 unless the inputs are
+    /// float64.
     std::optional<double> scale = {};
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
@@ -123,11 +124,12 @@ struct Gradients {
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
 /// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
 /// 256; on a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied. Sums are in float32
-/// or wider. Strides may be any, including 0 and transposed layouts. Lengths may be any, including 0. A row
-/// that sees no key has O = 0 and LSE = -inf. Keys that no row sees, and rows that see no key, may hold
-/// anything, also NaN: they change no other result. docs/numerics.md ("Inputs that nothing sees") says how
-/// far a NaN reaches in a key that only some rows see. On a GPU a sequence must have fewer than 2^28 tokens.
-/// Throws Error on other shapes, dtypes or options.
+/// or wider. Strides of inputs may be any, including 0, negative ones and transposed layouts. Lengths may be
+/// any, including 0. A row that sees no key has O = 0 and LSE = -inf. Keys that the mask and biases of -inf
+/// hide from every row, and rows that see no key, may hold anything, also NaN: their own O and gradients are
+/// 0, and they change no other result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN
+/// reaches in a key that only some rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws
+/// Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
@@ -147,7 +149,8 @@ Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options
                    const Tensor& d_lse = {});
 /// Computes gradients like the function above, but writes them to views of the caller, for example three
 /// slices of one packed dQKV tensor. Gradients of biases and sink are computed only where `into` has a tensor
-/// for them. Throws Error if a gradient shares memory with another gradient or with an operand.
+/// for them. Throws Error if a gradient shares memory with another gradient or with an operand, or if
+/// elements of a gradient share memory.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse = {});
 

@@ -125,6 +125,13 @@ bool is_same_view(const Tensor& a, const Tensor& b) {
     return true;
 }
 
+void check_distinct_elements(const char* op, const Operand& written) {
+    const Tensor& x = written.tensor;
+    for (int axis = 0; axis < x.rank(); ++axis)
+        check(x.size(axis) <= 1 || x.elements() == 0 || x.stride(axis) != 0, op, ": ", written.name, ' ', x,
+              " has stride 0 along axis ", axis, "; expected separate memory for each element");
+}
+
 void check_sharing(const Context& ctx, const char* op, const Operand& written,
                    std::initializer_list<Operand> others, Sharing allowed) {
     if (ctx.is_planning()) return;

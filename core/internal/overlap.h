@@ -22,6 +22,10 @@ struct Operand {
     const Tensor& tensor;
 };
 
+/// Throws Error with the operand's name if several elements of `written` are one element of memory, as
+/// expand() makes them. The operator's other results would then be lost.
+void check_distinct_elements(const char* op, const Operand& written);
+
 /// Which operands may share memory with a tensor that an operator writes. same_view: an operand may be the
 /// same view as the written tensor, as in elementwise operators, which read an element before they write it.
 enum class Sharing { none, same_view };

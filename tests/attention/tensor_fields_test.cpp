@@ -54,10 +54,12 @@ std::vector<TensorField> tensors_of(Gradients& gradients) {
 enum class OddLayout : std::uint8_t {
     reversed_axes,  ///< the first axis is adjacent in memory: [B, S, H] viewed as [H, S, B], for example
     every_second,   ///< the last stride is 2
-    wider_rows      ///< a slice of wider rows, which begins at their second element
+    wider_rows,     ///< a slice of wider rows, which begins at their second element
+    backwards,      ///< all strides are negative
+    backward_rows   ///< all strides but the last are negative
 };
-constexpr OddLayout odd_layouts[] = {OddLayout::reversed_axes, OddLayout::every_second,
-                                     OddLayout::wider_rows};
+constexpr OddLayout odd_layouts[] = {OddLayout::reversed_axes, OddLayout::every_second, OddLayout::wider_rows,
+                                     OddLayout::backwards, OddLayout::backward_rows};
 
 /// A view of x's shape, and the memory around it, in which every number is number_around.
 struct PlacedTensor {
@@ -87,6 +89,20 @@ PlacedTensor place_like(const Context& ctx, const Tensor& x, OddLayout layout) {
             shape[rank - 1] += 3;
             placed.view = allocate(shape).slice(rank - 1, 1, x.size(-1));
             return placed;
+        case OddLayout::backwards:
+        case OddLayout::backward_rows: {
+            Strides strides = allocate(shape).strides();
+            std::int64_t first = 0;
+            for (int axis = 0; axis < (layout == OddLayout::backwards ? rank : rank - 1); ++axis) {
+                first += (shape[axis] - 1) * strides[axis];
+                strides[axis] = -strides[axis];
+            }
+            placed.view =
+                Tensor(std::make_shared<Tensor>(placed.memory),
+                       placed.memory.raw_data() + first * static_cast<std::int64_t>(size_of(x.dtype())),
+                       x.device(), x.dtype(), shape, strides);
+            return placed;
+        }
     }
     throw Error("unknown layout");
 }
@@ -139,6 +155,14 @@ ResultList run_both(const Context& ctx, const FieldCall& call) {
     return numbers;
 }
 
+/// At least the relative error of one rounding.
+double unit_of(DType dtype) {
+    return dtype == DType::f64    ? 0x1p-52
+           : dtype == DType::f32  ? 0x1p-23
+           : dtype == DType::bf16 ? 0x1p-8
+                                  : 0x1p-11;
+}
+
 class TensorFields : public EveryDevice {
   protected:
     Tensor random(const Shape& shape, DType type, std::uint64_t seed) const {
@@ -173,26 +197,24 @@ class TensorFields : public EveryDevice {
         call.options.cumulative_k = integers({0, 20, 31, 90});
         return call;
     }
-    /// Calls body(call) for every algorithm that computes the call.
+    /// Calls body(call) for every implementation that computes the call.
     void for_every_call(const std::function<void(FieldCall)>& body) const {
-        for (const Algorithm algorithm : algorithms)
-            for (const bool is_packed : {false, true}) {
-                if (is_packed && algorithm != Algorithm::flash2 && algorithm != Algorithm::naive) continue;
-                SCOPED_TRACE(::testing::Message()
-                             << dtype() << ' ' << algorithm << (is_packed ? " packed" : ""));
-                FieldCall call = is_packed ? packed_call() : padded_call();
-                call.options.algorithm = algorithm;
-                body(call);
-            }
+        const auto with_algorithm = [&](FieldCall call) {
+            return [&body, call](Algorithm algorithm) {
+                FieldCall own = call;
+                own.options.algorithm = algorithm;
+                body(own);
+            };
+        };
+        for_every_implementation(40, with_algorithm(padded_call()));
+        SCOPED_TRACE("packed");
+        for_every_packed_implementation(with_algorithm(packed_call()));
     }
     /// On the CPU the results are equal. On a GPU another layout may choose another kernel; the difference is
     /// then that of two orders of additions, a few units in the last place of the largest number.
     void expect_same(const ResultList& numbers, const ResultList& expected) const {
         ASSERT_EQ(numbers.size(), expected.size());
-        const double unit = dtype() == DType::f64    ? 0x1p-52
-                            : dtype() == DType::f32  ? 0x1p-23
-                            : dtype() == DType::bf16 ? 0x1p-8
-                                                     : 0x1p-11;
+        const double unit = unit_of(dtype());
         for (std::size_t n = 0; n < numbers.size(); ++n) {
             if (ctx().device().is_cpu()) {
                 ASSERT_EQ(numbers[n], expected[n]) << "result " << n;
@@ -291,6 +313,59 @@ TEST_P(TensorFields, OutputsMayHaveAnyLayoutAndNothingElseIsWritten) {
                     from_host(ctx(), to_host(ctx(), placed.view), original.shape(), original.dtype());
                 expect_written(placed, written);
             }
+            *field.tensor = original;
+        }
+    });
+}
+
+/// A view of x's shape that repeats its first element.
+Tensor first_repeated(const Tensor& x) {
+    Tensor first = x;
+    for (int axis = 0; axis < x.rank(); ++axis) first = first.slice(axis, 0, 1);
+    return first.expand(x.shape());
+}
+
+TEST_P(TensorFields, InputsAndSavedTensorsMayRepeatTheirElementsOrAreRefusedByName) {
+    for_every_call([&](FieldCall call) {
+        const auto expect_read = [&](const TensorField& field, const std::function<ResultList()>& compute) {
+            if (!field.tensor->defined()) return;
+            const Tensor original = *field.tensor, view = first_repeated(original);
+            const Tensor dense = empty(ctx(), view.shape(), view.dtype());
+            copy(ctx(), dense, view);
+            *field.tensor = dense;
+            const ResultList expected = compute();
+            *field.tensor = view;
+            SCOPED_TRACE("repeated");
+            expect_same_or_refused(field, {}, expected, compute);
+            *field.tensor = original;
+        };
+        for (const TensorField& field : tensors_of(call))
+            expect_read(field, [&] { return run_both(ctx(), call); });
+        Saved saved;
+        forward(ctx(), call.q, call.k, call.v, call.options, saved);
+        for (const TensorField& field : tensors_of(saved))
+            expect_read(field, [&] { return run_backward(ctx(), call, saved); });
+    });
+}
+
+TEST_P(TensorFields, OutputsThatRepeatTheirElementsAreRefusedByName) {
+    using ::testing::HasSubstr;
+    for_every_call([&](const FieldCall& call) {
+        Saved saved;
+        const Tensor o = forward(ctx(), call.q, call.k, call.v, call.options, saved);
+        Saved other;
+        EXPECT_THAT(gradtile::test::message_of([&] {
+                        forward(ctx(), call.q, call.k, call.v, call.options, other, first_repeated(o));
+                    }),
+                    HasSubstr("attention: o "));
+        Gradients into = empty_gradients(ctx(), call);
+        for (const TensorField& field : tensors_of(into)) {
+            if (!field.tensor->defined()) continue;
+            const Tensor original = *field.tensor;
+            *field.tensor = first_repeated(original);
+            EXPECT_THAT(gradtile::test::message_of(
+                            [&] { backward(ctx(), call.d_o, call.options, saved, into, call.d_lse); }),
+                        HasSubstr(field.name));
             *field.tensor = original;
         }
     });
