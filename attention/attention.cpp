@@ -70,10 +70,14 @@ Tensor with_batch_axis(const PackedSequences& packed, const Tensor& x) {
     return x.rank() == 2 ? x.expand({1, x.size(0), x.size(1)})
                          : x.expand({1, x.size(0), x.size(1), x.size(2)});
 }
+/// Backends see keys or values that all batches of q share as equal batches.
+Tensor with_batch_of(const Tensor& q, const PackedSequences& packed, const Tensor& x) {
+    return packed ? with_batch_axis(packed, x) : x.expand({q.size(0), x.size(1), x.size(2), x.size(3)});
+}
 Saved with_batch_axis(const PackedSequences& packed, const Saved& x) {
     return {with_batch_axis(packed, x.q),
-            with_batch_axis(packed, x.k),
-            with_batch_axis(packed, x.v),
+            with_batch_of(x.q, packed, x.k),
+            with_batch_of(x.q, packed, x.v),
             with_batch_axis(packed, x.o),
             with_batch_axis(packed, x.lse),
             with_batch_axis(packed, x.lse_remainder),
@@ -87,8 +91,9 @@ void check_inputs(const Options& options, const Tensor& q, const Tensor& k, cons
           rank == 3 ? "rows" : "batch, length", ", heads, head_dim]: q ", q, ", k ", k, ", v ", v);
     check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
           "attention: q, k, v must share one floating dtype: q ", q, ", k ", k, ", v ", v);
-    check(rank == 3 || (k.size(0) == q.size(0) && v.size(0) == q.size(0)),
-          "attention: batch sizes differ: q ", q, ", k ", k, ", v ", v);
+    check(rank == 3 || ((k.size(0) == q.size(0) || k.size(0) == 1) && v.size(0) == k.size(0)),
+          "attention: batch sizes differ: q ", q, ", k ", k, ", v ", v,
+          "; expected that of q or 1 for k and v");
     check(v.size(-3) == k.size(-3) && v.size(-2) == k.size(-2),
           "attention: k and v must agree in length and heads: k ", k, ", v ", v);
     const std::int64_t query_heads = q.size(-2), key_heads = k.size(-2);
@@ -297,6 +302,27 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
+/// The gradient of keys or values. Where all batches share them, kernels write a gradient for each batch, and
+/// store() adds these in float32 (float64 for float64) in the order of the batches.
+class KeyGradient {
+  public:
+    KeyGradient(const Context& ctx, const Tensor& into, std::int64_t batch) : into_(into), of_batches_(into) {
+        if (into.size(0) == batch) return;
+        of_batches_ = empty(ctx, {batch, into.size(1), into.size(2), into.size(3)}, into.dtype());
+        sum_ = empty(ctx, into.shape(), accumulator_of(into.dtype()));
+    }
+    const Tensor& of_batches() const { return of_batches_; }
+    void store(const Context& ctx) const {
+        if (!sum_.defined() || ctx.is_planning()) return;
+        fill(ctx, sum_, 0);
+        for (std::int64_t b = 0; b < of_batches_.size(0); ++b) axpy(ctx, sum_, 1, of_batches_.slice(0, b, 1));
+        copy(ctx, into_, sum_);
+    }
+
+  private:
+    Tensor into_, of_batches_, sum_;
+};
+
 /// Whether the forward pass writes Saved::lse_remainder. On a GPU, naive and flash1 do not read it.
 bool keeps_remainder(const Context& ctx, const Options& options) {
     if (ctx.device().is_cpu()) return true;
@@ -420,8 +446,8 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
         options.algorithm != Algorithm::naive && (on_gpu || options.algorithm == Algorithm::flash2);
     if (!has_explanation) return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
-    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
-                 v_batch = with_batch_axis(packed, v);
+    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_of(q, packed, k),
+                 v_batch = with_batch_of(q, packed, v);
     const auto explain = !on_gpu ? cpu::explain_flash_forward
                          : options.algorithm == Algorithm::memory_efficient
                              ? cuda::explain_memory_efficient_forward
@@ -434,8 +460,8 @@ std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Tensor
                                                 const Tensor& v, const Options& options) {
     check_inputs(options, q, k, v);
     const PackedSequences packed = resolve_packed(options, q);
-    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_axis(packed, k),
-                 v_batch = with_batch_axis(packed, v);
+    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_of(q, packed, k),
+                 v_batch = with_batch_of(q, packed, v);
     return cuda::forward_candidates(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch,
                                     v_batch);
 }
@@ -477,8 +503,10 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     check_gradient_sharing(ctx, d_o, options, saved, into, d_lse);
     ResolvedOptions resolved = resolve(options, packed, batched.q, batched.k);
     resolved.flags = device_flags(ctx, resolved);
+    const Tensor d_q = batch(into.q);
+    const KeyGradient d_k(ctx, batch(into.k), d_q.size(0)), d_v(ctx, batch(into.v), d_q.size(0));
     const SeenBackward seen(ctx, resolved, batched, {batch(d_o), batch(d_lse)},
-                            {batch(into.q), batch(into.k), batch(into.v), into.biases, into.sink});
+                            {d_q, d_k.of_batches(), d_v.of_batches(), into.biases, into.sink});
     seen.load(ctx);
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
     if (resolved.flags.defined())
@@ -488,6 +516,7 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
         compute_backward(ctx, options.algorithm, seen.options(), inputs.saved, inputs.d_out, seen.into());
     }
     seen.store(ctx);
+    for (const KeyGradient* gradient : {&d_k, &d_v}) gradient->store(ctx);
 }
 
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,

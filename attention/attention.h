@@ -122,14 +122,15 @@ struct Gradients {
 };
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
-/// multiple of Hkv. All tensors have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to
-/// 256; on a GPU, 16-bit tensors whose head dim is not a multiple of 8 are first copied. Sums are in float32
-/// or wider. Strides of inputs may be any, including 0, negative ones and transposed layouts. Lengths may be
-/// any, including 0. A row that sees no key has O = 0 and LSE = -inf. Keys that the mask and biases of -inf
-/// hide from every row, and rows that see no key, may hold anything, also NaN: their own O and gradients are
-/// 0, and they change no other result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN
-/// reaches in a key that only some rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws
-/// Error on other shapes, dtypes or options.
+/// multiple of Hkv. k and v may have batch 1 for any batch of q: all batches then share them. All tensors
+/// have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to 256; on a GPU, 16-bit tensors
+/// whose head dim is not a multiple of 8 are first copied. Sums are in float32 or wider. Strides of inputs
+/// may be any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that
+/// sees no key has O = 0 and LSE = -inf. Keys that the mask and biases of -inf hide from every row, and rows
+/// that see no key, may hold anything, also NaN: their own O and gradients are 0, and they change no other
+/// result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only some
+/// rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or
+/// options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
@@ -143,8 +144,9 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
 
 /// Computes the gradients of a scalar L from d_o = dL/dO (shape and dtype of O, any strides) and d_lse =
 /// dL/dLSE (shape and dtype of saved.lse; undefined: 0). `options` must be those of the forward call. Rows
-/// that see no key get zero gradients. The result includes the gradients of the biases and the sink that are
-/// set.
+/// that see no key get zero gradients. If k and v have batch 1, their gradients are sums over the batches of
+/// q, in float32 (float64 for float64), of gradients that are rounded to the dtype. The result includes the
+/// gradients of the biases and the sink that are set.
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
                    const Tensor& d_lse = {});
 /// Computes gradients like the function above, but writes them to views of the caller, for example three

@@ -258,7 +258,8 @@ TEST_F(AttentionRefuses, ShapesThatDoNotMatch) {
                     ::testing::AllOf(StartsWith("attention: "), HasSubstr(message)));
     };
     expect_refused(make({4, 4, 8}), in.k, in.v, "must be [batch, length, heads, head_dim]");
-    expect_refused(make({2, 4, 4, 8}), in.k, in.v, "batch sizes differ");
+    expect_refused(in.q, make({2, 6, 2, 8}), make({2, 6, 2, 8}), "batch sizes differ");
+    expect_refused(make({2, 4, 4, 8}), make({2, 6, 2, 8}), in.v, "batch sizes differ");
     expect_refused(in.q, make({1, 5, 2, 8}), in.v, "k and v must agree in length and heads");
     expect_refused(in.q, in.k, make({1, 6, 4, 8}), "k and v must agree in length and heads");
     expect_refused(make({1, 4, 3, 8}), in.k, in.v, "3 query heads are not a multiple of 2 key/value heads");

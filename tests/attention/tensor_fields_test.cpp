@@ -371,6 +371,35 @@ TEST_P(TensorFields, OutputsThatRepeatTheirElementsAreRefusedByName) {
     });
 }
 
+TEST_P(TensorFields, KeysOfOneBatchServeEveryBatchAndTheirGradientsAreSums) {
+    for_every_call([&](FieldCall call) {
+        if (call.options.cumulative_q.defined()) return;
+        const auto repeat = [&](const Tensor& x) { return x.expand({2, x.size(1), x.size(2), x.size(3)}); };
+        call.k = call.k.slice(0, 0, 1);
+        call.v = call.v.slice(0, 0, 1);
+        FieldCall repeated = call;
+        repeated.k = repeat(call.k);
+        repeated.v = repeat(call.v);
+        ResultList numbers = run_both(ctx(), call), expected = run_both(ctx(), repeated);
+        const double unit = unit_of(dtype()), sum_unit = unit_of(accumulator_of(dtype()));
+        for (const std::size_t gradient : {1u, 2u}) {  // of k and of v
+            const std::vector<double>& parts = expected[gradient];
+            const std::size_t count = numbers[gradient].size();
+            ASSERT_EQ(parts.size(), 2 * count);
+            for (std::size_t i = 0; i < count; ++i) {
+                const double a = parts[i], b = parts[count + i];
+                // A sum is rounded twice, the second time perhaps to a subnormal number of float16.
+                const double bound = unit * std::abs(a + b) + sum_unit * (std::abs(a) + std::abs(b)) +
+                                     (dtype() == DType::f16 ? 0x1p-25 : 0);
+                ASSERT_LE(std::abs(numbers[gradient][i] - (a + b)), bound) << gradient << ", " << i;
+            }
+            numbers[gradient].clear();
+            expected[gradient].clear();
+        }
+        expect_same(numbers, expected);
+    });
+}
+
 /// A batch, or a packed sequence, as a call of its own.
 FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch) {
     FieldCall part = call;
