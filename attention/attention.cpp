@@ -194,13 +194,13 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     ResolvedOptions resolved;
     resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-    // Kernels hold the scale in float32, and compute with numbers below its normal ones as with 0.
-    const bool is_f64 = q.dtype() == DType::f64;
-    const double magnitude = std::abs(resolved.scale),
-                 min_scale = is_f64 ? 0 : std::numeric_limits<float>::min(),
-                 max_scale = is_f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
-    check(magnitude == 0 || (magnitude >= min_scale && magnitude <= max_scale), "attention: scale ",
-          resolved.scale, "; expected 0 or a number of magnitude ", min_scale, " to ", max_scale);
+    const double max_scale =
+        q.dtype() == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    check(std::abs(resolved.scale) <= max_scale, "attention: scale ", resolved.scale,
+          "; expected a number of magnitude at most ", max_scale);
+    // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.
+    if (q.dtype() != DType::f64 && std::abs(resolved.scale) < std::numeric_limits<float>::min())
+        resolved.scale = 0;
     resolved.deterministic = options.deterministic;
     check(options.window.left >= -1 && options.window.right >= -1, "attention: window {", options.window.left,
           ", ", options.window.right, "}; sides are -1 (unbounded) or at least 0");

@@ -48,8 +48,8 @@ struct Window {
 /// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash2;
-    /// Factor of the scores; default 1/sqrt(Dqk). 0, or a normal number in float32 unless the inputs are
-    /// float64.
+    /// Factor of the scores; default 1/sqrt(Dqk). Unless the inputs are float64, at most float32's largest
+    /// number; a scale below float32's normal numbers acts as 0.
     std::optional<double> scale = {};
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window

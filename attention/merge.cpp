@@ -52,6 +52,7 @@ void merge(const Context& ctx, const PartialResult& into, const PartialResult& a
         check_sharing(ctx, "merge", written,
                       {{"o of a", a.o}, {"lse of a", a.lse}, {"o of b", b.o}, {"lse of b", b.lse}},
                       Sharing::same_view);
+        check_distinct_elements("merge", written);
     }
     check_sharing(ctx, "merge", {"o", into.o}, {{"lse", into.lse}});
     const KernelPart part_a(ctx, a), part_b(ctx, b);

@@ -19,7 +19,8 @@ struct PartialResult {
 /// A part whose LSE is -inf has no key for that row, and its O is not read; if both are, O is 0 and LSE is
 /// -inf. Sums are in float32 (float64 for float64), so that O has the error of rounding the parts' O and its
 /// own. A sink must be in one part only. Strides may be any. `into` may be the same views as a or b. Throws
-/// Error on shapes and dtypes that differ, and on other memory that `into` shares with a part.
+/// Error on shapes and dtypes that differ, and on other memory that `into` shares with a part, or if elements
+/// of `into` share memory.
 ///
 /// backward() takes the merged o and lse as Saved, without a remainder, and computes the gradients of all
 /// keys, or of one part's.

@@ -5,8 +5,8 @@
 
 namespace gradtile {
 
-/// Returns the plan_memory() request of one process of a run of `ranks` processes; it is the same for each
-/// process. validate(config, ranks) must not throw.
+/// Returns the plan_memory() request for one of `ranks` processes; all have the same. validate(config, ranks)
+/// must not throw.
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks = 1);
 
 }  // namespace gradtile

@@ -300,6 +300,8 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
 
 RunSummary Trainer::run(std::int64_t stop_after) {
     check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
+    check(config_.sample_every == 0 || !metrics_ || on_sample_, "sample-every: ", config_.sample_every,
+          "; expected 0, because on_sample() has added nothing that generates text");
     begun_ = true;
     if (directory_) directory_->keep();
     RunSummary summary;

@@ -114,7 +114,7 @@ class Trainer {
     void on_part(std::function<void(const StepPart&)> callback) { on_part_.push_back(std::move(callback)); }
     /// Called after every config().sample_every steps and after the last step, in rank 0 of a run with a
     /// directory. Returns the text that metrics.jsonl shows as the model's, a continuation of
-    /// config().sample_prompt.
+    /// config().sample_prompt. Without this callback run() refuses sample_every > 0.
     void on_sample(std::function<std::string(const LanguageModel&)> callback) {
         on_sample_ = std::move(callback);
     }

@@ -40,7 +40,12 @@ bool all_finite(const Context& ctx, const Tensor& x) {
             ctx,
             [&](std::int64_t offset, std::int64_t count) {
                 const T* const row = x.data<T>() + offset;
-                last_stride(x) == 1 ? scan(row, count, 1) : scan(row, count, last_stride(x));
+                // A constant stride lets the compiler vectorise the loop.
+                if (last_stride(x) == 1) {
+                    scan(row, count, 1);
+                } else {
+                    scan(row, count, last_stride(x));
+                }
             },
             x);
     });
@@ -58,7 +63,8 @@ bool is_hidden(const ScoreRule<A>& rule, std::int64_t i, std::int64_t j) {
     return sum == -std::numeric_limits<A>::infinity();
 }
 
-/// For each (batch, row, head) of q, and for each (batch, key, head) of k, whether a pair of it is visible.
+/// Flags, [B, Sq, Hq] for the rows of q and [B, Sk, Hkv] for the keys: 1 if a pair with this row or key is
+/// visible.
 struct Visible {
     std::vector<std::uint8_t> rows, keys;
 };

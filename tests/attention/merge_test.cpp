@@ -1,4 +1,4 @@
-// Results of attention with disjoint sets of keys, merged into those of all keys.
+// Attention over disjoint key sets, merged into the results over all keys.
 #include <gradtile/attention/merge.h>
 
 #include <gmock/gmock.h>
@@ -120,6 +120,8 @@ TEST_P(Merge, RefusesOtherShapesAndSharedMemory) {
     const PartialResult b{memory.slice(0, 0, 2), empty_like(ctx(), a.lse)},
         into{memory.slice(0, 1, 2), empty_like(ctx(), a.lse)};
     EXPECT_THAT(message_of([&] { merge(ctx(), into, a, b); }), HasSubstr("merge: o"));
+    const PartialResult repeated{memory.slice(0, 0, 1).expand({2, 5, 3, 8}), empty_like(ctx(), a.lse)};
+    EXPECT_THAT(message_of([&] { merge(ctx(), repeated, a, a); }), HasSubstr("merge: o"));
 }
 
 }  // namespace

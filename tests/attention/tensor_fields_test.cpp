@@ -210,8 +210,8 @@ class TensorFields : public EveryDevice {
         SCOPED_TRACE("packed");
         for_every_packed_implementation(with_algorithm(packed_call()));
     }
-    /// On the CPU the results are equal. On a GPU another layout may choose another kernel; the difference is
-    /// then that of two orders of additions, a few units in the last place of the largest number.
+    /// On the CPU the results are equal. On a GPU another layout may choose another kernel, whose summation
+    /// order differs: a rounding error of a few units in the last place, relative to the largest number.
     void expect_same(const ResultList& numbers, const ResultList& expected) const {
         ASSERT_EQ(numbers.size(), expected.size());
         const double unit = unit_of(dtype());

@@ -1,15 +1,12 @@
 // Operands that share memory, for every public operator. The operators are found in the installed headers, so
 // that a new operator without a row in the table fails the first test.
-#include <filesystem>
-#include <fstream>
-#include <regex>
 #include <set>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/decode.h>
+#include <gradtile/attention/merge.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
@@ -29,6 +26,7 @@
 
 #include <support/cuda_test.h>
 #include <support/error_message.h>
+#include <support/public_operators.h>
 
 namespace gradtile {
 namespace {
@@ -114,6 +112,17 @@ void test_attention_backward(const Context& ctx) {
         into.sink = sink;
         attention::backward(ctx, d_o, options, saved, into);
     });
+}
+
+void test_merge(const Context& ctx) {
+    const Tensor memory = randn(ctx, {3, 5, 3, 8}, DType::f32, Seed{1}),
+                 lse = randn(ctx, {2, 3, 5}, DType::f32, Seed{2});
+    const attention::PartialResult a{memory.slice(0, 0, 2), lse},
+        shifted{memory.slice(0, 1, 2), empty_like(ctx, lse)};
+    expect_refused([&] { attention::merge(ctx, shifted, a, a); });
+    const std::vector<double> expected = to_host(ctx, attention::merge(ctx, a, a).o);
+    attention::merge(ctx, a, a, a);
+    EXPECT_EQ(to_host(ctx, a.o), expected);
 }
 
 void test_decode(const Context& ctx) {
@@ -431,6 +440,7 @@ const OperatorRow operator_table[] = {
     {"attention/attention.h: explain_forward", returns_new},
     {"attention/attention.h: forward", checked, test_attention_forward},
     {"attention/decode.h: decode", checked, test_decode},
+    {"attention/merge.h: merge", checked, test_merge},
     {"tools/lab/warp_partition.h: partitioned_forward", checked_gpu, test_partitioned_forward},
     {"core/compare.h: compare", returns_new},
     {"core/gemm/gemm.h: gemm", checked, test_gemm},
@@ -533,50 +543,13 @@ const OperatorRow operator_table[] = {
     {"train/parallel/data_parallel.h: unpack", checked, test_unpack},
 };
 
-/// The text of a header without comments and without private parts of classes.
-std::string public_text(const std::filesystem::path& header) {
-    std::ifstream file(header);
-    std::string text, line;
-    bool is_public = true;
-    while (std::getline(file, line)) {
-        if (line.find("private:") != std::string::npos || line.find("protected:") != std::string::npos)
-            is_public = false;
-        if (line.starts_with("};") || line.find("public:") != std::string::npos) is_public = true;
-        line = line.substr(0, line.find("//"));
-        for (std::size_t at; (at = line.find("/*")) != std::string::npos;) {
-            const std::size_t end = line.find("*/", at);
-            line.erase(at, end == std::string::npos ? end : end + 2 - at);
-        }
-        if (is_public) text += line + '\n';
-    }
-    return text;
-}
-
-/// "header: function" for every public function that takes a context and a tensor.
-std::set<std::string> public_operators() {
-    const std::filesystem::path root = GRADTILE_SOURCE_DIR;
-    const std::regex not_installed("/(internal|device)/|^attention/(cpu|cuda)/|^tools/bench/");
-    const std::regex declaration(R"((\w+)\(const Context& \w+,([^;{]*))"),
-        tensor("Tensor|Gradient|Residual|Documents|Angles|NextTokens|PackedTexts");
-    std::set<std::string> found;
-    for (const char* folder : {"core", "attention", "layers", "train", "tools"})
-        for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
-            const std::string header = std::filesystem::relative(entry.path(), root).string();
-            if (!header.ends_with(".h") || std::regex_search(header, not_installed)) continue;
-            const std::string text = public_text(entry.path());
-            for (std::sregex_iterator at(text.begin(), text.end(), declaration), end; at != end; ++at)
-                if (std::regex_search((*at)[2].str(), tensor)) found.insert(header + ": " + (*at)[1].str());
-        }
-    return found;
-}
-
 TEST(SharedMemory, EveryPublicOperatorHasARow) {
     std::set<std::string> rows;
     for (const OperatorRow& row : operator_table) {
         EXPECT_TRUE(rows.insert(row.name).second) << row.name << " twice";
         EXPECT_EQ(row.test != nullptr, row.kind == checked || row.kind == checked_gpu) << row.name;
     }
-    const std::set<std::string> found = public_operators();
+    const std::set<std::string> found = test::public_operators();
     EXPECT_GT(found.size(), 50u);
     for (const std::string& name : found) EXPECT_TRUE(rows.contains(name)) << name << " has no row";
     for (const std::string& name : rows) EXPECT_TRUE(found.contains(name)) << name << " does not exist";

@@ -1,6 +1,6 @@
 #pragma once
-/// What a run shows and writes in addition to metrics and checkpoints. Each function adds callbacks to a
-/// trainer, before its run() and in rank 0 only.
+/// Observers of a run: callbacks that write samples, a loss picture and TensorBoard's event files. Call each
+/// function before Trainer::run(), in rank 0 only.
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/trainer.h>
 

@@ -62,7 +62,8 @@ struct TrainConfig {
     std::int64_t sample_every = 0;    ///< steps between texts that the model writes to metrics.jsonl; 0: none
     std::int64_t sample_tokens = 60;  ///< of such a text
     std::string sample_prompt;        ///< that it continues; empty: it starts after a line break
-    std::string tensorboard;          ///< directory for TensorBoard's event files; empty: none
+    /// Directory for TensorBoard's event files; empty: none. add_tensorboard() (tools/observers) reads it.
+    std::string tensorboard;
     std::string init_from;  ///< checkpoint whose weights the run starts from, with a new optimizer state
     std::uint64_t seed = 1;
     std::int64_t threads = 0;  ///< 0: one per core

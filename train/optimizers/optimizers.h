@@ -32,7 +32,7 @@ std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tup
 /// The rule of any elementwise optimizer.
 using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSettings>()));
 
-/// What the factory of an optimizer knows of a run.
+/// The settings of a run that an optimizer's factory reads.
 struct OptimizerSetup {
     double lr = 0.0;  ///< peak learning rate
     double weight_decay = 0.0;

@@ -75,6 +75,9 @@ TEST(TrainerSamples, AreRefusedAtTheStartWhereEachWouldFail) {
     const auto refusal = [&] {
         return test::message_of([&] { Trainer trainer(run.config, [](const std::string&) {}); });
     };
+    EXPECT_THAT(test::message_of([&] { Trainer(run.config, [](const std::string&) {}).run(); }),
+                testing::HasSubstr("sample-every: 5"));
+    EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));
     run.config.sample_prompt = "Z";
     EXPECT_THAT(refusal(), testing::HasSubstr("sample-prompt"));
     run.config.sample_prompt = std::string(1001, 'a');
