@@ -3,15 +3,12 @@
 #include <cstdio>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/cli/commands.h>
 #include <gradtile/cli/group_member.h>
 #include <gradtile/cli/setting_flags.h>
 #include <gradtile/cli/standard_streams.h>
 #include <gradtile/cli/train_display.h>
 #include <gradtile/cli/usage_error.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/cost_model/device_peak.h>
 #include <gradtile/train/data/dataset.h>
@@ -220,7 +217,7 @@ int print_config(const Flags& flags) {
                           .chat_template = config.chat_template},
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
-    std::cout << json_text(to_json(config), 2) << '\n';
+    std::cout << to_json(config).dump(2) << '\n';
     check_output();
     return 0;
 }

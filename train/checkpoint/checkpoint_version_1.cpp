@@ -9,6 +9,7 @@
 #include <gradtile/train/checkpoint/checkpoint_reader.h>
 #include <gradtile/train/checkpoint/checkpoint_schema.h>
 #include <gradtile/train/checkpoint/checkpoint_version_1.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_data.h>
 #include <gradtile/train/checkpoint/internal/hdf5_checkpoint_reader.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
@@ -92,10 +93,13 @@ Checkpoint read_version_1(const std::filesystem::path& path, SymbolicLinks links
         const Hdf5CheckpointReader reader(storage, header.length);
         Checkpoint checkpoint;
         checkpoint.step = header.step;
-        checkpoint.config = reader.read_json("config/json");
-        checkpoint.data = reader.read_json("data/json");
-        checkpoint.rng = reader.read_json("rng/json");
-        checkpoint.meta = reader.read_json("meta/json");
+        const auto parsed = [&](const char* name) { return parse_json(reader.read_text(name), name); };
+        checkpoint.config = parsed("config/json");
+        checkpoint.rng = parsed("rng/json");
+        checkpoint.meta = parsed("meta/json");
+        CheckpointData data = parse_checkpoint_data(reader.read_text("data/json"));
+        checkpoint.data = std::move(data.data);
+        checkpoint.tokenizer = std::move(data.tokenizer);
         for (const TensorInfo& info : reader.tensors()) {
             const std::string_view group = checkpoint_schema::group_of(info.name);
             const Tensor x = empty_on_host(info.shape, info.dtype);

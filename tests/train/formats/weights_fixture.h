@@ -6,16 +6,15 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/formats/export.h>
 #include <gradtile/train/formats/safetensors.h>
 #include <gradtile/train/language_model.h>
 #include <gradtile/train/run/imported_run.h>
 
+#include <support/json.h>
 #include <support/temporary_directory.h>
 
 namespace gradtile::test {

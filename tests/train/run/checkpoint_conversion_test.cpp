@@ -36,10 +36,11 @@ Checkpoint meant() {
     c.params["half"] = randn(ctx, {3, 5}, DType::bf16, Seed{2});
     c.master["half"] = randn(ctx, {3, 5}, DType::f32, Seed{3});
     c.optimizer["m/half"] = randn(ctx, {3, 5}, DType::f32, Seed{4});
-    *c.config = {{"width", 30}};
-    *c.data = {{"position", 84}, {"tokenizer", "characters"}};
-    *c.rng = {{"seed", 18446744073709551615u}};
-    *c.meta = {{"val_loss", 0.125}};
+    c.config.set("width", 30);
+    c.data.set("position", 84);
+    c.tokenizer = R"("characters")";
+    c.rng.set("seed", 18446744073709551615u);
+    c.meta.set("val_loss", 0.125);
     return c;
 }
 

@@ -26,7 +26,7 @@ class Hdf5CheckpointReader {
     /// Fills tensor.bytes() bytes and compares them with the tensor's checksum.
     void read(const TensorInfo& tensor, std::byte* data) const;
     /// Returns the JSON of one of checkpoint_schema::json_names.
-    JsonValue read_json(const std::string& name) const;
+    std::string read_text(const std::string& name) const;
 
   private:
     void walk(const std::string& group, int depth);
