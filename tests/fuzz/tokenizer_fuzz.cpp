@@ -37,7 +37,7 @@ void require_round_trip(const Tokenizer& tokenizer, std::string_view text, const
 /// GGUF's tables have the size of the model's vocabulary; the tokenizer's ids index them.
 void require_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary) {
     try {
-        const GgufMetadata metadata = gguf_tokenizer_metadata(&tokenizer, vocabulary, "fuzz");
+        const GgufMetadata metadata = gguf_tokenizer_metadata(&tokenizer, vocabulary, {}, "fuzz");
         require(tokenizer.vocab_size() <= vocabulary);
     } catch (const Error&) {
         // The tokenizer has more ids, or a split without a name in GGUF.
