@@ -6,6 +6,7 @@ namespace gradtile::detail {
 
 std::string concat(std::initializer_list<Part> parts) {
     std::ostringstream out;
+    out.exceptions(std::ios::badbit);  // otherwise operator<< hides std::bad_alloc, and the text lacks a part
     for (const Part& part : parts) part.print(out, part.value);
     return out.str();
 }

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
     try {
         return run(argc, argv);
     } catch (const std::exception& error) {
-        print_message(message_of(error));
+        print_error(error);
         return cli::exit_code_of(error);
     }
 }

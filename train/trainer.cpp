@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/tools/evaluation/evaluate.h>
+#include <gradtile/tools/generation/sampler.h>
+#include <gradtile/tools/observers/loss_svg.h>
 #include <gradtile/train/checkpoint/snapshot_writer.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/run/metrics_file.h>
@@ -19,7 +21,6 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) {
@@ -244,7 +245,8 @@ void Trainer::report_data_failure() {
 Trainer::Outcome Trainer::evaluate_into(StepReport& report, bool& best) {
     // Only rank 0 knows whether the checkpoint with the lowest loss so far was saved.
     best_val_loss_ = optional_of<double>(
-        parse_json(group_->broadcast(json_text({{"best_val_loss", json_of(best_val_loss_)}}))),
+        parse_json(group_->broadcast(JsonValue::object({{"best_val_loss", json_of(best_val_loss_)}}).dump()),
+                   "the losses of rank 0"),
         "best_val_loss");
     replica_->parallel.gather_values(*arena_ctx_);
     const std::int64_t windows = validation_->loader.windows();

@@ -4,13 +4,12 @@
 #include <thread>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/with_source.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/checkpoint/snapshot_writer.h>
@@ -32,8 +31,6 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& stories) {
     return {.data = config.data,
             .val_data = config.val_data,
@@ -48,11 +45,11 @@ DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& sto
 
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
 /// of all ranks. Only file names are added, because directories may differ between ranks.
-void add_contents(json& facts, const TrainConfig& config, const json& content) {
+void add_contents(JsonValue& facts, const TrainConfig& config, const JsonValue& content) {
     for (const auto& [name, files] : content.items()) {
         const std::filesystem::path path = name == "data" ? config.data : config.val_data;
-        facts[concat("the content of ", name, " (", path.filename().string(), ")")] =
-            files.size() == 1 ? files.front() : files;
+        facts.set(concat("the content of ", name, " (", path.filename().string(), ")"),
+                  files.size() == 1 ? files[0] : files);
     }
 }
 
@@ -119,7 +116,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
       group_(std::move(group)),
       metrics_failures_(on_message_),
       sample_failures_(on_message_) {
-    group_->require_equal("settings", json_text(to_json(config_)));
+    group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
     check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
           "lora-rank: ", config_.model.lora_rank,
@@ -166,7 +163,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     resumed_from_ = start.source;
     begun_ = true;
     if (start.checkpoint) {
-        apply_json(config_, *start.checkpoint->config, start.source);
+        apply_json(config_, start.checkpoint->config, start.source);
     } else {
         config_ = shared_config(*group_, directory);
     }
@@ -183,7 +180,7 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
               "'; expected the same data at another place");
         config_.val_data = *resume.val_data;
     }
-    group_->require_equal("settings", json_text(to_json(config_)));
+    group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
     check(start.checkpoint || !config_.data.empty(), "resume: '", resume.directory.string(),
           "' holds neither a checkpoint nor the name of data to train on, as after an import that was "
@@ -191,13 +188,12 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     for (const std::string& line : messages) on_message_(line);
 
     if (start.checkpoint) {
-        const auto content = start.checkpoint->data->find(content_key);
-        const bool known = content != start.checkpoint->data->end();
-        if (!known)
+        const JsonValue* const content = start.checkpoint->data.find(content_key);
+        if (!content)
             on_message_(concat(start.source,
                                ": has no record of its training data; this data is used "
                                "without a comparison"));
-        build(tokenizer_of(*start.checkpoint, start.source), known ? *content : json());
+        build(tokenizer_of(*start.checkpoint, start.source), content ? *content : JsonValue());
         replica_->model.imported_text =
             imported_text_of(*start.checkpoint, config_.model.vocabulary, start.source);
         restore(*start.checkpoint, start.source);
@@ -259,11 +255,11 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
                                            " as set; the data needs ", grouped(dataset.vocabulary),
                                            "; the rest costs only memory and time (a run with vocabulary ",
                                            dataset.vocabulary, " avoids this)"));
-    json facts{{"vocabulary", config_.model.vocabulary},
-               {"training tokens", train_tokens_},
-               {"validation tokens", validation_tokens_}};
-    add_contents(facts, config_, *data_content_);
-    group_->require_equal("data", json_text(facts));
+    JsonValue facts = JsonValue::object({{"vocabulary", config_.model.vocabulary},
+                                         {"training tokens", train_tokens_},
+                                         {"validation tokens", validation_tokens_}});
+    add_contents(facts, config_, data_content_);
+    group_->require_equal("data", facts.dump());
 
     constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
@@ -290,7 +286,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
 /// the same.
 void Trainer::keep_imported_text(const Checkpoint& start, const std::string& source) {
     TrainConfig before;
-    apply_json(before, *start.config, source);
+    apply_json(before, start.config, source);
     if (model().tokenizer != tokenizer_of(start, source) || config_.chat_template != before.chat_template)
         return;
     replica_->model.imported_text = imported_text_of(start, config_.model.vocabulary, source);
@@ -416,45 +412,49 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
     checkpoint.config = to_json(config_);
-    *checkpoint.data = {{"loader", *input_->state()}, {content_key, *data_content_}};
-    if (model().tokenizer) (*checkpoint.data)["tokenizer"] = model().tokenizer->to_json();
+    checkpoint.data = JsonValue::object({{"loader", input_->state()}, {content_key, data_content_}});
+    if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made of the seed and the step, so there is no other state.
-    *checkpoint.rng = {{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}};
-    *checkpoint.meta = {{"gradtile", version()},
-                        {"world_size", group_->size()},
-                        {"schedule", {{"horizon", schedule_.horizon}, {"last_step", end_}}},
-                        {"val_loss", json_of(val_loss_)},
-                        {"best_val_loss", json_of(best_val_loss_)},
-                        {"bad_steps", bad_steps_},
-                        {"bad_steps_in_a_row", bad_steps_in_a_row_},
-                        {"device", concat(model().ctx.device())},
-                        {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}};
-    if (pending_evaluation_) (*checkpoint.meta)[pending_evaluation_key] = *to_json(*pending_evaluation_);
-    if (!identity_.empty()) (*checkpoint.meta)[run_identity_key] = identity_;
+    checkpoint.rng =
+        JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
+    const JsonValue schedule = JsonValue::object({{"horizon", schedule_.horizon}, {"last_step", end_}});
+    checkpoint.meta = JsonValue::object(
+        {{"gradtile", version()},
+         {"world_size", group_->size()},
+         {"schedule", schedule},
+         {"val_loss", json_of(val_loss_)},
+         {"best_val_loss", json_of(best_val_loss_)},
+         {"bad_steps", bad_steps_},
+         {"bad_steps_in_a_row", bad_steps_in_a_row_},
+         {"device", concat(model().ctx.device())},
+         {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}});
+    if (pending_evaluation_) checkpoint.meta.set(pending_evaluation_key, to_json(*pending_evaluation_));
+    if (!identity_.empty()) checkpoint.meta.set(run_identity_key, identity_);
     if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
-        (*checkpoint.meta)[algorithms_key] = algorithms_to_json(algorithms);
+        checkpoint.meta.set(algorithms_key, algorithms_to_json(algorithms));
     return checkpoint;
 }
 
 void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     replica_->restore(checkpoint, source);
-    try {
-        input_->restore(checkpoint.data->at("loader"));
-        const auto count = [&](const json& object, const char* name) {
-            return step_count(object.at(name).get<std::int64_t>(), name, source);
-        };
-        end_ = count(checkpoint.meta->at("schedule"), "last_step");
-        bad_steps_ = count(*checkpoint.meta, "bad_steps");
-        bad_steps_in_a_row_ = count(*checkpoint.meta, "bad_steps_in_a_row");
-        val_loss_ = optional_of<double>(*checkpoint.meta, "val_loss");
-        best_val_loss_ = optional_of<double>(*checkpoint.meta, "best_val_loss");
+    const JsonValue& meta = checkpoint.meta;
+    std::int64_t last_step = 0, bad_steps = 0, bad_steps_in_a_row = 0;
+    with_source(concat(source, ": is not a training checkpoint"), [&] {
+        last_step = meta["schedule"]["last_step"].get<std::int64_t>();
+        bad_steps = meta["bad_steps"].get<std::int64_t>();
+        bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
+        val_loss_ = optional_of<double>(meta, "val_loss");
+        best_val_loss_ = optional_of<double>(meta, "best_val_loss");
         best_saved_val_loss_ = best_val_loss_;
-        if (checkpoint.meta->contains(pending_evaluation_key))
-            pending_evaluation_ = step_report_from(checkpoint.meta->at(pending_evaluation_key));
-    } catch (const json::exception& error) {
-        throw Error(concat(source, ": is not a training checkpoint: ", reason_of(error)));
-    }
+        if (const JsonValue* const report = meta.find(pending_evaluation_key))
+            pending_evaluation_ = step_report_from(*report);
+        return &checkpoint.data["loader"];
+    });
+    input_->restore(checkpoint.data["loader"]);
+    end_ = step_count(last_step, "last_step", source);
+    bad_steps_ = step_count(bad_steps, "bad_steps", source);
+    bad_steps_in_a_row_ = step_count(bad_steps_in_a_row, "bad_steps_in_a_row", source);
     step_ = step_count(checkpoint.step, "step", source);
     restore_algorithms(checkpoint, source);
 }
@@ -462,8 +462,8 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
 /// Restores the matrix algorithms, so that results do not depend on a new timing. If they cannot be restored,
 /// the run continues with newly timed ones.
 void Trainer::restore_algorithms(const Checkpoint& checkpoint, const std::string& source) {
-    const auto found = checkpoint.meta->find(algorithms_key);
-    if (found == checkpoint.meta->end()) return;
+    const JsonValue* const found = checkpoint.meta.find(algorithms_key);
+    if (!found) return;
     try {
         const std::vector<GemmAlgorithm> saved = algorithms_from_json(*found);
         if (model().ctx.device().is_cpu()) return;

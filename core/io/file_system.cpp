@@ -246,9 +246,10 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
         const std::uint64_t size = file.size();
         check(size <= max_bytes, size, " bytes; expected at most ", max_bytes);
         // The loop does not rely on `size`: files in /proc have the size 0, and other files may grow.
+        constexpr std::size_t chunk = 64 * 1024;
         std::string text;
+        text.reserve(static_cast<std::size_t>(size) + chunk);  // growing would take twice the memory
         for (std::int64_t done = 1; done != 0 && text.size() <= max_bytes;) {
-            constexpr std::size_t chunk = 64 * 1024;
             const std::size_t filled = text.size();
             text.resize(filled + chunk);
             done = file.file_system().read_at(file.descriptor(), reinterpret_cast<std::byte*>(&text[filled]),

@@ -2,32 +2,31 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 
 namespace gradtile {
 namespace {
 
 /// "false", "1 or 1.0", or "no such member".
-std::string expected_values(const nlohmann::json& neutral) {
+std::string expected_values(const JsonValue::Array& neutral) {
     std::string text;
-    for (const nlohmann::json& value : neutral) text += (text.empty() ? "" : " or ") + json_excerpt(value);
+    for (const JsonValue& value : neutral) text += (text.empty() ? "" : " or ") + json_excerpt(value);
     return text.empty() ? "no such member" : text;
 }
 
-void check_refused(const nlohmann::json& value, const KnownMember& member, std::string_view source) {
+void check_refused(const JsonValue& value, const KnownMember& member, std::string_view source) {
     if (value.is_null()) return;
-    const nlohmann::json neutral = parse_json(member.neutral);
+    const JsonValue parsed = parse_json(member.neutral, member.name);
+    const JsonValue::Array& neutral = parsed.elements();
     check(std::ranges::find(neutral, value) != neutral.end(), source, ": ", member.name, ": ",
           json_excerpt(value), " is not supported; expected ", expected_values(neutral));
 }
 
 }  // namespace
 
-void check_members(const nlohmann::json& object, std::span<const KnownMember> known, std::string_view source,
+void check_members(const JsonValue& object, std::span<const KnownMember> known, std::string_view source,
                    UnknownMembers& unknown) {
     check(object.is_object(), source, ": expected an object");
     for (const auto& [name, value] : object.items()) {

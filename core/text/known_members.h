@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile {
 
@@ -32,7 +32,7 @@ struct UnknownMembers {
 
 /// Throws Error that begins with `source` and names the member, if the object has a refused member with
 /// another value than a neutral one, or, unless unknown.allowed, a member that is not in `known`.
-void check_members(const nlohmann::json& object, std::span<const KnownMember> known, std::string_view source,
+void check_members(const JsonValue& object, std::span<const KnownMember> known, std::string_view source,
                    UnknownMembers& unknown);
 
 }  // namespace gradtile

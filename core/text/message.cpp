@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
@@ -111,6 +110,15 @@ std::string last_shown(std::size_t max_characters, std::string_view text, bool m
     return shown;
 }
 
+void write_to_stderr(std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return;  // a failed write to stderr cannot be reported
+        text.remove_prefix(static_cast<std::size_t>(written));
+    }
+}
+
 }  // namespace
 
 std::string printable(std::string_view text, const PrintableOptions& options) {
@@ -132,9 +140,7 @@ std::string message_of(const std::exception& error) {
     // "filesystem error: status: File name too long [PATH]"
     if (const auto* failure = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
         return concat(failure->path1().string(), ": ", failure->code().message());
-    const std::string_view what = error.what();
-    if (what.starts_with("[json.exception.")) return reason_of(error);
-    return std::string(what);
+    return error.what();
 }
 
 void FailureReporter::operator()(const std::function<void()>& write) {
@@ -147,14 +153,16 @@ void FailureReporter::operator()(const std::function<void()>& write) {
     }
 }
 
-void print_message(const std::string& message) {
-    const std::string line = concat("gradtile: ", printable(message), '\n');
-    for (std::string_view rest = line; !rest.empty();) {
-        const ssize_t written = ::write(STDERR_FILENO, rest.data(), rest.size());
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return;  // a failed write to stderr cannot be reported
-        rest.remove_prefix(static_cast<std::size_t>(written));
+void print_error(const std::exception& error) noexcept {
+    try {
+        print_message(message_of(error));
+    } catch (const std::exception&) {
+        write_to_stderr("gradtile: out of memory\n");
     }
+}
+
+void print_message(const std::string& message) {
+    write_to_stderr(concat("gradtile: ", printable(message), '\n'));
 }
 
 }  // namespace gradtile

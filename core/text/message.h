@@ -25,9 +25,13 @@ inline std::string printable_name(std::string_view name) {
     return printable(name, {.max_characters = 200});
 }
 
-/// The error's message for a user: "out of memory" for std::bad_alloc, and without the prefix
-/// "[json.exception.parse_error.101] ". The caller still passes it through printable().
+/// The error's message for a user: "out of memory" for std::bad_alloc. The caller still passes it through
+/// printable().
 std::string message_of(const std::exception& error);
+
+/// Prints message_of(error), as print_message() does. When memory is exhausted, prints "gradtile: out of
+/// memory" without allocating any.
+void print_error(const std::exception& error) noexcept;
 
 /// Prints "gradtile: MESSAGE" as one printable line on stderr, in one piece, since several processes may
 /// write to the same place.

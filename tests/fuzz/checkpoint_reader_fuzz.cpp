@@ -7,8 +7,6 @@
 #include <iostream>
 #include <span>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
@@ -75,7 +73,7 @@ std::vector<Checkpoint> checkpoints() {
     all[1].master["a"] = randn(ctx, {5, 7}, DType::f32, Seed{2});
     all[1].optimizer["m/a"] = randn(ctx, {5, 7}, DType::f32, Seed{3});
     all[1].optimizer["v/a"] = randn(ctx, {5, 7}, DType::f32, Seed{4});
-    *all[1].config = {{"layers", 2}};
+    all[1].config.set("layers", 2);
     for (int i = 0; i < 4; ++i) {
         const std::string block = concat("h.", i, ".attn.qkv.");
         all[2].params[block + "weight"] = randn(ctx, {12, 4}, DType::f32, Seed{5});
@@ -83,7 +81,9 @@ std::vector<Checkpoint> checkpoints() {
         all[2].optimizer["momentum/" + block + "weight"] = randn(ctx, {12, 4}, DType::f32, Seed{7});
     }
     all[2].optimizer["updates"] = from_host(ctx, std::vector<std::int32_t>{3}, {1});
-    *all[2].meta = {{"val_loss", 1.5}, {"nested", {{"list", {1, 2, 3}}}}};
+    all[2].meta.set("val_loss", 1.5);
+    all[2].meta.set("nested", JsonValue::object({{"list", std::vector<int>{1, 2, 3}}}));
+    all[2].tokenizer = R"({"kind":"bytes"})";
     all[3].params["six"] = randn(ctx, {1, 2, 1, 3, 1, 2}, DType::f64, Seed{8});
     all[3].params["none"] = zeros(ctx, {4, 0, 3}, DType::f16);
     all[4].step = 12;

@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
 #include <gradtile/train/config/train_config.h>
 

@@ -7,6 +7,7 @@
 
 #include <support/cuda_test.h>
 #include <support/error_message.h>
+#include <support/json.h>
 #include "checkpoint/checkpoint_test_support.h"
 #include "tiny_run.h"
 
@@ -171,9 +172,13 @@ TEST_F(CudaTrainer, MatrixAlgorithmsOfAnotherGpuDoNotStopARun) {
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     const Checkpoint sound = read_checkpoint(path);
     Checkpoint elsewhere = sound, no_algorithms = sound;
-    for (json& entry : (*elsewhere.meta)["matrix_algorithms"]) entry["problem"][2] = 78;  // multiprocessors
-    for (json& entry : (*no_algorithms.meta)["matrix_algorithms"])
+    const json saved = test::json_of(sound.meta["matrix_algorithms"]);
+    json other_gpu_entries = saved, invalid_entries = saved;
+    for (json& entry : other_gpu_entries) entry["problem"][2] = 78;  // multiprocessors
+    for (json& entry : invalid_entries)
         for (json& number : entry["algorithm"]) number = number.get<std::uint64_t>() ^ 0x5a5a5a5a5a5a5a5a;
+    elsewhere.meta.set("matrix_algorithms", test::json_value(other_gpu_entries));
+    no_algorithms.meta.set("matrix_algorithms", test::json_value(invalid_entries));
     for (const bool other_gpu : {true, false}) {
         run.remove_saves_after(5);
         write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);

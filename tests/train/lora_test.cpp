@@ -184,7 +184,7 @@ TEST(Lora, MergedWeightsOfABfloat16RunHaveMastersOfTheSum) {
     EXPECT_EQ(merged.master.size(), merged.params.size());
     EXPECT_TRUE(merged.optimizer.empty());
     for (const auto& [name, x] : merged.params) EXPECT_FALSE(is_adapter(name)) << name;
-    EXPECT_EQ(merged.config->at("lora-rank"), 0);
+    EXPECT_EQ(merged.config["lora-rank"], 0);
     EXPECT_EQ(merged_adapters(merged, "run").params.size(), merged.params.size()) << "has none to merge";
 }
 
@@ -233,9 +233,9 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
     };
     EXPECT_EQ(refusal([](Checkpoint& c) { c.params.erase("h.1.attn.qkv.lora_b"); }),
               "a.h5: has no parameter 'h.1.attn.qkv.lora_b'; expected [96, 4]");
-    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = 3; }),
+    EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-rank", 3); }),
                 HasSubstr("parameter 'h.0.attn.qkv.lora_a' is [4, 32]; this model's is [3, 32]"));
-    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-on"] = "attn"; }),
+    EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-on", "attn"); }),
                 HasSubstr("parameter 'h.0.mlp.fc.lora_a' is not one of this model's"));
     const Context ctx(Device::cpu(), 1);
     EXPECT_THAT(refusal([&](Checkpoint& c) { c.master["x"] = zeros(ctx, {2}, DType::f32); }),
@@ -248,10 +248,10 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
                     c.master["h.0.attn.qkv.lora_b"] = zeros(ctx, {96, 4}, DType::i32);
                 }),
                 HasSubstr("expected [96, 4] float32"));
-    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = "four"; }),
+    EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-rank", "four"); }),
                 HasSubstr("a.h5: lora-rank"));
-    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-rank"] = -4; }), HasSubstr("lora-rank: -4"));
-    EXPECT_THAT(refusal([](Checkpoint& c) { (*c.config)["lora-on"] = "x"; }), HasSubstr("lora-on: 'x'"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-rank", -4); }), HasSubstr("lora-rank: -4"));
+    EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-on", "x"); }), HasSubstr("lora-on: 'x'"));
 }
 
 /// The head and the embeddings are frozen, so the adapters of the blocks must do all the work. The base has

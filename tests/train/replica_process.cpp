@@ -3,8 +3,6 @@
 #include <cstring>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/parallel/data_parallel.h>
 #include <gradtile/train/replica.h>
@@ -51,7 +49,7 @@ int main(int argc, char** argv) {
                                          }});
         const Checkpoint checkpoint = read_checkpoint(path);
         TrainConfig config;
-        apply_json(config, *checkpoint.config, path);
+        apply_json(config, checkpoint.config, path);
         config.zero = std::stoi(argv[3]);
         const bool on_gpu = std::string(argv[2]) == "cuda";
         const Context ctx(on_gpu ? Device::cuda(environment.local_rank) : Device::cpu(), 1);

@@ -10,7 +10,6 @@
 #include <support/temporary_directory.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/trainer.h>
 
@@ -74,7 +73,7 @@ struct TinyRun {
         std::vector<nlohmann::json> lines;
         std::ifstream file(run / "metrics.jsonl");
         for (std::string line; std::getline(file, line);) {
-            nlohmann::json object = parse_json(line);
+            nlohmann::json object = nlohmann::json::parse(line);
             object.erase("ms");
             object.erase("wall_s");
             object.erase("tokens_per_s");
@@ -94,7 +93,7 @@ struct TinyRun {
         {
             std::ifstream lines(file);
             for (std::string line; std::getline(lines, line);) {
-                const nlohmann::json object = parse_json(line);
+                const nlohmann::json object = nlohmann::json::parse(line);
                 if (!object.contains("event") || object["step"] <= step) kept += line + '\n';
             }
         }

@@ -8,7 +8,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/core/philox.h>
 #include <gradtile/core/text/nearest_name.h>
@@ -22,7 +21,6 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
 using test::message_of;
 using testing::HasSubstr;
 
@@ -37,9 +35,11 @@ TEST(TrainConfig, EverySettingSurvivesJson) {
 
 /// A checkpoint of an older version has no settings for the options of attention.
 TEST(TrainConfig, SettingsThatAnOlderRunLacksAreOff) {
-    json older = to_json(preset("llama-tiny"));
-    for (const char* name : {"window", "window-pattern", "softcap", "sinks", "attention-dropout"})
-        EXPECT_EQ(older.erase(name), 1u) << name;
+    JsonValue older = to_json(preset("llama-tiny"));
+    for (const char* name : {"window", "window-pattern", "softcap", "sinks", "attention-dropout"}) {
+        ASSERT_TRUE(older.contains(name)) << name;
+        older.erase(name);
+    }
     TrainConfig config;
     apply_json(config, older, "config.json");
     EXPECT_EQ(config.model, preset("llama-tiny").model);
@@ -56,7 +56,7 @@ TEST(TrainConfig, EveryPresetIsValid) {
 TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
     TrainConfig config;
     EXPECT_EQ(message_of([&] {
-                  apply_json(config, {{"warmpu", 3}}, "a.json");
+                  apply_json(config, JsonValue::object({{"warmpu", 3}}), "a.json");
               }),
               "a.json: unknown setting 'warmpu'; did you mean 'warmup'?");
 }
@@ -66,7 +66,7 @@ TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
     const std::size_t depth = 1'000'000;
     const std::string text = "{\"steps\":" + std::string(depth, '[') + std::string(depth, ']') + "}";
     EXPECT_EQ(message_of([&] { apply_config_text(config, text, "a.json"); }),
-              "a.json: not JSON: nested more than 64 levels deep");
+              "a.json: nested more than 64 levels deep");
     EXPECT_EQ(message_of([&] { apply_config_text(config, R"({"steps": [1, [2]]})", "a.json"); }),
               "a.json: steps: [...] is an array; expected an integer");
 }
@@ -74,29 +74,32 @@ TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
 TEST(TrainConfig, WrongTypesAreNamedWithWhatWasExpected) {
     TrainConfig config;
     EXPECT_EQ(message_of([&] {
-                  apply_json(config, {{"steps", "many"}}, "a.json");
+                  apply_json(config, JsonValue::object({{"steps", "many"}}), "a.json");
               }),
               "a.json: steps: \"many\" is a string; expected an integer");
     EXPECT_EQ(message_of([&] {
-                  apply_json(config, {{"steps", 1.5}}, "a.json");
+                  apply_json(config, JsonValue::object({{"steps", 1.5}}), "a.json");
               }),
               "a.json: steps: 1.5 is a number; expected an integer");
     EXPECT_EQ(message_of([&] {
-                  apply_json(config, {{"bias", 1}}, "a.json");
+                  apply_json(config, JsonValue::object({{"bias", 1}}), "a.json");
               }),
               "a.json: bias: 1 is a number; expected true or false");
     EXPECT_EQ(message_of([&] {
-                  apply_json(config, {{"norm", "batch"}}, "a.json");
+                  apply_json(config, JsonValue::object({{"norm", "batch"}}), "a.json");
               }),
               "a.json: norm: 'batch' is unknown; expected layer or rms");
-    EXPECT_THAT(message_of([&] { apply_json(config, json::array(), "a.json"); }),
+    EXPECT_THAT(message_of([&] { apply_json(config, JsonValue::array(), "a.json"); }),
                 HasSubstr("expected an object"));
-    EXPECT_THAT(message_of([&] { apply_json(config, {{"seed", -1}}, "a.json"); }), HasSubstr("0 or more"));
+    EXPECT_THAT(message_of([&] {
+                    apply_json(config, JsonValue::object({{"seed", -1}}), "a.json");
+                }),
+                HasSubstr("0 or more"));
 }
 
 TEST(TrainConfig, APresetInTheFileIsTheBaseOfItsOtherSettings) {
     TrainConfig config;
-    apply_json(config, {{"layers", 7}, {"preset", "shakespeare-char"}}, "a.json");
+    apply_json(config, JsonValue::object({{"layers", 7}, {"preset", "shakespeare-char"}}), "a.json");
     EXPECT_EQ(config.model.layers, 7);
     EXPECT_EQ(config.model.width, 384);
 }

@@ -15,7 +15,6 @@
 #include <support/temporary_directory.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/trainer.h>
 
 #include <support/signal_process.h>
@@ -54,12 +53,12 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
     std::vector<std::string> lines;
     std::ifstream file(run / "metrics.jsonl");
     for (std::string line; std::getline(file, line) && !file.eof();) {
-        nlohmann::json object = parse_json(line);
+        nlohmann::json object = nlohmann::json::parse(line);
         if (object.contains("event")) continue;
         object.erase("ms");
         object.erase("wall_s");
         object.erase("tokens_per_s");
-        lines.push_back(json_text(object));
+        lines.push_back(object.dump());
     }
     return lines;
 }
@@ -141,7 +140,7 @@ TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
     if (process == 0) {
         const struct rlimit limit { 40'000, 40'000 };
         setrlimit(RLIMIT_FSIZE, &limit);
-        const std::string file = directory.write("config.json", json_text(to_json(config)));
+        const std::string file = directory.write("config.json", to_json(config).dump());
         execl(GRADTILE_TRAINING_PROCESS, GRADTILE_TRAINING_PROCESS, file.c_str(), nullptr);
         _exit(127);
     }

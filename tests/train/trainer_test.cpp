@@ -5,7 +5,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "tiny_run.h"
 
@@ -15,6 +14,7 @@
 #include <gradtile/train/data/token_file.h>
 
 #include <support/error_message.h>
+#include <support/json.h>
 
 namespace gradtile {
 namespace {
@@ -212,9 +212,9 @@ TEST(Trainer, ResumeIgnoresInvalidMatrixAlgorithms) {
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
     // A run on the CPU has no matrix algorithms.
-    EXPECT_FALSE(checkpoint.meta->contains("matrix_algorithms"));
+    EXPECT_FALSE(checkpoint.meta.contains("matrix_algorithms"));
     for (const json& nonsense : {json("fast"), json::array({1, 2}), json{{{"problem", {1}}}}}) {
-        (*checkpoint.meta)["matrix_algorithms"] = nonsense;
+        checkpoint.meta.set("matrix_algorithms", test::json_value(nonsense));
         write_checkpoint(path, checkpoint);
         run.messages.clear();
         const Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
@@ -260,8 +260,8 @@ TEST(Trainer, ResumeAcceptsCheckpointsWithoutADataRecordAndReportsIt) {
     { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::filesystem::path path = std::filesystem::path(run.config.out) / "checkpoints/step_00000005.h5";
     Checkpoint checkpoint = read_checkpoint(path);
-    EXPECT_EQ(checkpoint.data->at("content").at("data").size(), 1u);
-    (*checkpoint.data).erase("content");
+    EXPECT_EQ(checkpoint.data["content"]["data"].size(), 1u);
+    checkpoint.data.erase("content");
     write_checkpoint(path, checkpoint);
     Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
     ASSERT_EQ(run.messages.size(), 1u);
@@ -270,7 +270,7 @@ TEST(Trainer, ResumeAcceptsCheckpointsWithoutADataRecordAndReportsIt) {
     resumed.run();
     const Checkpoint next =
         read_checkpoint(std::filesystem::path(run.config.out) / "checkpoints/step_00000012.h5");
-    EXPECT_TRUE(next.data->contains("content"));
+    EXPECT_TRUE(next.data.contains("content"));
 }
 
 TEST(Trainer, DescribesItsDataAndItsPartOfALargerVocabulary) {

@@ -44,7 +44,7 @@ void SettingFlags::show_defaults(const TrainConfig& config) {
 }
 
 void SettingFlags::apply(TrainConfig& config) const {
-    rethrow_as_usage_error([&] { apply_json(config, *given_, "command line"); });
+    rethrow_as_usage_error([&] { apply_json(config, given_, "command line"); });
 }
 
 void apply_user_config(TrainConfig& config, const std::string& path) {
@@ -53,7 +53,9 @@ void apply_user_config(TrainConfig& config, const std::string& path) {
 }
 
 std::vector<std::string> SettingFlags::given() const {
-    return given_.names();
+    std::vector<std::string> names;
+    for (const auto& [name, value] : given_.items()) names.push_back(name);
+    return names;
 }
 
 bool SettingFlags::has(std::string_view name) const {

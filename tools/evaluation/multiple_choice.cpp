@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
@@ -14,21 +12,21 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 /// Returns the member with one of two names.
-const json& member_of(const json& line, const char* name, const char* other, const std::string& where) {
+const JsonValue& member_of(const JsonValue& line, const char* name, const char* other,
+                           const std::string& where) {
     const bool has = line.contains(name), has_other = line.contains(other);
     check(has != has_other, where, ": expected a member ", name, " or ", other);
     return line[has ? name : other];
 }
 
-std::size_t label_of(const json& line, std::size_t choices, const std::string& where) {
+std::size_t label_of(const JsonValue& line, std::size_t choices, const std::string& where) {
     std::int64_t label = -1;
-    const json value = line.value("label", json());
-    if (value.is_number_integer()) label = value.get<std::int64_t>();
+    const JsonValue* const found = line.find("label");
+    const JsonValue value = found ? *found : JsonValue();
+    if (value.fits<std::int64_t>()) label = value.get<std::int64_t>();
     if (value.is_string()) {
-        const auto& text = value.get_ref<const std::string&>();
+        const auto& text = value.text();
         const auto parsed = std::from_chars(text.data(), text.data() + text.size(), label);
         if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) label = -1;
     }
@@ -37,17 +35,15 @@ std::size_t label_of(const json& line, std::size_t choices, const std::string& w
     return static_cast<std::size_t>(label);
 }
 
-ChoiceQuestion question_of(const json& line, const std::string& where) {
+ChoiceQuestion question_of(const JsonValue& line, const std::string& where) {
     check(line.is_object(), where, ": expected an object with context, choices and label");
-    const json& context = member_of(line, "ctx", "context", where);
-    const json& choices = member_of(line, "endings", "choices", where);
-    check(context.is_string() && !context.get_ref<const std::string&>().empty(), where,
-          ": expected a text as the context");
+    const JsonValue& context = member_of(line, "ctx", "context", where);
+    const JsonValue& choices = member_of(line, "endings", "choices", where);
+    check(context.is_string() && !context.text().empty(), where, ": expected a text as the context");
     check(choices.is_array() && choices.size() >= 2, where, ": expected an array of at least two choices");
     ChoiceQuestion question{.context = context.get<std::string>(), .choices = {}};
-    for (const json& choice : choices) {
-        check(choice.is_string() && !choice.get_ref<const std::string&>().empty(), where,
-              ": expected texts as choices");
+    for (const JsonValue& choice : choices.elements()) {
+        check(choice.is_string() && !choice.text().empty(), where, ": expected texts as choices");
         question.choices.push_back(choice.get<std::string>());
     }
     question.label = label_of(line, question.choices.size(), where);
@@ -154,7 +150,7 @@ std::size_t lowest(const std::vector<ChoiceLoss>& losses, const Loss& loss) {
 
 std::vector<ChoiceQuestion> parse_choice_questions(std::string_view text, std::string_view source) {
     std::vector<ChoiceQuestion> questions;
-    for_each_json_line(text, source, [&](const json& line, const std::string& where) {
+    for_each_json_line(text, source, [&](const JsonValue& line, const std::string& where) {
         questions.push_back(question_of(line, where));
     });
     check(!questions.empty(), source, ": has no question");

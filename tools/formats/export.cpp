@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/tools/formats/gguf_metadata.h>
@@ -43,7 +41,7 @@ class Exporter {
   public:
     Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
         : checkpoint_(checkpoint), source_(std::move(source)), options_(options) {
-        apply_json(config_, *checkpoint.config, source_);
+        apply_json(config_, checkpoint.config, source_);
         check_model(config_.model, checkpoint, source_);
         dtype_ = dtype_of_export(options.dtype, config_.dtype);
         tokenizer_ = tokenizer_of(checkpoint, source_);
@@ -95,12 +93,12 @@ class Exporter {
     /// Returns the files of the folder, except the weights. Files of an import are written as they were.
     std::map<std::string, std::string> folder_texts() {
         std::map<std::string, std::string> texts = imported_.files;
-        const nlohmann::json config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        const JsonValue config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
         std::optional<std::string> kept;
         if (texts.contains("config.json"))
             kept =
                 kept_config_of(texts["config.json"], config_.model, dtype_, concat(source_, ": config.json"));
-        texts["config.json"] = kept ? *kept : json_text(config, 2) + '\n';
+        texts["config.json"] = kept ? *kept : config.dump(2) + '\n';
         if (!encoding()) {
             note_tokenizer("tokenizer.json");
             return texts;
@@ -108,11 +106,11 @@ class Exporter {
         texts["tokenizer.json"] = tokenizer_->tokenizer_json();
         // Without this file transformers chooses a class by the model's type, which has its own pattern.
         if (!texts.contains("tokenizer_config.json"))
-            texts["tokenizer_config.json"] = json_text(tokenizer_config(), 2) + '\n';
+            texts["tokenizer_config.json"] = tokenizer_config().dump(2) + '\n';
         if (!imported_.empty()) return texts;
         if (const auto jinja = chat_jinja()) texts["chat_template.jinja"] = *jinja;
-        if (const nlohmann::json generation = generation_config(); !generation.empty())
-            texts["generation_config.json"] = json_text(generation, 2) + '\n';
+        if (const JsonValue generation = generation_config(); generation.size() > 0)
+            texts["generation_config.json"] = generation.dump(2) + '\n';
         return texts;
     }
 
@@ -125,14 +123,14 @@ class Exporter {
         return tokens;
     }
 
-    nlohmann::json tokenizer_config() const {
-        nlohmann::json value{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                             {"clean_up_tokenization_spaces", false},
-                             {"model_max_length", config_.model.context}};
+    JsonValue tokenizer_config() const {
+        JsonValue value = JsonValue::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                             {"clean_up_tokenization_spaces", false},
+                                             {"model_max_length", config_.model.context}});
         const TextTokens tokens = text_tokens();
         const auto name = [&](const char* member, std::int32_t id) {
             for (const AddedToken& token : encoding()->vocabulary().added)
-                if (token.id == id) value[member] = token.text;
+                if (token.id == id) value.set(member, token.text);
         };
         if (tokens.begin) name("bos_token", *tokens.begin);
         if (!tokens.end.empty()) name("eos_token", tokens.end.front());
@@ -141,13 +139,13 @@ class Exporter {
 
     /// Returns where `generate` begins and ends texts. A text of the chat template that is no token is a stop
     /// string.
-    nlohmann::json generation_config() const {
-        nlohmann::json value = nlohmann::json::object();
+    JsonValue generation_config() const {
+        JsonValue value = JsonValue::object();
         const TextTokens tokens = text_tokens();
-        if (tokens.begin) value["bos_token_id"] = *tokens.begin;
-        if (!tokens.end.empty()) value["eos_token_id"] = tokens.end;
+        if (tokens.begin) value.set("bos_token_id", *tokens.begin);
+        if (!tokens.end.empty()) value.set("eos_token_id", tokens.end);
         if (has_template() && !turn_end())
-            value["stop_strings"] = ChatFormat(config_.chat_template, *tokenizer_).stop_texts();
+            value.set("stop_strings", ChatFormat(config_.chat_template, *tokenizer_).stop_texts());
         return value;
     }
 

@@ -1,8 +1,7 @@
 #include <gradtile/tools/formats/gguf_metadata.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
+#include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {
@@ -34,19 +33,19 @@ std::string split_name(const BytePairVocabulary& vocabulary, const std::string& 
 /// spelling.
 GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64_t size,
                                 const std::string& source) {
-    const nlohmann::json json = tokenizer_json_of(vocabulary);
     std::vector<std::string> tokens(static_cast<std::size_t>(size)), merges;
     std::vector<std::int32_t> types(tokens.size(), unused_token);
     for (std::size_t id = 0; id < tokens.size(); ++id) tokens[id] = concat("[PAD", id, "]");
-    for (const auto& [token, id] : json["model"]["vocab"].items()) {
-        tokens[id.get<std::size_t>()] = token;
-        types[id.get<std::size_t>()] = normal_token;
+    for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+        if (vocabulary.tokens[id].empty()) continue;
+        tokens.at(id) = characters_of_bytes(vocabulary.tokens[id]);
+        types.at(id) = normal_token;
     }
     for (const AddedToken& token : vocabulary.added) {
         tokens[static_cast<std::size_t>(token.id)] = token.text;
         types[static_cast<std::size_t>(token.id)] = token.special ? control_token : user_token;
     }
-    for (const auto& merge : json["model"]["merges"]) merges.push_back(merge.get<std::string>());
+    for_each_merge_text(vocabulary, [&](const std::string& text) { merges.push_back(text); });
     return {{"tokenizer.ggml.model", std::string("gpt2")},
             {"tokenizer.ggml.pre", split_name(vocabulary, source)},
             {"tokenizer.ggml.tokens", std::move(tokens)},

@@ -1,11 +1,11 @@
 #include <gradtile/tools/formats/huggingface_config.h>
 
-#include <limits>
-
-#include <nlohmann/json.hpp>
+#include <algorithm>
+#include <array>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/formats/transformers_members.h>
 #include <gradtile/train/config/train_config.h>
@@ -13,15 +13,13 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 /// Names of one setting. Transformers accepts each of them.
 using Names = std::initializer_list<const char*>;
 
 /// The members of a config.json, with an error that names file and member.
 class ConfigReader {
   public:
-    ConfigReader(const json& value, std::string_view source) : value_(value), source_(source) {
+    ConfigReader(const JsonValue& value, std::string_view source) : value_(value), source_(source) {
         check(value.is_object(), source_, ": expected an object");
     }
 
@@ -29,9 +27,9 @@ class ConfigReader {
     std::int64_t integer(Names names, std::int64_t missing) const {
         const char* const name = name_among(names);
         if (!name) return missing;
-        const json& value = value_[name];
-        check(value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() <= 1e15, source_,
-              ": ", name, ": ", json_excerpt(value), "; expected an integer, 0 or more");
+        const JsonValue& value = value_[name];
+        check(value.is_number_unsigned() && value.number() <= 1e15, source_, ": ", name, ": ",
+              json_excerpt(value), "; expected an integer, 0 or more");
         return value.get<std::int64_t>();
     }
     std::int64_t integer(const char* name, std::int64_t missing) const { return integer({name}, missing); }
@@ -55,7 +53,7 @@ class ConfigReader {
         return value_[name].get<std::string>();
     }
     std::string text(const char* name, const char* missing) const { return text({name}, missing); }
-    const json& operator[](const char* name) const { return value_[name]; }
+    const JsonValue& operator[](const char* name) const { return value_[name]; }
     const std::string& source() const { return source_; }
 
   private:
@@ -73,7 +71,7 @@ class ConfigReader {
         return found;
     }
 
-    const json& value_;
+    const JsonValue& value_;
     std::string source_;
 };
 
@@ -152,27 +150,26 @@ ModelConfig read_llama(const ConfigReader& reader, UnknownMembers& unknown) {
     return config;
 }
 
-std::int32_t token_id_of(const json& id, const ConfigReader& reader) {
-    check(id.is_number_integer() && id >= -1 && id <= std::numeric_limits<std::int32_t>::max(),
-          reader.source(), ": eos_token_id: ", json_excerpt(id), "; expected a token id or a list of them");
+std::int32_t token_id_of(const JsonValue& id, const ConfigReader& reader) {
+    check(id.fits<std::int32_t>() && id.get<std::int32_t>() >= -1, reader.source(),
+          ": eos_token_id: ", json_excerpt(id), "; expected a token id or a list of them");
     return id.get<std::int32_t>();
 }
 
 TextEnds read_text_ends(const ConfigReader& reader) {
     TextEnds ends;
     if (reader.has("eos_token_id")) {
-        const json& eos = reader["eos_token_id"];
+        const JsonValue& eos = reader["eos_token_id"];
         ends.tokens.emplace();
         if (eos.is_array()) {
-            for (const json& id : eos) ends.tokens->push_back(token_id_of(id, reader));
+            for (const JsonValue& id : eos.elements()) ends.tokens->push_back(token_id_of(id, reader));
         } else {
             ends.tokens->push_back(token_id_of(eos, reader));
         }
     }
     if (!reader.has("stop_strings")) return ends;
-    const json stops =
-        reader["stop_strings"].is_array() ? reader["stop_strings"] : json::array({reader["stop_strings"]});
-    for (const json& stop : stops) {
+    const JsonValue& stops = reader["stop_strings"];
+    for (const JsonValue& stop : stops.is_array() ? stops.elements() : JsonValue::Array{stops}) {
         check(stop.is_string(), reader.source(), ": stop_strings: ", json_excerpt(stop),
               "; expected a text or a list of texts");
         ends.texts.push_back(stop.get<std::string>());
@@ -196,7 +193,7 @@ ModelConfig comparable(ModelConfig config) {
     return config;
 }
 
-json settings_of(const ModelConfig& config) {
+JsonValue settings_of(const ModelConfig& config) {
     TrainConfig train;
     train.model = config;
     return to_json(train);
@@ -207,7 +204,7 @@ json settings_of(const ModelConfig& config) {
 /// express it.
 void check_same_model(const ModelConfig& config, const ModelConfig& written, std::string_view type,
                       std::string_view source) {
-    const json own = settings_of(comparable(config)), read = settings_of(comparable(written));
+    const JsonValue own = settings_of(comparable(config)), read = settings_of(comparable(written));
     for (const auto& [name, value] : own.items())
         check(value == read[name], source, ": ", name, " ", json_excerpt(value),
               " cannot be stored in a model of type ", type, "; it has ", name, " ",
@@ -215,49 +212,96 @@ void check_same_model(const ModelConfig& config, const ModelConfig& written, std
     check(comparable(config) == comparable(written), source, ": the model cannot be stored in type ", type);
 }
 
-json gpt2_json(const ModelConfig& c) {
+JsonValue gpt2_json(const ModelConfig& c) {
     const auto activation = std::ranges::find(gpt2_activations, c.activation, &ActivationName::activation);
     // If the activation has no name here, the comparison in check_same_model() refuses it.
     const std::string_view name = activation == gpt2_activations.end() ? "gelu_new" : activation->name;
-    return {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"n_layer", c.layers},
-            {"n_head", c.heads},
-            {"n_embd", c.width},
-            {"n_inner", c.hidden_width()},
-            {"n_positions", c.context},
-            {"n_ctx", c.context},
-            {"vocab_size", c.vocabulary},
-            {"activation_function", name},
-            {"layer_norm_epsilon", c.norm_epsilon},
-            {"attn_pdrop", c.attention_dropout},
-            {"embd_pdrop", c.dropout},
-            {"resid_pdrop", c.dropout}};
+    return JsonValue::object({{"architectures", JsonValue::Array{"GPT2LMHeadModel"}},
+                              {"model_type", "gpt2"},
+                              {"n_layer", c.layers},
+                              {"n_head", c.heads},
+                              {"n_embd", c.width},
+                              {"n_inner", c.hidden_width()},
+                              {"n_positions", c.context},
+                              {"n_ctx", c.context},
+                              {"vocab_size", c.vocabulary},
+                              {"activation_function", name},
+                              {"layer_norm_epsilon", c.norm_epsilon},
+                              {"attn_pdrop", c.attention_dropout},
+                              {"embd_pdrop", c.dropout},
+                              {"resid_pdrop", c.dropout}});
 }
 
-json llama_json(const ModelConfig& c) {
-    return {{"architectures", {"LlamaForCausalLM"}},
-            {"model_type", "llama"},
-            {"num_hidden_layers", c.layers},
-            {"num_attention_heads", c.heads},
-            {"num_key_value_heads", c.key_value_heads()},
-            {"hidden_size", c.width},
-            {"head_dim", c.head_dim()},
-            {"intermediate_size", c.hidden_width()},
-            {"max_position_embeddings", c.context},
-            {"vocab_size", c.vocabulary},
-            {"hidden_act", "silu"},
-            {"attention_bias", c.bias},
-            {"mlp_bias", c.bias},
-            {"attention_dropout", c.attention_dropout},
-            {"rms_norm_eps", c.norm_epsilon},
-            {"rope_theta", c.rope_base},
-            {"rope_scaling", nullptr}};
+JsonValue llama_json(const ModelConfig& c) {
+    return JsonValue::object({{"architectures", JsonValue::Array{"LlamaForCausalLM"}},
+                              {"model_type", "llama"},
+                              {"num_hidden_layers", c.layers},
+                              {"num_attention_heads", c.heads},
+                              {"num_key_value_heads", c.key_value_heads()},
+                              {"hidden_size", c.width},
+                              {"head_dim", c.head_dim()},
+                              {"intermediate_size", c.hidden_width()},
+                              {"max_position_embeddings", c.context},
+                              {"vocab_size", c.vocabulary},
+                              {"hidden_act", "silu"},
+                              {"attention_bias", c.bias},
+                              {"mlp_bias", c.bias},
+                              {"attention_dropout", c.attention_dropout},
+                              {"rms_norm_eps", c.norm_epsilon},
+                              {"rope_theta", c.rope_base},
+                              {"rope_scaling", nullptr}});
 }
+
+constexpr std::array<std::string_view, 2> dtype_members{"dtype", "torch_dtype"};
+
+/// Prints a config.json with another dtype. Keeps the order of the members, which a JsonValue does not.
+class DTypeReplacer final : public JsonHandler {
+  public:
+    explicit DTypeReplacer(DType dtype) : dtype_(name_of(dtype)) {}
+
+    void scalar(JsonValue value) override {
+        writer_.scalar(is_dtype_ && !value.is_null() ? JsonValue(dtype_) : std::move(value));
+        is_dtype_ = false;
+    }
+    void name(std::string name) override {
+        is_dtype_ = depth_ == 1 && std::ranges::find(dtype_members, name) != dtype_members.end();
+        writer_.name(std::move(name));
+    }
+    void begin_array() override {
+        begin();
+        writer_.begin_array();
+    }
+    void begin_object() override {
+        begin();
+        writer_.begin_object();
+    }
+    void end() override {
+        --depth_;
+        writer_.end();
+    }
+
+    std::string take() {
+        writer_.finish();
+        text_ += '\n';
+        return std::move(text_);
+    }
+
+  private:
+    void begin() {
+        ++depth_;
+        is_dtype_ = false;
+    }
+
+    std::string_view dtype_;
+    int depth_ = 0;
+    bool is_dtype_ = false;  // the next value is the dtype of the model
+    std::string text_;
+    JsonWriter writer_{text_, 2};
+};
 
 }  // namespace
 
-HuggingFaceModel read_huggingface_config(const json& value, std::string_view source,
+HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown) {
     const ConfigReader reader(value, source);
     const std::string type = reader.text("model_type", "");
@@ -279,7 +323,7 @@ HuggingFaceModel read_huggingface_config(const json& value, std::string_view sou
     return model;
 }
 
-TextEnds read_generation_config(const json& value, std::string_view source, UnknownMembers& unknown) {
+TextEnds read_generation_config(const JsonValue& value, std::string_view source, UnknownMembers& unknown) {
     const ConfigReader reader(value, source);
     check_members(value, generation_members(), source, unknown);
     return read_text_ends(reader);
@@ -289,15 +333,15 @@ WeightLayout huggingface_layout_of(const ModelConfig& config) {
     return rotates_heads(config.positions) ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2;
 }
 
-json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
-                           std::string_view source) {
+JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
+                                std::string_view source) {
     const bool llama = huggingface_layout_of(config) == WeightLayout::huggingface_llama;
-    json value = llama ? llama_json(config) : gpt2_json(config);
-    value["tie_word_embeddings"] = config.tied_head;
-    value["torch_dtype"] = name_of(dtype);
-    value["bos_token_id"] = tokens.begin ? json(*tokens.begin) : json();
+    JsonValue value = llama ? llama_json(config) : gpt2_json(config);
+    value.set("tie_word_embeddings", config.tied_head);
+    value.set("torch_dtype", name_of(dtype));
+    value.set("bos_token_id", tokens.begin ? JsonValue(*tokens.begin) : JsonValue());
     // Converters to other formats read one id here. generation_config.json has all of them.
-    value["eos_token_id"] = tokens.end.empty() ? json() : json(tokens.end.front());
+    value.set("eos_token_id", tokens.end.empty() ? JsonValue() : JsonValue(tokens.end.front()));
     UnknownMembers none;
     check_same_model(config, read_huggingface_config(value, source, none).config, llama ? "llama" : "gpt2",
                      source);
@@ -307,23 +351,17 @@ json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTok
 std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
                                           std::string_view source) {
     UnknownMembers unknown{.allowed = true};
-    json parsed;
-    try {
-        parsed = parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(source, ": ", error.what()));
-    }
-    const ModelConfig kept = read_huggingface_config(parsed, source, unknown).config;
+    const JsonValue value = parse_json(text, source);
+    const ModelConfig kept = read_huggingface_config(value, source, unknown).config;
     if (comparable(kept) != comparable(config)) return std::nullopt;
-    // Keeps the order of the members.
-    auto value = nlohmann::ordered_json::parse(text);
-    bool is_changed = false;
-    for (const char* const name : {"dtype", "torch_dtype"}) {
-        if (!value.contains(name) || value[name].is_null() || value[name] == name_of(dtype)) continue;
-        value[name] = name_of(dtype);
-        is_changed = true;
-    }
-    return is_changed ? value.dump(2) + '\n' : text;
+    const bool is_changed = std::ranges::any_of(dtype_members, [&](std::string_view name) {
+        const JsonValue* const written = value.find(name);
+        return written && !written->is_null() && *written != name_of(dtype);
+    });
+    if (!is_changed) return text;
+    DTypeReplacer replacer(dtype);
+    read_json(text, source, replacer);
+    return replacer.take();
 }
 
 }  // namespace gradtile

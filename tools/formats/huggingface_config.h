@@ -6,9 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <gradtile/core/dtype.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/known_members.h>
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/tools/formats/weight_names.h>
@@ -33,12 +32,11 @@ struct HuggingFaceModel {
 /// type, scaled rotary positions, a head width other than width / heads, an activation that is not known),
 /// when two names of one setting have different values, and when a member may change the model in a way that
 /// is not known (see transformers_members.h).
-HuggingFaceModel read_huggingface_config(const nlohmann::json& value, std::string_view source,
+HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown);
 
 /// Reads a generation_config.json. Throws Error as read_huggingface_config() does.
-TextEnds read_generation_config(const nlohmann::json& value, std::string_view source,
-                                UnknownMembers& unknown);
+TextEnds read_generation_config(const JsonValue& value, std::string_view source, UnknownMembers& unknown);
 
 /// The tokens that begin and end a text.
 struct TextTokens {
@@ -49,8 +47,8 @@ struct TextTokens {
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
 /// with `source` and names the setting when neither model type can express the config (query and key norms,
 /// for example). Settings of training (dropouts, recompute, deterministic) are ignored.
-nlohmann::json huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
-                                     std::string_view source);
+JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
+                                std::string_view source);
 
 /// Returns the text of a config.json that an import kept, for weights of `dtype`: the text itself if it names
 /// this type or none. Returns nullopt if the text is not the config of this model. Throws Error that begins

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/internal/weight_files.h>
@@ -73,8 +71,8 @@ class HuggingFaceReader {
         const fs::path config_file = folder_ / "config.json";
         check(exists(config_file), weights_, ": has no config.json beside it");
         const std::string config_text = config_file_text(config_file.string());
-        HuggingFaceModel found =
-            read_huggingface_config(json_of(config_text, config_file), config_file.string(), unknown_);
+        HuggingFaceModel found = read_huggingface_config(parse_json(config_text, config_file.string()),
+                                                         config_file.string(), unknown_);
         const WeightFiles files(weights_);
         if (has_other_head(files, found)) {
             found.config.tied_head = false;
@@ -98,14 +96,6 @@ class HuggingFaceReader {
     }
 
   private:
-    static nlohmann::json json_of(const std::string& text, const fs::path& path) {
-        try {
-            return parse_json(text);
-        } catch (const Error& error) {
-            throw Error(concat(path.string(), ": ", error.what()));
-        }
-    }
-
     void read_tokenizer(const std::string& tokenizer_class) {
         if (options_.tokenizer == "none") return;
         if (!options_.tokenizer.empty()) {
@@ -138,7 +128,7 @@ class HuggingFaceReader {
         if (exists(file)) {
             source = file.string();
             const std::string text = config_file_text(source);
-            ends = read_generation_config(json_of(text, file), source, unknown_);
+            ends = read_generation_config(parse_json(text, source), source, unknown_);
             model_.text.files["generation_config.json"] = text;
         }
         // Configs often name a token of another vocabulary. Such a token is never drawn.

@@ -1,7 +1,5 @@
 #include <gradtile/tools/formats/imported_run.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
@@ -21,12 +19,12 @@ Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity
     if (is_16_bit(storage_dtype(model.dtype)))
         for (const auto& [name, x] : model.parameters) checkpoint.master[name] = cast(ctx, x, DType::f32);
     checkpoint.config = to_json(config);
-    *checkpoint.data = nlohmann::json::object();
-    if (model.tokenizer) (*checkpoint.data)["tokenizer"] = model.tokenizer->to_json();
+    checkpoint.data = JsonValue::object();
+    if (model.tokenizer) checkpoint.tokenizer = model.tokenizer->to_json();
     add_imported_text(checkpoint.data, model.text);
-    *checkpoint.rng = nlohmann::json::object();
-    *checkpoint.meta = {
-        {"gradtile", version()}, {imported_key, model.description}, {run_identity_key, identity}};
+    checkpoint.rng = JsonValue::object();
+    checkpoint.meta = JsonValue::object(
+        {{"gradtile", version()}, {imported_key, model.description}, {run_identity_key, identity}});
     return checkpoint;
 }
 
@@ -34,7 +32,7 @@ std::filesystem::path write_imported_run(const ImportedModel& model, const std::
     const std::string identity = new_run_identity();
     Checkpoint checkpoint = checkpoint_of(model, identity);
     TrainConfig config;
-    apply_json(config, *checkpoint.config, directory);
+    apply_json(config, checkpoint.config, directory);
     config.out = directory;
     checkpoint.config = to_json(config);
     RunDirectory run = RunDirectory::create(config, identity, checkpoint_bytes(checkpoint));

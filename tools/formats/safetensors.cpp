@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <numeric>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/little_endian.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/formats/internal/tensor_writer.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
@@ -15,9 +15,10 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
 constexpr std::uint64_t length_bytes = 8;
+constexpr std::string_view offsets_name = "\"data_offsets\"";
+/// The shortest entry: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}
+constexpr std::size_t min_entry_bytes = 49;
 
 struct FileDType {
     std::string_view name;
@@ -37,74 +38,92 @@ constexpr std::array tensor_dtypes{TensorDType{"F64", DType::f64}, TensorDType{"
                                    TensorDType{"BF16", DType::bf16}, TensorDType{"F16", DType::f16},
                                    TensorDType{"I32", DType::i32}};
 
-/// Reads the members of one tensor's entry. `where` is the name of file and tensor in errors.
+/// Reads the members of one tensor's entry. Errors name neither file nor tensor.
 class EntryReader {
   public:
-    EntryReader(const json& value, std::string where) : value_(value), where_(std::move(where)) {
-        check(value.is_object(), where_, ": is not an object");
+    explicit EntryReader(const JsonValue& value) : value_(value) {
+        check(value.is_object(), "is not an object");
         for (const auto& [name, member] : value.items())
-            check(name == "dtype" || name == "shape" || name == "data_offsets", where_, ": unknown member '",
+            check(name == "dtype" || name == "shape" || name == "data_offsets", "unknown member '",
                   printable(name), "'");
     }
 
-    SafetensorsEntry read(const std::string& name) const {
-        SafetensorsEntry entry{.name = name, .dtype = dtype()};
-        const auto known = std::ranges::find(file_dtypes, entry.dtype, &FileDType::name);
-        check(known != file_dtypes.end(), where_, ": dtype '", printable(entry.dtype), "' is not known");
+    SafetensorsEntry read(std::string name) const {
+        const FileDType& dtype = this->dtype();
+        SafetensorsEntry entry{.name = std::move(name), .dtype = dtype.name};
         // Empty axes count as 1 here: strides are products of axes, too.
-        std::uint64_t bytes = known->bytes;
+        std::uint64_t bytes = dtype.bytes;
         bool is_empty = false;
-        for (const json& axis : array("shape")) {
+        const JsonValue::Array& axes = array("shape");
+        entry.shape.reserve(axes.size());
+        for (const JsonValue& axis : axes) {
             const std::uint64_t length = number(axis, "shape");
-            check(length <= max_length, where_, ": shape: ", length, " is too large");
+            check(length <= max_length, "shape: ", length, " is too large");
             entry.shape.push_back(static_cast<std::int64_t>(length));
-            check(!__builtin_mul_overflow(bytes, std::max<std::uint64_t>(length, 1), &bytes), where_,
-                  ": its size overflows 64 bits");
+            check(!__builtin_mul_overflow(bytes, std::max<std::uint64_t>(length, 1), &bytes),
+                  "its size overflows 64 bits");
             is_empty = is_empty || length == 0;
         }
         if (is_empty) bytes = 0;
-        const json& offsets = array("data_offsets");
-        check(offsets.size() == 2, where_, ": data_offsets has ", offsets.size(), " numbers; expected 2");
+        const JsonValue::Array& offsets = array("data_offsets");
+        check(offsets.size() == 2, "data_offsets has ", offsets.size(), " numbers; expected 2");
         entry.begin = number(offsets[0], "data_offsets");
         entry.end = number(offsets[1], "data_offsets");
-        check(entry.begin <= entry.end && entry.end - entry.begin == bytes, where_, ": data_offsets ",
-              entry.begin, " to ", entry.end, "; dtype and shape have ", bytes, " bytes");
+        check(entry.begin <= entry.end && entry.end - entry.begin == bytes, "data_offsets ", entry.begin,
+              " to ", entry.end, "; dtype and shape have ", bytes, " bytes");
         return entry;
     }
 
   private:
     static constexpr std::uint64_t max_length = std::uint64_t{1} << 62;
 
-    const json& member(const char* name) const {
-        check(value_.contains(name), where_, ": has no ", name);
-        return value_[name];
+    const JsonValue& member(const char* name) const {
+        const JsonValue* const found = value_.find(name);
+        check(found != nullptr, "has no ", name);
+        return *found;
     }
-    const json& array(const char* name) const {
-        check(member(name).is_array(), where_, ": ", name, ": expected an array");
-        return member(name);
+    const JsonValue::Array& array(const char* name) const {
+        check(member(name).is_array(), name, ": expected an array");
+        return member(name).elements();
     }
-    std::string dtype() const {
-        check(member("dtype").is_string(), where_, ": dtype: expected a string");
-        return member("dtype").get<std::string>();
+    const FileDType& dtype() const {
+        check(member("dtype").is_string(), "dtype: expected a string");
+        const std::string& name = member("dtype").text();
+        const auto known = std::ranges::find(file_dtypes, name, &FileDType::name);
+        check(known != file_dtypes.end(), "dtype '", printable(name), "' is not known");
+        return *known;
     }
-    std::uint64_t number(const json& value, const char* name) const {
-        check(value.is_number_unsigned(), where_, ": ", name, ": ", json_excerpt(value),
-              "; expected integers, 0 or more");
+    std::uint64_t number(const JsonValue& value, const char* name) const {
+        if (!value.is_number_unsigned())
+            throw Error(concat(name, ": ", json_excerpt(value), "; expected integers, 0 or more"));
         return value.get<std::uint64_t>();
     }
 
-    const json& value_;
-    std::string where_;
+    const JsonValue& value_;
 };
+
+/// Returns the numbers of the entries in the order of their names. Throws Error when a name occurs twice.
+std::vector<std::uint32_t> order_of_names(const std::vector<SafetensorsEntry>& entries,
+                                          std::string_view source) {
+    const auto name_of = [&](std::uint32_t i) -> const std::string& { return entries[i].name; };
+    std::vector<std::uint32_t> order(entries.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::ranges::sort(order, std::less<>{}, name_of);
+    const auto twice = std::ranges::adjacent_find(order, std::equal_to<>{}, name_of);
+    if (twice != order.end())
+        throw Error(concat(source, ": tensor '", printable(name_of(*twice)), "' occurs twice"));
+    return order;
+}
 
 /// Throws Error unless the ranges of all tensors together cover [0, data_bytes) without holes and overlaps.
 void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                   std::string_view source) {
     std::uint64_t end = 0;
     for (const SafetensorsEntry& entry : entries) {
-        check(entry.begin == end, source, ": tensor '", printable(entry.name), "' begins at byte ",
-              entry.begin, ", the one before it ends at ", end, "; expected no ",
-              entry.begin < end ? "overlap" : "hole");
+        if (entry.begin != end)  // not check(), because check() would construct the name of every tensor
+            throw Error(concat(source, ": tensor '", printable(entry.name), "' begins at byte ", entry.begin,
+                               ", the one before it ends at ", end, "; expected no ",
+                               entry.begin < end ? "overlap" : "hole"));
         end = entry.end;
     }
     check(end == data_bytes, source, ": its tensors have ", end, " bytes, but the file holds ", data_bytes);
@@ -115,27 +134,31 @@ void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
 SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                            std::string_view source) {
     check(text.starts_with('{'), source, ": the header does not begin with '{'");
-    json value;
-    try {
-        value = parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(source, ": header: ", error.what()));
-    }
+    std::size_t count = 0;  // an upper bound of the number of tensors
+    for (std::size_t at = text.find(offsets_name); at != std::string_view::npos;
+         at = text.find(offsets_name, at + offsets_name.size()))
+        ++count;
     SafetensorsHeader header;
-    for (const auto& [name, member] : value.items()) {
+    header.entries.reserve(std::min(count, text.size() / min_entry_bytes));
+    JsonElements members(JsonElements::Of::object, [&](std::string name, JsonValue value) {
         if (name == "__metadata__") {
-            check(member.is_object(), source, ": __metadata__ is not an object");
-            for (const auto& [key, word] : member.items()) {
-                check(word.is_string(), source, ": __metadata__: '", printable(key), "' is not a string");
-                header.metadata[key] = word.get<std::string>();
-            }
-            continue;
+            check(header.metadata.is_null(), "__metadata__ occurs twice");
+            check(value.is_object(), "__metadata__ is not an object");
+            for (const auto& [key, word] : value.items())
+                check(word.is_string(), "__metadata__: '", printable(key), "' is not a string");
+            header.metadata = std::move(value);
+            return;
         }
-        header.entries.push_back(
-            EntryReader(member, concat(source, ": tensor '", printable(name), "'")).read(name));
-    }
+        try {
+            header.entries.push_back(EntryReader(value).read(name));
+        } catch (const Error& error) {
+            throw Error(concat("tensor '", printable(name), "': ", error.what()));
+        }
+    });
+    parse_json(text, source, {{{}, members}});
     std::ranges::sort(header.entries, {},
                       [](const SafetensorsEntry& entry) { return std::pair(entry.begin, entry.end); });
+    header.by_name = order_of_names(header.entries, source);
     check_ranges(header.entries, data_bytes, source);
     return header;
 }
@@ -153,12 +176,14 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     file_.read(length_bytes, std::as_writable_bytes(std::span(text)));
     data_offset_ = length_bytes + length;
     header_ = parse_safetensors_header(text, size - data_offset_, path);
-    for (std::size_t i = 0; i < header_.entries.size(); ++i) index_[header_.entries[i].name] = i;
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
-    const auto found = index_.find(name);
-    return found == index_.end() ? nullptr : &header_.entries[found->second];
+    const auto found = std::ranges::lower_bound(
+        header_.by_name, name, std::less<>{},
+        [&](std::uint32_t i) -> const std::string& { return header_.entries[i].name; });
+    if (found == header_.by_name.end() || header_.entries[*found].name != name) return nullptr;
+    return &header_.entries[*found];
 }
 
 Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
@@ -183,17 +208,28 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
 void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
     // The safetensors library writes the members in this order, too.
-    nlohmann::ordered_json header = nlohmann::ordered_json::object();
-    if (!metadata.empty()) header["__metadata__"] = metadata;
+    std::string text;
+    JsonWriter header(text);
+    header.begin_object();
+    if (!metadata.empty()) {
+        header.write_name("__metadata__");
+        header.begin_object();
+        for (const auto& [name, word] : metadata) header.write(name, word);
+        header.end();
+    }
     std::uint64_t offset = 0;
     for (const auto& [name, x] : tensors) {
         const auto dtype = std::ranges::find(tensor_dtypes, x.dtype(), &TensorDType::dtype);
-        header[name] = {{"dtype", dtype->name},
-                        {"shape", std::vector<std::int64_t>(x.shape().begin(), x.shape().end())},
-                        {"data_offsets", {offset, offset + x.bytes()}}};
+        header.write_name(name);
+        header.begin_object();
+        header.write("dtype", dtype->name);
+        header.write("shape", std::vector<std::int64_t>(x.shape().begin(), x.shape().end()));
+        header.write("data_offsets", std::vector<std::uint64_t>{offset, offset + x.bytes()});
+        header.end();
         offset += x.bytes();
     }
-    std::string text = header.dump();
+    header.end();
+    header.finish();
     // Pads the header, so that the elements are aligned.
     text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
     check(text.size() <= max_safetensors_header, file.path(), ": the header would have ", text.size(),

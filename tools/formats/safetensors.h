@@ -11,6 +11,7 @@
 
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/tensor.h>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile {
 
@@ -21,7 +22,7 @@ constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
 struct SafetensorsEntry {
     std::string name;
-    std::string dtype;                     ///< as in the file: "F32", "BF16", "BOOL" ...
+    std::string_view dtype;                ///< as in the file: "F32", "BF16", "BOOL" ...; a constant
     std::vector<std::int64_t> shape = {};  ///< a shape with any number of axes
     /// The range of the elements in bytes, counted from the end of the header.
     std::uint64_t begin = 0, end = 0;
@@ -31,7 +32,8 @@ struct SafetensorsEntry {
 
 struct SafetensorsHeader {
     std::vector<SafetensorsEntry> entries = {};  ///< entries in the order of their elements in the file
-    std::map<std::string, std::string> metadata = {};
+    std::vector<std::uint32_t> by_name = {};     ///< indices of `entries` in the order of their names
+    JsonValue metadata = {};                     ///< an object of texts; null: none
 };
 
 /// Reads a header's JSON for a file whose elements take `data_bytes`. Throws Error that begins with `source`
@@ -60,7 +62,6 @@ class SafetensorsFile {
     DataFile file_;
     std::uint64_t data_offset_ = 0;
     SafetensorsHeader header_;
-    std::map<std::string, std::size_t, std::less<>> index_;
 };
 
 /// A tensor to write: its name and its values.

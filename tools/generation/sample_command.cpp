@@ -6,8 +6,6 @@
 #include <map>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/tools/command_line/commands.h>
@@ -63,8 +61,8 @@ std::string prompt_of_file(const std::string& path) {
 /// The prompts of JSON Lines: {"prompt": "..."}, other members are skipped.
 std::vector<std::string> prompts_of_json(std::string_view text, const std::string& source) {
     std::vector<std::string> prompts;
-    for_each_json_line(text, source, [&](const nlohmann::json& value, const std::string& where) {
-        const bool has_text = value.is_object() && value.contains("prompt") && value["prompt"].is_string();
+    for_each_json_line(text, source, [&](const JsonValue& value, const std::string& where) {
+        const bool has_text = value.contains("prompt") && value["prompt"].is_string();
         check(has_text, where, R"(: expected an object with the text of a prompt, {"prompt": "..."})");
         prompts.push_back(value["prompt"].get<std::string>());
     });

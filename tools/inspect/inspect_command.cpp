@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
@@ -21,10 +22,44 @@ std::filesystem::path newest_file(const std::filesystem::path& path) {
     return newest.path;
 }
 
-/// Prints JSON from a file with control characters escaped, so that a terminal is safe; the JSON value is
-/// unchanged.
-void print_json(const JsonValue& value, int indent = 2) {
-    std::cout << printable(value.dump(indent), {.max_characters = 0, .multiline = true}) << '\n';
+/// Prints JSON with control characters escaped, so that a terminal is safe; the meaning is unchanged. Prints
+/// piece by piece, because a tokenizer has hundreds of thousands of values.
+JsonWriter writer_to_output(int indent) {
+    const auto print = [](std::string_view piece) {
+        std::cout << printable(piece, {.max_characters = 0, .multiline = true});
+    };
+    return JsonWriter(print, indent);
+}
+
+void print_json(const JsonValue& value, int indent) {
+    JsonWriter writer = writer_to_output(indent);
+    writer.write(value);
+    writer.finish();
+    std::cout << '\n';
+}
+
+void print_json(const std::filesystem::path& file, const CheckpointInfo& info) {
+    JsonWriter writer = writer_to_output(2);
+    writer.begin_object();
+    writer.write("bytes", info.file_bytes);
+    writer.write("config", info.config);
+    writer.write_name("data");
+    write_checkpoint_data(writer, info.data, info.tokenizer);
+    writer.write("file", printable(file.string(), {.max_characters = 0}));
+    writer.write("meta", info.meta);
+    writer.write("rng", info.rng);
+    writer.write("step", info.step);
+    writer.write_name("tensors");
+    writer.begin_array();
+    for (const TensorInfo& t : info.tensors)
+        writer.write(JsonValue::object({{"name", t.name},
+                                        {"dtype", name_of(t.dtype)},
+                                        {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
+                                        {"crc32c", t.crc32c}}));
+    writer.end();
+    writer.end();
+    writer.finish();
+    std::cout << '\n';
 }
 
 struct Inspected {
@@ -48,21 +83,7 @@ Inspected inspect_file_or_run(const std::filesystem::path& path) {
 int inspect(const std::string& path, bool json) {
     const auto& [file, info] = inspect_file_or_run(path);
     if (json) {
-        std::vector<JsonValue> tensors;
-        for (const TensorInfo& t : info.tensors)
-            tensors.push_back(
-                JsonValue::object({{"name", t.name},
-                                   {"dtype", name_of(t.dtype)},
-                                   {"shape", std::vector<std::int64_t>(t.shape.begin(), t.shape.end())},
-                                   {"crc32c", t.crc32c}}));
-        print_json(JsonValue::object({{"file", printable(file.string(), {.max_characters = 0})},
-                                      {"step", info.step},
-                                      {"bytes", info.file_bytes},
-                                      {"tensors", tensors},
-                                      {"config", info.config},
-                                      {"data", info.data},
-                                      {"rng", info.rng},
-                                      {"meta", info.meta}}));
+        print_json(file, info);
         return 0;
     }
     std::cout << printable(file.string()) << ": sound, step " << info.step << ", " << info.file_bytes
@@ -70,7 +91,7 @@ int inspect(const std::string& path, bool json) {
     for (const TensorInfo& t : info.tensors)
         std::cout << "  " << printable_name(t.name) << "  " << t.shape << ' ' << t.dtype << '\n';
     std::cout << "config ";
-    print_json(info.config);
+    print_json(info.config, /*indent=*/2);
     std::cout << "meta ";
     print_json(info.meta, /*indent=*/-1);
     return 0;

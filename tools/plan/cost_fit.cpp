@@ -4,16 +4,14 @@
 #include <cmath>
 #include <sstream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/io/file_system.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/core/text/with_source.h>
 
 namespace gradtile {
 namespace {
-
-using nlohmann::json;
 
 bool is_collective(Timed what) {
     switch (what) {
@@ -33,18 +31,14 @@ bool is_collective(Timed what) {
 
 /// Moves the member out of the object; only settings stay in it.
 template <class T>
-void take(json& object, const char* key, T& into, const std::string& where) {
-    const auto found = object.find(key);
-    if (found == object.end()) return;
-    const bool fits = std::is_same_v<T, std::string> ? found->is_string()
-                      : std::is_integral_v<T>        ? found->is_number_integer()
-                                                     : found->is_number();
-    check(fits, where, ": ", key, ": unexpected ", found->type_name());
-    into = found->get<T>();
-    object.erase(found);
+void take(JsonValue& object, const char* key, T& into, const std::string& where) {
+    const JsonValue* const found = object.find(key);
+    if (!found) return;
+    into = with_source(concat(where, ": ", key), [&] { return found->get<T>(); });
+    object.erase(key);
 }
 
-Measurement measurement_of(json object, const std::string& where) {
+Measurement measurement_of(JsonValue object, const std::string& where) {
     check(object.is_object(), where, ": expected an object");
     Measurement m;
     std::string what;
@@ -68,7 +62,7 @@ Measurement measurement_of(json object, const std::string& where) {
     if (is_collective(m.what)) {
         check(m.gpus >= 2, where, ": gpus: ", m.gpus, "; a collective takes 2 or more");
         check(m.bytes > 0, where, ": bytes: ", m.bytes, "; expected more than 0");
-        check(object.empty(), where, ": a collective has no settings");
+        check(object.size() == 0, where, ": a collective has no settings");
         return m;
     }
     apply_json(m.config, object, where);
@@ -207,9 +201,7 @@ std::vector<Measurement> read_measurements(const std::string& path) {
     for (std::string line; std::getline(file, line);) {
         const std::string where = concat(path, ":", ++number);
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        const std::optional<JsonValue> value = JsonValue::parse(line);
-        check(value.has_value(), where, ": not JSON");
-        measurements.push_back(measurement_of(**value, where));
+        measurements.push_back(measurement_of(parse_json(line, where), where));
     }
     check(!measurements.empty(), path, ": holds no measurement");
     return measurements;

@@ -4,37 +4,31 @@
 #include <cmath>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/io/file_system.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/run/metrics_file.h>
 
 namespace gradtile::cli {
 namespace {
 
-using nlohmann::json;
-
 constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
-double number_of(const json& object, const char* key) {
-    const auto found = object.find(key);
-    return found != object.end() && found->is_number() ? found->get<double>() : unknown;
+double number_of(const JsonValue& object, const char* key) {
+    const JsonValue* const found = object.find(key);
+    return found && found->is_number() ? found->number() : unknown;
 }
 
-bool is_event(const json& object) {
-    return object.is_object() && object.contains("event");
+bool is_event(const JsonValue& object) {
+    return object.contains("event");
 }
 
 /// The largest step that is accepted. Double precision cannot represent all larger integers.
 constexpr std::int64_t max_step = std::int64_t{1} << 53;
 
-std::optional<MetricsPoint> point_of(const json& object) {
-    if (!object.is_object()) return std::nullopt;
-    const auto step = object.find("step");
-    if (step == object.end() || !step->is_number_integer()) return std::nullopt;
-    if (!object.contains("loss") || !(object["loss"].is_number() || object["loss"].is_null()))
+std::optional<MetricsPoint> point_of(const JsonValue& object) {
+    const JsonValue *const step = object.find("step"), *const loss = object.find("loss");
+    if (!step || !step->fits<std::int64_t>() || !loss || !(loss->is_number() || loss->is_null()))
         return std::nullopt;
     MetricsPoint point{.step = step->get<std::int64_t>(),
                        .tokens = number_of(object, "tokens"),
@@ -50,14 +44,14 @@ std::optional<MetricsPoint> point_of(const json& object) {
     return point;
 }
 
-std::optional<MetricsSample> sample_of(const json& event) {
+std::optional<MetricsSample> sample_of(const JsonValue& event) {
     const auto is = [&](const char* key, auto holds) {
-        const auto found = event.find(key);
-        return found != event.end() && holds(*found);
+        const JsonValue* const found = event.find(key);
+        return found && holds(*found);
     };
-    const auto is_text = [](const json& value) { return value.is_string(); };
+    const auto is_text = [](const JsonValue& value) { return value.is_string(); };
     if (event["event"] != "sample" || !is("prompt", is_text) || !is("text", is_text) ||
-        !is("step", [](const json& value) { return value.is_number_integer(); }))
+        !is("step", [](const JsonValue& value) { return value.fits<std::int64_t>(); }))
         return std::nullopt;
     const PrintableOptions whole{.max_characters = 4000, .multiline = true};
     return MetricsSample{
@@ -74,15 +68,12 @@ void add_sample(std::vector<MetricsSample>& samples, MetricsSample sample) {
 std::map<std::string, std::string> settings_in(const std::filesystem::path& file) {
     constexpr std::uint64_t max_bytes = std::uint64_t{1} << 20;
     const std::string text = read_text_file(file, max_bytes);  // its errors name the file
-    const json object = with_file_name("settings", file, [&] {
-        json parsed = parse_json(text);
-        check(parsed.is_object(), "expected an object");
-        return parsed;
-    });
+    const std::string source = concat("settings ", file.string());
+    const JsonValue object = parse_json(text, source);
+    check(object.is_object(), source, ": expected an object");
     std::map<std::string, std::string> settings;
     for (const auto& [name, value] : object.items())
-        settings[printable_name(name)] =
-            value.is_string() ? printable(value.get<std::string>()) : printable(json_text(value));
+        settings[printable_name(name)] = printable(value.is_string() ? value.text() : value.dump());
     return settings;
 }
 
@@ -103,7 +94,7 @@ std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& fil
     TextLines lines(std::move(opened), MetricsFile::max_line_bytes);
     for (std::string_view line; lines.next(line);) {
         ++number;
-        const json object = *JsonValue::parse(line).value_or(JsonValue());
+        const JsonValue object = parse_json_or_null(line);
         if (is_event(object)) {
             if (auto sample = sample_of(object)) add_sample(run.samples, std::move(*sample));
             continue;

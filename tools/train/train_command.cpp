@@ -3,8 +3,6 @@
 #include <cstdio>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
@@ -233,7 +231,7 @@ int print_config(const Flags& flags) {
                           .chat_template = config.chat_template},
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
-    std::cout << json_text(to_json(config), 2) << '\n';
+    std::cout << to_json(config).dump(2) << '\n';
     check_output();
     return 0;
 }

@@ -1,11 +1,12 @@
 #include <algorithm>
-#include <optional>
+#include <utility>
 
 #include <gradtile/core/io/checksum.h>
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/checkpoint/checkpoint_reader.h>
 #include <gradtile/train/checkpoint/checkpoint_schema.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_data.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_image.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_write.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
@@ -47,19 +48,19 @@ class Texts {
         return reinterpret_cast<std::byte*>(texts_.at(name).data());
     }
     template <class Contents>
-    void parse_into(Contents& contents) const {
-        contents.config = parse("config/json");
-        contents.data = parse("data/json");
-        contents.meta = parse("meta/json");
-        contents.rng = parse("rng/json");
+    void parse_into(Contents& contents) {
+        contents.config = parse_json(take("config/json"), "config/json");
+        contents.meta = parse_json(take("meta/json"), "meta/json");
+        contents.rng = parse_json(take("rng/json"), "rng/json");
+        CheckpointData data = parse_checkpoint_data(take("data/json"));
+        contents.data = std::move(data.data);
+        contents.tokenizer = std::move(data.tokenizer);
     }
 
   private:
-    JsonValue parse(const std::string& name) const {
-        std::optional<JsonValue> value = JsonValue::parse(texts_.at(name));
-        check(value.has_value(), name, ": not valid JSON");
-        return *std::move(value);
-    }
+    /// Returns a text, which needs memory only until it is parsed.
+    std::string take(const std::string& name) { return std::move(texts_.extract(name).mapped()); }
+
     std::map<std::string, std::string> texts_;
 };
 

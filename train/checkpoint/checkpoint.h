@@ -13,7 +13,7 @@
 
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/tensor.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_writer.h>
 
 namespace gradtile {
 
@@ -26,9 +26,12 @@ struct Checkpoint {
     NamedTensors master = {};  ///< float32 masters of 16-bit weights; empty otherwise
     NamedTensors optimizer = {};  ///< the optimizer's moments
     JsonValue config = {};        ///< model and run settings
-    JsonValue data = {};          ///< tokenizer; position and shuffle of the data
+    JsonValue data = {};          ///< position and shuffle of the data
     JsonValue rng = {};           ///< seeds and counters
     JsonValue meta = {};          ///< anything else: versions, world size, validation loss
+    /// The JSON text of the tokenizer (Tokenizer::to_json), a member of the file's data; empty: none. A
+    /// vocabulary is too large for a JsonValue.
+    std::string tokenizer = {};
 };
 
 /// Returns the tensors of `group`: "params", "master" or "optimizer".
@@ -78,7 +81,11 @@ struct CheckpointInfo {
     std::uint32_t body_crc32c = 0;
     std::vector<TensorInfo> tensors;  ///< in name order
     JsonValue config, data, rng, meta;
+    std::string tokenizer;  ///< as in Checkpoint
 };
+
+/// Prints data and tokenizer as one object, as in the file.
+void write_checkpoint_data(JsonWriter& writer, const JsonValue& data, std::string_view tokenizer);
 
 /// Returns the contents of a checkpoint without its tensors' elements. Verifies the file as read_checkpoint()
 /// does, but never holds a whole tensor in memory. Throws Error when the file is not a sound checkpoint.

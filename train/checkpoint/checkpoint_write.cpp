@@ -31,6 +31,14 @@ void check_storable(const std::string& name, const Tensor& x) {
     check(x.rank() >= 1, name, ": a tensor without axes; store it as [1]");
 }
 
+std::string data_text(const Checkpoint& checkpoint) {
+    std::string text;
+    JsonWriter writer(text);
+    write_checkpoint_data(writer, checkpoint.data, checkpoint.tokenizer);
+    writer.finish();
+    return text;
+}
+
 class Writer {
   public:
     Writer(Hdf5Storage& storage, std::uint64_t user_block) : storage_(storage) {
@@ -144,22 +152,25 @@ class Writer {
 }  // namespace
 
 CheckpointPlan::CheckpointPlan(const Checkpoint& checkpoint) {
-    add_text("config/json", checkpoint.config);
-    add_text("data/json", checkpoint.data);
+    add_text("config/json", checkpoint.config.dump());
+    add_text("data/json", data_text(checkpoint));
     add_tensors("master", checkpoint.master);
-    add_text("meta/json", checkpoint.meta);
+    add_text("meta/json", checkpoint.meta.dump());
     add_tensors("optimizer", checkpoint.optimizer);
     add_tensors("params", checkpoint.params);
-    add_text("rng/json", checkpoint.rng);
+    add_text("rng/json", checkpoint.rng.dump());
     check(manifest_.objects.size() <= schema::max_objects, manifest_.objects.size(), " tensors, at most ",
           schema::max_objects, " fit into a checkpoint");
     user_block_ = CheckpointHeader::user_block_for(manifest_.encoded_bytes());
 }
 
-void CheckpointPlan::add_text(std::string_view name, const JsonValue& value) {
-    const std::string& text = texts_.emplace_back(value.dump());
+void CheckpointPlan::add_text(std::string_view name, std::string value) {
+    const std::string& text = texts_.emplace_back(std::move(value));
     check(text.size() <= schema::max_text_bytes, name, ": a text of ", text.size(), " bytes, at most ",
           schema::max_text_bytes, " are supported");
+    // A text that a reader would refuse is refused here, while the older checkpoints still exist.
+    SkippedJson skipped;
+    parse_json(text, name, {{{"tokenizer"}, skipped}});
     StoredObject& object = manifest_.objects.emplace_back();
     object.name = name;
     object.shape = {static_cast<std::int64_t>(text.size())};

@@ -158,6 +158,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     staged.data = live.data;
     staged.rng = live.rng;
     staged.meta = live.meta;
+    staged.tokenizer = live.tokenizer;
     return plan;
 }
 

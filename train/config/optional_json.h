@@ -2,21 +2,23 @@
 /// Optional values as JSON, where an absent value is null.
 
 #include <optional>
+#include <string_view>
 
-#include <nlohmann/json.hpp>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile {
 
 /// Returns object[key]; empty when it is absent or null.
 template <class T>
-std::optional<T> optional_of(const nlohmann::json& object, const char* key) {
-    if (!object.contains(key) || object[key].is_null()) return std::nullopt;
-    return object[key].get<T>();
+std::optional<T> optional_of(const JsonValue& object, std::string_view key) {
+    const JsonValue* const member = object.find(key);
+    if (!member || member->is_null()) return std::nullopt;
+    return member->get<T>();
 }
 
 template <class T>
-nlohmann::json json_of(const std::optional<T>& value) {
-    return value ? nlohmann::json(*value) : nlohmann::json();
+JsonValue json_of(const std::optional<T>& value) {
+    return value ? JsonValue(*value) : JsonValue();
 }
 
 }  // namespace gradtile

@@ -4,9 +4,8 @@
 #include <filesystem>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
@@ -17,64 +16,59 @@
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
-json value_of(std::int64_t value) {
+JsonValue value_of(std::int64_t value) {
     return value;
 }
-json value_of(std::uint64_t value) {
+JsonValue value_of(std::uint64_t value) {
     return value;
 }
-json value_of(double value) {
+JsonValue value_of(double value) {
     return value;
 }
-json value_of(bool value) {
+JsonValue value_of(bool value) {
     return value;
 }
-json value_of(const std::string& value) {
+JsonValue value_of(const std::string& value) {
     return value;
 }
 template <NamedEnum Enum>
-json value_of(Enum value) {
+JsonValue value_of(Enum value) {
     return std::string(name_of(value));
 }
 
 /// Returns "a string", "an array" and so on.
-std::string type_of(const json& value) {
+std::string type_of(const JsonValue& value) {
     const std::string_view name = value.type_name();
     return concat(name.starts_with('a') || name.starts_with('o') ? "an " : "a ", name);
 }
 
-[[noreturn]] void wrong_type(const std::string& where, const json& value, const std::string& expected) {
+[[noreturn]] void wrong_type(const std::string& where, const JsonValue& value, const std::string& expected) {
     throw Error(concat(where, ": ", json_excerpt(value), " is ", type_of(value), "; expected ", expected));
 }
 
-void assign(std::int64_t& member, const json& value, const std::string& where) {
+void assign(std::int64_t& member, const JsonValue& value, const std::string& where) {
     if (!value.is_number_integer()) wrong_type(where, value, "an integer");
-    const bool fits =
-        !value.is_number_unsigned() ||
-        value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-    check(fits, where, ": ", json_text(value), " is too large");
+    check(value.fits<std::int64_t>(), where, ": ", value, " is too large");
     member = value.get<std::int64_t>();
 }
-void assign(std::uint64_t& member, const json& value, const std::string& where) {
+void assign(std::uint64_t& member, const JsonValue& value, const std::string& where) {
     if (!value.is_number_unsigned()) wrong_type(where, value, "an integer, 0 or more");
     member = value.get<std::uint64_t>();
 }
-void assign(double& member, const json& value, const std::string& where) {
+void assign(double& member, const JsonValue& value, const std::string& where) {
     if (!value.is_number()) wrong_type(where, value, "a number");
     member = value.get<double>();
 }
-void assign(bool& member, const json& value, const std::string& where) {
+void assign(bool& member, const JsonValue& value, const std::string& where) {
     if (!value.is_boolean()) wrong_type(where, value, "true or false");
     member = value.get<bool>();
 }
-void assign(std::string& member, const json& value, const std::string& where) {
+void assign(std::string& member, const JsonValue& value, const std::string& where) {
     if (!value.is_string()) wrong_type(where, value, "a string");
     member = value.get<std::string>();
 }
 template <NamedEnum Enum>
-void assign(Enum& member, const json& value, const std::string& where) {
+void assign(Enum& member, const JsonValue& value, const std::string& where) {
     if (!value.is_string()) wrong_type(where, value, choices_of<Enum>());
     member = enum_named<Enum>(value.get<std::string>(), where);
 }
@@ -92,17 +86,17 @@ int usable_gpus(DeviceChoice choice) {
 
 }  // namespace
 
-json to_json(const TrainConfig& config) {
-    json settings = json::object();
+JsonValue to_json(const TrainConfig& config) {
+    JsonValue settings = JsonValue::object();
     visit_settings(config, [&](const char* name, const auto& member, const char*, const Range&) {
         if constexpr (std::is_same_v<decltype(member), const std::string&>)
             check(is_utf8(member), name, ": '", member, "' is not UTF-8, a run's settings must be");
-        settings[name] = value_of(member);
+        settings.set(name, value_of(member));
     });
     return settings;
 }
 
-void apply_json(TrainConfig& config, const json& settings, const std::string& source) {
+void apply_json(TrainConfig& config, const JsonValue& settings, const std::string& source) {
     check(settings.is_object(), source, ": is ", type_of(settings), "; expected an object of settings");
     std::vector<std::string> known{"preset"};
     visit_settings(
@@ -125,13 +119,7 @@ void apply_json(TrainConfig& config, const json& settings, const std::string& so
 }
 
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source) {
-    json settings;
-    try {
-        settings = parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(source, ": not JSON: ", error.what()));
-    }
-    apply_json(config, settings, source);
+    apply_json(config, parse_json(text, source), source);
 }
 
 std::string config_file_text(const std::string& path, SymbolicLinks links) {

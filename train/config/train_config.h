@@ -6,11 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <gradtile/core/device.h>
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/io/file_system.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/packing.h>
@@ -227,10 +226,10 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
-nlohmann::json to_json(const TrainConfig& config);
+JsonValue to_json(const TrainConfig& config);
 /// Overwrites the settings that the object `settings` contains. `source` names the file in errors. The error
 /// for an unknown key names the nearest known key; the error for a wrong type names the expected type.
-void apply_json(TrainConfig& config, const nlohmann::json& settings, const std::string& source);
+void apply_json(TrainConfig& config, const JsonValue& settings, const std::string& source);
 /// Overwrites settings like the function above, from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
 /// Returns the text of a JSON file of settings, which must be a regular file of at most max_config_bytes.

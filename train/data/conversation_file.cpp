@@ -1,27 +1,24 @@
 #include <gradtile/train/data/conversation_file.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
 #include <gradtile/train/data/json_lines.h>
 
 namespace gradtile {
 namespace {
 
-using nlohmann::json;
-
-const std::string& text_member(const json& object, const char* name, const std::string& where) {
-    check(object.is_object() && object.contains(name) && object[name].is_string(), where,
+const std::string& text_member(const JsonValue& object, const char* name, const std::string& where) {
+    check(object.contains(name) && object[name].is_string(), where,
           ": expected an object with the texts role and content");
-    return object[name].get_ref<const std::string&>();
+    return object[name].text();
 }
 
-Conversation conversation_of(const json& line, const std::string& where) {
-    check(line.is_object() && line.contains("messages") && line["messages"].is_array(), where,
+Conversation conversation_of(const JsonValue& line, const std::string& where) {
+    check(line.contains("messages") && line["messages"].is_array(), where,
           ": expected an object with an array named messages (a .jsonl file holds conversations)");
-    const json& messages = line["messages"];
-    check(!messages.empty(), where, ": messages is empty");
+    const JsonValue& messages = line["messages"];
+    check(messages.size() > 0, where, ": messages is empty");
     Conversation conversation;
+    conversation.reserve(messages.size());
     for (std::size_t i = 0; i < messages.size(); ++i) {
         const std::string here = concat(where, ": message ", i + 1);
         const auto role = enum_named<ChatRole>(text_member(messages[i], "role", here), here + ": role");
@@ -38,7 +35,7 @@ bool is_conversation_file(std::string_view path) {
 
 std::vector<Conversation> parse_conversations(std::string_view text, std::string_view source) {
     std::vector<Conversation> conversations;
-    for_each_json_line(text, source, [&](const json& line, const std::string& where) {
+    for_each_json_line(text, source, [&](const JsonValue& line, const std::string& where) {
         conversations.push_back(conversation_of(line, where));
     });
     check(!conversations.empty(), source, ": has no conversation");

@@ -5,8 +5,6 @@
 #include <limits>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 namespace gradtile {
 namespace {
 
@@ -248,17 +246,16 @@ std::int64_t DataLoader::next(const Batch& batch) {
 }
 
 JsonValue DataLoader::state() const {
-    return nlohmann::json{{"epoch", cursor_.epoch},
-                          {"position", cursor_.position},
-                          {"tokens", tokens_.size()},
-                          {"context", options_.context},
-                          {"seed", options_.seed.value}};
+    return JsonValue::object({{"epoch", cursor_.epoch},
+                              {"position", cursor_.position},
+                              {"tokens", tokens_.size()},
+                              {"context", options_.context},
+                              {"seed", options_.seed.value}});
 }
 
-void DataLoader::restore(const JsonValue& saved) {
-    const nlohmann::json& state = *saved;
+void DataLoader::restore(const JsonValue& state) {
     const auto number = [&](const char* key) {
-        check(state.is_object() && state.contains(key) && state[key].is_number_integer(),
+        check(state.contains(key) && state[key].fits<std::int64_t>(),
               "data position: expected a whole number named ", key);
         return state[key].get<std::int64_t>();
     };

@@ -1,7 +1,5 @@
 #include <gradtile/train/data/dataset.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
@@ -12,8 +10,6 @@
 
 namespace gradtile {
 namespace {
-
-using nlohmann::json;
 
 /// Reads a file's text into memory.
 std::string read_text(const std::string& path, TokenizerKind kind) {
@@ -61,21 +57,25 @@ struct SourceOptions {
     StoryParser stories = {};
 };
 
+JsonValue member_or_null(const JsonValue& object, const char* name) {
+    const JsonValue* const member = object.find(name);
+    return member ? *member : JsonValue();
+}
+
 void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
-                          const JsonValue& expected_content) {
-    if (expected_content->is_null()) return;
-    check(expected_content->is_array(), path, ": the checkpoint's record of its data is damaged");
-    const json& expected = *expected_content;
+                          const JsonValue& expected) {
+    if (expected.is_null()) return;
+    check(expected.is_array(), path, ": the checkpoint's record of its data is damaged");
     check(contents.size() == expected.size(), path, ": ", contents.size(),
           contents.size() == 1 ? " file" : " files", "; the run was made with ", expected.size());
     for (std::size_t i = 0; i < contents.size(); ++i) {
-        const json actual = *contents[i].to_json();
+        const JsonValue actual = contents[i].to_json();
         if (actual == expected[i]) continue;
         const std::string shard = contents.size() == 1 ? "" : concat("file ", i + 1, " ");
         for (const char* const key : {"bytes", "hash"}) {
-            const json was = expected[i].is_object() ? expected[i].value(key, json()) : json();
+            const JsonValue was = member_or_null(expected[i], key);
             check(was == actual[key], path, ": ", shard, "is not the data that the run was made with: ", key,
-                  " ", json_text(actual[key]), ", not ", json_text(was));
+                  " ", actual[key], ", not ", was);
         }
     }
 }
@@ -178,14 +178,10 @@ void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& 
           ": is text, but the model was trained on token files and has no tokenizer");
 }
 
-json contents_to_json(const std::vector<DataContent>& contents) {
-    json list = json::array();
-    for (const DataContent& content : contents) list.push_back(*content.to_json());
+JsonValue contents_to_json(const std::vector<DataContent>& contents) {
+    JsonValue list = JsonValue::array();
+    for (const DataContent& content : contents) list.push_back(content.to_json());
     return list;
-}
-
-JsonValue recorded(const JsonValue& expected_content, const char* name) {
-    return expected_content->is_object() ? expected_content->value(name, json()) : json();
 }
 
 void split_conversations(Dataset& dataset, Source& source, double val_fraction) {
@@ -241,13 +237,13 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
                       .special_tokens = options.special_tokens,
                       .chat_template = options.chat_template,
-                      .expected_content = recorded(options.expected_content, "data"),
+                      .expected_content = member_or_null(options.expected_content, "data"),
                       .stories = options.stories};
     Source source = open_source(options.data, how);
     Dataset dataset{.vocabulary = source.vocabulary,
                     .separator = source.separator,
                     .chat_template = source.chat_template,
-                    .content = json{{"data", contents_to_json(source.contents)}},
+                    .content = JsonValue::object({{"data", contents_to_json(source.contents)}}),
                     .description = {concat(options.data, ": ", source.description)}};
     dataset.tokenizer = source.tokenizer;
     if (options.val_data.empty()) {
@@ -256,14 +252,14 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     }
     require_tokenizer(options.val_data, dataset.tokenizer);
     how.tokenizer = dataset.tokenizer;
-    how.expected_content = recorded(options.expected_content, "val-data");
+    how.expected_content = member_or_null(options.expected_content, "val-data");
     if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
     Source validation = open_source(options.val_data, how);
     dataset.train = std::move(source.tokens);
     dataset.validation = std::move(validation.tokens);
     dataset.vocabulary = std::max(dataset.vocabulary, validation.vocabulary);
     if (validation.stories) dataset.source_nll = source_nll_per_character(*validation.stories);
-    (*dataset.content)["val-data"] = contents_to_json(validation.contents);
+    dataset.content.set("val-data", contents_to_json(validation.contents));
     dataset.description.push_back(concat(options.val_data, ": ", validation.description));
     return dataset;
 }

@@ -2,28 +2,13 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
-namespace {
-
-nlohmann::json value_of_line(std::string_view line, const std::string& where) {
-    try {
-        return parse_json(line);
-    } catch (const Error& error) {
-        throw Error(concat(where, ": not JSON: ", error.what()));
-    }
-}
-
-}  // namespace
-
-void for_each_json_line(
-    std::string_view text, std::string_view source,
-    const std::function<void(const nlohmann::json& value, const std::string& where)>& visit) {
+void for_each_json_line(std::string_view text, std::string_view source,
+                        const std::function<void(const JsonValue& value, const std::string& where)>& visit) {
     if (text.starts_with(utf8_byte_order_mark)) text.remove_prefix(utf8_byte_order_mark.size());
     for (std::int64_t number = 1; !text.empty(); ++number) {
         const std::size_t end = std::min(text.find('\n'), text.size());
@@ -31,7 +16,7 @@ void for_each_json_line(
         text.remove_prefix(std::min(end + 1, text.size()));
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const std::string where = concat(source, ": line ", number);
-        visit(value_of_line(line, where), where);
+        visit(parse_json(line, where), where);
     }
 }
 

@@ -186,6 +186,10 @@ std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t
     return largest;
 }
 
+/// A checkpoint records three JSON values for each file of the training and validation data
+/// (max_json_values).
+constexpr std::size_t max_data_files = 5'000;
+
 std::vector<std::string> matching_files(const std::string& pattern) {
     glob_t matches{};
     const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
@@ -194,6 +198,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     ::globfree(&matches);
     check(outcome == 0 || outcome == GLOB_NOMATCH, pattern, ": cannot be searched: ", std::strerror(errno));
     check(!paths.empty(), pattern, ": no file matches");
+    check(paths.size() <= max_data_files, pattern, ": matches ", paths.size(), " files; expected at most ",
+          max_data_files, ", which a checkpoint can list");
     return paths;  // sorted by glob()
 }
 

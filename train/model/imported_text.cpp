@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/core/text/with_source.h>
 
 namespace gradtile {
 namespace {
@@ -20,23 +19,23 @@ constexpr std::array<std::string_view, 6> file_names{"config.json",           "g
 
 void add_imported_text(JsonValue& data, const ImportedText& text) {
     if (text.empty()) return;
-    (*data)[imported_text_key] = {{"end_tokens", text.end_tokens},
-                                  {"files", text.files},
-                                  {"has_unknown_template", text.has_unknown_template}};
+    JsonValue files = JsonValue::object();
+    for (const auto& [name, content] : text.files) files.set(name, content);
+    data.set(imported_text_key, JsonValue::object({{"end_tokens", text.end_tokens},
+                                                   {"files", std::move(files)},
+                                                   {"has_unknown_template", text.has_unknown_template}}));
 }
 
 ImportedText imported_text_of(const Checkpoint& checkpoint, std::int64_t vocabulary,
                               const std::string& source) {
-    const auto found = checkpoint.data->find(imported_text_key);
-    if (found == checkpoint.data->end()) return {};
+    const JsonValue* const found = checkpoint.data.find(imported_text_key);
+    if (!found) return {};
     ImportedText text;
-    try {
-        text = {.end_tokens = found->at("end_tokens").get<std::vector<std::int32_t>>(),
-                .files = found->at("files").get<std::map<std::string, std::string>>(),
-                .has_unknown_template = found->at("has_unknown_template").get<bool>()};
-    } catch (const nlohmann::json::exception& error) {
-        throw Error(concat(source, ": ", imported_text_key, ": ", reason_of(error)));
-    }
+    with_source(concat(source, ": ", imported_text_key), [&] {
+        text = {.end_tokens = (*found)["end_tokens"].get<std::vector<std::int32_t>>(),
+                .has_unknown_template = (*found)["has_unknown_template"].get<bool>()};
+        for (const auto& [name, content] : (*found)["files"].items()) text.files[name] = content.text();
+    });
     // Export writes files of these names.
     for (const auto& [name, content] : text.files)
         check(std::ranges::find(file_names, name) != file_names.end(), source, ": ", imported_text_key,

@@ -2,8 +2,6 @@
 
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/config/train_config.h>
@@ -132,12 +130,12 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     TrainConfig found;
     const std::filesystem::path own = path / "config.json", of_run = path.parent_path() / "config.json";
     if (!is_directory(path)) {
-        apply_json(found, *inspect_checkpoint(path).config, path.string());
+        apply_json(found, inspect_checkpoint(path).config, path.string());
     } else if (exists(own) || exists(of_run)) {
         // The path is a run's directory, or the checkpoints folder in it.
         apply_config_file(found, (exists(own) ? own : of_run).string());
     } else {
-        apply_json(found, *load_checkpoint(path, {.training_state = false}).config, path.string());
+        apply_json(found, load_checkpoint(path, {.training_state = false}).config, path.string());
     }
     found.model.dropout = config.model.dropout;
     found.model.attention_dropout = config.model.attention_dropout;
@@ -151,10 +149,10 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
 }
 
 std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::string& source) {
-    if (!checkpoint.data->contains("tokenizer")) return std::nullopt;
-    Tokenizer tokenizer = Tokenizer::from_json(checkpoint.data->at("tokenizer"), source);
+    if (checkpoint.tokenizer.empty()) return std::nullopt;
+    Tokenizer tokenizer = Tokenizer::from_json(checkpoint.tokenizer, source);
     TrainConfig config;
-    apply_json(config, *checkpoint.config, source);
+    apply_json(config, checkpoint.config, source);
     check_tokenizer(tokenizer, config.model.vocabulary, source);
     return tokenizer;
 }
@@ -164,7 +162,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
     const Checkpoint checkpoint =
         merged_adapters(load_checkpoint(path, {.training_state = false}, options.on_message), source);
     TrainConfig config;
-    apply_json(config, *checkpoint.config, source);
+    apply_json(config, checkpoint.config, source);
     check_model(config.model, checkpoint, source);
     auto model = std::make_unique<LanguageModel>(
         Context(options.device, options.threads), config.model, storage_dtype(config.dtype),

@@ -1,7 +1,5 @@
 #include <gradtile/train/model/merged_adapters.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/config/train_config.h>
@@ -53,10 +51,9 @@ std::vector<std::string> adapted_modules(const Checkpoint& checkpoint) {
 
 Checkpoint merged_adapters(Checkpoint checkpoint, const std::string& source) {
     // Checkpoints of older versions have no such setting.
-    if (!checkpoint.config->contains("lora-rank") || checkpoint.config->at("lora-rank") == 0)
-        return checkpoint;
+    if (!checkpoint.config.contains("lora-rank") || checkpoint.config["lora-rank"] == 0) return checkpoint;
     TrainConfig config;
-    apply_json(config, *checkpoint.config, source);
+    apply_json(config, checkpoint.config, source);
     check_model(config.model, checkpoint, source);
     check_masters(checkpoint, source);
     const Context ctx(Device::cpu());

@@ -2,10 +2,8 @@
 
 #include <sstream>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/parallel/internal/group_watch.h>
 #include <gradtile/train/parallel/internal/mpi.h>
@@ -14,8 +12,6 @@
 
 namespace gradtile {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::size_t message_bytes_without_texts = 4096;
 // The time that rank 0 waits for its port, which the previous run may still use for a moment.
@@ -155,15 +151,15 @@ Connection connect(const RankEnvironment& environment, const ProcessGroupOptions
 /// Describes how `mine` differs from `root`; empty when they are equal.
 std::string difference(const std::string& root, const std::string& mine, int rank) {
     if (root == mine) return "";
-    const json a = *JsonValue::parse(root).value_or(JsonValue());
-    const json b = *JsonValue::parse(mine).value_or(JsonValue());
+    const JsonValue a = parse_json_or_null(root);
+    const JsonValue b = parse_json_or_null(mine);
     constexpr std::size_t max_shown = 200;
-    const auto shown = [](const json& object, const std::string& name) {
-        return object.contains(name) ? json_text(object[name]).substr(0, max_shown) : std::string("missing");
+    const auto shown = [](const JsonValue& object, const std::string& name) {
+        return object.contains(name) ? object[name].dump().substr(0, max_shown) : std::string("missing");
     };
     if (a.is_object() && b.is_object()) {
-        json names = a;
-        names.update(b);
+        JsonValue names = a;
+        for (const auto& [name, value] : b.items()) names.set(name, value);
         for (const auto& [name, value] : names.items())
             if (!a.contains(name) || !b.contains(name) || a[name] != b[name])
                 return concat(name, " is ", shown(a, name), " on rank 0 and ", shown(b, name), " on rank ",

@@ -8,16 +8,12 @@
 #include <cstdio>
 #include <span>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
 namespace {
-
-using nlohmann::json;
 
 constexpr double max_wall_s = 1e10;  // about 300 years
 
@@ -38,9 +34,9 @@ std::string event_line(const char* event, std::int64_t step) {
     return concat("{\"event\":\"", event, "\",\"step\":", step, "}");
 }
 
-bool is_event(const json& object, const char* name) {
-    const auto event = object.find("event");
-    return event != object.end() && *event == name;
+bool is_event(const JsonValue& object, const char* name) {
+    const JsonValue* const event = object.find("event");
+    return event && *event == name;
 }
 
 /// Calls visit(line, object) for every complete line that contains `text` and is a JSON object with a step.
@@ -51,9 +47,8 @@ void for_lines(const std::filesystem::path& path, std::string_view text, Visit&&
     TextLines lines(open_own_file(path, O_RDONLY), MetricsFile::max_line_bytes);
     for (std::string_view line; lines.next(line);) {
         if (line.find(text) == std::string_view::npos) continue;
-        const json object = *JsonValue::parse(line).value_or(JsonValue());
-        if (object.is_object() && object.contains("step") && object["step"].is_number_integer())
-            visit(line, object);
+        const JsonValue object = parse_json_or_null(line);
+        if (object.contains("step") && object["step"].fits<std::int64_t>()) visit(line, object);
     }
 }
 
@@ -86,7 +81,7 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
     LineWriter kept(file.file());
     double wall_s = 0.0;
     bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
-    for_lines(path, "", [&](std::string_view line, const json& object) {
+    for_lines(path, "", [&](std::string_view line, const JsonValue& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
         const bool is_checkpoint = is_event(object, checkpoint_event);
@@ -94,7 +89,7 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
         if (is_checkpoint) has_event |= step == last_step;
         // A user may have edited the line: a wall_s that is no number is ignored, so that the times of later
         // lines stay right.
-        if (const auto wall = object.find("wall_s"); wall != object.end() && wall->is_number())
+        if (const JsonValue* const wall = object.find("wall_s"); wall && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
@@ -121,7 +116,7 @@ std::string metrics_line(const StepReport& report) {
     append_number(line, "ms", report.ms);
     line += concat(",\"tokens\":", report.tokens);
     append_number(line, "wall_s", report.wall_s);
-    if (!report.not_finite.empty()) line += ",\"not_finite\":" + json_text(report.not_finite);
+    if (!report.not_finite.empty()) line += ",\"not_finite\":" + JsonValue(report.not_finite).dump();
     return line + '}';
 }
 
@@ -165,16 +160,17 @@ void MetricsFile::write_failed_checkpoint_event(std::int64_t step) {
 void MetricsFile::write_sample(std::int64_t step, std::string_view prompt, std::string_view text) {
     // A character has at most six characters in JSON, so that the line stays below max_line_bytes.
     constexpr std::size_t max_bytes = 8000;
-    append(json_text({{"event", "sample"},
-                      {"step", step},
-                      {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
-                      {"text", replace_invalid_utf8(text.substr(0, max_bytes))}}));
+    append(JsonValue::object({{"event", "sample"},
+                              {"step", step},
+                              {"prompt", replace_invalid_utf8(prompt.substr(0, max_bytes / 8))},
+                              {"text", replace_invalid_utf8(text.substr(0, max_bytes))}})
+               .dump());
 }
 
 LossHistory MetricsFile::read(const std::filesystem::path& path) {
     LossHistory history;
     with_file_name("metrics", path, [&] {
-        for_lines(path, "", [&](std::string_view, const json& object) {
+        for_lines(path, "", [&](std::string_view, const JsonValue& object) {
             if (object.contains("event")) return;
             const auto point = [&](const char* key, std::vector<LossHistory::Point>& points) {
                 if (object.contains(key) && object[key].is_number())
@@ -190,7 +186,7 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
 MetricsFile::NewestSaves MetricsFile::newest_saves(const std::filesystem::path& path) {
     NewestSaves newest;
     with_file_name("metrics", path, [&] {
-        for_lines(path, "\"event\"", [&](std::string_view, const json& object) {
+        for_lines(path, "\"event\"", [&](std::string_view, const JsonValue& object) {
             const auto step = object["step"].get<std::int64_t>();
             if (is_event(object, checkpoint_event)) newest.announced = std::max(newest.announced, step);
             if (is_event(object, failed_checkpoint_event)) newest.failed = std::max(newest.failed, step);

@@ -1,7 +1,5 @@
 #include <gradtile/train/run/resume_point.h>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/run/metrics_file.h>
 
@@ -24,8 +22,8 @@ void check_same_run(const RunDirectory& run, const Checkpoint& checkpoint, const
 }  // namespace
 
 std::string run_identity_of(const Checkpoint& checkpoint, const std::string& source) {
-    const auto found = checkpoint.meta->find(run_identity_key);
-    if (found == checkpoint.meta->end()) return {};
+    const JsonValue* const found = checkpoint.meta.find(run_identity_key);
+    if (!found) return {};
     check(found->is_string(), "checkpoint ", source, ": its run's identity is not a text");
     return found->get<std::string>();
 }
@@ -36,7 +34,7 @@ ResumePoint find_resume_point(const RunDirectory& run, bool restart) {
     CheckpointDirectory::Loaded loaded = checkpoints.load_newest();
     if (loaded.checkpoint) {
         check_same_run(run, *loaded.checkpoint, loaded.path.string());
-        check(!loaded.checkpoint->meta->contains(imported_key), "resume: '", run.path().string(),
+        check(!loaded.checkpoint->meta.contains(imported_key), "resume: '", run.path().string(),
               "' holds imported weights without the state of a training; start a run from them with "
               "--init-from ",
               run.path().string());

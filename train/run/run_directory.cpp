@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <array>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 
 namespace gradtile {
@@ -18,9 +16,9 @@ namespace {
 
 constexpr std::size_t identity_bytes = 16;
 
-bool is_identity(const nlohmann::json& value) {
+bool is_identity(const JsonValue& value) {
     if (!value.is_string()) return false;
-    const auto& digits = value.get_ref<const std::string&>();
+    const auto& digits = value.text();
     return digits.size() == 2 * identity_bytes &&
            digits.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
@@ -72,8 +70,8 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
         run.remove_temporaries();
         run.require_room("out", checkpoint_bytes);
         // The identity is written first, because config.json makes the directory a run.
-        write_text_file(run.identity_file(), json_text({{"identity", identity}}) + '\n');
-        write_text_file(run.config_file(), json_text(to_json(config), 2) + '\n');
+        write_text_file(run.identity_file(), JsonValue::object({{"identity", identity}}).dump() + '\n');
+        write_text_file(run.config_file(), to_json(config).dump(2) + '\n');
     } catch (...) {
         run.discard();
         throw;
@@ -156,8 +154,8 @@ std::string RunDirectory::identity() const {
     if (symlink_status(file).type() == std::filesystem::file_type::not_found) return {};
     constexpr std::uint64_t max_bytes = 4096;
     const std::string text = read_text_file(file, max_bytes, SymbolicLinks::refuse);
-    const nlohmann::json object = *JsonValue::parse(text).value_or(JsonValue());
-    check(object.is_object() && object.contains("identity") && is_identity(object["identity"]), file.string(),
+    const JsonValue object = parse_json_or_null(text);
+    check(object.contains("identity") && is_identity(object["identity"]), file.string(),
           ": is not a run's identity; expected {\"identity\": ...} with ", 2 * identity_bytes,
           " hexadecimal digits");
     return object["identity"].get<std::string>();

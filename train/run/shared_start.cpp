@@ -1,41 +1,55 @@
 #include <gradtile/train/run/shared_start.h>
 
-#include <nlohmann/json.hpp>
-
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 
 namespace gradtile {
+
+namespace {
+
+/// Broadcasts a text that may be longer than one message of the group.
+std::string broadcast_long_text(ProcessGroup& group, const std::string& text) {
+    constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+    const std::size_t size = std::stoull(group.broadcast(concat(text.size())));
+    std::string whole;
+    while (whole.size() < size)
+        whole += group.broadcast(group.is_root() ? text.substr(whole.size(), piece_bytes) : std::string());
+    return whole;
+}
+
+}  // namespace
 
 Start shared_start(ProcessGroup& group, const std::function<Start()>& read) {
     if (group.is_alone()) return read();
     Start start;
-    nlohmann::json text;
+    JsonValue message;
     if (group.is_root()) {
         start = read();
-        text = {{"source", start.source}};
+        message.set("source", start.source);
         if (const auto& from = start.checkpoint)
-            text["checkpoint"] = {{"step", from->step},
-                                  {"config", *from->config},
-                                  {"data", *from->data},
-                                  {"meta", *from->meta}};
+            message.set("checkpoint", JsonValue::object({{"step", from->step},
+                                                         {"config", from->config},
+                                                         {"data", from->data},
+                                                         {"meta", from->meta}}));
     }
-    text = parse_json(group.broadcast(json_text(text)));
+    message = parse_json(broadcast_long_text(group, message.dump()), "the checkpoint of rank 0");
+    std::string tokenizer =
+        broadcast_long_text(group, start.checkpoint ? start.checkpoint->tokenizer : std::string());
     if (group.is_root()) return start;
-    start.source = text["source"].get<std::string>();
-    if (!text.contains("checkpoint")) return start;
-    const nlohmann::json& told = text["checkpoint"];
-    start.checkpoint = Checkpoint{.step = told["step"].get<std::int64_t>(),
-                                  .config = told["config"],
-                                  .data = told["data"],
-                                  .meta = told["meta"]};
+    start.source = message["source"].text();
+    const JsonValue* const sent = message.find("checkpoint");
+    if (!sent) return start;
+    start.checkpoint = Checkpoint{.step = (*sent)["step"].get<std::int64_t>(),
+                                  .config = (*sent)["config"],
+                                  .data = (*sent)["data"],
+                                  .meta = (*sent)["meta"],
+                                  .tokenizer = std::move(tokenizer)};
     return start;
 }
 
 TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory) {
     if (group.is_alone()) return directory->config();
     TrainConfig config;
-    const std::string text =
-        group.broadcast(directory ? json_text(to_json(directory->config())) : std::string());
+    const std::string text = group.broadcast(directory ? to_json(directory->config()).dump() : std::string());
     apply_config_text(config, text, "the settings of rank 0");
     return config;
 }

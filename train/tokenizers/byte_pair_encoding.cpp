@@ -1,8 +1,12 @@
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
+#include <algorithm>
+
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/with_source.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_tables.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
+#include <gradtile/train/tokenizers/internal/merges_by_id.h>
 #include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
@@ -19,70 +23,83 @@ std::string shown_bytes(std::string_view bytes) {
 
 BytePairEncoding::BytePairEncoding(BytePairVocabulary vocabulary, std::string_view source)
     : vocabulary_(std::move(vocabulary)), tables_(std::make_unique<Tables>(vocabulary_, source)) {
-    add_texts(source);
+    add_tokens(source);
     add_merges(source);
 }
 
 BytePairEncoding::~BytePairEncoding() = default;
 
-void BytePairEncoding::add_texts(std::string_view source) {
-    check(std::ssize(vocabulary_.tokens) <= max_byte_pair_vocabulary, source, ": ", vocabulary_.tokens.size(),
+void BytePairEncoding::add_tokens(std::string_view source) {
+    const std::vector<std::string>& tokens = vocabulary_.tokens;
+    check(std::ssize(tokens) <= max_byte_pair_vocabulary, source, ": ", tokens.size(),
           " tokens; expected at most ", max_byte_pair_vocabulary);
-    texts_.assign(vocabulary_.tokens.begin(), vocabulary_.tokens.end());
-    for (std::size_t i = 0; i < texts_.size(); ++i) {
-        const std::string_view text = texts_[i];
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        const std::string_view text = tokens[i];
         if (text.empty()) continue;
         const auto id = static_cast<std::int32_t>(i);
         check(text.size() <= max_token_bytes, source, ": token ", id, " has ", text.size(),
               " bytes; expected at most ", max_token_bytes);
-        const auto [place, is_new] = tables_->whole.emplace(text, id);
-        check(is_new, source, ": tokens ", place->second, " and ", id, " are both ", shown_bytes(text));
+        const std::int32_t first = tables_->whole.find(text);
+        if (first != id)  // not check(), because check() would construct the name for every token
+            throw Error(concat(source, ": tokens ", first, " and ", id, " are both ", shown_bytes(text)));
         if (text.size() == 1) tables_->byte_ids[static_cast<unsigned char>(text.front())] = id;
     }
-    for (const AddedToken& token : vocabulary_.added) {
-        check(token.id >= 0 && token.id < max_byte_pair_vocabulary, source, ": added token ",
-              shown_bytes(token.text), " has id ", token.id, "; expected 0 to ",
-              max_byte_pair_vocabulary - 1);
-        check(!token.text.empty(), source, ": added token ", token.id, " is empty");
-        check(token.text.size() <= max_token_bytes, source, ": added token ", token.id, " has ",
-              token.text.size(), " bytes; expected at most ", max_token_bytes);
-        const auto index = static_cast<std::size_t>(token.id);
-        if (index >= texts_.size()) texts_.resize(index + 1);
-        check(texts_[index].empty() || texts_[index] == token.text, source, ": added token ",
-              shown_bytes(token.text), " has id ", token.id, ", which is ", shown_bytes(texts_[index]));
-        texts_[index] = token.text;
-        check(added_token(token.text).value_or(token.id) == token.id, source, ": added token ",
-              shown_bytes(token.text), " occurs twice, with ids ", token.id, " and ",
-              added_token(token.text).value_or(-1));
-        const auto finder = [&](Tables::Finders& finders) -> AddedTokenFinder& {
-            return token.normalized ? finders.second : finders.first;
-        };
-        finder(tables_->with_special).add(token.text, token.id);
-        if (!token.special) finder(tables_->without_special).add(token.text, token.id);
+    vocab_size_ = std::ssize(tokens);
+    for (const AddedToken& token : vocabulary_.added) add_added_token(token, source);
+    const auto empty = std::ranges::count_if(tokens, [](const std::string& token) { return token.empty(); });
+    with_source(source, [&] {
+        check_missing_ids(vocab_size_ - 1,
+                          tokens.size() - static_cast<std::size_t>(empty) + vocabulary_.added.size());
+    });
+    std::ranges::stable_sort(added_by_id_, {}, &AddedToken::id);
+    for (std::size_t i = 1; i < added_by_id_.size(); ++i) {
+        const AddedToken &a = *added_by_id_[i - 1], &b = *added_by_id_[i];
+        if (a.id == b.id && a.text != b.text)
+            throw Error(concat(source, ": added token ", shown_bytes(b.text), " has id ", b.id, ", which is ",
+                               shown_bytes(a.text)));
     }
-    check(!texts_.empty(), source, ": has no tokens");
+    check(vocab_size_ > 0, source, ": has no tokens");
     for (const auto* const ids : {&vocabulary_.before, &vocabulary_.after})
         for (const std::int32_t id : *ids)
             check(text_of(id).has_value(), source, ": post_processor: adds token ", id,
                   ", which the vocabulary does not have");
 }
 
+void BytePairEncoding::add_added_token(const AddedToken& token, std::string_view source) {
+    const auto refuse = [&](const auto&... reason) {
+        throw Error(concat(source, ": added token ", shown_bytes(token.text), reason...));
+    };
+    if (token.id < 0 || token.id >= max_byte_pair_vocabulary)
+        refuse(" has id ", token.id, "; expected 0 to ", max_byte_pair_vocabulary - 1);
+    check(!token.text.empty(), source, ": added token ", token.id, " is empty");
+    check(token.text.size() <= max_token_bytes, source, ": added token ", token.id, " has ",
+          token.text.size(), " bytes; expected at most ", max_token_bytes);
+    const auto index = static_cast<std::size_t>(token.id);
+    const bool is_in_vocabulary = index < vocabulary_.tokens.size() && !vocabulary_.tokens[index].empty();
+    if (is_in_vocabulary && vocabulary_.tokens[index] != token.text)
+        refuse(" has id ", token.id, ", which is ", shown_bytes(vocabulary_.tokens[index]));
+    if (const auto known = added_token(token.text); known && *known != token.id)
+        refuse(" occurs twice, with ids ", token.id, " and ", *known);
+    AddedTokenFinder& finder = token.normalized ? tables_->added_normalized : tables_->added;
+    finder.add(token.text, token.id, token.special);
+    added_by_id_.push_back(&token);
+    vocab_size_ = std::max(vocab_size_, std::int64_t{token.id} + 1);
+}
+
 void BytePairEncoding::add_merges(std::string_view source) {
     if (vocabulary_.merges_by_id) {
         std::vector<BytePairMerge> pairs;
-        for (const auto& [text, id] : tables_->whole)
-            for (std::size_t cut = 1; cut < text.size(); ++cut) {
-                const auto left = tables_->whole.find(text.substr(0, cut));
-                if (left == tables_->whole.end()) continue;
-                const auto right = tables_->whole.find(text.substr(cut));
-                if (right != tables_->whole.end()) pairs.push_back({left->second, right->second, id});
-            }
+        for_each_merge_by_id(vocabulary_.tokens, tables_->whole,
+                             [&](const BytePairMerge& merge) { pairs.push_back(merge); });
         tables_->pairs = PairTable(pairs.size());
         for (const BytePairMerge& pair : pairs)
             tables_->pairs.set(pair.left, pair.right, {static_cast<std::uint32_t>(pair.result), pair.result});
         return;
     }
-    tables_->pairs = PairTable(vocabulary_.merges.size());
+    // A list may repeat merges. Different merges of a token cut it at different places.
+    std::size_t cuts = 0;
+    for (const std::string& token : vocabulary_.tokens) cuts += token.empty() ? 0 : token.size() - 1;
+    tables_->pairs = PairTable(std::min(vocabulary_.merges.size(), cuts));
     std::uint32_t rank = 0;
     for (const BytePairMerge& merge : vocabulary_.merges) {
         std::string_view parts[3];
@@ -91,9 +108,12 @@ void BytePairEncoding::add_merges(std::string_view source) {
                   ", of a vocabulary of ", vocabulary_.tokens.size());
             parts[i++] = vocabulary_.tokens[static_cast<std::size_t>(id)];
         }
-        check(!parts[0].empty() && !parts[1].empty() && concat(parts[0], parts[1]) == parts[2], source,
-              ": merge ", rank, ": ", shown_bytes(parts[0]), " and ", shown_bytes(parts[1]),
-              " together are not ", shown_bytes(parts[2]));
+        const auto [left, right, result] = parts;
+        const bool fits = !left.empty() && !right.empty() && result.size() == left.size() + right.size() &&
+                          result.starts_with(left) && result.ends_with(right);
+        if (!fits)
+            throw Error(concat(source, ": merge ", rank, ": ", shown_bytes(left), " and ", shown_bytes(right),
+                               " together are not ", shown_bytes(result)));
         // If a pair has two merges, the later merge replaces the earlier one, as in the tokenizers library.
         tables_->pairs.set(merge.left, merge.right, {rank++, merge.result});
     }
@@ -101,12 +121,16 @@ void BytePairEncoding::add_merges(std::string_view source) {
 
 std::optional<std::string_view> BytePairEncoding::text_of(std::int32_t id) const {
     if (id < 0 || id >= vocab_size()) return std::nullopt;
-    const std::string_view text = texts_[static_cast<std::size_t>(id)];
-    return text.empty() ? std::nullopt : std::optional(text);
+    const auto index = static_cast<std::size_t>(id);
+    if (index < vocabulary_.tokens.size() && !vocabulary_.tokens[index].empty())
+        return vocabulary_.tokens[index];
+    const auto added = std::ranges::lower_bound(added_by_id_, id, {}, &AddedToken::id);
+    if (added == added_by_id_.end() || (*added)->id != id) return std::nullopt;
+    return (*added)->text;
 }
 
 std::optional<std::int32_t> BytePairEncoding::added_token(std::string_view text) const {
-    for (const AddedTokenFinder* finder : {&tables_->with_special.first, &tables_->with_special.second})
+    for (const AddedTokenFinder* finder : {&tables_->added, &tables_->added_normalized})
         if (const std::int32_t id = finder->id_of(text); id >= 0) return id;
     return std::nullopt;
 }

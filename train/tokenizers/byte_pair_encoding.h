@@ -28,7 +28,7 @@ class BytePairEncoding {
 
     const BytePairVocabulary& vocabulary() const { return vocabulary_; }
     /// One more than the largest id.
-    std::int64_t vocab_size() const { return static_cast<std::int64_t>(texts_.size()); }
+    std::int64_t vocab_size() const { return vocab_size_; }
     /// Returns the bytes of a token; nullopt if the id has no bytes.
     std::optional<std::string_view> text_of(std::int32_t id) const;
     /// Returns the id of an added token; nullopt if no added token has this text.
@@ -45,11 +45,13 @@ class BytePairEncoding {
 
     std::vector<std::int32_t> encode_in_parallel(std::string_view text, std::string_view source,
                                                  const EncodeOptions& options) const;
-    void add_texts(std::string_view source);
+    void add_tokens(std::string_view source);
+    void add_added_token(const AddedToken& token, std::string_view source);
     void add_merges(std::string_view source);
 
     BytePairVocabulary vocabulary_;
-    std::vector<std::string_view> texts_;  // the texts of the tokens, by id
+    std::vector<const AddedToken*> added_by_id_;  // in increasing order
+    std::int64_t vocab_size_ = 0;
     std::unique_ptr<Tables> tables_;
 };
 

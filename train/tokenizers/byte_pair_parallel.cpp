@@ -27,8 +27,7 @@ class BytePairEncoding::ParallelEncoding {
     ParallelEncoding(const BytePairEncoding& encoding, std::string_view text, std::string_view source,
                      const EncodeOptions& options)
         : encoding_(encoding), text_(text), source_(source) {
-        const auto& finders = encoding.tables_->finders(options.special_tokens);
-        for_each_added_token(text, finders,
+        for_each_added_token(text, *encoding.tables_, options.special_tokens,
                              [&](std::string_view part, std::int32_t id) { add_part(part, id); });
     }
 

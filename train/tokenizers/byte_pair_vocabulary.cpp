@@ -1,6 +1,14 @@
 #include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
 
+#include <gradtile/core/check.h>
+
 namespace gradtile {
+
+void check_missing_ids(std::int64_t largest, std::size_t tokens) {
+    const std::int64_t missing = largest + 1 - static_cast<std::int64_t>(tokens);
+    check(missing <= max_missing_ids, "the largest id is ", largest, ", but there are only ", tokens,
+          " tokens; expected at most ", max_missing_ids, " ids without a token");
+}
 
 std::string_view gpt2_pattern() {
     return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";

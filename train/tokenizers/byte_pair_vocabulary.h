@@ -64,5 +64,13 @@ std::string_view llama3_pattern();
 
 /// The largest size of a vocabulary. All ids are less than this number.
 constexpr std::int64_t max_byte_pair_vocabulary = std::int64_t{1} << 22;
+/// The largest number of ids below the largest one that have no token. Tables have an entry for each id, so a
+/// small file with few tokens and a large id would otherwise take hundreds of megabytes.
+constexpr std::int64_t max_missing_ids = std::int64_t{1} << 16;
+/// The largest number of added tokens in a file. Known tokenizers have up to 10,000.
+constexpr std::size_t max_added_tokens = 32'768;
+
+/// Throws Error when `tokens` tokens leave more than max_missing_ids ids from 0 to `largest` without a token.
+void check_missing_ids(std::int64_t largest, std::size_t tokens);
 
 }  // namespace gradtile

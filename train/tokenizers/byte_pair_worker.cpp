@@ -9,7 +9,7 @@
 namespace gradtile {
 
 void BytePairEncoding::Worker::encode_all(SpecialTokens special, Ids& out) {
-    for_each_added_token(text_, tables_.finders(special), [&](std::string_view part, std::int32_t id) {
+    for_each_added_token(text_, tables_, special, [&](std::string_view part, std::int32_t id) {
         if (id >= 0) {
             out.push_back(id);
         } else {
@@ -40,8 +40,8 @@ void BytePairEncoding::Worker::encode_piece(std::string_view piece, Ids& out) {
 void BytePairEncoding::Worker::merge_piece(std::string_view piece) {
     merged_.clear();
     if (whole_pieces_) {
-        if (const auto token = tables_.whole.find(piece); token != tables_.whole.end()) {
-            merged_.push_back(token->second);
+        if (const std::int32_t token = tables_.whole.find(piece); token >= 0) {
+            merged_.push_back(token);
             return;
         }
     }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/core/text/with_source.h>
+#include <gradtile/train/tokenizers/internal/tokenizer_json_reader.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {
@@ -23,14 +23,6 @@ void for_each_character(std::string_view text, std::string_view source, Visit&& 
         check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset, advice);
         visit(point.value, offset);
         offset += static_cast<std::size_t>(point.length);
-    }
-}
-
-nlohmann::json json_of_file_text(const std::string& text, const std::string& source) {
-    try {
-        return parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(source, ": file: ", error.what()));
     }
 }
 
@@ -141,66 +133,82 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
     return text;
 }
 
-nlohmann::json Tokenizer::to_json() const {
-    nlohmann::json value = {{"kind", name_of(kind())}};
+std::string Tokenizer::to_json() const {
+    std::string text;
+    JsonWriter writer(text);
+    writer.begin_object();
+    writer.write("kind", name_of(kind()));
     if (const auto* rules = std::get_if<Characters>(&rules_)) {
         std::string alphabet;
         for (const char32_t c : rules->alphabet) append_utf8(alphabet, c);
-        value["characters"] = std::move(alphabet);
+        writer.write("characters", alphabet);
     }
     if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
-        value["merges_by_id"] = encoding->vocabulary().merges_by_id;
-        value["file"] = tokenizer_json();
+        writer.write("merges_by_id", encoding->vocabulary().merges_by_id);
+        writer.write_name("file");
+        writer.write_text(tokenizer_json());
     }
-    return value;
+    writer.end();
+    writer.finish();
+    return text;
 }
 
 std::string Tokenizer::tokenizer_json() const {
     const auto* rules = std::get_if<BytePairs>(&rules_);
     check(rules != nullptr, "tokenizer.json holds BPE tokenizers; this one is ", name());
-    return rules->file ? *rules->file : json_text(tokenizer_json_of(rules->encoding->vocabulary()), 2) + '\n';
+    if (rules->file) return *rules->file;
+    std::string text;
+    JsonWriter writer(text, 2);
+    write_tokenizer_json(writer, rules->encoding->vocabulary());
+    writer.finish();
+    text += '\n';
+    return text;
 }
 
-Tokenizer Tokenizer::byte_pairs_from_json(const nlohmann::json& value, const std::string& source) {
-    const bool has_file = value.contains("file") && value["file"].is_string();
-    check((has_file || value.contains("tokenizer")) && value.contains("merges_by_id") &&
-              value["merges_by_id"].is_boolean(),
-          source, ": expected members file and merges_by_id");
-    std::shared_ptr<const std::string> file;
-    if (has_file) file = std::make_shared<const std::string>(value["file"].get<std::string>());
-    BytePairVocabulary vocabulary =
-        vocabulary_of_tokenizer_json(file ? json_of_file_text(*file, source) : value["tokenizer"], source);
-    vocabulary.merges_by_id = value["merges_by_id"].get<bool>();
-    if (vocabulary.merges_by_id) vocabulary.merges.clear();
-    return byte_pairs(std::move(vocabulary), source, std::move(file));
-}
-
-Tokenizer Tokenizer::from_json(const nlohmann::json& value, std::string_view source) {
-    check(value.is_object() && value.contains("kind") && value["kind"].is_string(), source,
-          ": tokenizer: expected an object with a kind");
-    const auto kind =
-        enum_named<TokenizerKind>(value["kind"].get<std::string>(), concat(source, ": tokenizer: kind"));
-    switch (kind) {
-        case TokenizerKind::bytes:
-            return bytes();
-        case TokenizerKind::bpe:
-            return byte_pairs_from_json(value, concat(source, ": tokenizer"));
-        case TokenizerKind::characters:
-            break;
-    }
-
-    check(value.contains("characters") && value["characters"].is_string(), source,
-          ": tokenizer: expected a string named characters");
-    const auto text = value["characters"].get<std::string>();
-    check(!text.empty(), source, ": tokenizer: characters: is empty");
+Tokenizer Tokenizer::characters_from_json(const JsonValue& value, const std::string& source) {
+    const JsonValue* const found = value.find("characters");
+    check(found && found->is_string(), source, ": expected a string named characters");
+    check(!found->text().empty(), source, ": characters: is empty");
     std::vector<char32_t> alphabet;
-    for_each_character(text, concat(source, ": tokenizer: characters"),
+    for_each_character(found->text(), source + ": characters",
                        [&](char32_t c, std::size_t) { alphabet.push_back(c); });
     // Ids are positions in this list, so a list in another order would be another tokenizer without any
     // error.
     check(std::ranges::adjacent_find(alphabet, std::ranges::greater_equal{}) == alphabet.end(), source,
-          ": tokenizer: characters: not distinct and in increasing order");
+          ": characters: not distinct and in increasing order");
     return characters(std::move(alphabet));
+}
+
+Tokenizer Tokenizer::from_json(std::string_view text, std::string_view file) {
+    const std::string source = concat(file, ": tokenizer");
+    TokenizerJsonReader reader;
+    JsonValue value = parse_json(text, source, reader.tokenizer_routes({"tokenizer"}));
+    check(value.contains("kind") && value["kind"].is_string(), source, ": expected an object with a kind");
+    switch (enum_named<TokenizerKind>(value["kind"].text(), source + ": kind")) {
+        case TokenizerKind::bytes:
+            return bytes();
+        case TokenizerKind::characters:
+            return characters_from_json(value, source);
+        case TokenizerKind::bpe:
+            break;
+    }
+    const JsonValue* const by_id = value.find("merges_by_id");
+    const bool has_file = value.contains("file") && value["file"].is_string();
+    check((has_file || value.contains("tokenizer")) && by_id && by_id->is_boolean(), source,
+          ": expected members file and merges_by_id");
+    const bool merges_by_id = by_id->boolean();
+    std::shared_ptr<const std::string> whole_file;
+    if (has_file) {
+        std::string file = value.take_text("file");
+        file.shrink_to_fit();  // the parser's text may have twice its size
+        whole_file = std::make_shared<const std::string>(std::move(file));
+    }
+    BytePairVocabulary vocabulary =
+        whole_file ? vocabulary_of_tokenizer_json(*whole_file, source)
+                   : with_source(source, [&] { return reader.read_tokenizer(value["tokenizer"]); });
+    vocabulary.merges_by_id = merges_by_id;
+    if (merges_by_id) std::vector<BytePairMerge>().swap(vocabulary.merges);
+    return byte_pairs(std::move(vocabulary), source, std::move(whole_file));
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, std::int64_t vocabulary, std::string_view source) {

@@ -10,9 +10,8 @@
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/encode_options.h>
 
@@ -72,12 +71,12 @@ class Tokenizer {
     /// returned unchanged. StreamingDecoder returns whole characters.
     std::string decode(std::span<const std::int32_t> ids) const;
 
-    /// Returns the value for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."} or
-    /// {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the text of tokenizer.json.
-    nlohmann::json to_json() const;
-    /// Throws Error naming `source` when the value is not what to_json() writes. Older versions wrote
+    /// Returns the JSON text for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."}
+    /// or {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the text of tokenizer.json.
+    std::string to_json() const;
+    /// Throws Error naming `source` when the text is not one that to_json() returns. Older versions wrote
     /// tokenizer.json's object as "tokenizer".
-    static Tokenizer from_json(const nlohmann::json& value, std::string_view source);
+    static Tokenizer from_json(std::string_view text, std::string_view source);
 
     bool operator==(const Tokenizer&) const = default;
 
@@ -100,7 +99,7 @@ class Tokenizer {
 
     explicit Tokenizer(Rules rules) : rules_(std::move(rules)) {}
     static Tokenizer characters(std::vector<char32_t> alphabet);
-    static Tokenizer byte_pairs_from_json(const nlohmann::json& value, const std::string& source);
+    static Tokenizer characters_from_json(const JsonValue& value, const std::string& source);
 
     Rules rules_;
 };

@@ -5,13 +5,11 @@
 #include <charconv>
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/core/text/with_source.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_file.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
@@ -33,13 +31,30 @@ std::string tokenizer_file_text(const std::string& path) {
     return text;
 }
 
-nlohmann::json json_of_text(const std::string& text, const std::string& path) {
-    try {
-        return parse_json(text);
-    } catch (const Error& error) {
-        throw Error(concat(path, ": ", error.what()));
+/// Finds out whether a text is an object without a member "model" that is an object, as a vocab.json is.
+/// There "model" may be a word of the vocabulary, whose value is an id.
+class ModelFinder final : public JsonHandler {
+  public:
+    bool is_object_without_model() const { return is_object_ && !has_model_; }
+
+    void scalar(JsonValue) override {}
+    void name(std::string name) override { is_model_ = depth_ == 1 && name == "model"; }
+    void begin_array() override { begin(); }
+    void begin_object() override {
+        is_object_ = is_object_ || depth_ == 0;
+        has_model_ = has_model_ || (is_model_ && depth_ == 1);
+        begin();
     }
-}
+    void end() override { --depth_; }
+
+  private:
+    void begin() { ++depth_; }
+
+    int depth_ = 0;
+    bool is_object_ = false;
+    bool is_model_ = false;  // the last name was "model", in the outermost object
+    bool has_model_ = false;
+};
 
 /// Returns the first of the names that exists in the folder of `path`.
 std::string file_beside(const std::string& path, std::initializer_list<const char*> names) {
@@ -53,8 +68,7 @@ std::string file_beside(const std::string& path, std::initializer_list<const cha
 }
 
 BytePairVocabulary vocabulary_of_file_pair(const std::string& encoder, const std::string& merges) {
-    return vocabulary_of_encoder_json(json_of_text(tokenizer_file_text(encoder), encoder),
-                                      tokenizer_file_text(merges), encoder);
+    return vocabulary_of_encoder_json(tokenizer_file_text(encoder), tokenizer_file_text(merges), encoder);
 }
 
 constexpr std::array<std::int8_t, 256> base64_values() {
@@ -154,6 +168,7 @@ BytePairVocabulary vocabulary_of_llama3_model(const std::string& path) {
 
 BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view source) {
     BytePairVocabulary vocabulary{.merges_by_id = true, .whole_pieces = true};
+    const auto lines = static_cast<std::size_t>(std::ranges::count(text, '\n')) + 1;
     for (std::int64_t number = 1; !text.empty(); ++number) {
         const std::size_t end = std::min(text.find('\n'), text.size());
         const std::string_view line = text.substr(0, end);
@@ -169,7 +184,10 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
               source, ": line ", number, ": expected a token in base64, a space and its rank (0 to ",
               max_byte_pair_vocabulary - 1, ")");
         const auto index = static_cast<std::size_t>(rank);
-        if (index >= vocabulary.tokens.size()) vocabulary.tokens.resize(index + 1);
+        if (index >= vocabulary.tokens.size()) {
+            with_source(source, [&] { check_missing_ids(rank, lines); });
+            vocabulary.tokens.resize(index + 1);
+        }
         check(vocabulary.tokens[index].empty(), source, ": line ", number, ": rank ", rank, " occurs twice");
         vocabulary.tokens[index] = std::move(*bytes);
     }
@@ -182,13 +200,15 @@ TokenizerFile read_tokenizer_file(const std::string& path) {
         return {vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path)};
     if (name.ends_with(".tiktoken")) return {vocabulary_of_tiktoken(path)};
     if (name == "tokenizer.model") return {vocabulary_of_llama3_model(path)};
-    auto text = std::make_shared<const std::string>(tokenizer_file_text(path));
-    const nlohmann::json value = json_of_text(*text, path);
-    // In a vocab.json "model" may be a word of the vocabulary, whose value is an id.
-    if (value.is_object() && !value.value("model", nlohmann::json()).is_object() && name != "tokenizer.json")
+    std::string text = tokenizer_file_text(path);
+    ModelFinder finder;
+    if (name != "tokenizer.json") read_json(text, path, finder);
+    if (finder.is_object_without_model())
         return {vocabulary_of_encoder_json(
-            value, tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path)};
-    return {vocabulary_of_tokenizer_json(value, path), std::move(text)};
+            std::move(text), tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path)};
+    auto file = std::make_shared<const std::string>(std::move(text));
+    BytePairVocabulary vocabulary = vocabulary_of_tokenizer_json(*file, path);
+    return {std::move(vocabulary), std::move(file)};
 }
 
 Tokenizer load_tokenizer(const std::string& path) {

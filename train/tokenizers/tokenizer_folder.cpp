@@ -6,11 +6,9 @@
 #include <filesystem>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/file_system.h>
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_file.h>
 
@@ -18,12 +16,13 @@ namespace gradtile {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using enum MemberMeaning;
 
 /// Known files of these names have less than 1 MB.
 constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 26;
 constexpr std::string_view end_of_text = "<|endoftext|>";
+/// This member may have more values than a JsonValue may hold: nine for each of thousands of tokens.
+constexpr std::string_view decoder_name = "added_tokens_decoder";
 constexpr std::array<const char*, 4> file_names{"tokenizer_config.json", "special_tokens_map.json",
                                                 "added_tokens.json", "chat_template.jinja"};
 
@@ -106,14 +105,11 @@ constexpr auto token_members = std::to_array<KnownMember>({
     {"single_word", refused, "[false]"},
 });
 
-json object_of(const std::string& text, const std::string& source) {
-    try {
-        json value = parse_json(text);
-        check(value.is_object(), "expected an object");
-        return value;
-    } catch (const Error& error) {
-        throw Error(concat(source, ": ", error.what()));
-    }
+JsonValue object_of(const std::string& text, const std::string& source,
+                    const std::vector<JsonRoute>& routes = {}) {
+    JsonValue value = parse_json(text, source, routes);
+    check(value.is_object(), source, ": expected an object");
+    return value;
 }
 
 class FolderReader {
@@ -129,7 +125,11 @@ class FolderReader {
         for (const char* const name : file_names)
             if (fs::exists(path_of(name)))
                 result_.files[name] = read_text_file(path_of(name), max_file_bytes);
-        const json config = object_in("tokenizer_config.json"), named = object_in("special_tokens_map.json");
+        JsonElements decoder(JsonElements::Of::object, [&](const std::string& id, const JsonValue& token) {
+            decoder_.push_back({id, token});
+        });
+        const JsonValue config = object_in("tokenizer_config.json", {{{decoder_name}, decoder}}),
+                        named = object_in("special_tokens_map.json");
         check_members(config, tokenizer_members_of(config), path_of("tokenizer_config.json"), unknown_);
         check_members(named, tokenizer_members_of(named), path_of("special_tokens_map.json"), unknown_);
         check_class(text_or(config, "tokenizer_class", tokenizer_class));
@@ -146,30 +146,31 @@ class FolderReader {
   private:
     std::string path_of(const char* name) const { return (fs::path(folder_) / name).string(); }
 
-    json object_in(const char* name) const {
+    JsonValue object_in(const char* name, const std::vector<JsonRoute>& routes = {}) const {
         const auto file = result_.files.find(name);
-        return file == result_.files.end() ? json::object() : object_of(file->second, path_of(name));
+        return file == result_.files.end() ? JsonValue::object()
+                                           : object_of(file->second, path_of(name), routes);
     }
 
     /// transformers takes every member "..._token" with a text as a token's name.
-    static std::vector<KnownMember> tokenizer_members_of(const json& config) {
+    static std::vector<KnownMember> tokenizer_members_of(const JsonValue& config) {
         std::vector<KnownMember> members = tokenizer_members();
         for (const auto& [name, value] : config.items())
             if (name.ends_with("_token") && is_token(value) &&
                 std::ranges::find(members, name, &KnownMember::name) == members.end())
-                members.push_back({config.find(name).key()});
+                members.push_back({name});
         return members;
     }
-    static bool is_token(const json& value) { return value.is_string() || value.is_object(); }
+    static bool is_token(const JsonValue& value) { return value.is_string() || value.is_object(); }
 
-    std::string text_or(const json& value, const char* name, const std::string& otherwise) const {
+    std::string text_or(const JsonValue& value, const char* name, const std::string& otherwise) const {
         if (!value.contains(name) || value[name].is_null()) return otherwise;
         check(value[name].is_string(), path_of("tokenizer_config.json"), ": ", name, ": ",
               json_excerpt(value[name]), "; expected a text");
         return value[name].get<std::string>();
     }
     /// Returns nullopt for null and for a member that is absent.
-    std::optional<bool> flag(const json& value, const char* name) const {
+    std::optional<bool> flag(const JsonValue& value, const char* name) const {
         if (!value.contains(name) || value[name].is_null()) return std::nullopt;
         check(value[name].is_boolean(), path_of("tokenizer_config.json"), ": ", name, ": ",
               json_excerpt(value[name]), "; expected true or false");
@@ -195,7 +196,7 @@ class FolderReader {
     }
 
     /// Returns the text of a token that is written as a text or as an object.
-    std::string token_text(const json& token, const std::string& place) {
+    std::string token_text(const JsonValue& token, const std::string& place) {
         if (token.is_string()) return token.get<std::string>();
         check(token.is_object() && token.contains("content") && token["content"].is_string(), place, ": ",
               json_excerpt(token), "; expected a token: a text, or an object with its content");
@@ -208,24 +209,25 @@ class FolderReader {
         return found == vocabulary_.added.end() ? nullptr : &*found;
     }
 
-    void read_added_tokens(const json& config) {
-        if (config.contains("added_tokens_decoder") && !config["added_tokens_decoder"].is_null()) {
-            const std::string place = concat(path_of("tokenizer_config.json"), ": added_tokens_decoder");
-            check(config["added_tokens_decoder"].is_object(), place, ": expected an object");
-            for (const auto& [id, token] : config["added_tokens_decoder"].items()) {
+    void read_added_tokens(const JsonValue& config) {
+        if (const JsonValue* const decoder = config.find(decoder_name); decoder && !decoder->is_null()) {
+            const std::string place = concat(path_of("tokenizer_config.json"), ": ", decoder_name);
+            check(decoder->is_object(), place, ": expected an object");
+            for (const auto& [id, token] : decoder_) {
                 std::int32_t number = -1;
                 const auto parsed = std::from_chars(id.data(), id.data() + id.size(), number);
                 check(parsed.ec == std::errc() && parsed.ptr == id.data() + id.size() && number >= 0, place,
                       ": '", printable_name(id), "'; expected a token id");
-                add_token(token_text(token, place), number,
-                          token.is_object() && token.value("special", json()) == true, place);
+                const JsonValue* const special = token.find("special");
+                add_token(token_text(token, place), number, special && *special == true, place);
             }
         }
-        const json tokens = object_in("added_tokens.json");
+        const JsonValue tokens = object_in("added_tokens.json");
         for (const auto& [text, id] : tokens.items()) {
             const std::string place = path_of("added_tokens.json");
-            check(id.is_number_integer() && id >= 0 && id < max_byte_pair_vocabulary, place, ": ",
-                  json_excerpt(json(text)), ": ", json_excerpt(id), "; expected a token id");
+            check(id.fits<std::int32_t>() && id.get<std::int32_t>() >= 0 &&
+                      id.get<std::int32_t>() < max_byte_pair_vocabulary,
+                  place, ": ", json_excerpt(text), ": ", json_excerpt(id), "; expected a token id");
             add_token(text, id.get<std::int32_t>(), /*special=*/false, place);
         }
     }
@@ -234,14 +236,14 @@ class FolderReader {
     void add_token(const std::string& text, std::int32_t id, bool special, const std::string& place) {
         const AddedToken* const known = added(text);
         check(
-            known ? known->id == id : !has_tokenizer_json_, place, ": ", json_excerpt(json(text)), " has id ",
-            id, "; expected ",
+            known ? known->id == id : !has_tokenizer_json_, place, ": ", json_excerpt(text), " has id ", id,
+            "; expected ",
             known ? concat("its id ", known->id) : std::string("a token of added_tokens in tokenizer.json"));
         if (!known) vocabulary_.added.push_back({.id = id, .text = text, .special = special});
     }
 
     /// A named token becomes an added token: its text has its id wherever it occurs.
-    void add_named_token(const json& token, const std::string& place) {
+    void add_named_token(const JsonValue& token, const std::string& place) {
         if (token.is_null()) return;
         const std::string text = token_text(token, place);
         if (const auto known = std::ranges::find(vocabulary_.added, text, &AddedToken::text);
@@ -250,14 +252,13 @@ class FolderReader {
             return;
         }
         const auto found = std::ranges::find(vocabulary_.tokens, text);
-        check(!has_tokenizer_json_ && found != vocabulary_.tokens.end(), place, ": ",
-              json_excerpt(json(text)), " is not ",
-              has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
+        check(!has_tokenizer_json_ && found != vocabulary_.tokens.end(), place, ": ", json_excerpt(text),
+              " is not ", has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
         vocabulary_.added.push_back(
             {.id = static_cast<std::int32_t>(found - vocabulary_.tokens.begin()), .text = text});
     }
 
-    void read_named_tokens(const json& value, const std::string& file) {
+    void read_named_tokens(const JsonValue& value, const std::string& file) {
         for (const auto& [name, token] : value.items()) {
             const std::string place = concat(file, ": ", printable_name(name));
             if (name.ends_with("_token") && is_token(token)) add_named_token(token, place);
@@ -265,30 +266,33 @@ class FolderReader {
                                  name == "model_specific_special_tokens";
             if (!is_list || token.is_null()) continue;
             check(token.is_array() || token.is_object(), place, ": expected a list of tokens");
-            for (const json& one : token) add_named_token(one, place);
+            if (token.is_array())
+                for (const JsonValue& one : token.elements()) add_named_token(one, place);
+            else
+                for (const auto& [key, one] : token.items()) add_named_token(one, place);
         }
     }
 
     /// GPT2Tokenizer has names for <|endoftext|> if the files give no others.
-    void add_default_tokens(const json& config, const json& named) {
+    void add_default_tokens(const JsonValue& config, const JsonValue& named) {
         for (const char* const name : {"bos_token", "eos_token", "unk_token"})
             if (is_gpt2_ && !config.contains(name) && !named.contains(name))
-                add_named_token(json(end_of_text), concat(path_of("tokenizer_config.json"), ": ", name));
+                add_named_token(end_of_text, concat(path_of("tokenizer_config.json"), ": ", name));
     }
 
     /// Returns the id of bos_token or eos_token.
-    std::int32_t id_of_named(const json& config, const json& named, const char* name) {
+    std::int32_t id_of_named(const JsonValue& config, const JsonValue& named, const char* name) {
         const std::string place = concat(path_of("tokenizer_config.json"), ": ", name);
-        const json& holder = config.contains(name) ? config : named;
+        const JsonValue& holder = config.contains(name) ? config : named;
         const std::string text = holder.contains(name) && !holder[name].is_null()
                                      ? token_text(holder[name], place)
                                      : std::string(end_of_text);
         const AddedToken* const token = added(text);
-        check(token != nullptr, place, ": ", json_excerpt(json(text)), " is not a token of the vocabulary");
+        check(token != nullptr, place, ": ", json_excerpt(text), " is not a token of the vocabulary");
         return token->id;
     }
 
-    void read_text_template(const json& config, const json& named) {
+    void read_text_template(const JsonValue& config, const JsonValue& named) {
         const struct {
             const char *member, *token;
             std::vector<std::int32_t>& ids;
@@ -320,6 +324,7 @@ class FolderReader {
     UnknownMembers& unknown_;
     bool has_tokenizer_json_ = false, is_gpt2_ = false;
     BytePairVocabulary vocabulary_;
+    JsonValue::Object decoder_;  // added_tokens_decoder of tokenizer_config.json
     TokenizerFolder result_;
 };
 
@@ -330,15 +335,17 @@ std::vector<KnownMember> tokenizer_members() {
 }
 
 std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source) {
-    const json value = object_of(text, source).value("chat_template", json());
-    if (value.is_null()) return std::nullopt;
+    SkippedJson decoder;
+    const JsonValue config = object_of(text, source, {{{decoder_name}, decoder}});
+    if (!config.contains("chat_template") || config["chat_template"].is_null()) return std::nullopt;
+    const JsonValue& value = config["chat_template"];
     if (value.is_string()) return value.get<std::string>();
     const std::string place = concat(source, ": chat_template");
     check(value.is_array(), place, ": ", json_excerpt(value), "; expected a text or a list");
     std::optional<std::string> found;
-    for (const json& one : value) {
-        check(one.is_object() && one.value("name", json()).is_string() &&
-                  one.value("template", json()).is_string(),
+    for (const JsonValue& one : value.elements()) {
+        check(one.contains("name") && one["name"].is_string() && one.contains("template") &&
+                  one["template"].is_string(),
               place, ": ", json_excerpt(one), "; expected a name and a template");
         if (one["name"] == "default") found = one["template"].get<std::string>();
     }

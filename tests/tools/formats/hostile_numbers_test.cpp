@@ -72,7 +72,7 @@ std::vector<Tokenizer> large_tokenizers() {
             Tokenizer::characters_of(letters, "test"),
             byte_pairs({.tokens = tokens}),
             byte_pairs({.tokens = {"a"}, .added = {{.id = 30, .text = "<|endoftext|>"}}}),
-            byte_pairs({.tokens = {"a"}, .added = {{.id = (1 << 22) - 1, .text = "<last>"}}}),
+            byte_pairs({.tokens = {"a"}, .added = {{.id = max_missing_ids, .text = "<last>"}}}),
             byte_pairs({.tokens = tokens, .merges_by_id = true})};
 }
 
@@ -143,7 +143,9 @@ TEST(HostileNumbers, ModelsThatTheTensorsDoNotHaveAreRefusedByTensor) {
     const Checkpoint sound = checkpoint_of(model, "x");
     for (const auto& [change, expected] : changes) {
         Checkpoint hostile = sound;
-        (*hostile.config).update(change);
+        json config = test::json_of(sound.config);
+        config.update(change);
+        hostile.config = test::json_value(config);
         write_checkpoint(path, hostile);
         for (const Reader& reader : readers(place)) {
             const std::string name = reader.name;
@@ -158,10 +160,18 @@ TEST(HostileNumbers, ModelsThatTheTensorsDoNotHaveAreRefusedByTensor) {
 std::vector<HostileFile> hostile_counts() {
     constexpr std::int64_t huge = std::int64_t{1} << 62;
     const auto meta = [](const char* pointer, const json& value) {
-        return [=](Checkpoint& c) { (*c.meta)[json::json_pointer(pointer)] = value; };
+        return [=](Checkpoint& c) {
+            json changed = test::json_of(c.meta);
+            changed[json::json_pointer(pointer)] = value;
+            c.meta = test::json_value(changed);
+        };
     };
     const auto loader = [](const char* key, const json& value) {
-        return [=](Checkpoint& c) { (*c.data)["loader"][key] = value; };
+        return [=](Checkpoint& c) {
+            json changed = test::json_of(c.data);
+            changed["loader"][key] = value;
+            c.data = test::json_value(changed);
+        };
     };
     return {{"last step", meta("/schedule/last_step", huge), "last_step: 4611686018427387904; expected 0 to"},
             {"last step", meta("/schedule/last_step", -1), "last_step: -1"},
@@ -169,7 +179,8 @@ std::vector<HostileFile> hostile_counts() {
             {"bad steps", meta("/bad_steps_in_a_row", -3), "bad_steps_in_a_row: -3"},
             {"position", loader("position", -1), "data position: window -1 of "},
             {"position", loader("position", huge), "data position: window 4611686018427387904 of "},
-            {"position", loader("position", 18446744073709551615u), "data position: window -1 of "},
+            {"position", loader("position", 18446744073709551615u),
+             "data position: expected a whole number named position"},
             {"epoch", loader("epoch", -1), "data position: epoch -1"},
             {"epoch", loader("epoch", INT64_MAX), "data position: epoch 9223372036854775807"},
             {"tokens", loader("tokens", 1), "tokens to train on, but the run was made with 1"},
@@ -181,7 +192,7 @@ std::vector<HostileFile> hostile_tensors() {
         return zeros(Context(Device::cpu(), 1), shape, dtype);
     };
     const auto config = [](const char* key, const json& value) {
-        return [=](Checkpoint& c) { (*c.config)[key] = value; };
+        return [=](Checkpoint& c) { c.config.set(key, test::json_value(value)); };
     };
     return {
         {"weight",

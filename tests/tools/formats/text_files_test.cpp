@@ -187,7 +187,9 @@ TEST(ImportedText, OfAHostileCheckpointIsRefusedByName) {
     Checkpoint checkpoint = checkpoint_of(import_model(published_folder(place).string()), "x");
     const auto refusal = [&](const char* member, const json& value) {
         Checkpoint changed = checkpoint;
-        (*changed.data)["imported_text"][member] = value;
+        json data = json_of(changed.data);
+        data["imported_text"][member] = value;
+        changed.data = test::json_value(data);
         const std::string message =
             message_of([&] { export_model(changed, "run", {.out = place / "out/folder"}); });
         EXPECT_FALSE(exists(place / "out"));
@@ -432,7 +434,7 @@ TEST(ImportedRun, FineTuningKeepsTheFilesUntilTheTemplateChanges) {
                 "\n";
     files = exported_after("talk.jsonl", talk);
     EXPECT_EQ(files.at("chat_template.jinja"), jinja_of(ChatTemplate::llama3));
-    EXPECT_EQ(parse_json(files.at("generation_config.json"))["eos_token_id"], json({260, 257}));
+    EXPECT_EQ(json::parse(files.at("generation_config.json"))["eos_token_id"], json({260, 257}));
     EXPECT_EQ(files.at("tokenizer.json"), original.at("tokenizer.json"));
 }
 

@@ -81,14 +81,15 @@ class MembersInFolder : public testing::Test {
             const ImportedModel model = import_model(folder_.string());
             TrainConfig config;
             config.model = model.config;
-            text = json_text({{"config", to_json(config)},
-                              {"end_tokens", model.text.end_tokens},
-                              {"template", name_of(model.chat_template)},
-                              {"has_unknown_template", model.text.has_unknown_template},
-                              {"ids", model.tokenizer->encode(" a<|endoftext|>b", "t",
-                                                              {.special_tokens = SpecialTokens::recognised,
-                                                               .add_special_tokens = true})},
-                              {"notes", model.notes}});
+            text = json{{"config", json_of(to_json(config))},
+                        {"end_tokens", model.text.end_tokens},
+                        {"template", name_of(model.chat_template)},
+                        {"has_unknown_template", model.text.has_unknown_template},
+                        {"ids", model.tokenizer->encode(" a<|endoftext|>b", "t",
+                                                        {.special_tokens = SpecialTokens::recognised,
+                                                         .add_special_tokens = true})},
+                        {"notes", model.notes}}
+                       .dump();
             throw Error(text);
         });
         return text;
@@ -113,7 +114,7 @@ class MembersInFolder : public testing::Test {
             ASSERT_FALSE(entry["values"].empty()) << name;
             for (const json& value : entry["values"]) {
                 const std::string found = outcome_with(name, value);
-                const std::string shown = concat(title, ": ", name, ": ", json_text(value));
+                const std::string shown = concat(title, ": ", name, ": ", value.dump());
                 if (entry["is"] == "harmless") {
                     EXPECT_EQ(found, base) << shown;
                 } else if (entry["is"] == "used") {

@@ -6,7 +6,6 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
@@ -16,6 +15,7 @@
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/model/language_model.h>
 
+#include <support/json.h>
 #include <support/temporary_directory.h>
 
 namespace gradtile::test {

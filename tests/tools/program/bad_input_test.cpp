@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include <gradtile/core/device.h>
-#include <gradtile/core/text/json_value.h>
 
 #include <support/sanitized.h>
 
@@ -164,7 +163,7 @@ TEST_F(BadInput, ConfigFileIsReadStrictly) {
     expect_config_refused(R"({"steps": ")" + std::string(100'000, 'x') + "\"}",
                           {"xxx...\" is a string", "an integer"});
     // The part before the NUL byte is a directory; looking for its tokenizer.json must end.
-    expect_config_refused(json_text({{"tokenizer", place_.path().string() + '\0' + 'x'}}),
+    expect_config_refused(nlohmann::json{{"tokenizer", place_.path().string() + '\0' + 'x'}}.dump(),
                           {"tokenizer: holds a NUL byte"});
     expect_config_refused(R"({"data": "a\u0000b"})", {"data: holds a NUL byte"});
     expect_training_refused({"--config", (place_ / "none.json").string()}, {"none.json", "cannot be opened"});

@@ -7,7 +7,6 @@
 
 #include "program.h"
 
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile::test {
@@ -36,10 +35,10 @@ TEST_F(BenchComm, TimesEveryCollectiveAndSizeOnce) {
     std::istringstream lines(outcome.out);
     std::vector<std::string> timed;
     for (std::string line; std::getline(lines, line);) {
-        const json row = parse_json(line);
+        const json row = json::parse(line);
         const std::string what = row.at("what");
         const double bytes = row.at("bytes"), sent_per_ms = row.at("bus_gb_per_s").get<double>() * 1e6;
-        timed.push_back(what + ' ' + json_text(row.at("bytes")));
+        timed.push_back(what + ' ' + row.at("bytes").dump());
         EXPECT_EQ(row.at("gpus"), 2);
         // Each of two processes sends everything once in an all-reduce, and half of it in a reduce-scatter or
         // all-gather. JSON numbers have nine digits.

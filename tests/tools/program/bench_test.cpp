@@ -6,7 +6,6 @@
 
 #include <gradtile/core/cpu/cpu_features.h>
 #include <gradtile/core/device.h>
-#include <gradtile/core/text/json_value.h>
 
 #include "program.h"
 
@@ -28,7 +27,7 @@ std::vector<json> rows_of(const Arguments& arguments) {
     expect_success(outcome);
     std::vector<json> rows;
     std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) rows.push_back(parse_json(line));
+    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
     return rows;
 }
 

@@ -9,7 +9,6 @@
 #include <sstream>
 #include <thread>
 
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/config/train_config.h>
 
@@ -57,7 +56,7 @@ TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {
     expect_success(run(tiny_training(stories_, out_)));
     const Outcome inspected = run({"inspect", out_.string(), "--json"});
     expect_success(inspected);
-    EXPECT_EQ(nlohmann::json::parse(inspected.out)["meta"]["gradtile"], version());
+    EXPECT_EQ(json::parse(inspected.out)["meta"]["gradtile"], version());
 }
 
 TEST_F(Commands, SampleReadsPromptsFromFilesAndStandardInput) {
@@ -339,7 +338,7 @@ TEST_F(Commands, LastRepeatedFlagCountsAndFlagsOverrideTheConfig) {
     const std::string config = place_.write("config.json", R"({"steps": 5, "seed": 7, "bias": false})");
     expect_success(run(tiny() + Arguments{"--config", config, "--steps", "3"}));
     EXPECT_EQ(steps_of(out_).size(), 3u);
-    const json made = parse_json(contents_of(out_ / "config.json"));
+    const json made = json::parse(contents_of(out_ / "config.json"));
     EXPECT_EQ(made["seed"], 7);
     EXPECT_EQ(made["bias"], false);
 }
@@ -357,7 +356,7 @@ TEST_F(Commands, EvalAndSampleUseTheAttentionOfTheModel) {
     const Outcome eval = run({"eval", out_.string(), "--data", val, "--json"});
     expect_success(eval);
     const double trained = steps_of(out_).back()["val_loss"];
-    EXPECT_NEAR(parse_json(eval.out)["loss"].get<double>(), trained, 1e-8 * trained);
+    EXPECT_NEAR(json::parse(eval.out)["loss"].get<double>(), trained, 1e-8 * trained);
     const Arguments sample = {"sample", out_.string(), "--tokens", "40", "--seed", "3"};
     const Outcome once = run(sample);
     expect_success(once);
@@ -369,7 +368,7 @@ TEST_F(Commands, ThePackedPresetTrainsOnTheStoriesOfCorpus) {
     expect_success(run(Arguments{"train", "--preset", "packed-tiny", "--data", stories_, "--out",
                                  out_.string(), "--steps", "12"} +
                        smaller));
-    const json made = parse_json(contents_of(out_ / "config.json"));
+    const json made = json::parse(contents_of(out_ / "config.json"));
     EXPECT_EQ(made["packed"], true);
     EXPECT_GT(made["attention-dropout"], 0);
     const std::vector<json> steps = steps_of(out_);
@@ -407,7 +406,7 @@ TEST_F(Commands, EvalMeasuresAWholeFile) {
     expect_success(run(tiny()));
     const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
     expect_success(outcome);
-    const json result = parse_json(outcome.out);
+    const json result = json::parse(outcome.out);
     const double loss = result.at("loss");
     EXPECT_EQ(result.at("targets"), static_cast<std::int64_t>(contents_of(stories_).size()) - 1);
     // Every token is one ASCII character, so bits per character are loss / ln 2. JSON numbers have 17 digits.
@@ -422,7 +421,7 @@ TEST_F(Commands, EvalCountsTheSameTargetsAsTraining) {
     const Outcome outcome = run({"eval", out_.string(), "--data", stories_, "--json"});
     expect_success(outcome);
     const std::string text = contents_of(stories_);
-    EXPECT_EQ(parse_json(outcome.out).at("targets"),
+    EXPECT_EQ(json::parse(outcome.out).at("targets"),
               std::ranges::count_if(text.substr(1), [](char c) { return c != ' '; }));
 }
 
@@ -450,7 +449,7 @@ TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
     std::istringstream lines(outcome.out);
     std::vector<std::string> inputs;
     for (std::string line; std::getline(lines, line);) {
-        const json report = parse_json(line);
+        const json report = json::parse(line);
         EXPECT_EQ(report.at("op"), "linear");
         EXPECT_EQ(report.at("ok"), true);
         EXPECT_LT(report.at("error").get<double>(), report.at("bound").get<double>());
@@ -480,7 +479,7 @@ TEST(Gradcheck, PrintsOneJsonObjectPerLayerOption) {
     std::istringstream lines(outcome.out);
     int count = 0;
     for (std::string line; std::getline(lines, line); ++count) {
-        const json report = parse_json(line);
+        const json report = json::parse(line);
         EXPECT_EQ(report.at("dtype"), "float16");
         EXPECT_EQ(report.at("ok"), true);
         EXPECT_LE(report.at("error").get<double>(), report.at("bound").get<double>());

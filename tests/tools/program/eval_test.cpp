@@ -8,8 +8,6 @@
 
 #include <tiny_run.h>
 
-#include <gradtile/core/text/json_value.h>
-
 namespace gradtile::test {
 namespace {
 
@@ -21,7 +19,7 @@ class Eval : public testing::Test {
     nlohmann::json eval(const Arguments& flags) const {
         const Outcome outcome = run(Arguments{"eval", out_.string(), "--json"} + flags);
         expect_success(outcome);
-        return parse_json(outcome.out);
+        return nlohmann::json::parse(outcome.out);
     }
 
     TemporaryDirectory place_;
@@ -77,7 +75,7 @@ TEST_F(Eval, ConversationsCountTheAnswersOnly) {
     expect_success(evaluated);
     EXPECT_THAT(evaluated.out, HasSubstr("30 conversations in the template chatml"));
     EXPECT_THAT(evaluated.out, HasSubstr("bits per byte"));
-    const nlohmann::json result = parse_json(run({"eval", out, "--data", data, "--json"}).out);
+    const nlohmann::json result = nlohmann::json::parse(run({"eval", out, "--data", data, "--json"}).out);
     // The last validation of the run is over the same data.
     const auto last = steps_of(out).back().at("val_loss").get<double>();
     EXPECT_NEAR(result["loss"].get<double>(), last, 1e-6 * last);

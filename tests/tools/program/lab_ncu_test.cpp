@@ -6,8 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/text/json_value.h>
-
 #include "program.h"
 
 namespace gradtile::test {
@@ -41,7 +39,7 @@ class LabNcu : public testing::Test {
     json json_of_comparison(const std::string& csv, const Arguments& more = {}) const {
         const Outcome outcome = compare(csv, more + Arguments{"--json"});
         expect_success(outcome);
-        return parse_json(outcome.out);
+        return json::parse(outcome.out);
     }
     TemporaryDirectory place_;
     const std::string path_ = (place_ / "kernels.csv").string();
@@ -68,7 +66,7 @@ TEST_F(LabNcu, PutsTheMeasuredBytesOfAPassBesideTheCountedOnes) {
         run({"lab", "--length", "96", "--head-dim", "16", "--fast-memory", "8192", "--json"});
     expect_success(counted);
     ASSERT_EQ(all.at("passes").size(), 2u);
-    const json counts = parse_json(counted.out);
+    const json counts = json::parse(counted.out);
     for (const json& row : counts.at("algorithms")) {
         if (row.at("name") != "flash2") continue;
         const bool is_forward = row.at("pass") == "forward";

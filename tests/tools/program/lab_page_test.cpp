@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/text/json_value.h>
-
 #include "program.h"
 
 namespace gradtile::test {
@@ -34,7 +32,7 @@ std::string element_text(const std::string& page, const std::string& begin, cons
 }
 
 json trace_of(const std::string& page) {
-    return parse_json(element_text(page, "<script type=\"application/json\" id=\"trace\">", "</script>"));
+    return json::parse(element_text(page, "<script type=\"application/json\" id=\"trace\">", "</script>"));
 }
 
 /// Elements of one kind that are moved by the steps of a pass: 0 loads, 1 stores.
@@ -52,7 +50,7 @@ TEST(LabPage, StepsAddUpToTheCountsOfTheProgram) {
     const json trace = trace_of(page_of(sizes));
     const Outcome outcome = run(Arguments{"lab", "--json"} + sizes);
     expect_success(outcome);
-    const json algorithms = parse_json(outcome.out).at("algorithms");
+    const json algorithms = json::parse(outcome.out).at("algorithms");
     ASSERT_EQ(trace.at("passes").size(), algorithms.size());
     EXPECT_EQ(algorithms.size(), 8u);
     for (std::size_t i = 0; i < algorithms.size(); ++i) {

@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/text/json_value.h>
-
 #include "program.h"
 
 namespace gradtile::test {
@@ -17,7 +15,7 @@ const Arguments small_lab{"lab", "--length", "96", "--head-dim", "16", "--fast-m
 json lab_json(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
-    return parse_json(outcome.out);
+    return json::parse(outcome.out);
 }
 
 TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {

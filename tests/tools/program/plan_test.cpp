@@ -6,8 +6,6 @@
 
 #include "program.h"
 
-#include <gradtile/core/text/json_value.h>
-
 namespace gradtile::test {
 namespace {
 
@@ -31,7 +29,7 @@ Arguments gpt2_plan(int gpus, int micro_batch) {
 json plan_of(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
-    return parse_json(outcome.out);
+    return json::parse(outcome.out);
 }
 
 TEST(Plan, PrintsMemoryTimeAndBytesForEveryGpuCount) {
@@ -157,7 +155,7 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     expect_success(rows);
     std::istringstream lines(rows.out);
     for (std::string line; std::getline(lines, line);) {
-        const json row = parse_json(line);
+        const json row = json::parse(line);
         if (row.value("constant", "") == "nvlink_bytes") {
             EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.015) / 9.8 * 1e3, 1e-3);
         }

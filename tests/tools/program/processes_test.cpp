@@ -9,7 +9,6 @@
 
 #include "running_program.h"
 
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/parallel/internal/mpi.h>
 #include <gradtile/train/parallel/internal/socket.h>
 
@@ -120,7 +119,7 @@ class Processes : public testing::Test {
     void expect_resumable(const std::filesystem::path& out) {
         const Outcome inspected = run({"inspect", out.string(), "--json"});
         expect_success(inspected);
-        const auto step = parse_json(inspected.out).at("step").get<std::int64_t>();
+        const auto step = nlohmann::json::parse(inspected.out).at("step").get<std::int64_t>();
         const Arguments end = {"--stop-after", std::to_string(step + 10)};
         const std::filesystem::path straight = place_ / concat("straight", counter_++);
         const Outcome resumed = start(Arguments{"train", "--resume", out.string(), "--quiet"} + end).wait();

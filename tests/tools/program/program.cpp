@@ -13,8 +13,6 @@
 
 #include <support/signal_process.h>
 
-#include <gradtile/core/text/json_value.h>
-
 namespace gradtile::test {
 namespace {
 
@@ -138,7 +136,7 @@ std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
     std::vector<nlohmann::json> steps;
     std::ifstream file(run / "metrics.jsonl");
     for (std::string line; std::getline(file, line) && !file.eof();) {
-        nlohmann::json step = parse_json(line);
+        nlohmann::json step = nlohmann::json::parse(line);
         if (step.contains("event")) continue;
         step.erase("tokens_per_s");
         step.erase("ms");
@@ -151,7 +149,7 @@ std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
 nlohmann::json tensors_of(const std::filesystem::path& directory) {
     const Outcome outcome = run({"inspect", directory.string(), "--json"});
     expect_success(outcome);
-    return parse_json(outcome.out).at("tensors");
+    return nlohmann::json::parse(outcome.out).at("tensors");
 }
 
 }  // namespace gradtile::test

@@ -10,8 +10,6 @@
 
 #include <tiny_run.h>
 
-#include <gradtile/core/text/json_value.h>
-
 namespace gradtile::test {
 namespace {
 
@@ -21,7 +19,7 @@ constexpr const char* models[] = {"gpt2",          "llama",       "muon",       
 
 nlohmann::json reference_cases() {
     const std::string path = GRADTILE_SOURCE_DIR "/tests/reference/training_losses.json";
-    return parse_json(contents_of(path)).at("cases");
+    return nlohmann::json::parse(contents_of(path)).at("cases");
 }
 
 class PyTorchParity : public testing::TestWithParam<const char*> {};

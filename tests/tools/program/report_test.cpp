@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/text/json_value.h>
 
 #include "program.h"
 
@@ -41,7 +40,7 @@ class Report : public testing::Test {
     static json data_of(const std::string& page) {
         const std::string begin = "<script type=\"application/json\" id=\"data\">";
         const std::size_t at = page.find(begin);
-        return parse_json(page.substr(at + begin.size(), page.find("</script>", at) - at - begin.size()));
+        return json::parse(page.substr(at + begin.size(), page.find("</script>", at) - at - begin.size()));
     }
     void refused(const Arguments& arguments, const std::vector<std::string>& parts) const {
         expect_refused(run(Arguments{"report"} + arguments), parts);
@@ -104,7 +103,7 @@ TEST_F(Report, NamesAndSettingsCannotBecomeMarkup) {
     // A directory's name has no slash.
     const std::string name = "<script>alert(1)<!--\x1b[31m";
     const std::string page =
-        page_of({write_run(name, two_steps, json_text({{"data", hostile}, {"@runs@", 1}})),
+        page_of({write_run(name, two_steps, json{{"data", hostile}, {"@runs@", 1}}.dump()),
                  write_run("b\xff", two_steps, R"({"data": "other"})")});
     EXPECT_THAT(page, Not(HasSubstr("alert(1)<")));
     EXPECT_THAT(page, Not(HasSubstr("<script>alert")));

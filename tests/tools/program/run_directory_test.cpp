@@ -9,14 +9,14 @@
 #include <fstream>
 #include <map>
 
+#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/config/train_config.h>
+
+#include <support/json.h>
 #include <support/sanitized.h>
 #include <support/signal_process.h>
 
 #include "running_program.h"
-
-#include <gradtile/core/text/json_value.h>
-#include <gradtile/train/checkpoint/checkpoint.h>
-#include <gradtile/train/config/train_config.h>
 
 namespace gradtile::test {
 namespace {
@@ -237,7 +237,8 @@ TEST_F(ForeignCheckpoint, IsRefusedByNameAndNothingChanges) {
     expect_success(run(training(other) + Arguments{"--seed", "2", "--stop-after", "7"}));
     EXPECT_NE(contents_of(out_ / "run.json"), contents_of(other / "run.json"));
     fs::copy(other / "checkpoints/step_00000007.h5", checkpoint(7));
-    const std::string id = parse_json(contents_of(other / "run.json"))["identity"].get<std::string>();
+    const std::string id =
+        nlohmann::json::parse(contents_of(other / "run.json"))["identity"].get<std::string>();
     EXPECT_EQ(id.size(), 32u);
     expect_refused_unchanged({"step_00000007.h5: belongs to run " + id, "move the file away"});
     const Outcome forced = run(resume() + Arguments{"--restart"});
@@ -423,7 +424,7 @@ std::vector<std::string> text_settings() {
 TEST_F(PreparedDirectory, NoSettingOfAFileLeadsOutOfTheRun) {
     train_six_steps(out_);
     const Checkpoint sound = read_checkpoint(checkpoint(6));
-    const nlohmann::json sound_config = parse_json(contents_of(out_ / "config.json"));
+    const nlohmann::json sound_config = nlohmann::json::parse(contents_of(out_ / "config.json"));
     const fs::path outside = place_ / "outside", checkpoints = out_ / "checkpoints", kept = place_ / "kept",
                    metrics = out_ / "metrics.jsonl";
     fs::copy(metrics, place_ / "metrics");
@@ -440,7 +441,7 @@ TEST_F(PreparedDirectory, NoSettingOfAFileLeadsOutOfTheRun) {
             nlohmann::json config = sound_config;
             config[name] = target.string();
             Checkpoint prepared = sound;
-            prepared.config = config;
+            prepared.config = json_value(config);
             write_checkpoint(checkpoint(6), prepared);
             run(resume() + Arguments{"--stop-after", "7"});
             expect_nothing_made("a checkpoint");
@@ -455,7 +456,8 @@ TEST_F(PreparedDirectory, NoSettingOfAFileLeadsOutOfTheRun) {
             fs::remove(checkpoint(7));
             fs::copy(place_ / "metrics", metrics, fs::copy_options::overwrite_existing);
 
-            const std::string file = place_.write("given.json", json_text({{name, target.string()}}));
+            const std::string file =
+                place_.write("given.json", nlohmann::json{{name, target.string()}}.dump());
             const fs::path other = place_ / "other";
             run({"train", "--config", file, "--data", stories_, "--out", other.string(), "--steps", "1",
                  "--layers", "1", "--heads", "2", "--width", "16", "--context", "16", "--device", "cpu"});
@@ -518,7 +520,7 @@ TEST_F(WorkingDirectory, IsIrrelevantToAResumedRun) {
     const Arguments relative = tiny_training("stories.txt", "run") +
                                Arguments{"--val-data", "stories.txt", "--save-every", "2", "--quiet"};
     expect_success(run(relative + Arguments{"--stop-after", "4"}, in_place));
-    const nlohmann::json config = parse_json(contents_of(out_ / "config.json"));
+    const nlohmann::json config = nlohmann::json::parse(contents_of(out_ / "config.json"));
     EXPECT_EQ(config["data"], stories_);
     EXPECT_EQ(config["val-data"], stories_);
     expect_success(run(resume(), {.prefix = {"env", "-C", "/"}}));

@@ -7,6 +7,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/config/train_config.h>
 
+#include <support/json.h>
 #include <support/sanitized.h>
 
 #include "program.h"
@@ -267,8 +268,9 @@ TEST(Usage, PrintConfigEqualsTheRunsConfigJson) {
     expect_success(run(training));
     EXPECT_EQ(printed.out, contents_of(out / "config.json"));
     EXPECT_EQ(run({"train", "--resume", out.string(), "--print-config"}).out, printed.out);
-    const auto of_preset = parse_json(run({"train", "--preset", "gpt2-124m", "--print-config"}).out);
-    EXPECT_EQ(of_preset, to_json(preset("gpt2-124m")));
+    const auto of_preset =
+        nlohmann::json::parse(run({"train", "--preset", "gpt2-124m", "--print-config"}).out);
+    EXPECT_EQ(of_preset, json_of(to_json(preset("gpt2-124m"))));
 }
 
 }  // namespace

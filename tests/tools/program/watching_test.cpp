@@ -6,8 +6,6 @@
 #include <map>
 #include <sstream>
 
-#include <gradtile/core/text/json_value.h>
-
 #include "program.h"
 
 namespace gradtile::test {
@@ -20,7 +18,7 @@ std::vector<json> metrics_of(const std::filesystem::path& run) {
     std::vector<json> lines;
     std::istringstream file(contents_of(run / "metrics.jsonl"));
     for (std::string line; std::getline(file, line);)
-        if (json object = parse_json(line); !object.contains("event")) lines.push_back(std::move(object));
+        if (json object = json::parse(line); !object.contains("event")) lines.push_back(std::move(object));
     return lines;
 }
 
@@ -91,9 +89,9 @@ TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
     std::string edited;
     std::istringstream before(contents_of(out_ / "metrics.jsonl"));
     for (std::string line; std::getline(before, line);) {
-        json object = parse_json(line);
+        json object = json::parse(line);
         if (object.contains("wall_s")) object["wall_s"] = 100.0 * object["step"].get<double>();
-        edited += json_text(object) + '\n';
+        edited += object.dump() + '\n';
     }
     std::ofstream(out_ / "metrics.jsonl")
         << edited << R"({"step":6,"loss":2,"tokens":384,"wall_s":9999})" << '\n';
@@ -148,7 +146,7 @@ TEST_F(Watching, AFullDiskDoesNotStopEventsForTensorBoardInTheMiddleOfOne) {
 
 TEST_F(Watching, OnlyAFlagOrTheRunsOwnEventsNameADirectoryOfEvents) {
     const auto events = place_ / "events";
-    const std::string file = place_.write("given.json", json_text({{"tensorboard", events.string()}}));
+    const std::string file = place_.write("given.json", json{{"tensorboard", events.string()}}.dump());
     expect_refused(run(training() + Arguments{"--config", file}),
                    {"tensorboard: '" + events.string() + "' in " + file + " is outside the run's directory ",
                     "--tensorboard"});

@@ -46,7 +46,7 @@ class CheckpointPython : public testing::Test {
 
 TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
     c.params["double"] = randn(ctx, {40, 3}, DType::f64, Seed{2});
-    (*c.config)["text"] = "gr\xc3\xbc\xc3\x9f";
+    c.config.set("text", "gr\xc3\xbc\xc3\x9f");
     write_checkpoint(directory / "a.h5", c);
     const auto [status, output] = run(concat(kPython, ' ', GRADTILE_SOURCE_DIR, "/docs/read_checkpoint.py ",
                                              (directory / "a.h5").string()));

@@ -82,7 +82,7 @@ TEST(Checkpoint, NamesMayBePrefixesOfEachOther) {
 TEST(Checkpoint, WithoutTensorsIsLegal) {
     const TemporaryDirectory directory;
     Checkpoint meant;
-    *meant.config = "just a text with \"quotes\" and \xc3\xbc";
+    meant.config = "just a text with \"quotes\" and \xc3\xbc";
     write_checkpoint(directory / "a.h5", meant);
     test::expect_same(read_checkpoint(directory / "a.h5"), meant);
 }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -44,10 +43,11 @@ inline Checkpoint generated_checkpoint(const Context& ctx, std::int64_t step, st
         c.optimizer["adamw/m/" + name] = randn(ctx, x.shape(), DType::f32, Seed{seed + 5});
         c.optimizer["adamw/v/" + name] = rand(ctx, x.shape(), DType::f32, Seed{seed + 6});
     }
-    *c.config = {{"width", width}, {"dtype", "bf16"}};
-    *c.data = {{"position", step * 12}, {"tokenizer", "characters"}};
-    *c.rng = {{"seed", 18446744073709551615u}};
-    *c.meta = {{"val_loss", 1.0 / static_cast<double>(step + 1)}};
+    c.config = JsonValue::object({{"width", width}, {"dtype", "bf16"}});
+    c.data.set("position", step * 12);
+    c.tokenizer = R"({"kind":"bytes"})";
+    c.rng.set("seed", 18446744073709551615u);
+    c.meta.set("val_loss", 1.0 / static_cast<double>(step + 1));
     return c;
 }
 
@@ -71,6 +71,7 @@ inline void expect_same(const Checkpoint& found, const Checkpoint& meant) {
     expect_same(found.optimizer, meant.optimizer);
     EXPECT_EQ(found.config, meant.config);
     EXPECT_EQ(found.data, meant.data);
+    EXPECT_EQ(found.tokenizer, meant.tokenizer);
     EXPECT_EQ(found.rng, meant.rng);
     EXPECT_EQ(found.meta, meant.meta);
 }

@@ -4,13 +4,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <support/temporary_directory.h>
 
 #include <gradtile/train/checkpoint/checkpoint.h>
 
 #include <support/error_message.h>
+#include <support/json.h>
 
 namespace gradtile {
 namespace {
@@ -39,17 +39,19 @@ std::vector<GemmAlgorithm> some_algorithms() {
 TEST(SavedAlgorithms, SurviveACheckpointUnchanged) {
     const test::TemporaryDirectory place;
     Checkpoint checkpoint;
-    checkpoint.config = checkpoint.data = checkpoint.rng = json::object();
-    *checkpoint.meta = {{"matrix_algorithms", algorithms_to_json(some_algorithms())}};
+    checkpoint.config = checkpoint.data = checkpoint.rng = JsonValue::object();
+    checkpoint.meta.set("matrix_algorithms", algorithms_to_json(some_algorithms()));
     const std::filesystem::path path = place.path() / "a.h5";
     write_checkpoint(path, checkpoint);
-    EXPECT_EQ(algorithms_from_json(read_checkpoint(path).meta->at("matrix_algorithms")), some_algorithms());
+    EXPECT_EQ(algorithms_from_json(read_checkpoint(path).meta["matrix_algorithms"]), some_algorithms());
     EXPECT_TRUE(algorithms_from_json(algorithms_to_json({})).empty());
 }
 
 TEST(SavedAlgorithms, InvalidEntriesAreRefusedByName) {
-    const json sound = algorithms_to_json(some_algorithms());
-    const auto refusal = [](const json& value) { return message_of([&] { algorithms_from_json(value); }); };
+    const json sound = test::json_of(algorithms_to_json(some_algorithms()));
+    const auto refusal = [](const json& value) {
+        return message_of([&] { algorithms_from_json(test::json_value(value)); });
+    };
     for (const json& value : {json(), json(3), json("x"), json::object()})
         EXPECT_THAT(refusal(value), HasSubstr("not an array")) << value;
     for (const json& entry : {json(), json(3), json::array(), json::object()}) {

@@ -116,8 +116,8 @@ TEST(ConversationFile, NamesTheLineThatIsWrong) {
                 HasSubstr("message 1: expected an object with the texts role and content"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}"),
                 HasSubstr("line 2: message 1: role: 'tool' is unknown; expected system, user or assistant"));
-    EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: not JSON"));
-    EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: not JSON"));
+    EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: nested more than 64 levels"));
+    EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: 'messages' occurs twice"));
     EXPECT_THAT(message_of([] { parse_conversations("\n \n", "f.jsonl"); }),
                 HasSubstr("f.jsonl: has no conversation"));
 }

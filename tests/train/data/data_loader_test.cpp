@@ -1,4 +1,4 @@
-#include <gradtile/core/text/json_value.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/data/data_loader.h>
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/token_file.h>
@@ -118,7 +117,7 @@ TEST(DataLoader, ResumesExactlyAtEveryPosition) {
     DataLoader walker(numbered_tokens(100), options);
     for (std::size_t done = 0; done < 50; ++done) {
         DataLoader resumed(numbered_tokens(100), options);
-        resumed.restore(parse_json(walker.state().dump()));
+        resumed.restore(parse_json(walker.state().dump(), "test"));
         EXPECT_EQ(resumed.epoch(), walker.epoch());
         EXPECT_EQ(take(resumed, 10, 1), std::vector<Row>(all.begin() + std::ptrdiff_t(done),
                                                          all.begin() + std::ptrdiff_t(done + 10)));
@@ -223,9 +222,9 @@ TEST(DataLoader, RefusesAStateOfOtherData) {
     EXPECT_THROW(other_seed.restore(loader.state()), Error);
     DataLoader same = loader;
     for (const char* broken : {"null", "{}", "[1]", R"({"epoch":0,"position":"x"})"})
-        EXPECT_THROW(same.restore(parse_json(broken)), Error) << broken;
-    nlohmann::json beyond = *loader.state();
-    beyond["position"] = 1000;
+        EXPECT_THROW(same.restore(parse_json(broken, "test")), Error) << broken;
+    JsonValue beyond = loader.state();
+    beyond.set("position", 1000);
     EXPECT_THROW(same.restore(beyond), Error);
 }
 

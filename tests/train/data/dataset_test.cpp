@@ -1,3 +1,4 @@
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/data/dataset.h>
 
 #include <cstdlib>
@@ -6,7 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <gradtile/tools/corpus/corpus.h>
 #include <gradtile/train/data/token_file.h>
@@ -172,7 +172,7 @@ TEST(Dataset, IsIdentifiedByContentAndNotByName) {
                       new_val = write_tokens("new.bin", {3, 3, 1});
     const DatasetOptions both{.data = train, .val_data = val};
     const JsonValue of_both = load_dataset(both).content;
-    EXPECT_EQ(of_both->at("data").size(), 1u);
+    EXPECT_EQ(of_both["data"].size(), 1u);
     DatasetOptions changed = both;
     changed.expected_content = of_both;
     EXPECT_EQ(message_of([&] { load_dataset(changed); }), "no error");
@@ -188,7 +188,7 @@ TEST(Dataset, ShardsAreComparedOneByOne) {
     const DatasetOptions made{.data = place / "s_*.bin"};
     DatasetOptions again = made;
     again.expected_content = load_dataset(made).content;
-    EXPECT_EQ(again.expected_content->at("data").size(), 3u);
+    EXPECT_EQ(again.expected_content["data"].size(), 3u);
     EXPECT_EQ(message_of([&] { load_dataset(again); }), "no error");
     write_token_file(place / "s_1.bin", TokenFormat::gpt2_shard, {{1, 8}});
     EXPECT_THAT(message_of([&] { load_dataset(again); }),
@@ -203,12 +203,12 @@ TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
     DatasetOptions options{.data = place.write("a.txt", "hello world")};
     for (const char* const record :
          {R"({"data": 1})", R"({"data": []})", R"({"data": [1]})", R"({"data": [{}]})"}) {
-        options.expected_content = *JsonValue::parse(record);
+        options.expected_content = parse_json(record, "test");
         EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
     }
     // Values that older versions, without a record of the content, wrote.
     for (const char* const none : {"null", "{}", "[]", "7"}) {
-        options.expected_content = *JsonValue::parse(none);
+        options.expected_content = parse_json(none, "test");
         EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
     }
 }

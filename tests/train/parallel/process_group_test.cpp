@@ -9,6 +9,7 @@
 
 #include <gradtile/train/parallel/internal/authentication.h>
 #include <gradtile/train/parallel/internal/control_message.h>
+#include <gradtile/train/run/shared_start.h>
 
 namespace gradtile::test {
 namespace {
@@ -68,6 +69,21 @@ TEST(ProcessGroup, ExchangesTexts) {
     for (const Exit& exit : ranks.exits()) {
         EXPECT_EQ(exit.output, "");
     }
+}
+
+TEST(ProcessGroup, AStartMayHaveATokenizerLongerThanAMessage) {
+    ForkedRanks ranks(2, 60.0);
+    ranks.start_all([](ProcessGroup& group) {
+        const std::string tokenizer = '"' + std::string(5 * max_exchanged_bytes / 2, 'x') + '"';
+        const Start start = shared_start(group, [&] {
+            return Start{
+                "c.h5", Checkpoint{.step = 3, .meta = JsonValue::object({{"a", 1}}), .tokenizer = tokenizer}};
+        });
+        check(start.source == "c.h5" && start.checkpoint && start.checkpoint->step == 3, "the start");
+        check(start.checkpoint->meta["a"] == 1 && start.checkpoint->tokenizer == tokenizer, "its texts");
+        group.leave();
+    });
+    for (const Exit& exit : ranks.exits()) EXPECT_EQ(exit.output, "");
 }
 
 TEST(ProcessGroup, RefusesATextAboveTheLimit) {

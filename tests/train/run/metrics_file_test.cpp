@@ -1,4 +1,3 @@
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/run/metrics_file.h>
 
 #include <cmath>
@@ -42,8 +41,8 @@ TEST(MetricsLine, HasNineDigitsAndItsKeysInOrder) {
 TEST(MetricsLine, HasTheValidationLossOnlyWhenItWasEvaluated) {
     StepReport evaluated = report(7);
     evaluated.val_loss = 1.5;
-    EXPECT_EQ(parse_json(metrics_line(evaluated))["val_loss"], 1.5);
-    EXPECT_FALSE(parse_json(metrics_line(report(7))).contains("val_loss"));
+    EXPECT_EQ(json::parse(metrics_line(evaluated))["val_loss"], 1.5);
+    EXPECT_FALSE(json::parse(metrics_line(report(7))).contains("val_loss"));
 }
 
 TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
@@ -51,7 +50,7 @@ TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
     bad.loss = std::nan("");
     bad.grad_norm = INFINITY;
     bad.not_finite = "h.0.\"odd\"";
-    const json line = parse_json(metrics_line(bad));
+    const json line = json::parse(metrics_line(bad));
     EXPECT_TRUE(line["loss"].is_null() && line["grad_norm"].is_null());
     EXPECT_EQ(line["not_finite"], "h.0.\"odd\"");
 }
@@ -120,7 +119,7 @@ TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
         write_steps(metrics, 1);
     }
     const std::vector<std::string> all = lines_of(path);
-    EXPECT_EQ(parse_json(all[1]),
+    EXPECT_EQ(json::parse(all[1]),
               (json{{"event", "sample"}, {"step", 1}, {"prompt", "One \xEF\xBF\xBD"}, {"text", "text 1"}}));
     // A sample's event is not a checkpoint's event, so the constructor adds the checkpoint's event. If the
     // last step's line is unwritten, its sample is removed, too.

@@ -148,7 +148,7 @@ TEST(RunIdentity, IsNotAddedToRunsWithoutOne) {
     run.train();
     remove(run.out() / "run.json");
     for (const std::int64_t step : {5, 10})
-        run.change(step, [](Checkpoint& checkpoint) { (*checkpoint.meta).erase(std::string("run")); });
+        run.change(step, [](Checkpoint& checkpoint) { checkpoint.meta.erase("run"); });
     { Trainer(Resume{.directory = run.out()}, run.on_message).run(); }
     EXPECT_THAT(run.messages, IsEmpty());
     EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(12)), "x"), "");
@@ -158,9 +158,9 @@ TEST(RunIdentity, IsNotAddedToRunsWithoutOne) {
 TEST(RunIdentity, RefusesACheckpointWithoutOneInARunThatHasOne) {
     RunToResume run;
     run.train();
-    run.change(10, [](Checkpoint& checkpoint) { (*checkpoint.meta).erase(std::string("run")); });
+    run.change(10, [](Checkpoint& checkpoint) { checkpoint.meta.erase("run"); });
     EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5: belongs to a run without an identity"));
-    run.change(10, [](Checkpoint& checkpoint) { (*checkpoint.meta)["run"] = 7; });
+    run.change(10, [](Checkpoint& checkpoint) { checkpoint.meta.set("run", 7); });
     EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5: its run's identity is not a text"));
 }
 

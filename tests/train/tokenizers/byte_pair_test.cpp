@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/philox.h>
-#include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/tools/tokenizer/byte_pair_trainer.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
@@ -41,8 +40,16 @@ std::string text_of_file(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::string written_json(const BytePairVocabulary& vocabulary) {
+    std::string text;
+    JsonWriter writer(text);
+    write_tokenizer_json(writer, vocabulary);
+    writer.finish();
+    return text;
+}
+
 json json_of_file(const std::string& path) {
-    return parse_json(text_of_file(path));
+    return json::parse(text_of_file(path));
 }
 
 constexpr EncodeOptions recognised{.special_tokens = SpecialTokens::recognised};
@@ -75,7 +82,7 @@ class BytePairs : public testing::Test {
     TemporaryDirectory place_;
 
     std::string refusal_of(const json& value) const {
-        const std::string path = place_.write("tokenizer.json", json_text(value));
+        const std::string path = place_.write("tokenizer.json", value.dump());
         const std::string message = message_of([&] { load_tokenizer(path); });
         EXPECT_THAT(message, AllOf(StartsWith(path), testing::Not(HasSubstr("\n"))));
         return message;
@@ -192,7 +199,7 @@ TEST_F(BytePairs, AStreamNeverEndsWithinACharacter) {
 
 TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
     for (const Tokenizer* tokenizer : {&gpt2_, &llama3_, &cl100k_}) {
-        const Tokenizer copy = Tokenizer::from_json(parse_json(json_text(tokenizer->to_json())), "c.h5");
+        const Tokenizer copy = Tokenizer::from_json(tokenizer->to_json(), "c.h5");
         EXPECT_EQ(copy, *tokenizer);
         EXPECT_EQ(copy.name(), tokenizer->name());
         EXPECT_EQ(copy.kind(), TokenizerKind::bpe);
@@ -202,17 +209,19 @@ TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
     // Older checkpoints hold the object of tokenizer.json.
     const json object{
         {"kind", "bpe"}, {"merges_by_id", false}, {"tokenizer", json_of_file(reference("gpt2.json"))}};
-    EXPECT_EQ(Tokenizer::from_json(object, "c.h5"), gpt2_);
+    EXPECT_EQ(Tokenizer::from_json(object.dump(), "c.h5"), gpt2_);
     EXPECT_NE(gpt2_, llama3_);
     EXPECT_NE(gpt2_, Tokenizer::bytes());
     EXPECT_EQ(gpt2_.name(), "bpe (420)");
-    json damaged = gpt2_.to_json();
-    json file = parse_json(damaged["file"].get<std::string>());
+    json damaged = json::parse(gpt2_.to_json());
+    json file = json::parse(damaged["file"].get<std::string>());
     file["model"]["vocab"]["a"] = 5000000;
-    damaged["file"] = json_text(file);
-    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
+    damaged["file"] = file.dump();
+    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged.dump(), "c.h5"); }),
+                StartsWith("c.h5: tokenizer"));
     damaged.erase("merges_by_id");
-    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged, "c.h5"); }), StartsWith("c.h5: tokenizer"));
+    EXPECT_THAT(message_of([&] { Tokenizer::from_json(damaged.dump(), "c.h5"); }),
+                StartsWith("c.h5: tokenizer"));
 }
 
 TEST_F(BytePairs, ASavedFileIsReadAgain) {
@@ -240,10 +249,10 @@ TEST_F(BytePairs, MergesHaveTwoSpellingsAndVocabulariesTwoFiles) {
     }
     for (const json& merges : {pairs, words}) {
         value["model"]["merges"] = merges;
-        EXPECT_EQ(load_tokenizer(place_.write("tokenizer.json", json_text(value))), gpt2_);
+        EXPECT_EQ(load_tokenizer(place_.write("tokenizer.json", value.dump())), gpt2_);
     }
     EXPECT_EQ(load_tokenizer(place_.path().string()), gpt2_);  // a directory that contains tokenizer.json
-    const std::string encoder = place_.write("encoder.json", json_text(value["model"]["vocab"]));
+    const std::string encoder = place_.write("encoder.json", value["model"]["vocab"].dump());
     EXPECT_THAT(message_of([&] { load_tokenizer(encoder); }), HasSubstr("expected vocab.bpe or merges.txt"));
     const std::string merges = place_.write("vocab.bpe", lines);
     const Tokenizer pair = load_tokenizer(encoder);
@@ -337,7 +346,7 @@ TEST_F(BytePairs, HostilePatternsAreRefusedByName) {
     // A search that would take 2^40 steps ends with an error.
     json value = json_of_file(reference("llama3.json"));
     value["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a|a)+b";
-    const Tokenizer slow = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer slow = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     EXPECT_THAT(message_of([&] { slow.encode(std::string(40, 'a') + "xb", "t"); }), HasSubstr("limit"));
 }
 
@@ -348,7 +357,7 @@ TEST_F(BytePairs, ManyPatternsAreRefusedByNumber) {
     json steps(64, digits);
     steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
     value["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
-    const Tokenizer most = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer most = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     EXPECT_EQ(most.decode(most.encode("a 12 b", "t")), "a 12 b");
     value["pre_tokenizer"]["pretokenizers"].insert(value["pre_tokenizer"]["pretokenizers"].begin(), digits);
     EXPECT_THAT(refusal_of(value),
@@ -361,13 +370,13 @@ TEST_F(BytePairs, TextThatAPatternWouldRemoveIsRefusedByPlace) {
     split["behavior"] = "Removed";
     split["invert"] = true;
     // Llama 3's pattern matches every text, so nothing is removed.
-    const Tokenizer covering = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer covering = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     const std::string text = "hello world's\n 1234 \xE6\x9D\xB1";
     EXPECT_EQ(covering.encode(text, "t"), llama3_.encode(text, "t"));
     EXPECT_EQ(Tokenizer::from_json(covering.to_json(), "c.h5"), covering);
 
     split["pattern"]["Regex"] = "[a-z]+| ";
-    const Tokenizer letters = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer letters = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     EXPECT_EQ(letters.decode(letters.encode("one two", "t")), "one two");
     EXPECT_EQ(message_of([&] { letters.encode("one 2 three", "t"); }),
               "t: byte offset 4: '2' matches no pattern of the tokenizer, which would remove it "
@@ -375,7 +384,7 @@ TEST_F(BytePairs, TextThatAPatternWouldRemoveIsRefusedByPlace) {
     EXPECT_THAT(message_of([&] { letters.encode("one two!", "t"); }), HasSubstr("byte offset 7: '!'"));
     // Chunks of a long text begin within pieces, where a pattern may miss text that it covers in fact.
     split["pattern"]["Regex"] = "=[a-z]+";
-    const Tokenizer words = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer words = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     std::string many;
     while (many.size() < std::size_t{5} << 20) many += "=abcd";
     EXPECT_EQ(words.encode(many, "t", {.threads = 4}), words.encode(many, "t", {.threads = 1}));
@@ -401,13 +410,12 @@ TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
                          {"special_tokens", tokens}};
     const json byte_level{{"type", "ByteLevel"}, {"trim_offsets", true}};
     value["post_processor"] = {{"type", "Sequence"}, {"processors", {byte_level, processor}}};
-    const Tokenizer tokenizer = load_tokenizer(place_.write("tokenizer.json", json_text(value)));
+    const Tokenizer tokenizer = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     EXPECT_THAT(tokenizer.encode("a", "t", {.add_special_tokens = true}), ElementsAre(0, 65, 0));
     EXPECT_THAT(tokenizer.encode("", "t", {.add_special_tokens = true}), ElementsAre(0, 0));
     EXPECT_THAT(tokenizer.encode("a", "t"), ElementsAre(65));
     const Tokenizer again = Tokenizer::byte_pairs(
-        vocabulary_of_tokenizer_json(tokenizer_json_of(tokenizer.byte_pair_encoding()->vocabulary()), "t"),
-        "t");
+        vocabulary_of_tokenizer_json(written_json(tokenizer.byte_pair_encoding()->vocabulary()), "t"), "t");
     EXPECT_EQ(again, tokenizer);
     EXPECT_NE(llama3_, tokenizer);
 
@@ -431,7 +439,7 @@ TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
     EXPECT_THAT(refusal(3), HasSubstr("post_processor: 3"));
     const json roberta{{"type", "RobertaProcessing"}, {"sep", {"<|endoftext|>", 0}}, {"cls", {"a", 65}}};
     value["post_processor"] = roberta;
-    EXPECT_THAT(load_tokenizer(place_.write("tokenizer.json", json_text(value)))
+    EXPECT_THAT(load_tokenizer(place_.write("tokenizer.json", value.dump()))
                     .encode("b", "t", {.add_special_tokens = true}),
                 ElementsAre(65, 66, 0));
 }

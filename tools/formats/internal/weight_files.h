@@ -19,8 +19,8 @@ class WeightFiles {
     /// list the same tensors.
     explicit WeightFiles(const std::string& path);
 
-    bool has(std::string_view name) const { return place_of_.contains(name); }
-    std::vector<std::string> names() const;
+    bool has(std::string_view name) const { return place_of(name).entry != nullptr; }
+    std::vector<std::string_view> names() const;
     /// Throws Error that names the file and the tensor unless the tensor has the shape `shape` and a
     /// floating-point dtype.
     void check_tensor(const std::string& name, const Shape& shape) const;
@@ -31,13 +31,13 @@ class WeightFiles {
 
   private:
     struct Place {
-        std::size_t file;
-        const SafetensorsEntry* entry;
+        const SafetensorsFile* file = nullptr;
+        const SafetensorsEntry* entry = nullptr;  ///< null: no file has the tensor
     };
     void add_index(const std::string& path);
+    Place place_of(std::string_view name) const;
 
     std::vector<SafetensorsFile> files_;
-    std::map<std::string, Place, std::less<>> place_of_;
 };
 
 struct LoadedWeights {

@@ -26,7 +26,7 @@ class CheckpointPlan {
 
   private:
     friend void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
-    void add_text(std::string_view name, const JsonValue& value);
+    void add_text(std::string_view name, std::string value);
     void add_tensors(std::string_view group, const NamedTensors& tensors);
 
     CheckpointManifest manifest_;

@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <gradtile/train/tokenizers/encode_options.h>
+
 namespace gradtile {
 
 class AddedTokenFinder {
@@ -18,33 +20,41 @@ class AddedTokenFinder {
         std::int32_t id = -1;
     };
 
-    bool empty() const { return ids_.empty(); }
-
     /// Adds a token to search for. `text` must not be empty and must outlive the finder.
-    void add(std::string_view text, std::int32_t id) {
-        ids_[text] = id;
+    void add(std::string_view text, std::int32_t id, bool is_special) {
+        tokens_[text] = {id, is_special};
+        has_ordinary_ = has_ordinary_ || !is_special;
         auto& lengths = lengths_[static_cast<unsigned char>(text.front())];
         const auto place = std::ranges::lower_bound(lengths, text.size(), std::greater{});
         if (place == lengths.end() || *place != text.size()) lengths.insert(place, text.size());
     }
 
-    Found find(std::string_view text, std::size_t from) const {
-        for (std::size_t at = from; at < text.size() && !empty(); ++at)
+    /// Finds the next token. With SpecialTokens::as_text, special tokens are not found.
+    Found find(std::string_view text, std::size_t from, SpecialTokens special) const {
+        const bool finds_special = special == SpecialTokens::recognised;
+        if (finds_special ? tokens_.empty() : !has_ordinary_) return {text.size(), 0, -1};
+        for (std::size_t at = from; at < text.size(); ++at)
             for (const std::size_t length : lengths_[static_cast<unsigned char>(text[at])]) {
                 if (length > text.size() - at) continue;
-                const auto token = ids_.find(text.substr(at, length));
-                if (token != ids_.end()) return {at, length, token->second};
+                const auto token = tokens_.find(text.substr(at, length));
+                if (token != tokens_.end() && (finds_special || !token->second.is_special))
+                    return {at, length, token->second.id};
             }
         return {text.size(), 0, -1};
     }
 
     std::int32_t id_of(std::string_view text) const {
-        const auto token = ids_.find(text);
-        return token == ids_.end() ? -1 : token->second;
+        const auto token = tokens_.find(text);
+        return token == tokens_.end() ? -1 : token->second.id;
     }
 
   private:
-    std::unordered_map<std::string_view, std::int32_t> ids_;
+    struct Token {
+        std::int32_t id = -1;
+        bool is_special = true;
+    };
+    std::unordered_map<std::string_view, Token> tokens_;
+    bool has_ordinary_ = false;  // one of the tokens is not special
     // Lengths of the tokens that begin with a byte, in decreasing order.
     std::array<std::vector<std::size_t>, 256> lengths_;
 };

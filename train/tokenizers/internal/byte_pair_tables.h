@@ -3,35 +3,28 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
-#include <unordered_map>
 
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/internal/added_token_finder.h>
 #include <gradtile/train/tokenizers/internal/pair_table.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
+#include <gradtile/train/tokenizers/internal/token_index.h>
 
 namespace gradtile {
 
 struct BytePairEncoding::Tables {
     Tables(const BytePairVocabulary& vocabulary, std::string_view source)
-        : splitter(vocabulary.patterns, source) {
+        : splitter(vocabulary.patterns, source), whole(vocabulary.tokens) {
         byte_ids.fill(-1);
     }
 
     TextSplitter splitter;
     PairTable pairs;
-    std::array<std::int32_t, 256> byte_ids;                      // the token of each byte; -1: no token
-    std::unordered_map<std::string_view, std::int32_t> whole{};  // the ids of tokens by their bytes
+    std::array<std::int32_t, 256> byte_ids;  // the token of each byte; -1: no token
+    TokenIndex whole;                        // the ids of tokens by their bytes
     // The finders of added tokens. Tokens that are not normalized are found first. Normalized tokens are
     // found in the text between them.
-    struct Finders {
-        AddedTokenFinder first, second;
-    };
-    Finders with_special, without_special;
-
-    const Finders& finders(SpecialTokens special) const {
-        return special == SpecialTokens::recognised ? with_special : without_special;
-    }
+    AddedTokenFinder added, added_normalized;
 };
 
 }  // namespace gradtile

@@ -64,19 +64,19 @@ class BytePairEncoding::Worker {
 
 /// Calls visit(part, id) for the parts of a text in order: added tokens with their ids, and the text between
 /// them with -1.
-template <class Finders, class Visit>
-void for_each_added_token(std::string_view text, const Finders& finders, Visit&& visit) {
-    const auto split = [](std::string_view whole, const AddedTokenFinder& finder, auto&& found) {
+template <class Tables, class Visit>
+void for_each_added_token(std::string_view text, const Tables& tables, SpecialTokens special, Visit&& visit) {
+    const auto split = [special](std::string_view whole, const AddedTokenFinder& finder, auto&& found) {
         for (std::size_t at = 0; at < whole.size();) {
-            const AddedTokenFinder::Found token = finder.find(whole, at);
+            const AddedTokenFinder::Found token = finder.find(whole, at, special);
             if (token.begin > at) found(whole.substr(at, token.begin - at), -1);
             if (token.length > 0) found(whole.substr(token.begin, token.length), token.id);
             at = token.begin + token.length;
         }
     };
-    split(text, finders.first, [&](std::string_view part, std::int32_t id) {
+    split(text, tables.added, [&](std::string_view part, std::int32_t id) {
         if (id >= 0) return visit(part, id);
-        split(part, finders.second, visit);
+        split(part, tables.added_normalized, visit);
     });
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 /// A hash table that maps two adjacent tokens to their merge.
-#include <bit>
 #include <cstdint>
 #include <vector>
+
+#include <gradtile/train/tokenizers/internal/scaled_hash.h>
 
 namespace gradtile {
 
@@ -15,8 +16,7 @@ class PairTable {
         std::int32_t result = -1;
     };
 
-    explicit PairTable(std::size_t expected_pairs = 0)
-        : slots_(std::bit_ceil(2 * expected_pairs + 2)), shift_(64 - std::countr_zero(slots_.size())) {}
+    explicit PairTable(std::size_t expected_pairs = 0) : slots_(2 * expected_pairs + 1) {}
 
     /// Sets the merge of a pair. The table has room for the number of pairs that was given to the
     /// constructor.
@@ -44,13 +44,12 @@ class PairTable {
     /// Returns the index of the key's slot, or of the free slot where the key would be stored.
     std::size_t index_of(std::uint64_t key) const {
         // Fibonacci hashing: the high bits of a product with 2^64 / golden ratio.
-        std::size_t at = (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> shift_;
-        while (slots_[at].key != key && slots_[at].key != empty) at = (at + 1) & (slots_.size() - 1);
+        std::size_t at = scaled_hash((key ^ key >> 29) * 0x9E3779B97F4A7C15u, slots_.size());
+        while (slots_[at].key != key && slots_[at].key != empty) at = at + 1 == slots_.size() ? 0 : at + 1;
         return at;
     }
 
     std::vector<Slot> slots_;
-    int shift_;
 };
 
 }  // namespace gradtile

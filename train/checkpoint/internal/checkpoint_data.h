@@ -1,0 +1,19 @@
+#pragma once
+/// The JSON text "data/json" of a checkpoint. Its member "tokenizer" may hold hundreds of thousands of
+/// values, so programs keep it as a text.
+#include <string>
+#include <string_view>
+
+#include <gradtile/core/text/json_writer.h>
+
+namespace gradtile {
+
+struct CheckpointData {
+    JsonValue data = {};         ///< all members but the tokenizer
+    std::string tokenizer = {};  ///< a JSON text; empty: none
+};
+
+/// Throws Error that begins with "data/json: ".
+CheckpointData parse_checkpoint_data(std::string text);
+
+}  // namespace gradtile
