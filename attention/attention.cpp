@@ -8,6 +8,7 @@
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/hidden_by_biases.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
+#include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/internal/overlap.h>
@@ -64,23 +65,17 @@ PackedSequences resolve_packed(const Options& options, const Tensor& q) {
     return {options.cumulative_q, options.cumulative_k, count, options.top_left};
 }
 
-/// Backends see packed sequences as one batch. Without packed sequences this returns x.
-Tensor with_batch_axis(const PackedSequences& packed, const Tensor& x) {
-    if (!packed || !x.defined()) return x;
-    return x.rank() == 2 ? x.expand({1, x.size(0), x.size(1)})
-                         : x.expand({1, x.size(0), x.size(1), x.size(2)});
-}
 /// Backends see keys or values that all batches of q share as equal batches.
-Tensor with_batch_of(const Tensor& q, const PackedSequences& packed, const Tensor& x) {
-    return packed ? with_batch_axis(packed, x) : x.expand({q.size(0), x.size(1), x.size(2), x.size(3)});
+Tensor with_batch_of(const Tensor& q, const Tensor& x) {
+    return x.rank() == 3 ? with_batch_axis(x, 4) : x.expand({q.size(0), x.size(1), x.size(2), x.size(3)});
 }
-Saved with_batch_axis(const PackedSequences& packed, const Saved& x) {
-    return {with_batch_axis(packed, x.q),
-            with_batch_of(x.q, packed, x.k),
-            with_batch_of(x.q, packed, x.v),
-            with_batch_axis(packed, x.o),
-            with_batch_axis(packed, x.lse),
-            with_batch_axis(packed, x.lse_remainder),
+Saved saved_with_batch_axis(const Saved& x) {
+    return {with_batch_axis(x.q, 4),
+            with_batch_of(x.q, x.k),
+            with_batch_of(x.q, x.v),
+            with_batch_axis(x.o, 4),
+            with_batch_axis(x.lse, 3),
+            with_batch_axis(x.lse_remainder, 3),
             x.row_max,
             x.row_sum};
 }
@@ -416,7 +411,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
         saved.row_max = empty_like(ctx, saved.lse);
         saved.row_sum = empty_like(ctx, saved.lse);
     }
-    const Saved batched = with_batch_axis(packed, saved);
+    const Saved batched = saved_with_batch_axis(saved);
     ResolvedOptions resolved = resolve(options, packed, batched.q, batched.k);
     resolved.flags = device_flags(ctx, resolved);
     const SeenForward seen(ctx, resolved, batched);
@@ -446,8 +441,8 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
         options.algorithm != Algorithm::naive && (on_gpu || options.algorithm == Algorithm::flash2);
     if (!has_explanation) return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
-    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_of(q, packed, k),
-                 v_batch = with_batch_of(q, packed, v);
+    const Tensor q_batch = with_batch_axis(q, 4), k_batch = with_batch_of(q, k),
+                 v_batch = with_batch_of(q, v);
     const auto explain = !on_gpu ? cpu::explain_flash_forward
                          : options.algorithm == Algorithm::memory_efficient
                              ? cuda::explain_memory_efficient_forward
@@ -460,8 +455,8 @@ std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Tensor
                                                 const Tensor& v, const Options& options) {
     check_inputs(options, q, k, v);
     const PackedSequences packed = resolve_packed(options, q);
-    const Tensor q_batch = with_batch_axis(packed, q), k_batch = with_batch_of(q, packed, k),
-                 v_batch = with_batch_of(q, packed, v);
+    const Tensor q_batch = with_batch_axis(q, 4), k_batch = with_batch_of(q, k),
+                 v_batch = with_batch_of(q, v);
     return cuda::forward_candidates(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch,
                                     v_batch);
 }
@@ -469,7 +464,7 @@ std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Optio
                                                  const Saved& saved) {
     check_inputs(options, saved.q, saved.k, saved.v);
     const PackedSequences packed = resolve_packed(options, saved.q);
-    const Saved of_batch = with_batch_axis(packed, saved);
+    const Saved of_batch = saved_with_batch_axis(saved);
     return cuda::backward_candidates(ctx, resolve(options, packed, of_batch.q, of_batch.k), of_batch.q,
                                      of_batch.k, of_batch.v);
 }
@@ -497,15 +492,15 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
         if (x->defined() || (options.algorithm == Algorithm::flash1 && x != &saved.lse_remainder))
             check_like(name, *x, lse.shape(), lse.dtype());
     const PackedSequences packed = resolve_packed(options, q);
-    const auto batch = [&](const Tensor& x) { return with_batch_axis(packed, x); };
-    const Saved batched = with_batch_axis(packed, saved);
+    const Saved batched = saved_with_batch_axis(saved);
     check_option_gradients(options, into, batched.q);
     check_gradient_sharing(ctx, d_o, options, saved, into, d_lse);
     ResolvedOptions resolved = resolve(options, packed, batched.q, batched.k);
     resolved.flags = device_flags(ctx, resolved);
-    const Tensor d_q = batch(into.q);
-    const KeyGradient d_k(ctx, batch(into.k), d_q.size(0)), d_v(ctx, batch(into.v), d_q.size(0));
-    const SeenBackward seen(ctx, resolved, batched, {batch(d_o), batch(d_lse)},
+    const Tensor d_q = with_batch_axis(into.q, 4);
+    const KeyGradient d_k(ctx, with_batch_axis(into.k, 4), d_q.size(0)),
+        d_v(ctx, with_batch_axis(into.v, 4), d_q.size(0));
+    const SeenBackward seen(ctx, resolved, batched, {with_batch_axis(d_o, 4), with_batch_axis(d_lse, 3)},
                             {d_q, d_k.of_batches(), d_v.of_batches(), into.biases, into.sink});
     seen.load(ctx);
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());

@@ -23,11 +23,6 @@ void check_part(const char* name, const PartialResult& part, const PartialResult
           "merge: lse of ", name, " is ", part.lse, ", expected ", lse, ' ', dtype, " on ", like.o.device());
 }
 
-Tensor with_batch_axis(const Tensor& x, int rank) {
-    if (x.rank() == rank) return x;
-    return rank == 3 ? x.expand({1, x.size(0), x.size(1)}) : x.expand({1, x.size(0), x.size(1), x.size(2)});
-}
-
 /// A part in the layout of kernels: the tensors themselves, or copies.
 struct KernelPart {
     Readable o, lse;

@@ -10,6 +10,14 @@ inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }
 
+/// Returns x with a batch axis of size 1 in front if its rank is below `batched_rank` (4 for q, k, v and o, 3
+/// for LSE): backends see packed sequences as one batch. An undefined x stays undefined.
+inline Tensor with_batch_axis(const Tensor& x, int batched_rank) {
+    if (!x.defined() || x.rank() == batched_rank) return x;
+    return batched_rank == 3 ? x.expand({1, x.size(0), x.size(1)})
+                             : x.expand({1, x.size(0), x.size(1), x.size(2)});
+}
+
 /// x's shape with the columns rounded up to a multiple of `multiple`.
 inline Shape with_padded_columns(const Tensor& x, std::int64_t multiple) {
     Shape shape = x.shape();

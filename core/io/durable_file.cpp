@@ -118,28 +118,6 @@ bool DurableFile::is_temporary(const std::filesystem::path& path) {
     return path.filename().string().find(mark) != std::string::npos;
 }
 
-DurableDirectory::DurableDirectory(std::filesystem::path final_path)
-    : final_path_(std::move(final_path)),
-      temporary_(FileSystem::posix(), final_path_, [this](const std::filesystem::path& path) {
-          check(!std::filesystem::exists(symlink_status(final_path_)), "exists already");
-          file_check(FileSystem::posix().make_directory(path), "create the directory");
-      }) {}
-
-DurableDirectory::~DurableDirectory() {
-    std::error_code ignored;
-    if (!renamed_) std::filesystem::remove_all(temporary_.path(), ignored);
-}
-
-void DurableDirectory::commit() {
-    FileSystem& fs = FileSystem::posix();
-    sync_directory(fs, temporary_.path());
-    const int renamed = fs.rename_new(temporary_.path(), final_path_);
-    check(renamed != -EEXIST, "exists already");
-    file_check(renamed, "rename into place");
-    renamed_ = true;
-    sync_directory(fs, final_path_.parent_path());
-}
-
 namespace {
 
 void write_directly(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {

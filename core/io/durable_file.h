@@ -9,7 +9,6 @@
 #include <initializer_list>
 #include <span>
 #include <string>
-#include <vector>
 
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/io/removed_on_signal.h>
@@ -73,30 +72,6 @@ class DurableFile {
     Existing existing_;
     OpenFile file_;
     LockedTemporary temporary_;
-    bool renamed_ = false;
-};
-
-/// A new directory: it is filled under a temporary name, and commit() renames it to a name that must not
-/// exist.
-class DurableDirectory {
-  public:
-    /// Throws Error, without the directory's name.
-    explicit DurableDirectory(std::filesystem::path final_path);
-    /// Removes the directory unless it was committed.
-    ~DurableDirectory();
-    DurableDirectory(const DurableDirectory&) = delete;
-    DurableDirectory& operator=(const DurableDirectory&) = delete;
-
-    /// The directory's path before commit().
-    const std::filesystem::path& path() const { return temporary_.path(); }
-    /// Registers a file or directory in it, which a signal must remove, too.
-    void remove_on_signal(const std::filesystem::path& inner) { inner_.emplace_back(inner); }
-    void commit();
-
-  private:
-    std::filesystem::path final_path_;
-    LockedTemporary temporary_;
-    std::vector<RemovedOnSignal> inner_;
     bool renamed_ = false;
 };
 

@@ -20,8 +20,6 @@ inline constexpr std::size_t max_objects = 100'000;
 /// Largest size of one JSON text. A parsed text needs up to about forty times its bytes in memory.
 inline constexpr std::uint64_t max_text_bytes = std::uint64_t{16} << 20;
 
-inline constexpr std::array all_dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32};
-
 /// Returns true for a path that may name a tensor: parts of printable ASCII between single slashes, neither
 /// "." nor "..".
 bool is_tensor_name(std::string_view name);

@@ -171,8 +171,12 @@ TEST_F(CheckpointInput, RefusesFilesThatAreNotRegular) {
 }
 
 TEST_F(CheckpointInput, RefusesFormatVersion1ByName) {
-    const std::string old_file =
-        std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/train/checkpoint/version_1.h5";
+    constexpr std::streamoff version_at = 32;
+    const std::string old_file = newest().string();
+    std::fstream file(old_file, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(version_at);
+    file.put(1);
+    file.close();
     for (const char* command : {"inspect", "sample"})
         expect_refused(run({command, old_file}),
                        {old_file, "format version 1", "`gradtile convert` of commit"});

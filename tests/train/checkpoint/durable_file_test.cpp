@@ -78,20 +78,6 @@ TEST(DurableFile, OfTwoWritersOfANewFileTheLaterOneIsRefused) {
     EXPECT_THAT(names_in(place.path()), ElementsAre("link", "out"));
 }
 
-TEST(DurableDirectory, OfTwoWritersTheLaterOneIsRefused) {
-    const TemporaryDirectory place;
-    {
-        DurableDirectory first(place / "out"), second(place / "out");
-        place.write(first.path().filename().string() + "/name", "first");
-        place.write(second.path().filename().string() + "/name", "second");
-        second.commit();
-        EXPECT_EQ(error_of([&] { first.commit(); }), "exists already");
-    }
-    EXPECT_EQ(text_of(place / "out/name"), "second");
-    EXPECT_THAT(names_in(place.path()), ElementsAre("out"));
-    EXPECT_EQ(error_of([&] { DurableDirectory(place / "out"); }), "exists already");
-}
-
 /// Runs `work` in a child process, in which no test's output matters, and returns its exit code.
 template <class Work>
 int exit_code_of_child(const Work& work) {
