@@ -15,20 +15,20 @@
 ///
 /// On a GPU the host waits for the device once per step, at its end, after it has prepared the next step's
 /// data. From the second step on, a step is one captured graph (config.cuda_graph).
-#include <chrono>
+#include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 
-#include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/dataset.h>
-#include <gradtile/train/optimizers/global_norm.h>
-#include <gradtile/train/replica.h>
-#include <gradtile/train/run/step_report.h>
-#include <gradtile/train/schedule.h>
+#include <gradtile/train/model/language_model.h>
+#include <gradtile/train/optimizers/optimizer.h>
+#include <gradtile/train/parallel/communicator.h>
+#include <gradtile/train/run/run_callbacks.h>
 
 namespace gradtile {
 
@@ -69,11 +69,10 @@ struct RunSummary {
     std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
 };
 
-class MetricsFile;
 class RunDirectory;
+class RunRecorder;
 class SnapshotWriter;
-class StepInput;
-struct EvaluationData;
+class StepRunner;
 
 class Trainer {
   public:
@@ -106,28 +105,34 @@ class Trainer {
 
     /// `callback` is called before the data of a step is read, on a GPU while the previous step runs. An
     /// exception from `callback` is treated like a read error of the data.
-    void on_prepare(std::function<void(std::int64_t step)> callback) { on_prepare_ = std::move(callback); }
+    void on_prepare(std::function<void(std::int64_t step)> callback) {
+        callbacks_.on_prepare = std::move(callback);
+    }
     // Each of the following adds a callback; callbacks of one kind are called in the order of their addition.
     /// Called after every step, and after its evaluation.
-    void on_step(std::function<void(const StepReport&)> callback) { on_step_.push_back(std::move(callback)); }
+    void on_step(std::function<void(const StepReport&)> callback) {
+        callbacks_.on_step.push_back(std::move(callback));
+    }
     /// Called during a step or an evaluation, after each of its parts that the host waits for.
-    void on_part(std::function<void(const StepPart&)> callback) { on_part_.push_back(std::move(callback)); }
+    void on_part(std::function<void(const StepPart&)> callback) {
+        callbacks_.on_part.push_back(std::move(callback));
+    }
     /// Called after every config().sample_every steps and after the last step, in rank 0 of a run with a
     /// directory. Returns the text that metrics.jsonl shows as the model's, a continuation of
     /// config().sample_prompt. Without this callback run() refuses sample_every > 0.
     void on_sample(std::function<std::string(const LanguageModel&)> callback) {
-        on_sample_ = std::move(callback);
+        callbacks_.on_sample = std::move(callback);
     }
     /// Called when a checkpoint is safe on disk, and before run() returns or throws: everything that
     /// on_step() has reported may be written.
-    void on_save(std::function<void()> callback) { on_save_.push_back(std::move(callback)); }
+    void on_save(std::function<void()> callback) { callbacks_.on_save.push_back(std::move(callback)); }
     /// `stop` is called before each step, between the micro-steps of a step on the CPU, and between the
     /// batches of an evaluation. Once it returns true, the run drops the current step, saves the previous one
     /// and returns. The dropped step has changed no weights, and its data is drawn again. A step on a GPU, or
     /// with one micro-step, is completed instead. An evaluation that was abandoned is the first work of the
     /// resumed run, so the run equals an uninterrupted one. Several processes stop together once `stop` is
     /// true in one of them.
-    void stop_when(std::function<bool()> stop) { stop_when_ = std::move(stop); }
+    void stop_when(std::function<bool()> stop) { callbacks_.stop_when = std::move(stop); }
 
     /// Trains up to the last step, or until step number `stop_after` is done (0: no such step). Saves at the
     /// end. A failed save is reported through on_message and does not stop training. Throws Error after
@@ -136,17 +141,17 @@ class Trainer {
     /// and throw Error.
     RunSummary run(std::int64_t stop_after = 0);
 
-    const LanguageModel& model() const { return replica_->model; }
+    const LanguageModel& model() const;
     /// Null for a run without a directory, and in ranks other than 0.
-    const RunDirectory* directory() const { return directory_.get(); }
+    const RunDirectory* directory() const;
     /// As in run.json; empty if an older version, which wrote none, began the run.
     const std::string& identity() const { return identity_; }
     /// The file that a resumed run's settings come from: a checkpoint, or config.json before the first one.
     /// Empty for a new run.
     const std::string& resumed_from() const { return resumed_from_; }
-    const Optimizer& optimizer() const { return *replica_->optimizer; }
+    const Optimizer& optimizer() const;
     /// Returns whether steps are now replayed from a captured graph.
-    bool replays_graph() const { return graph_.captured(); }
+    bool replays_graph() const;
     /// The settings of the run, in which model.vocabulary is known.
     const TrainConfig& config() const { return config_; }
     /// The last step of the run: config().steps unless a resume changed it.
@@ -166,100 +171,52 @@ class Trainer {
   private:
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
     void choose_document_token(const Dataset& dataset);
-    void allocate(const Context& ctx, Dataset dataset);
-    void plan_arena();
-    std::uint64_t prepare_saves(const std::filesystem::path& checkpoints);
+    std::unique_ptr<SnapshotWriter> prepare_saves(const std::filesystem::path& checkpoints,
+                                                  std::uint64_t& bytes);
     void start_in_directory();
-    void open_metrics(bool resumed);
+    void resume_in_directory(RunDirectory directory);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     void report_refused_algorithms();
+    void check_sampling() const;
+    void keep_imported_text(const Checkpoint& start, const std::string& source);
     Checkpoint snapshot();
     Checkpoint snapshot_without_tensors() const;
 
-    /// The result of a step or an evaluation. All processes abandon it after the same part.
-    enum class Outcome { completed, abandoned };
-    Outcome compute_step(const Context& ctx);
-    Outcome enqueue_step(const Context& ctx);
-    void try_to_capture(const Context& ctx);
     RunSummary::Reason train_until(std::int64_t stop_after);
     std::optional<StepReport> train_step();
-    void draw_input(std::int64_t step);
-    void prepare_input(std::int64_t step);
-    void prepare_ahead(std::int64_t step);
     void finish_step(StepReport report, std::int64_t stop_after);
-    bool wants_to_stop() const { return stop_when_ && stop_when_(); }
-    double own_vote() const;
-    void count_votes(double sum);
-    Outcome vote_on_stopping(const Context& ctx);
-    void report_part(StepPart::Kind kind, std::int64_t done, std::int64_t all) const;
-    void handle_bad_step(StepReport& report);
-    Outcome evaluate_into(StepReport& report, bool& best);
-    void record(StepReport report);
-    void check_sampling() const;
-    void keep_imported_text(const Checkpoint& start, const std::string& source);
-    void write_sample();
-    std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
-    double seconds_of_run() const;
-    void save(bool best);
-    void save_last_whole_step();
-    [[noreturn]] void report_data_failure();
-    void handle_save_reports();
-    void announce_save() const;
+    bool evaluate_into(StepReport& report, bool& best);
+    void handle_bad_step(const StepReport& report);
     [[noreturn]] void stop_after_bad_steps(const StepReport& report);
+    [[noreturn]] void report_data_failure();
+    void write_sample();
+    void save(bool best);
+    std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
 
     TrainConfig config_;
     MessageHandler on_message_;
-    std::vector<std::function<void(const StepReport&)>> on_step_;
-    std::function<void(std::int64_t)> on_prepare_;
-    std::vector<std::function<void(const StepPart&)>> on_part_;
-    std::function<std::string(const LanguageModel&)> on_sample_;
-    std::vector<std::function<void()>> on_save_;
-    std::function<bool()> stop_when_;
+    RunCallbacks callbacks_;
     StoryParser stories_;
-
     std::shared_ptr<ProcessGroup> group_;
-    std::unique_ptr<Communicator> communicator_;
-    std::unique_ptr<Replica> replica_;
-    std::unique_ptr<StepInput> input_;
-    std::unique_ptr<EvaluationData> validation_;  // null without a validation split
-    Schedule schedule_;
-    Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
-    Tensor host_result_;  // host memory that result_ is copied to
-    std::unique_ptr<Context> arena_ctx_;
-    StepGraph graph_;
-    // The first step is not captured, because libraries and tables are initialised in it. The second one is.
-    bool steps_enqueued_ = false, capture_next_ = false;
+    // The recorder's saves read the runner's tensors, so it is destroyed first.
+    std::unique_ptr<StepRunner> runner_;
+    std::unique_ptr<RunRecorder> recorder_;
     std::string algorithms_source_;  // the checkpoint of the restored matrix algorithms, until one is refused
     MemoryPlan plan_;
 
-    std::unique_ptr<RunDirectory> directory_;  // declared before the members that write into it
-    std::unique_ptr<MetricsFile> metrics_;
-    std::unique_ptr<SnapshotWriter> writer_;
     std::string identity_, resumed_from_;
     bool begun_ = false;  // run() was called
-    FailureReporter metrics_failures_, sample_failures_;
-
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;
     JsonValue data_content_;  // see Dataset::content
     std::vector<std::string> data_description_;
+
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
-    bool stopping_ = false, failed_ = false;  // a process voted to stop, or for a failure
-    std::string failure_;                     // this process's read error; empty: none
-    std::int64_t dropped_micro_steps_ = 0;
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
-    std::int64_t saved_step_ = 0;                   // newest step that is safe on disk
-    std::int64_t submitted_step_ = -1;              // newest step that was passed to writer_, or resumed from
-    std::filesystem::path saved_path_;
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
-    // Seconds of training in earlier processes and in earlier calls of run().
-    double wall_s_before_ = 0.0;
-    std::chrono::steady_clock::time_point run_start_;  // the start of the current call of run()
-    std::optional<double> loss_, val_loss_, best_val_loss_;
-    std::optional<double> best_saved_val_loss_;           // the loss of best.h5
-    std::map<std::int64_t, double> pending_best_losses_;  // losses of the running saves for best.h5, by step
+    std::optional<double> loss_, val_loss_;  // of the newest step and evaluation
 };
 
 }  // namespace gradtile

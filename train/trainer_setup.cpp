@@ -12,19 +12,16 @@
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
-#include <gradtile/train/checkpoint/snapshot_writer.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/model/merged_adapters.h>
-#include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/resume_point.h>
-#include <gradtile/train/run/run_directory.h>
 #include <gradtile/train/run/shared_start.h>
-#include <gradtile/train/step_input.h>
+#include <gradtile/train/run_recorder.h>
+#include <gradtile/train/step_runner.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
-#include <gradtile/train/validation_loss.h>
 
 /// Makes a Trainer from settings or from a checkpoint, and makes the checkpoint that describes a Trainer's
 /// state.
@@ -114,8 +111,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
       on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       stories_(std::move(stories)),
       group_(std::move(group)),
-      metrics_failures_(on_message_),
-      sample_failures_(on_message_) {
+      recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
     group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
     check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
@@ -134,9 +130,9 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     make_paths_absolute(config_);
     if (start.checkpoint) {
         keep_imported_text(*start.checkpoint, start.source);
-        replica_->start_from(*start.checkpoint, start.source, Seed{config_.seed});
+        runner_->replica().start_from(*start.checkpoint, start.source, Seed{config_.seed});
     } else {
-        replica_->initialize(Seed{config_.seed});
+        runner_->replica().initialize(Seed{config_.seed});
     }
     identity_ = group_->broadcast(new_run_identity());
     if (purpose == Purpose::train && group_->is_root() && !config_.out.empty()) start_in_directory();
@@ -147,16 +143,16 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       stories_(std::move(stories)),
       group_(std::move(group)),
-      metrics_failures_(on_message_),
-      sample_failures_(on_message_) {
+      recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
     std::optional<RunDirectory> directory;
+    std::filesystem::path checkpoint;
     std::vector<std::string> messages;
     const Start start = shared_start(*group_, [&] {
         directory = RunDirectory::open(resume.directory);
         ResumePoint point = find_resume_point(*directory, resume.restart);
         messages = std::move(point.messages);
         if (!point.checkpoint) return Start{directory->config_file().string(), {}};
-        saved_path_ = point.path;
+        checkpoint = point.path;
         return Start{point.path.string(), std::move(point.checkpoint)};
     });
     identity_ = group_->broadcast(directory ? directory->identity() : std::string());
@@ -194,31 +190,25 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
                                ": has no record of its training data; this data is used "
                                "without a comparison"));
         build(tokenizer_of(*start.checkpoint, start.source), content ? *content : JsonValue());
-        replica_->model.imported_text =
+        runner_->replica().model.imported_text =
             imported_text_of(*start.checkpoint, config_.model.vocabulary, start.source);
         restore(*start.checkpoint, start.source);
-        saved_step_ = submitted_step_ = step_;
+        recorder_->resume_from(step_, checkpoint);
     } else {
         build({});
         check(config_.init_from.empty(), "resume: '", resume.directory.string(),
               "' has no checkpoint, and began with other weights; start it again with --init-from ",
               config_.init_from);
-        replica_->initialize(Seed{config_.seed});
+        runner_->replica().initialize(Seed{config_.seed});
     }
     make_paths_absolute(config_);
     if (resume.steps) end_ = *resume.steps;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
-    if (directory && !is_finished()) {
-        const std::uint64_t bytes = prepare_saves(directory->checkpoints());
-        directory->remove_temporaries();
-        directory->require_room("resume", bytes);
-        directory_ = std::make_unique<RunDirectory>(*std::move(directory));
-        open_metrics(/*resumed=*/true);
-    }
+    if (directory && !is_finished()) resume_in_directory(*std::move(directory));
 }
 
 Trainer::~Trainer() {
-    if (directory_ && !begun_) directory_->discard();
+    if (directory() != nullptr && !begun_) directory()->discard();
 }
 
 void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content) {
@@ -227,7 +217,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
             .with_tf32(config_.tf32)
             .with_deterministic(config_.model.deterministic);
-    communicator_ = make_communicator(ctx, *group_);
+    std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
     // A token file needs no tokenizer.
@@ -269,17 +259,18 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     const MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     plan_ = plan_within(ctx, request, budget);
     try {
-        allocate(ctx, std::move(dataset));
-        check_sampling();
+        runner_ = std::make_unique<StepRunner>(ctx, config_, std::move(dataset), std::move(communicator),
+                                               *group_, callbacks_, on_message_);
     } catch (const OutOfMemory& error) {
-        // Another process took memory that was free when the plan was made. This run's own memory is freed
-        // first, so that the message says what would fit.
-        arena_ctx_.reset();
-        input_.reset();
-        replica_.reset();
+        // Another process took memory that was free when the plan was made. This run's own memory is free
+        // again, so the message says what would fit.
         throw Error(concat(error.what(), "; the run needs ", plan_.total(), " bytes, ",
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
+    plan_.activations = runner_->activation_bytes();
+    plan_.optimizer = optimizer().state_bytes();
+    end_ = config_.steps;
+    check_sampling();
 }
 
 /// What the publisher of the weights says about text holds as long as the tokenizer and the chat template are
@@ -289,7 +280,7 @@ void Trainer::keep_imported_text(const Checkpoint& start, const std::string& sou
     apply_json(before, start.config, source);
     if (model().tokenizer != tokenizer_of(start, source) || config_.chat_template != before.chat_template)
         return;
-    replica_->model.imported_text = imported_text_of(start, config_.model.vocabulary, source);
+    runner_->replica().model.imported_text = imported_text_of(start, config_.model.vocabulary, source);
 }
 
 /// Refuses before the first step what every sample would refuse.
@@ -315,96 +306,55 @@ void Trainer::choose_document_token(const Dataset& dataset) {
                        " training tokens, ", grouped(windows), " windows, are one document"));
 }
 
-/// Allocates everything that a run holds during training.
-void Trainer::allocate(const Context& ctx, Dataset dataset) {
-    const std::int64_t ranks = group_->size();
-    const Packing packing = packing_of(config_, dataset.tokenizer);
-    replica_ = std::make_unique<Replica>(ctx, config_, std::move(dataset.tokenizer), *communicator_);
-    schedule_ = Schedule::of(config_);
-    end_ = config_.steps;
-
-    const std::int64_t context = config_.model.context;
-    input_ = std::make_unique<StepInput>(
-        ctx,
-        DataLoader(std::move(dataset.train), {.context = context,
-                                              .seed = Seed{config_.seed},
-                                              .rank = group_->rank(),
-                                              .ranks = ranks,
-                                              .ignore_token = config_.ignore_token,
-                                              .packing = packing}),
-        StepInputOptions{.micro_steps = config_.accumulation_steps(ranks),
-                         .micro_batch = config_.micro_batch_size(ranks),
-                         .schedule = schedule_,
-                         .seed = config_.seed});
-    result_ = zeros(ctx, {3}, DType::f64);
-    host_result_ =
-        ctx.device().is_cpu()
-            ? result_
-            : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64);
-    if (dataset.validation.size() > 0) {
-        SequentialLoader loader(dataset.validation, context,
-                                {.ignore_token = config_.ignore_token, .packing = packing});
-        const std::int64_t windows = std::min(config_.micro_batch_size(ranks), loader.windows());
-        Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), packing);
-        validation_ = std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
-    }
-    plan_arena();
-}
-
-void Trainer::plan_arena() {
-    const Context& ctx = model().ctx;
-    const auto counting = Arena::for_planning(ctx.device());
-    const Context dry = ctx.plan(counting);
-    compute_step(dry);
-    if (validation_) {
-        const Batch batch = upload(dry, validation_->batch);
-        model().transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
-    }
-    plan_.activations = counting->peak_bytes();
-    plan_.optimizer = optimizer().state_bytes();
-    arena_ctx_ = std::make_unique<Context>(
-        ctx.with_allocator(std::make_shared<Arena>(ctx.device(), counting->peak_bytes())));
-}
-
-/// Returns the disk space that a save needs.
-std::uint64_t Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
+/// Makes the writer of checkpoints, with memory for them. Sets `bytes` to the disk space that one needs.
+std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
+                                                       std::uint64_t& bytes) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    writer_ = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
+    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
     Checkpoint like = snapshot_without_tensors();
-    if (replica_->parallel.is_sharded()) {
-        replica_->reserve_host_memory(like);
+    Replica& replica = runner_->replica();
+    if (replica.parallel.is_sharded()) {
+        replica.reserve_host_memory(like);
     } else {
-        replica_->save_into(like);
-        writer_->reserve(like);
+        replica.save_into(like);
+        writer->reserve(like);
     }
-    return checkpoint_bytes(like);
+    bytes = checkpoint_bytes(like);
+    return writer;
 }
 
 /// Creates the directory of a new run. A start that is refused leaves none; see also run().
 void Trainer::start_in_directory() {
     // Memory is allocated first, so that a start that runs out of memory creates no directory.
-    const std::uint64_t bytes = prepare_saves(RunDirectory::checkpoints_of(config_.out));
-    directory_ = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
+    std::uint64_t bytes = 0;
+    RunOutput output{.writer = prepare_saves(RunDirectory::checkpoints_of(config_.out), bytes)};
+    output.directory = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
     try {
-        open_metrics(/*resumed=*/false);
+        output.metrics = std::make_unique<MetricsFile>(output.directory->metrics_file());
     } catch (...) {
-        directory_->discard();
+        output.directory->discard();
         throw;
     }
+    recorder_->open(std::move(output));
 }
 
-void Trainer::open_metrics(bool resumed) {
-    metrics_ = std::make_unique<MetricsFile>(
-        directory_->metrics_file(), resumed ? step_ : -1,
+void Trainer::resume_in_directory(RunDirectory directory) {
+    std::uint64_t bytes = 0;
+    RunOutput output{.writer = prepare_saves(directory.checkpoints(), bytes)};
+    directory.remove_temporaries();
+    directory.require_room("resume", bytes);
+    output.metrics = std::make_unique<MetricsFile>(
+        directory.metrics_file(), step_,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
-    if (resumed) wall_s_before_ = metrics_->wall_s();
+    output.directory = std::make_unique<RunDirectory>(std::move(directory));
+    recorder_->open(std::move(output));
 }
 
 // ---- State ----
 
 Checkpoint Trainer::snapshot() {
     Checkpoint checkpoint = snapshot_without_tensors();
-    replica_->save_into(checkpoint);
+    runner_->replica().save_into(checkpoint);
     return checkpoint;
 }
 
@@ -412,19 +362,20 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
     checkpoint.config = to_json(config_);
-    checkpoint.data = JsonValue::object({{"loader", input_->state()}, {content_key, data_content_}});
+    checkpoint.data = JsonValue::object({{"loader", runner_->input().state()}, {content_key, data_content_}});
     if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made of the seed and the step, so there is no other state.
     checkpoint.rng =
         JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
-    const JsonValue schedule = JsonValue::object({{"horizon", schedule_.horizon}, {"last_step", end_}});
+    const JsonValue schedule =
+        JsonValue::object({{"horizon", runner_->schedule().horizon}, {"last_step", end_}});
     checkpoint.meta = JsonValue::object(
         {{"gradtile", version()},
          {"world_size", group_->size()},
          {"schedule", schedule},
          {"val_loss", json_of(val_loss_)},
-         {"best_val_loss", json_of(best_val_loss_)},
+         {"best_val_loss", json_of(recorder_->best_val_loss())},
          {"bad_steps", bad_steps_},
          {"bad_steps_in_a_row", bad_steps_in_a_row_},
          {"device", concat(model().ctx.device())},
@@ -437,7 +388,7 @@ Checkpoint Trainer::snapshot_without_tensors() const {
 }
 
 void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
-    replica_->restore(checkpoint, source);
+    runner_->replica().restore(checkpoint, source);
     const JsonValue& meta = checkpoint.meta;
     std::int64_t last_step = 0, bad_steps = 0, bad_steps_in_a_row = 0;
     with_source(concat(source, ": is not a training checkpoint"), [&] {
@@ -445,13 +396,12 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         bad_steps = meta["bad_steps"].get<std::int64_t>();
         bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
         val_loss_ = optional_of<double>(meta, "val_loss");
-        best_val_loss_ = optional_of<double>(meta, "best_val_loss");
-        best_saved_val_loss_ = best_val_loss_;
+        recorder_->resume_best_val_loss(optional_of<double>(meta, "best_val_loss"));
         if (const JsonValue* const report = meta.find(pending_evaluation_key))
             pending_evaluation_ = step_report_from(*report);
         return &checkpoint.data["loader"];
     });
-    input_->restore(checkpoint.data["loader"]);
+    runner_->input().restore(checkpoint.data["loader"]);
     end_ = step_count(last_step, "last_step", source);
     bad_steps_ = step_count(bad_steps, "bad_steps", source);
     bad_steps_in_a_row_ = step_count(bad_steps_in_a_row, "bad_steps_in_a_row", source);

@@ -1,0 +1,81 @@
+#include <gradtile/train/run_recorder.h>
+
+namespace gradtile {
+
+void RunRecorder::open(RunOutput output) {
+    output_ = std::move(output);
+    wall_s_before_ = output_.metrics->wall_s();
+}
+
+double RunRecorder::seconds_since_start() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void RunRecorder::record(StepReport report) {
+    report.wall_s = wall_s();
+    if (output_.metrics) metrics_failures_([&] { output_.metrics->write(report); });
+    for (const auto& callback : callbacks_.on_step) callback(report);
+}
+
+void RunRecorder::write_sample(std::int64_t step, std::string_view prompt, const LanguageModel& model) {
+    if (!output_.metrics || !callbacks_.on_sample) return;
+    sample_failures_([&] { output_.metrics->write_sample(step, prompt, callbacks_.on_sample(model)); });
+}
+
+void RunRecorder::resume_from(std::int64_t step, std::filesystem::path file) {
+    saved_step_ = submitted_step_ = step;
+    saved_path_ = std::move(file);
+}
+
+void RunRecorder::save(Checkpoint checkpoint, bool best, bool is_in_host_memory) {
+    submitted_step_ = checkpoint.step;
+    if (!output_.writer) return;
+    if (best) pending_best_losses_[checkpoint.step] = *best_val_loss_;
+    if (is_in_host_memory) {
+        output_.writer->save_in_place(std::move(checkpoint), best);
+    } else {
+        output_.writer->save(checkpoint, best);
+    }
+}
+
+void RunRecorder::wait_for_saves() {
+    if (output_.writer) output_.writer->wait();
+}
+
+/// The save of a checkpoint with the lowest loss ended: best.h5 is this checkpoint, or still an earlier one.
+void RunRecorder::settle_best(const SaveReport& report) {
+    const double loss = pending_best_losses_.extract(report.step).mapped();
+    if (report.is_best) {
+        best_saved_val_loss_ = loss;
+    } else if (best_val_loss_ == loss) {
+        best_val_loss_ = best_saved_val_loss_;
+    }
+}
+
+void RunRecorder::report_saves() {
+    if (!output_.writer) return;
+    for (const SaveReport& report : output_.writer->poll()) {
+        if (!report.message.empty()) on_message_(report.message);
+        if (report.best) settle_best(report);
+        if (report.saved) {
+            saved_step_ = report.step;
+            saved_path_ = report.path;
+            announce_save();
+        }
+        try {
+            if (report.saved) {
+                output_.metrics->write_checkpoint_event(report.step);
+            } else {
+                output_.metrics->write_failed_checkpoint_event(report.step);
+            }
+        } catch (const Error& error) {
+            on_message_(error.what());
+        }
+    }
+}
+
+void RunRecorder::announce_save() const {
+    for (const auto& callback : callbacks_.on_save) callback();
+}
+
+}  // namespace gradtile

@@ -1,0 +1,262 @@
+#include <gradtile/train/step_runner.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/optimizers/global_norm.h>
+
+namespace gradtile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The votes of all processes are added up. A sum of at least vote_of_failure, which exceeds any number of
+// processes, means that a process failed.
+constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
+
+DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
+                         const Packing& packing) {
+    return DataLoader(std::move(tokens), {.context = config.model.context,
+                                          .seed = Seed{config.seed},
+                                          .rank = group.rank(),
+                                          .ranks = group.size(),
+                                          .ignore_token = config.ignore_token,
+                                          .packing = packing});
+}
+
+std::unique_ptr<EvaluationData> validation_data(const Context& ctx, const TokenSequence& tokens,
+                                                const TrainConfig& config, std::int64_t ranks,
+                                                const Packing& packing) {
+    if (tokens.size() == 0) return nullptr;
+    SequentialLoader loader(tokens, config.model.context,
+                            {.ignore_token = config.ignore_token, .packing = packing});
+    const std::int64_t windows = std::min(config.micro_batch_size(ranks), loader.windows());
+    Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), packing);
+    return std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
+}
+
+}  // namespace
+
+StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset dataset,
+                       std::unique_ptr<Communicator> communicator, ProcessGroup& group,
+                       const RunCallbacks& callbacks, MessageHandler on_message)
+    : config_(config),
+      callbacks_(callbacks),
+      on_message_(std::move(on_message)),
+      group_(group),
+      communicator_(std::move(communicator)),
+      packing_(packing_of(config, dataset.tokenizer)),
+      replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
+      schedule_(Schedule::of(config)),
+      input_(ctx, training_data(std::move(dataset.train), config, group, packing_),
+             {.micro_steps = config.accumulation_steps(group.size()),
+              .micro_batch = config.micro_batch_size(group.size()),
+              .schedule = schedule_,
+              .seed = config.seed}),
+      validation_(validation_data(ctx, dataset.validation, config, group.size(), packing_)),
+      result_(zeros(ctx, {3}, DType::f64)),
+      host_result_(
+          ctx.device().is_cpu()
+              ? result_
+              : zeros(host_of(ctx).with_allocator(transfer_allocator(ctx.device())), {3}, DType::f64)) {
+    plan_arena();
+}
+
+void StepRunner::plan_arena() {
+    const Context& ctx = replica_.model.ctx;
+    const auto counting = Arena::for_planning(ctx.device());
+    const Context dry = ctx.plan(counting);
+    compute_step(dry);
+    if (validation_) {
+        const Batch batch = upload(dry, validation_->batch);
+        replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
+    }
+    activation_bytes_ = counting->peak_bytes();
+    arena_ctx_ = std::make_unique<Context>(
+        ctx.with_allocator(std::make_shared<Arena>(ctx.device(), activation_bytes_)));
+}
+
+/// Enqueues all device work of a step, from the current input to result_; under a planning context, allocates
+/// all its memory. Reads no values that only the host has, so the step can be captured and replayed. A step
+/// that is abandoned between micro-steps has changed neither the weights nor the optimizer's state.
+StepRunner::Outcome StepRunner::compute_step(const Context& ctx) {
+    DataParallel& parallel = replica_.parallel;
+    LanguageModel& model = replica_.model;
+    const std::int64_t ranks = communicator_->size(), micro_steps = config_.accumulation_steps(ranks);
+    const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
+                 grad_norm = result_.slice(0, 2, 1);
+    fill(ctx, loss, 0.0);
+    model.parameters.reset_gradients();
+    const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
+    for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+        const Batch& batch = input_.micro_batch(micro_step);
+        const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
+        const bool last = micro_step + 1 == micro_steps;
+        Transformer::Saved saved;
+        const Tensor micro_batch_loss = model.transformer.forward(
+            ctx, batch.tokens, batch.targets, saved,
+            {.target_count = input_.target_count(),
+             .dropout = DropoutKey::of_seed_tensor(input_.seed_tensor(), first_sample),
+             .hooks = gather,
+             .documents = batch.documents});
+        model.transformer.backward(ctx, saved,
+                                   last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());
+        axpy(ctx, loss, 1.0, micro_batch_loss);
+        if (last || ctx.is_planning() || ctx.device().is_cuda()) continue;
+        report_part(
+            {.step = step_, .kind = StepPart::Kind::micro_steps, .done = micro_step + 1, .all = micro_steps});
+        if (vote_on_stopping(ctx) == Outcome::abandoned) {
+            dropped_micro_steps_ = micro_step + 1;
+            return Outcome::abandoned;
+        }
+    }
+    model.parameters.zero_unwritten_gradients(ctx);
+    if (ranks > 1) copy(ctx, votes, input_.vote());
+    parallel.finish_gradients(ctx);
+    parallel.sum(ctx, result_.slice(0, 0, 2));
+    ClipOptions clipping{.max_norm = config_.clip, .loss = loss};
+    if (parallel.is_sharded())
+        clipping.add_other_parts = [&](const Tensor& sum_of_squares) { parallel.sum(ctx, sum_of_squares); };
+    const Clip clip = clip_global_norm(ctx, parallel.gradients(), clipping);
+    replica_.optimizer->step(ctx, input_.rate(), {.gradient_scale = clip.scale});
+    copy(ctx, grad_norm, clip.norm);
+    if (ctx.device().is_cuda() && !ctx.is_planning())
+        cuda::copy_bytes(host_result_.raw_data(), result_.raw_data(), result_.bytes(), ctx.device(),
+                         ctx.stream());
+    return Outcome::completed;
+}
+
+void StepRunner::try_to_capture(const Context& ctx) {
+    capture_next_ = false;
+    try {
+        graph_.capture(ctx, [&] { compute_step(ctx); });
+    } catch (const Error& error) {
+        on_message_(concat("the step is not replayed as a CUDA graph: ", error.what()));
+    }
+}
+
+StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx) {
+    if (capture_next_) try_to_capture(ctx);
+    if (graph_.captured()) {
+        graph_.replay(ctx);
+        return Outcome::completed;
+    }
+    const Outcome outcome = compute_step(ctx);
+    const bool first = !steps_enqueued_;
+    steps_enqueued_ = true;
+    capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph;
+    return outcome;
+}
+
+std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_next) {
+    const Clock::time_point start = Clock::now();
+    const Context& ctx = *arena_ctx_;
+    step_ = step;
+    group_.report_step(step);
+    const JsonValue data_before = input_.state();
+    prepare_input(step);
+    if (stopping_) return std::nullopt;
+    input_.upload(ctx, group_.is_alone() ? 0.0 : own_vote());
+    const Outcome outcome = enqueue_step(ctx);
+    if (ctx.device().is_cuda()) {
+        if (prepares_next) prepare_ahead(step + 1);  // while the device computes
+        const auto waiting = group_.waiting("the sums of a step");
+        cuda::synchronize(ctx.device(), ctx.stream());
+    }
+    const double* const result = host_result_.data<double>();
+    if (outcome == Outcome::completed) count_votes(result[1]);
+    if (outcome == Outcome::abandoned || failed_) {
+        input_.restore(data_before);
+        return std::nullopt;
+    }
+    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    StepReport report{.step = step,
+                      .loss = result[0],
+                      .lr = schedule_(step),
+                      .grad_norm = result[2],
+                      .tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / ms * 1e3,
+                      .ms = ms};
+    if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
+        report.not_finite = replica_.first_non_finite_gradient(ctx, group_);
+        if (report.not_finite.empty()) report.not_finite = "loss";
+    }
+    return report;
+}
+
+void StepRunner::draw_input(std::int64_t step) {
+    if (callbacks_.on_prepare) callbacks_.on_prepare(step);
+    input_.prepare(step);
+}
+
+/// If the data cannot be read, a single process abandons the step. One of several processes takes part in the
+/// step, with an input that makes all processes refuse the update; in this way the others learn of the
+/// failure.
+void StepRunner::prepare_input(std::int64_t step) {
+    try {
+        draw_input(step);
+    } catch (const std::exception& error) {
+        failure_ = error.what();
+        if (group_.is_alone()) {
+            count_votes(own_vote());
+        } else {
+            input_.prepare_refusal(step);
+        }
+    }
+}
+
+/// Prepares the input of the next step. Ignores a read error: the current step is complete, and the next step
+/// reads the data again and reports the error.
+void StepRunner::prepare_ahead(std::int64_t step) {
+    try {
+        draw_input(step);
+    } catch (const std::exception&) {
+    }
+}
+
+std::optional<double> StepRunner::evaluate(std::int64_t step) {
+    gather_values();
+    const std::int64_t windows = validation_->loader.windows();
+    const auto go_on = [&](std::int64_t done) {
+        report_part({.step = step, .kind = StepPart::Kind::evaluation_windows, .done = done, .all = windows});
+        return vote_on_stopping(*arena_ctx_) == Outcome::completed;
+    };
+    try {
+        return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, go_on);
+    } catch (const std::exception& error) {
+        failure_ = error.what();
+        vote_on_stopping(*arena_ctx_);  // the other processes wait for this process's vote after the batch
+        return std::nullopt;
+    }
+}
+
+double StepRunner::own_vote() const {
+    if (!failure_.empty()) return vote_of_failure;
+    return wants_to_stop() ? vote_to_stop : 0.0;
+}
+
+void StepRunner::count_votes(double sum) {
+    stopping_ = stopping_ || sum > 0.0;
+    failed_ = failed_ || sum >= vote_of_failure;
+}
+
+/// Called by all processes between two parts of a step or an evaluation.
+StepRunner::Outcome StepRunner::vote_on_stopping(const Context& ctx) {
+    double votes = own_vote();
+    if (!group_.is_alone()) {
+        const Tensor sum = from_host(ctx.with_allocator(system_allocator(ctx.device())),
+                                     std::span<const double>(&votes, 1), {1}, DType::f64);
+        communicator_->all_reduce(ctx, sum);
+        votes = item(ctx, sum);
+    }
+    count_votes(votes);
+    return stopping_ ? Outcome::abandoned : Outcome::completed;
+}
+
+void StepRunner::report_part(const StepPart& part) const {
+    for (const auto& callback : callbacks_.on_part) callback(part);
+}
+
+}  // namespace gradtile
