@@ -17,6 +17,7 @@
 #include <gradtile/tools/bench/attention_tuning.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/devices.h>
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
@@ -90,7 +91,7 @@ struct Flags {
     std::vector<std::int64_t> queries, lengths, packed;
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
-    std::vector<TrainDType> dtypes;  // empty: the default of the device
+    DTypesFlag dtypes;
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
     bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
@@ -438,8 +439,8 @@ int bench_attention(const Flags& flags) {
     check_usage(!flags.cpu_time || (device.is_cpu() && flags.threads == 1),
                 "--cpu-time: measures one thread; expected --device cpu --threads 1");
     const std::vector<Shapes> list = shapes_of(flags, device);
-    std::vector<TrainDType> dtypes = flags.dtypes;
-    if (dtypes.empty()) dtypes = {device.is_cuda() ? TrainDType::bf16 : TrainDType::f32};
+    const std::vector<TrainDType> dtypes =
+        flags.dtypes.values_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32);
     const Context ctx(device, static_cast<int>(flags.threads));
     if (flags.tune) {
         for (const TrainDType dtype : dtypes) tune_attention(ctx, list, storage_dtype(dtype), flags);
@@ -510,9 +511,7 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
     command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");
-    command.add_value<std::vector<TrainDType>>(
-        "--dtype", "dtype; a list such as f32,bf16 gives rows each (default: bf16 on a GPU, else f32)",
-        [flags](const auto& list) { flags->dtypes = list; });
+    flags->dtypes.add_to(command, "bf16 on a GPU, else f32");
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,

@@ -4,6 +4,7 @@
 
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/launch/group_member.h>
@@ -17,7 +18,7 @@ namespace {
 struct Flags {
     GroupFlags group;
     DeviceChoice device = DeviceChoice::automatic;
-    TrainDType dtype = TrainDType::f32;
+    DTypesFlag dtypes;
     std::vector<std::int64_t> bytes;  // sizes to measure; empty: 64 KiB to 1 GiB
     std::int64_t runs = 9;
     bool json = false;
@@ -91,24 +92,10 @@ double max_over_processes(ProcessGroup& group, double value) {
     return value;
 }
 
-/// Every process measures; rank 0 prints.
-int bench_comm(const Flags& flags, const Context& ctx, const Communicator& communicator,
-               ProcessGroup& group) {
-    check(!group.is_alone(),
-          "bench comm: 1 process; expected several: give --gpus N or --processes N, or start it with mpirun, "
-          "srun or torchrun");
-    const DType dtype = storage_dtype(flags.dtype);
+/// Measures every collective and size. `table` is null in ranks other than 0.
+void measure(const Flags& flags, const Context& ctx, const Communicator& communicator, ProcessGroup& group,
+             DType dtype, Table* table) {
     const GpuLayout layout(group.size(), group.size());
-    if (group.is_root() && !flags.json)
-        std::cout << group.size() << " processes, " << dtype << " on "
-                  << (ctx.device().is_cpu() ? "cpu" : "GPUs")
-                  << "; bus bandwidth: bytes that each process sends per second" << std::endl;
-    Table table({{"what", "collective", Column::Kind::text, 15},
-                 {"gpus", "processes", Column::Kind::number, 9},
-                 {"bytes", "bytes", Column::Kind::number, 11},
-                 {"ms", "ms"},
-                 {"bus_gb_per_s", "bus GB/s"}},
-                flags.json);
     const auto element = static_cast<std::int64_t>(size_of(dtype));
     for (const Collective& collective : collectives_of(communicator))
         for (const std::int64_t size : sizes_of(flags)) {
@@ -121,10 +108,30 @@ int bench_comm(const Flags& flags, const Context& ctx, const Communicator& commu
                                                    [&] { collective.work(ctx, whole, part); });
             const double ms = max_over_processes(group, own_ms);
             const auto bytes = static_cast<double>(whole.bytes());
-            if (group.is_root())
-                table.add({collective.name, static_cast<double>(group.size()), bytes, ms,
-                           1e-6 * collective.bytes_on_wire(layout, bytes) / ms});
+            if (table != nullptr)
+                table->add({std::string(name_of(dtype)), collective.name, static_cast<double>(group.size()),
+                            bytes, ms, 1e-6 * collective.bytes_on_wire(layout, bytes) / ms});
         }
+}
+
+/// Every process measures; rank 0 prints.
+int bench_comm(const Flags& flags, const Context& ctx, const Communicator& communicator,
+               ProcessGroup& group) {
+    check(!group.is_alone(),
+          "bench comm: 1 process; expected several: give --gpus N or --processes N, or start it with mpirun, "
+          "srun or torchrun");
+    if (group.is_root() && !flags.json)
+        std::cout << group.size() << " processes on " << (ctx.device().is_cpu() ? "cpu" : "GPUs")
+                  << "; bus bandwidth: bytes that each process sends per second" << std::endl;
+    Table table({{"dtype", "dtype", Column::Kind::text, 9},
+                 {"what", "collective", Column::Kind::text, 15},
+                 {"gpus", "processes", Column::Kind::number, 9},
+                 {"bytes", "bytes", Column::Kind::number, 11},
+                 {"ms", "ms"},
+                 {"bus_gb_per_s", "bus GB/s"}},
+                flags.json);
+    for (const TrainDType dtype : flags.dtypes.values_or(TrainDType::f32))
+        measure(flags, ctx, communicator, group, storage_dtype(dtype), group.is_root() ? &table : nullptr);
     return 0;
 }
 
@@ -135,7 +142,7 @@ void add_bench_comm(Command& bench) {
     const auto flags = std::make_shared<Flags>();
     add_group_flags(command, "time", flags->group);
     command.add_value("--device", flags->device, "device of the tensors");
-    command.add_value("--dtype", flags->dtype, "dtype of the tensors");
+    flags->dtypes.add_to(command, "f32");
     command.add_value<std::vector<std::int64_t>>(
         "--bytes", "sizes of the whole tensors (default: 65536 to 1073741824)",
         [flags](const std::vector<std::int64_t>& sizes) { flags->bytes = sizes; });

@@ -20,7 +20,7 @@ namespace {
 
 struct Flags {
     explicit Flags(Command& command)
-        : step(command, {"layers", "activation", "bias", "batch", "dtype", "tf32", "deterministic"}) {}
+        : step(command, {"layers", "activation", "bias", "batch", "tf32", "deterministic"}) {}
     StepFlags step;
     bool paddings = false, candidates = false;
 };
@@ -90,8 +90,8 @@ class Bench {
     void print_sum() const {
         if (ctx.is_planning()) return;
         const double flops_per_s = flops_ / ms_ * 1e3;
-        table_.add({"step", "all products", "", no_value, 1e3 * ms_, 1e-12 * flops_per_s,
-                    flops_per_s / ceiling_, 1e3 * plain_ms_});
+        table_.add({std::string(name_of(dtype)), "step", "all products", "", no_value, 1e3 * ms_,
+                    1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain_ms_});
     }
 
     const Context ctx;
@@ -110,8 +110,8 @@ class Bench {
             if (!applies) return;
             const double ms = median_milliseconds(ctx, sampling_, product.trained);
             const double flops_per_s = flops_of(product) / ms * 1e3;
-            table_.add(
-                {"", name, "", no_value, 1e3 * ms, 1e-12 * flops_per_s, flops_per_s / ceiling_, no_value});
+            table_.add({std::string(name_of(dtype)), "", name, "", no_value, 1e3 * ms, 1e-12 * flops_per_s,
+                        flops_per_s / ceiling_, no_value});
         };
         measure_one(cuda::no_own_kernel, " cuBLASLt or steps");
         for (const std::uint64_t kernel : cuda::own_gemm_kernels())
@@ -123,8 +123,8 @@ class Bench {
     }
     void add_row(const Product& p, double trained, double plain) const {
         const double flops_per_s = flops_of(p) / trained * 1e3;
-        table_.add({p.name, p.pass, concat(p.m, " x ", p.n, " x ", p.k), p.count, 1e3 * trained,
-                    1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain});
+        table_.add({std::string(name_of(dtype)), p.name, p.pass, concat(p.m, " x ", p.n, " x ", p.k), p.count,
+                    1e3 * trained, 1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain});
     }
 
     Sampling sampling_;
@@ -238,8 +238,9 @@ void measure_products(const Context& ctx, const Step& step, const Flags& flags, 
 }
 
 int bench_gemm(const Flags& flags) {
-    const Step step = flags.step.step();
-    Table table({{"product", "product", Column::Kind::text, 14},
+    const Step base = flags.step.step();
+    Table table({{"dtype", "dtype", Column::Kind::text, 9},
+                 {"product", "product", Column::Kind::text, 14},
                  {"pass", "pass", Column::Kind::text, 26},
                  {"shape", "M x N x K", Column::Kind::text, 20},
                  {"count", "count", Column::Kind::number, 6},
@@ -248,11 +249,13 @@ int bench_gemm(const Flags& flags) {
                  {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
                  {"plain_us", "plain us"}},
                 flags.step.json());
-    const Context ctx = context_of(step.config);
-    const Context arena_ctx = with_arena_for(
-        ctx, "bench gemm", [&](const Context& dry) { measure_products(dry, step, flags, table); });
-    if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
-    measure_products(arena_ctx, step, flags, table);
+    const Context ctx = context_of(base.config);
+    for (const Step& step : flags.step.with_each_dtype(base)) {
+        const Context arena_ctx = with_arena_for(
+            ctx, "bench gemm", [&](const Context& dry) { measure_products(dry, step, flags, table); });
+        if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
+        measure_products(arena_ctx, step, flags, table);
+    }
     return 0;
 }
 

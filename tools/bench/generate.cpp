@@ -23,9 +23,7 @@ struct Flags {
         : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
                          "window", "window-pattern", "softcap", "sinks"}) {}
     StepFlags step;
-    // The table has one row for each combination. An empty list means the preset's dtype.
     std::vector<std::int64_t> texts{1};
-    std::vector<TrainDType> dtypes;
     std::int64_t prompt = 0, tokens = 0;  // 0: half of the context
 };
 
@@ -193,12 +191,7 @@ int bench_generate(const Flags& flags) {
                  {"of_read", "of read", Column::Kind::percent, 8}},
                 flags.step.json());
     for (const std::int64_t texts : flags.texts)
-        for (const TrainDType dtype : flags.dtypes.empty() ? std::vector{base.config.dtype} : flags.dtypes) {
-            Step step = base;
-            step.config.dtype = dtype;
-            rethrow_as_usage_error([&] { validate(step.config); });
-            measure(ctx, step, flags, texts, table);
-        }
+        for (const Step& step : flags.step.with_each_dtype(base)) measure(ctx, step, flags, texts, table);
     return 0;
 }
 
@@ -210,8 +203,6 @@ void add_bench_generate(Command& bench) {
     command.add_value<std::vector<std::int64_t>>(
         "--texts", "texts generated at once; a list such as 1,4,16 gives one row each",
         [flags](const auto& list) { flags->texts = list; });
-    command.add_value<std::vector<TrainDType>>("--dtype", "dtype; a list such as f32,bf16 gives one row each",
-                                               [flags](const auto& list) { flags->dtypes = list; });
     command.add_value("--prompt-tokens", flags->prompt, "tokens of each prompt; 0: half of the context");
     command.add_value("--tokens", flags->tokens, "tokens to generate; 0: until the context is full");
     command.set_action([flags] { return bench_generate(*flags); });

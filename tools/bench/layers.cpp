@@ -27,7 +27,7 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(Command& command) : step(command, {"batch", "dtype"}) {}
+    explicit Flags(Command& command) : step(command, {"batch"}) {}
     StepFlags step;
     std::string filter;
 };
@@ -54,7 +54,8 @@ class Bench {
         const double ms = median_milliseconds(ctx, sampling_, body);
         const double rate = static_cast<double>(bytes) / ms * 1e-6;
         if (copy_rate_ == 0) copy_rate_ = rate;
-        table_.add({name, static_cast<double>(bytes) * 1e-6, 1e3 * ms, rate, rate / copy_rate_});
+        table_.add({std::string(name_of(dtype)), name, static_cast<double>(bytes) * 1e-6, 1e3 * ms, rate,
+                    rate / copy_rate_});
     }
 
     const Context ctx;
@@ -297,18 +298,21 @@ int bench_layers(const Flags& flags) {
     for (const Group& group : groups()) names += (names.empty() ? "" : ", ") + group.name;
     check_usage(std::any_of(groups().begin(), groups().end(), is_selected), "--filter: '", flags.filter,
                 "' is in none of ", names);
-    const Step step = flags.step.step();
-    Table table({{"operator", "operator", Column::Kind::text, 35},
+    const Step base = flags.step.step();
+    Table table({{"dtype", "dtype", Column::Kind::text, 9},
+                 {"operator", "operator", Column::Kind::text, 35},
                  {"mb", "MB"},
                  {"us", "us"},
                  {"gb_per_s", "GB/s"},
                  {"of_copy", "of copy", Column::Kind::percent, 8}},
                 flags.step.json());
-    const Context ctx = context_of(step.config);
-    const Context arena_ctx = with_arena_for(
-        ctx, "bench layers", [&](const Context& dry) { measure_groups(dry, step, flags, table); });
-    if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
-    measure_groups(arena_ctx, step, flags, table);
+    const Context ctx = context_of(base.config);
+    for (const Step& step : flags.step.with_each_dtype(base)) {
+        const Context arena_ctx = with_arena_for(
+            ctx, "bench layers", [&](const Context& dry) { measure_groups(dry, step, flags, table); });
+        if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;
+        measure_groups(arena_ctx, step, flags, table);
+    }
     return 0;
 }
 

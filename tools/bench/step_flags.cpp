@@ -24,6 +24,13 @@ bool contains(const auto& names, std::string_view name) {
 
 }  // namespace
 
+void DTypesFlag::add_to(Command& command, const std::string& shown_default) {
+    command.add_value<std::vector<TrainDType>>(
+        "--dtype",
+        concat("dtype; a list such as f32,bf16 gives rows for each (default: ", shown_default, ')'),
+        [this](const auto& list) { given_ = list; });
+}
+
 StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> settings)
     : settings_(command, [&](std::string_view name) {
           return contains(common_settings, name) || contains(settings, name);
@@ -32,6 +39,7 @@ StepFlags::StepFlags(Command& command, std::initializer_list<std::string_view> s
     for (const std::string& name : preset_names()) presets += " " + name;
     presets += " (default: gpt2-124m on a GPU, else shakespeare-char-cpu)";
     command.add_value<std::string>("--preset", presets, [this](const std::string& name) { preset_ = name; });
+    dtypes_.add_to(command, "bf16 on a GPU, else the preset's");
     command.add_value("--runs", runs_, "number of timings; their median is reported");
     command.add_switch("--json", json_, "print one JSON object per row");
 }
@@ -49,6 +57,16 @@ Step StepFlags::step(std::optional<std::int64_t> batch) const {
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
     rethrow_as_usage_error([&] { validate(config); });
     return {name, config};
+}
+
+std::vector<Step> StepFlags::with_each_dtype(const Step& step) const {
+    std::vector<Step> steps;
+    for (const TrainDType dtype : dtypes_.values_or(step.config.dtype)) {
+        steps.push_back(step);
+        steps.back().config.dtype = dtype;
+        rethrow_as_usage_error([&] { validate(steps.back().config); });
+    }
+    return steps;
 }
 
 Sampling StepFlags::sampling() const {

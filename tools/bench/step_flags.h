@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <gradtile/tools/bench/measure.h>
 #include <gradtile/tools/command_line/setting_flags.h>
@@ -18,16 +19,32 @@ struct Step {
     DType dtype() const { return storage_dtype(config.dtype); }
 };
 
+/// The flag --dtype of every benchmark: one dtype, or a list, which gives rows for each.
+class DTypesFlag {
+  public:
+    /// The command refers to this object, so it must live until the command line is parsed.
+    void add_to(Command& command, const std::string& shown_default);
+    std::vector<TrainDType> values_or(TrainDType otherwise) const {
+        return given_.empty() ? std::vector{otherwise} : given_;
+    }
+
+  private:
+    std::vector<TrainDType> given_;
+};
+
 class StepFlags {
   public:
-    /// Declares --preset, --runs, --json, the settings that every benchmark uses (shapes, device, threads)
-    /// and `settings`. The flags refer to this object, so it must live until the command line is parsed.
+    /// Declares --preset, --dtype, --runs, --json, the settings that every benchmark uses (shapes, device,
+    /// threads) and `settings`. The flags refer to this object, so it must live until the command line is
+    /// parsed.
     StepFlags(Command& command, std::initializer_list<std::string_view> settings);
 
     /// The step, validated, with an existing device and a vocabulary. Defaults: on a GPU bfloat16 and,
     /// without --preset, gpt2-124m with 64 sequences; otherwise the batch is the preset's micro-batch. A
     /// given `batch` replaces this default; the setting `batch` replaces both.
     Step step(std::optional<std::int64_t> batch = {}) const;
+    /// The step with each dtype of --dtype, or with its own one, validated.
+    std::vector<Step> with_each_dtype(const Step& step) const;
     Sampling sampling() const;
     bool json() const { return json_; }
     /// Whether the command line has the setting.
@@ -35,6 +52,7 @@ class StepFlags {
 
   private:
     SettingFlags settings_;
+    DTypesFlag dtypes_;
     std::string preset_;
     std::int64_t runs_ = 9;
     bool json_ = false;

@@ -31,15 +31,9 @@ struct Flags {
     StepFlags step;
     // Values of settings. The table has one row for each combination. An empty list means the preset's value.
     std::vector<std::int64_t> batches;
-    std::vector<TrainDType> dtypes;
     std::vector<Recompute> levels;
     bool memory = false, breakdown = false, cpu_time = false;
 };
-
-template <class T>
-std::vector<T> or_default(const std::vector<T>& given, const T& otherwise) {
-    return given.empty() ? std::vector{otherwise} : given;
-}
 
 /// One validated step for each combination of the flags' values.
 std::vector<Step> steps_of(const Flags& flags) {
@@ -48,13 +42,12 @@ std::vector<Step> steps_of(const Flags& flags) {
     if (bases.empty()) bases.push_back(flags.step.step());
     std::vector<Step> steps;
     for (const Step& base : bases)
-        for (const TrainDType dtype : or_default(flags.dtypes, base.config.dtype))
-            for (const Recompute level : or_default(flags.levels, base.config.model.recompute)) {
-                Step step = base;
-                step.config.dtype = dtype;
-                step.config.model.recompute = level;
-                rethrow_as_usage_error([&] { validate(step.config); });
+        for (const Step& step : flags.step.with_each_dtype(base))
+            for (const Recompute level :
+                 flags.levels.empty() ? std::vector{step.config.model.recompute} : flags.levels) {
                 steps.push_back(step);
+                steps.back().config.model.recompute = level;
+                rethrow_as_usage_error([&] { validate(steps.back().config); });
             }
     return steps;
 }
@@ -261,8 +254,6 @@ void add_bench_train(Command& bench) {
     command.add_value<std::vector<std::int64_t>>(
         "--batch", "sequences per step; a list such as 4,16,64 gives one row each",
         [flags](const auto& list) { flags->batches = list; });
-    command.add_value<std::vector<TrainDType>>("--dtype", "dtype; a list such as f32,bf16 gives one row each",
-                                               [flags](const auto& list) { flags->dtypes = list; });
     command.add_value<std::vector<Recompute>>("--recompute",
                                               "recomputation; a list such as none,block gives one row each",
                                               [flags](const auto& list) { flags->levels = list; });

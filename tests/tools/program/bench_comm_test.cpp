@@ -30,15 +30,16 @@ class BenchComm : public testing::Test {
 };
 
 TEST_F(BenchComm, TimesEveryCollectiveAndSizeOnce) {
-    const Outcome outcome = run(two_processes + Arguments{"--json"}, as_root);
+    const Outcome outcome = run(two_processes + Arguments{"--json", "--dtype", "f32,bf16"}, as_root);
     expect_success(outcome);
     std::istringstream lines(outcome.out);
-    std::vector<std::string> timed;
+    std::vector<std::string> timed, timed_in_bf16;
     for (std::string line; std::getline(lines, line);) {
         const json row = json::parse(line);
         const std::string what = row.at("what");
         const double bytes = row.at("bytes"), sent_per_ms = row.at("bus_gb_per_s").get<double>() * 1e6;
-        timed.push_back(what + ' ' + row.at("bytes").dump());
+        (row.at("dtype") == "bfloat16" ? timed_in_bf16 : timed)
+            .push_back(what + ' ' + row.at("bytes").dump());
         EXPECT_EQ(row.at("gpus"), 2);
         // Each of two processes sends everything once in an all-reduce, and half of it in a reduce-scatter or
         // all-gather. JSON numbers have nine digits.
@@ -48,6 +49,7 @@ TEST_F(BenchComm, TimesEveryCollectiveAndSizeOnce) {
     EXPECT_EQ(timed, (std::vector<std::string>{"all_reduce 4096", "all_reduce 100000", "reduce_scatter 4096",
                                                "reduce_scatter 100000", "all_gather 4096",
                                                "all_gather 100000", "broadcast 4096", "broadcast 100000"}));
+    EXPECT_EQ(timed_in_bf16, timed);
 }
 
 TEST_F(BenchComm, PlanReadsItsJson) {
@@ -63,7 +65,7 @@ TEST_F(BenchComm, PlanReadsItsJson) {
 TEST_F(BenchComm, PrintsATable) {
     const Outcome outcome = run(two_processes, as_root);
     expect_success(outcome);
-    for (const char* part : {"2 processes, float32 on cpu", "bus GB/s", "reduce_scatter"})
+    for (const char* part : {"2 processes on cpu", "float32", "bus GB/s", "reduce_scatter"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
 }
 

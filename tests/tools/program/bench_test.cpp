@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <sstream>
 
 #include <gradtile/core/cpu/cpu_features.h>
@@ -35,6 +36,17 @@ void expect_table(const Arguments& arguments, const std::vector<std::string>& pa
     const Outcome outcome = run(arguments);
     expect_success(outcome);
     for (const std::string& part : parts) EXPECT_THAT(outcome.out, HasSubstr(part));
+}
+
+TEST(Bench, GemmAndLayersHaveRowsForEveryDtype) {
+    for (const char* command : {"gemm", "layers"}) {
+        std::map<std::string, int> rows_of_dtype;
+        for (const json& row : rows_of(tiny(command) + Arguments{"--dtype", "bf16,f32"}))
+            ++rows_of_dtype[row.at("dtype")];
+        EXPECT_GT(rows_of_dtype["bfloat16"], 3) << command;
+        EXPECT_EQ(rows_of_dtype["bfloat16"], rows_of_dtype["float32"]) << command;
+        expect_refused(run({"bench", command, "--dtype", "bf16,int8"}), {"'int8'", "f32"});
+    }
 }
 
 TEST(Bench, GemmListsEveryProductAndTheCeiling) {
