@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/hidden_by_biases.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -86,6 +87,7 @@ void check_inputs(const Options& options, const Tensor& q, const Tensor& k, cons
           rank == 3 ? "rows" : "batch, length", ", heads, head_dim]: q ", q, ", k ", k, ", v ", v);
     check(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
           "attention: q, k, v must share one floating dtype: q ", q, ", k ", k, ", v ", v);
+    if (q.device().is_cuda()) require_gpu_kernels(q.dtype());
     check(rank == 3 || ((k.size(0) == q.size(0) || k.size(0) == 1) && v.size(0) == k.size(0)),
           "attention: batch sizes differ: q ", q, ", k ", k, ", v ", v,
           "; expected that of q or 1 for k and v");
@@ -430,6 +432,10 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
     return o;
+}
+
+bool supports(Device device, DType dtype) {
+    return is_floating(dtype) && (device.is_cpu() || dtype != DType::f16 || has_float16_kernels);
 }
 
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -138,6 +138,10 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
+/// Returns whether attention computes this dtype on this device: every floating dtype, but float16 on a GPU
+/// only in a build with -DGRADTILE_FLOAT16=ON.
+bool supports(Device device, DType dtype);
+
 /// Returns one line of text that says which kernels compute this forward call, on which tiles, and why.
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options);

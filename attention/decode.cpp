@@ -56,7 +56,7 @@ bool decode_computes(OptionKind kind) {
 
 bool can_decode(Device device, DType dtype, std::int64_t head_dim) {
     if (device.is_cpu()) return is_floating(dtype);
-    return is_floating(dtype) && dtype != DType::f64 && head_dim <= 256 &&
+    return supports(device, dtype) && dtype != DType::f64 && head_dim <= 256 &&
            head_dim * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
 }
 

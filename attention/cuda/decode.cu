@@ -12,6 +12,7 @@
 #include <numbers>
 
 #include <gradtile/attention/internal/decode_backend.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/cuda/device/mask.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
@@ -521,7 +522,9 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
         case DType::bf16:
             return launch_kernel(TypeTag<bfloat16>{});
         case DType::f16:
-            return launch_kernel(TypeTag<float16>{});
+            require_gpu_kernels(DType::f16);
+            if constexpr (has_float16_kernels) launch_kernel(TypeTag<float16>{});
+            return;
         default:
             throw Error(concat("decode: no kernel for ", in.q.dtype()));
     }

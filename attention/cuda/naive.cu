@@ -7,6 +7,7 @@
 #include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
@@ -294,14 +295,14 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
 }  // namespace
 
 void naive_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
+    visit_gpu_dtype(saved.q.dtype(),
+                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
 }
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
+    visit_gpu_dtype(saved.q.dtype(),
+                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
 }  // namespace gradtile::attention::cuda

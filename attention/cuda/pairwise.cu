@@ -10,6 +10,7 @@
 #include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/cuda/device/block_sequence.cuh>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -568,14 +569,14 @@ void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, cons
 }
 
 void repair_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         pairwise_forward<T>(ctx, options, saved, non_finite_flag(options));
     });
 }
 
 void repair_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                      const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         pairwise_backward<T>(ctx, options, saved, d_out, into, non_finite_flag(options));
     });
 }

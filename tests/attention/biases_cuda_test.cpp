@@ -11,7 +11,7 @@ namespace {
 
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-class AttentionCudaBiases : public AttentionCuda, public testing::WithParamInterface<DType> {
+class AttentionCudaBiases : public AttentionCudaDtypes {
   protected:
     using Change = void(const Problem&, Inputs&);
     static void keep(const Problem&, Inputs&) {}

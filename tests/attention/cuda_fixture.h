@@ -101,6 +101,13 @@ class AttentionCuda : public testing::Test {
     std::optional<Context> gpu_;
 };
 
-class AttentionCudaDtypes : public AttentionCuda, public testing::WithParamInterface<DType> {};
+class AttentionCudaDtypes : public AttentionCuda, public testing::WithParamInterface<DType> {
+  protected:
+    void SetUp() override {
+        AttentionCuda::SetUp();
+        if (IsSkipped() || supports(gpu().device(), GetParam())) return;
+        GTEST_SKIP() << "this build has no kernels for " << GetParam();
+    }
+};
 
 }  // namespace gradtile::attention::test

@@ -32,6 +32,7 @@ class EveryDevice : public testing::TestWithParam<Place> {
         if (!GetParam().on_gpu) return;
         if (cuda_device_count() == 0) GTEST_SKIP() << "no usable CUDA device on this machine";
         gpu_.emplace(Device::cuda(0), 1);
+        if (!supports(gpu_->device(), dtype())) GTEST_SKIP() << "this build has no kernels for " << dtype();
     }
     DType dtype() const { return GetParam().dtype; }
     const Context& ctx() const { return gpu_ ? *gpu_ : cpu; }

@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <iostream>
 
+#include <gradtile/attention/attention.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/tools/command_line/commands.h>
@@ -67,7 +68,11 @@ void check_operator_name(const std::string& op, DType dtype) {
 DType checked_dtype(const std::string& name, const Device& device) {
     for (const auto& [short_name, dtype] :
          {std::pair{"f64", DType::f64}, {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}})
-        if (name == short_name || name == name_of(dtype)) return dtype;
+        if (name == short_name || name == name_of(dtype)) {
+            check_usage(attention::supports(device, dtype), "--dtype: ", name, " on ", device,
+                        " needs a build with -DGRADTILE_FLOAT16=ON");
+            return dtype;
+        }
     throw UsageError(
         concat("--dtype: ", device, " has no kernels for '", name, "'; expected f64, f32, bf16 or f16"));
 }

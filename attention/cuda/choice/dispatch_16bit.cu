@@ -11,6 +11,7 @@
 #include <gradtile/attention/cuda/hopper/hopper.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/kernels.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/internal/unknown_enumerator.h>
@@ -182,10 +183,10 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         .packed = packed,
         .row_tasks = {packed_tasks_in(row_tasks)}};
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
-    const bool is_bf16 = q_in.dtype() == DType::bf16;
     if (few_queries) {
         const SplitParameters split = splits.parameters(few_queries, options.mask);
-        const auto launch = is_bf16 ? launch_few_queries<bfloat16> : launch_few_queries<float16>;
+        const auto launch =
+            visit_16bit(q_in.dtype(), []<class T>(TypeTag<T>) { return launch_few_queries<T>; });
         if (why_not_hopper_few_queries(options, few_queries, head_dim,
                                        {q.tensor(), k.tensor(), v.tensor()})) {
             launch(parameters, split, stream);
@@ -194,8 +195,7 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
         }
         find_non_finite(ctx, options, o.tensor());
     } else {
-        const auto launch = is_bf16 ? launch_forward<bfloat16> : launch_forward<float16>;
-        launch(parameters, stream);
+        visit_16bit(q_in.dtype(), [&]<class T>(TypeTag<T>) { launch_forward<T>(parameters, stream); });
     }
     o.store(ctx);
 }
@@ -344,7 +344,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
                                         .d_v = d_v.tensor(),
                                         .ring = ring};
     if (uses_hopper) parameters.next_task = turns.data<std::int32_t>() + turn_count;
-    const auto launch = saved.q.dtype() == DType::bf16 ? launch_backward<bfloat16> : launch_backward<float16>;
+    const auto launch = visit_16bit(saved.q.dtype(), []<class T>(TypeTag<T>) { return launch_backward<T>; });
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     for (std::int64_t first = 0; saved.q.elements() + saved.k.elements() > 0 && first < batch_size;
          first += batches) {
@@ -359,10 +359,10 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     }
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     find_non_finite(ctx, options, into.k);  // the kernels report dQ
-    const bool is_bf16 = saved.q.dtype() == DType::bf16;
-    const auto launch_any_bias = is_bf16 ? launch_bias_gradient<bfloat16> : launch_bias_gradient<float16>;
+    const auto launch_any_bias =
+        visit_16bit(saved.q.dtype(), []<class T>(TypeTag<T>) { return launch_bias_gradient<T>; });
     const auto launch_pair_bias =
-        is_bf16 ? launch_pair_bias_gradient<bfloat16> : launch_pair_bias_gradient<float16>;
+        visit_16bit(saved.q.dtype(), []<class T>(TypeTag<T>) { return launch_pair_bias_gradient<T>; });
     for (std::size_t n = 0; n < max_biases; ++n) {
         const Tensor& d_bias = into.biases[n];
         if (!d_bias.defined() || d_bias.elements() == 0) continue;

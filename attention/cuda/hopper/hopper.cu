@@ -10,6 +10,7 @@
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/core/internal/cuda_check.h>
 
@@ -196,23 +197,21 @@ void hopper_forward(const Context& ctx, const ResolvedOptions& options, const Te
         return;
 #endif
     }
-    const auto launch =
-        q.dtype() == DType::bf16 ? launch_hopper_forward<bfloat16> : launch_hopper_forward<float16>;
-    launch(q, k, v, o, parameters, ctx);
+    visit_16bit(q.dtype(),
+                [&]<class T>(TypeTag<T>) { launch_hopper_forward<T>(q, k, v, o, parameters, ctx); });
 }
 void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
                         const Bits16ForwardParameters& parameters, const SplitParameters& split) {
-    const auto launch =
-        k.dtype() == DType::bf16 ? launch_hopper_few_queries<bfloat16> : launch_hopper_few_queries<float16>;
-    launch(k, v, {.rows = parameters, .split = split}, ctx);
+    visit_16bit(k.dtype(), [&]<class T>(TypeTag<T>) {
+        launch_hopper_few_queries<T>(k, v, {.rows = parameters, .split = split}, ctx);
+    });
 }
 void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
                      const Bits16BackwardParameters& parameters) {
-    const bool is_bf16 = tensors.q.dtype() == DType::bf16;
     const int head_dim = std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim);
     if (const auto tiles = forced_kernel_choice().backward_tiles) {
-        check_has_candidate(is_bf16, static_cast<bool>(parameters.packed), parameters.turns != nullptr,
-                            parameters.scores);
+        check_has_candidate(tensors.q.dtype() == DType::bf16, static_cast<bool>(parameters.packed),
+                            parameters.turns != nullptr, parameters.scores);
         check(head_dim <= hopper_backward_keys_max_head_dim, "attention: forced tiles and a head dim of ",
               head_dim, "; expected at most ", hopper_backward_keys_max_head_dim, " in the backward pass");
 #ifdef GRADTILE_HAVE_CANDIDATES
@@ -222,17 +221,20 @@ void hopper_backward(const Context& ctx, const HopperBackwardTensors& tensors,
         return;
 #endif
     }
-    const auto by_keys = is_bf16 ? launch_hopper_backward<bfloat16> : launch_hopper_backward<float16>;
-    const auto by_columns =
-        is_bf16 ? launch_hopper_backward_columns<bfloat16> : launch_hopper_backward_columns<float16>;
-    (head_dim > hopper_backward_keys_max_head_dim ? by_columns : by_keys)(tensors, parameters, ctx);
+    visit_16bit(tensors.q.dtype(), [&]<class T>(TypeTag<T>) {
+        if (head_dim > hopper_backward_keys_max_head_dim) {
+            launch_hopper_backward_columns<T>(tensors, parameters, ctx);
+        } else {
+            launch_hopper_backward<T>(tensors, parameters, ctx);
+        }
+    });
 }
 void hopper_pair_bias_gradient(const Context& ctx, const HopperBackwardTensors& tensors,
                                const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
                                const BiasGradientParts& parts) {
-    const auto launch = tensors.q.dtype() == DType::bf16 ? launch_hopper_pair_bias_gradient<bfloat16>
-                                                         : launch_hopper_pair_bias_gradient<float16>;
-    launch(tensors, parameters, gradient, parts, ctx);
+    visit_16bit(tensors.q.dtype(), [&]<class T>(TypeTag<T>) {
+        launch_hopper_pair_bias_gradient<T>(tensors, parameters, gradient, parts, ctx);
+    });
 }
 #else
 void hopper_pair_bias_gradient(const Context&, const HopperBackwardTensors&, const Bits16BackwardParameters&,

@@ -6,6 +6,7 @@
 #include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/attention/cuda/exact_lse.h>
 #include <gradtile/attention/cuda/tiled/parameters.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
@@ -304,7 +305,7 @@ std::string explain_memory_efficient_forward(const Context& ctx, const ResolvedO
                                              const Tensor& q, const Tensor& k, const Tensor& v) {
     gradtile::cuda::use_device(ctx.device());
     std::string text;
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(q.dtype(), [&]<class T>(TypeTag<T>) {
         text = explain<T>(options, q, k, v, memory_efficient_forward_blocks<T>,
                           memory_efficient_backward_blocks<T>,
                           "memory_efficient: a thread block for each block of rows");
@@ -315,7 +316,7 @@ std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& op
                                    const Tensor& k, const Tensor& v) {
     gradtile::cuda::use_device(ctx.device());
     std::string text;
-    visit_floating(q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(q.dtype(), [&]<class T>(TypeTag<T>) {
         text = explain<T>(options, q, k, v, flash1_forward_blocks<T>, flash1_backward_blocks<T>,
                           "flash1: a thread block for each head, or several for a part of it each");
     });
@@ -323,7 +324,7 @@ std::string explain_flash1_forward(const Context& ctx, const ResolvedOptions& op
 }
 
 void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         forward_typed<T>(ctx, options, saved, launch_memory_efficient_forward<T>,
                          /*sums_output=*/saved.v.size(3) > max_columns_in_registers);
     });
@@ -331,20 +332,20 @@ void memory_efficient_forward(const Context& ctx, const ResolvedOptions& options
 
 void memory_efficient_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                                const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         backward_typed<T>(ctx, options, saved, d_out, into, memory_efficient_plan(options));
     });
 }
 
 void flash1_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         forward_typed<T>(ctx, options, saved, launch_flash1_forward<T>, /*sums_output=*/true);
     });
 }
 
 void flash1_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                      const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
         backward_typed<T>(ctx, options, saved, d_out, into, flash1_plan(saved));
     });
 }
