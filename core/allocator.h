@@ -1,6 +1,6 @@
 #pragma once
-/// Memory: a Buffer owns a block, an Allocator provides blocks, an Arena is an allocator over one block of
-/// planned size.
+/// Memory: a Buffer owns a block, an Allocator provides blocks, an Arena is an allocator over one block with
+/// a planned size.
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace gradtile {
 
-/// Thrown by the system's allocators. The message says how much was requested, where, and how much is free.
+/// Thrown by the system allocators. The message says how much was requested, where, and how much is free.
 class OutOfMemory : public Error {
   public:
     explicit OutOfMemory(const std::string& message) : Error(message) {}
 };
 
-/// Source of device memory. allocate() returns memory that is aligned to at least 64 bytes (256 on CUDA), and
+/// Provides device memory. allocate() returns memory that is aligned to at least 64 bytes (256 on CUDA), and
 /// throws Error when there is not enough. Only one thread at a time may use an allocator.
 class Allocator {
   public:
@@ -29,7 +29,7 @@ class Allocator {
 /// Returns the allocator that calls malloc (CPU) or cudaMalloc (CUDA).
 std::shared_ptr<Allocator> system_allocator(Device device);
 
-/// Returns an allocator of host memory for asynchronous copies from and to `device`: page-locked for CUDA,
+/// Returns a host memory allocator for asynchronous copies from and to `device`: page-locked for CUDA,
 /// pageable for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
@@ -42,7 +42,7 @@ std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,
 /// pageable memory, which is copied more slowly.
 std::shared_ptr<Allocator> staging_allocator(Device device);
 
-/// One block of memory, given back to its allocator on destruction.
+/// One memory block, given back to its allocator on destruction.
 class Buffer {
   public:
     Buffer(std::shared_ptr<Allocator> allocator, std::size_t bytes);
@@ -60,14 +60,14 @@ class Buffer {
     std::size_t bytes_;
 };
 
-/// First-fit allocator over one block of fixed size. Since a training step allocates and frees in the same
-/// order every time, addresses repeat from step to step, and a dry run (see Context::plan) measures the size
-/// in advance.
+/// First-fit allocator over one fixed-size block. Since a training step allocates and frees in the same order
+/// every time, addresses repeat from step to step, and a dry run (see Context::plan) measures the size in
+/// advance.
 class Arena final : public Allocator {
   public:
-    /// Allocates the whole block from `source`; from the system's allocator if `source` is null.
+    /// Allocates the whole block from `source`; from the system allocator if `source` is null.
     Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source = {});
-    /// An arena that only measures how much memory a piece of work needs. Its addresses must not be accessed.
+    /// An arena that only measures how much memory some work needs. Its addresses must not be accessed.
     static std::shared_ptr<Arena> for_planning(Device device);
 
     std::byte* allocate(std::size_t bytes) override;
@@ -76,7 +76,7 @@ class Arena final : public Allocator {
 
     std::size_t capacity() const { return capacity_; }
     std::size_t bytes_in_use() const { return in_use_; }
-    /// The highest end of an allocation so far: the capacity that the same sequence of requests needs.
+    /// The highest allocation end so far: the capacity that the same requests in the same order need.
     std::size_t peak_bytes() const { return peak_; }
     void reset_peak() { peak_ = in_use_; }
 

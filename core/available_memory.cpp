@@ -21,7 +21,7 @@ std::optional<std::size_t> number_in(const char* path) {
     return std::nullopt;
 }
 
-/// "MemAvailable:  12345 kB" of /proc/meminfo.
+/// "MemAvailable: 12345 kB" in /proc/meminfo.
 std::size_t available_to_the_machine() {
     std::ifstream file("/proc/meminfo");
     for (std::string line; std::getline(file, line);)
@@ -29,9 +29,9 @@ std::size_t available_to_the_machine() {
     return unlimited;
 }
 
-/// The files that contain a control group's limit and use of memory, and the statistics that give the page
-/// cache's part of that use. The page cache counts as available, because the kernel frees it when memory runs
-/// short.
+/// The files that contain a control group's memory limit and memory use, and the statistics that give the
+/// page cache's share of that use. The page cache counts as available, because the kernel frees it when
+/// memory runs short.
 struct ControlGroupFiles {
     const char *limit, *used, *statistics, *active_pages, *inactive_pages;
 };

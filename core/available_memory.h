@@ -6,9 +6,9 @@
 
 namespace gradtile {
 
-/// Returns the number of bytes. CPU: the memory that the kernel reports as available, or the unused part of
-/// the control group's limit if that is less. CUDA: the free memory minus a reserve for memory that the
-/// memory plan does not count (kernels, library workspaces, the step's graph).
+/// Returns the available memory in bytes. CPU: the memory that the kernel reports as available, or the unused
+/// part of the control group's limit if that is less. CUDA: the free memory minus a reserve for memory that
+/// the memory plan does not count (kernels, library workspaces, the step's graph).
 std::size_t available_memory(Device device);
 
 }  // namespace gradtile

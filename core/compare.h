@@ -11,7 +11,7 @@ namespace gradtile {
 struct Comparison {
     struct Place {
         double error = 0.0;
-        Shape index = {};  ///< index of the element
+        Shape index = {};  ///< the element's index
         double value = 0.0, reference = 0.0;
     };
     Place absolute;           ///< largest |value - reference|
@@ -22,7 +22,7 @@ struct Comparison {
     std::int64_t different = 0;  ///< elements that are not equal
 };
 
-/// Compares tensors of equal shapes; dtypes and strides may differ. Waits for the work that computes the
+/// Compares tensors with equal shapes; dtypes and strides may differ. Waits for the work that computes the
 /// elements.
 Comparison compare(const Context& ctx, const Tensor& x, const Tensor& reference);
 /// Compares tensors on the CPU.

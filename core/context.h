@@ -1,6 +1,6 @@
 #pragma once
-/// Context: the device, stream, threads and memory of an operator. Every operator takes a context as its
-/// first argument. Copies are cheap and share everything.
+/// Context: an operator's device, stream, threads and memory. Every operator takes a context as its first
+/// argument. Copies are cheap and share everything.
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -20,8 +20,7 @@ class SideStream;
 
 class Context {
   public:
-    /// threads = 0 uses every core that this process may run on. Results do not depend on the number of
-    /// threads.
+    /// threads = 0 uses every core that this process may run on. Results do not depend on the thread count.
     explicit Context(Device device = Device::cpu(), int threads = 0);
 
     Device device() const { return allocator_->device(); }
@@ -64,8 +63,8 @@ class Context {
     bool deterministic_ = false;
 };
 
-/// Returns ctx with an Arena of `slack` times the memory that a dry run of work(ctx) needs. An arena saves
-/// time on a GPU, where a system allocation takes longer than many operators.
+/// Returns ctx with an Arena that has `slack` times the memory that work(ctx) needs in a dry run. An arena
+/// saves time on a GPU, where a system allocation takes longer than many operators.
 template <class Work>
 Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     const std::shared_ptr<Arena> counting = Arena::for_planning(ctx.device());
@@ -75,7 +74,7 @@ Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
 }
 
 /// Returns a CPU context for preparing and reading elements on the host. The context shares ctx's threads if
-/// ctx is on the CPU, and allocates from the system's allocator.
+/// ctx is on the CPU, and allocates from the system allocator.
 Context host_of(const Context& ctx);
 
 /// Calls the function for ctx's device with (ctx, args...), or nothing in a dry run:
@@ -91,17 +90,17 @@ void on_device(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, Arg
 }
 
 /// Calls body(block) for block = 0 .. blocks-1 on ctx's threads. Blocks are started in increasing order, one
-/// at a time per thread, so that a block may wait for a block with a lower number. If the borders of the
-/// blocks do not depend on the number of threads, the results do not depend on it. If a block of several
-/// calls parallel_for, the inner call runs serially. The first exception is rethrown. In a forked child,
-/// which has the calling thread alone, a context of the parent runs all blocks on this thread.
+/// at a time per thread, so that a block may wait for a block with a lower number. If the block borders do
+/// not depend on the thread count, neither do the results. If one of several blocks calls parallel_for, the
+/// inner call runs serially. The first exception is rethrown. In a forked child, which has only the calling
+/// thread, a context from the parent runs all blocks on this thread.
 template <class Body>
 void parallel_for(const Context& ctx, std::int64_t blocks, Body&& body) {
     ctx.threads().run(blocks, std::forward<Body>(body));
 }
 
-/// Cuts [0, n) into ranges of `grain` elements (the last may be shorter) and calls body(begin, end) for each.
-/// Throws Error unless `grain` is at least 1.
+/// Cuts [0, n) into ranges with `grain` elements (the last may be shorter) and calls body(begin, end) for
+/// each. Throws Error unless `grain` is at least 1.
 template <class Body>
 void parallel_ranges(const Context& ctx, std::int64_t n, std::int64_t grain, Body&& body) {
     check(grain >= 1, "parallel_ranges: ranges of ", grain, " elements; expected at least 1");

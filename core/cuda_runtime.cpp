@@ -1,5 +1,6 @@
-// CUDA calls of the host, with the statically linked runtime. The runtime loads the driver at the first call,
-// so a program that was built with CUDA also starts, and trains on the CPU, on machines without a driver.
+// CUDA calls from the host, with the statically linked runtime. The runtime loads the driver at the first
+// call, so a program that was built with CUDA also starts, and trains on the CPU, on machines without a
+// driver.
 #include <gradtile/core/cuda_runtime.h>
 
 #include <gradtile/core/allocator.h>

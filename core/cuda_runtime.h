@@ -16,7 +16,7 @@ class GemmState;
 [[noreturn]] void operator_absent();
 
 std::byte* device_malloc(Device device, std::size_t bytes);
-/// Throws the OutOfMemory error of device_malloc.
+/// Throws device_malloc's OutOfMemory error.
 [[noreturn]] void throw_out_of_memory(Device device, std::size_t bytes);
 void device_free(Device device, std::byte* data) noexcept;
 /// Allocates host memory that the device can read and write directly.
@@ -24,7 +24,7 @@ std::byte* page_locked_malloc(Device device, std::size_t bytes);
 void page_locked_free(Device device, std::byte* data) noexcept;
 enum class StreamPriority { normal, high };
 std::shared_ptr<void> make_stream(Device device, StreamPriority priority = StreamPriority::normal);
-/// The state that the matrix products of one stream share (gemm_state.h); allocates their workspace.
+/// Returns the state that all matrix products on one stream share (gemm_state.h); allocates their workspace.
 std::shared_ptr<GemmState> make_gemm_state(Device device);
 /// Waits for the work enqueued on a stream. Throws Error if that work failed.
 void synchronize(Device device, void* stream);

@@ -24,8 +24,8 @@ class Device {
 /// Prints "cpu" or "cuda:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 
-/// Returns the number of usable CUDA devices. It is 0 if the build had no CUDA toolkit, or the machine has no
-/// driver or no GPU.
+/// Returns how many CUDA devices are usable: 0 if the build had no CUDA toolkit, or the machine has no driver
+/// or no GPU.
 int cuda_device_count();
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
 #pragma once
-/// The random numbers of dropout, for layers and attention.
+/// Dropout's random numbers, for layers and attention.
 #include <array>
 
 #include <gradtile/core/philox.h>
@@ -11,7 +11,7 @@ namespace gradtile {
 /// kernel that reads the seed from device memory must do the mixing itself.
 struct SeedPurposes {
     static constexpr int max_count =
-        3;  // enough for the number of a block, the place in the block, and one more number
+        3;  // enough for a block number, the place in the block, and one more number
     std::array<std::uint64_t, max_count> values{};
     int count = 0;
 
@@ -32,8 +32,8 @@ struct SeedPurposes {
     }
 };
 
-/// Selects the random numbers of a pass. The default key means evaluation: nothing is dropped. The numbers of
-/// a sample do not depend on how the global batch is divided into micro-batches and processes.
+/// Selects the random numbers for a pass. The default key means evaluation: nothing is dropped. A sample's
+/// numbers do not depend on how the global batch is divided into micro-batches and processes.
 ///
 /// A key has a seed, or a seed tensor. A kernel reads the seed tensor when it runs, so a captured CUDA graph
 /// draws new numbers at each replay. For equal seeds, both kinds of key draw the same numbers.
@@ -42,25 +42,25 @@ struct DropoutKey {
     std::uint64_t seed = 0;         ///< unused if there is a seed tensor
     std::int64_t first_sample = 0;  ///< index of this micro-batch's first sequence in the global batch
     Tensor seed_tensor = {};  ///< int32 [2] on the device: the low and high half of mix_seed(run_seed, step)
-    SeedPurposes purposes = {};  ///< mixed into the seed of the seed tensor
+    SeedPurposes purposes = {};  ///< mixed into the seed tensor's seed
 
     static DropoutKey of_step(std::uint64_t run_seed, std::int64_t step, std::int64_t first_sample = 0) {
         return {.training = true, .seed = step_seed(run_seed, step), .first_sample = first_sample};
     }
-    /// The key of a step whose seed the kernel reads from `seed_tensor`; seed_words() gives its elements.
+    /// The key for a step whose seed the kernel reads from `seed_tensor`; seed_words() gives its elements.
     static DropoutKey of_seed_tensor(const Tensor& seed_tensor, std::int64_t first_sample = 0) {
         check(seed_tensor.dtype() == DType::i32 && seed_tensor.shape() == Shape{2} &&
                   seed_tensor.is_contiguous(),
               "dropout: seed tensor ", seed_tensor, "; expected contiguous int32 [2]");
         return {.training = true, .first_sample = first_sample, .seed_tensor = seed_tensor};
     }
-    /// The elements of the seed tensor for `step`.
+    /// The seed tensor's elements for `step`.
     static std::array<std::int32_t, 2> seed_words(std::uint64_t run_seed, std::int64_t step) {
         const std::uint64_t seed = step_seed(run_seed, step);
         return {static_cast<std::int32_t>(static_cast<std::uint32_t>(seed)),
                 static_cast<std::int32_t>(static_cast<std::uint32_t>(seed >> 32))};
     }
-    /// The key of one place in the model. Different places must have different numbers.
+    /// The key for one place in the model. Different places must have different numbers.
     DropoutKey at(std::uint64_t site) const {
         DropoutKey key = *this;
         if (seed_tensor.defined()) {
@@ -77,13 +77,13 @@ struct DropoutKey {
     }
 };
 
-/// The numbers that the kernels of one call draw. threshold = 0 keeps all elements.
+/// The numbers that one call's kernels draw. threshold = 0 keeps all elements.
 struct DropoutDraws {
     std::uint64_t seed = 0;
     const std::int32_t* seed_words = nullptr;  ///< if not null, the seed is here and `purposes` are mixed in
     SeedPurposes purposes{};
     std::uint32_t threshold = 0;  ///< an element is dropped if its 16 random bits are less than this number
-    double scale = 1.0;           ///< factor of the kept elements
+    double scale = 1.0;           ///< factor for the kept elements
     std::int64_t first_sample = 0;
 
     /// Must be called on the device while the operator runs, because seed_words is in device memory.

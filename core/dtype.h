@@ -99,10 +99,10 @@ consteval DType dtype_of() {
 template <class T>
 inline constexpr DType dtype_of = detail::dtype_of<T>();
 
-/// The type of sums over elements of type T: float64 for float64, else float32.
+/// The type for sums over elements of type T: float64 for float64, else float32.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
-/// The dtype of sums, gradients, statistics and master weights for values of this dtype.
+/// The dtype for sums, gradients, statistics and master weights when the values have this dtype.
 constexpr DType accumulator_of(DType type) {
     return type == DType::f64 ? DType::f64 : DType::f32;
 }
@@ -126,7 +126,7 @@ struct TypeTag {
     using type = T;
 };
 
-/// Calls f(TypeTag<T>{}) with the C++ type of a floating dtype; throws for int32.
+/// Calls f(TypeTag<T>{}) with a floating dtype's C++ type; throws for int32.
 template <class F>
 decltype(auto) visit_floating(DType type, F&& f) {
     switch (type) {

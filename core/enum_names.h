@@ -1,5 +1,5 @@
 #pragma once
-/// Names of enumerators, so that config files, flags and error messages use the same words.
+/// Enumerator names, so that config files, flags and error messages use the same words.
 #include <array>
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 namespace gradtile {
 
 /// Specialise with `static constexpr std::array names = {std::pair{Enum::value, std::string_view("name")},
-/// ...}`. The array must list every enumerator in the order of the enumeration; the compiler checks this.
+/// ...}`. The array must list every enumerator in declaration order; the compiler checks this.
 template <class Enum>
 struct EnumNames;
 
@@ -19,8 +19,8 @@ concept NamedEnum = requires {
     EnumNames<T>::names;
 };
 
-/// Returns the array `names` of EnumNames from a table of structs, which has a member for the enumerator and
-/// one for its name.
+/// Returns EnumNames' array `names` from a table of structs that have a member for the enumerator and one for
+/// its name.
 template <class Traits, std::size_t size, class Enum>
 consteval auto names_in_table(const std::array<Traits, size>& table, Enum Traits::*value,
                               std::string_view Traits::*name) {

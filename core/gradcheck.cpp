@@ -17,7 +17,7 @@ using Tensors = Differentiable::Tensors;
 constexpr double step_ratio = 0x1p-12;
 constexpr double conclusive_fraction = 1e-3;
 
-/// The sum L over all outputs with random weights w, and differences of L between two points.
+/// The sum L over all outputs with random weights w, and how much L differs between two points.
 class WeightedSum {
   public:
     WeightedSum(const Context& ctx, const Tensors& outputs, std::uint64_t seed) {
@@ -37,8 +37,8 @@ class WeightedSum {
 
     struct Difference {
         double value = 0.0;  ///< L(plus) - L(minus)
-        double size = 0.0;   ///< weighted sum of the sizes of the outputs that changed
-        double noise = 0.0;  ///< the error of `value` if each of these outputs has an error of one rounding
+        double size = 0.0;   ///< weighted sum of the changed outputs' sizes
+        double noise = 0.0;  ///< the error of `value` if each changed output has one rounding error
     };
     /// Subtracts output by output, so that outputs that do not depend on the input cancel exactly.
     Difference difference(const Context& ctx, const Tensors& plus, const Tensors& minus) const {
@@ -64,7 +64,7 @@ class WeightedSum {
 
 /// One perturbation of the input under test.
 struct Probe {
-    std::int64_t element;  ///< index; -1: all elements, each in the direction of its sign
+    std::int64_t element;  ///< index; -1: all elements, element i in the direction signs[i]
     double step;
 };
 
@@ -129,7 +129,7 @@ Tensors Checker::forward_at(const Tensor& x, std::vector<double> values, const s
 
 Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<double>& values,
                                            const std::vector<double>& signs, const Probe& probe) const {
-    double slope[2] = {}, size = 0.0, noise = 0.0;  // slopes of steps h and 2h
+    double slope[2] = {}, size = 0.0, noise = 0.0;  // slopes for steps h and 2h
     for (const int i : {0, 1}) {
         const double h = probe.step * (i + 1);
         const Tensors plus = forward_at(x, values, signs, probe, h);
@@ -142,8 +142,8 @@ Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<do
             width = (at + h) - (at - h);
         }
         slope[i] = difference.value / width;
-        // The larger of both steps' values: because of rounding, one step may leave an output unchanged that
-        // the other step changes.
+        // Takes the larger value from both steps: due to rounding, one step may leave an output unchanged
+        // that the other step changes.
         size = std::max(size, difference.size);
         noise = std::max(noise, difference.noise);
     }
@@ -167,8 +167,8 @@ GradientReport::Input Checker::check_input(const std::string& name, const Tensor
     const double rms = std::sqrt(squares / static_cast<double>(count));
     const double scale = rms > 0.0 ? rms : 1.0;
 
-    // The sample is the first options.elements indices of a random order. The order is made by sorting the
-    // indices by random words.
+    // The sample is the first options.elements indices in a random order, made by sorting the indices by
+    // random words.
     std::vector<std::int64_t> order(values.size());
     std::iota(order.begin(), order.end(), std::int64_t{0});
     std::vector<double> signs(values.size());

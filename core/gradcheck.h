@@ -17,37 +17,37 @@
 
 namespace gradtile {
 
-/// A function and its hand-written derivative. Each call of backward directly follows forward of the same
+/// A function and its hand-written derivative. Each backward call directly follows forward on the same
 /// inputs, so forward may store state for backward.
 struct Differentiable {
     using Tensors = std::vector<Tensor>;
     /// Computes the outputs from the inputs.
     std::function<Tensors(const Context&, const Tensors& inputs)> forward;
-    /// (inputs, gradient of each output) -> gradient of each input, in the input's shape. An undefined Tensor
-    /// means that the input has no gradient; this input is not checked.
+    /// (inputs, output gradients) -> input gradients, each in its input's shape. An undefined Tensor means
+    /// that the input has no gradient; this input is not checked.
     std::function<Tensors(const Context&, const Tensors& inputs, const Tensors& grad_outputs)> backward;
 };
 
 struct GradientCheckOptions {
     std::uint64_t seed = 1;
-    /// The number of random elements of each input that are perturbed; in a smaller input, all elements.
-    /// Larger inputs are also checked along one random direction that contains all elements.
+    /// How many random elements are perturbed in each input; in a smaller input, all elements. Larger inputs
+    /// are also checked along one random direction that contains all elements.
     int elements = 128;
-    /// The error of an output, in units of eps times its size. Independent rounding errors grow with the
-    /// square root of their number, so 32 allows about 1000 operations per output.
+    /// The assumed error of each output, in units of eps times the output's size. Independent rounding errors
+    /// grow with the square root of their number, so 32 allows about 1000 operations per output.
     double roundings = 32.0;
-    /// Names of the inputs in the report; the default is "input 0" and so on.
+    /// The inputs' names in the report; the default is "input 0" and so on.
     std::vector<std::string> names = {};
 };
 
-/// The results of a check: for each input or parameter, the element with the largest error / bound.
+/// Check results: for each input or parameter, the element with the largest error / bound.
 struct GradientReport {
     struct Input {
         std::string name;
         Shape shape;
         int checked = 0;       ///< derivatives compared
         int inconclusive = 0;  ///< compared derivatives whose bound was too wide (a kink, or a bad scale)
-        Shape place = {};      ///< index of the worst element; all -1 for the random direction
+        Shape place = {};      ///< the worst element's index; all -1 for the random direction
         double analytic = 0.0, numeric = 0.0;
         double error = 0.0, bound = 0.0;
         bool ok = true;
@@ -70,8 +70,8 @@ std::ostream& operator<<(std::ostream& out, const GradientReport& report);
 /// Inputs are float64 on ctx's device; each is perturbed in place and then restored. Parameters are float64,
 /// too. backward must write their gradients as begin_gradient_write() says. To test this, backward runs
 /// twice, each time after forward: once with non-zero gradients, to which it must ADD, and once after
-/// reset_gradient() with gradients of NaN, which it must OVERWRITE. Throws Error on other dtypes, on views
-/// with overlapping elements, and when backward returns gradients of other shapes. Source: Press et al.,
+/// reset_gradient() with NaN gradients, which it must OVERWRITE. Throws Error on other dtypes, on views with
+/// overlapping elements, and when backward returns gradients with other shapes. Source: Press et al.,
 /// Numerical Recipes, 5.7.
 GradientReport gradient_check(const Context& ctx, const Differentiable& function,
                               const std::vector<Tensor>& inputs, std::span<const Parameter> parameters,
@@ -87,7 +87,7 @@ inline std::vector<Tensor> as_list(std::vector<Tensor> many) {
 }  // namespace detail
 
 /// Checks an object with forward(ctx, inputs) -> output and backward(ctx, inputs, grad_output) -> gradients.
-/// Outputs and gradients are one Tensor or a vector of tensors.
+/// Outputs and gradients are one Tensor or a std::vector<Tensor>.
 template <class Function>
 GradientReport gradient_check(const Context& ctx, Function&& function, const std::vector<Tensor>& inputs,
                               const GradientCheckOptions& options = {}) {

@@ -9,12 +9,13 @@
 namespace gradtile {
 namespace {
 
-/// The addresses of a tensor's elements: base + the sum of a multiple in [0, count) of each term's stride.
+/// One axis of a tensor. An element's address is the base plus, for each term, n * stride with n in [0,
+/// count).
 struct Term {
     std::int64_t stride, count;
 };
 
-/// A set of integers: all sums of multiples of the terms.
+/// A set of integers: all sums with one multiple n * stride from each term.
 class Sums {
   public:
     void add(std::int64_t stride, std::int64_t count) {
@@ -29,7 +30,7 @@ class Sums {
         for (std::size_t i = 1; i < size_; ++i) {
             Term &outer = terms_[last], &inner = terms_[i];
             if (outer.stride % inner.stride == 0 && outer.stride / inner.stride <= inner.count) {
-                // Multiples of the inner stride up to the sum of both largest values, without a gap.
+                // All multiples of the inner stride, up to the sum of both largest values.
                 outer = {inner.stride, (outer.count - 1) * (outer.stride / inner.stride) + inner.count};
             } else {
                 terms_[++last] = inner;
@@ -59,8 +60,7 @@ class Sums {
         high = std::min(high, largest_[i]);
         if (low > high) return false;
         if (low == 0 || high == largest_[i]) return true;  // the smallest and the largest sum exist
-        // All sums are multiples of the divisor. The sums of a single term are all multiples up to the
-        // largest.
+        // All sums are multiples of the divisor. A single term's sums are all multiples up to the largest.
         if (floor_div(high, divisor_[i]) * divisor_[i] < low) return false;
         if (i + 1 == size_) return true;
         constexpr int max_steps = 100'000;
@@ -76,7 +76,7 @@ class Sums {
 
     static constexpr std::size_t max_terms = 2 * Shape::max_rank;
     std::array<Term, max_terms> terms_{};
-    std::array<std::int64_t, max_terms + 1> largest_{}, divisor_{};  // of the sums of terms i, i + 1, ...
+    std::array<std::int64_t, max_terms + 1> largest_{}, divisor_{};  // for the sums over terms i, i + 1, ...
     std::size_t size_ = 0;
     int steps_ = 0;
 };
@@ -103,9 +103,9 @@ bool overlap(const Tensor& a, const Tensor& b) {
         return false;
     const Bytes of_a = bytes_of(a), of_b = bytes_of(b);
     if (of_a.end <= of_b.begin || of_b.end <= of_a.begin) return false;
-    // Addresses x of a's elements and y of b's elements share a byte if -size_a < x - y < size_b. With the
-    // largest y of b, x - y = (x - begin_a) + (end_y - y) + begin_a - end_y, and both brackets are sums of
-    // multiples of strides.
+    // Elements at addresses x in a and y in b share a byte if -size_a < x - y < size_b. With end_y, the
+    // largest y in b, x - y = (x - begin_a) + (end_y - y) + begin_a - end_y, and both brackets are sums over
+    // stride multiples.
     Sums sums;
     for (const Tensor* x : {&a, &b})
         for (int axis = 0; axis < x->rank(); ++axis)

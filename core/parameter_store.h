@@ -1,6 +1,6 @@
 #pragma once
-/// Parameters: one flat block of values and one of gradients, with named views. Therefore the optimizer, an
-/// all-reduce and a checkpoint each need only one pass over contiguous memory.
+/// Parameters: one flat value block and one flat gradient block, with named views. Therefore the optimizer,
+/// an all-reduce and a checkpoint each need only one pass over contiguous memory.
 #include <memory>
 #include <span>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace gradtile {
 
-/// In the flat blocks, each parameter begins at a multiple of this number of elements.
+/// Each parameter's element offset in the flat blocks is a multiple of this number.
 inline constexpr std::int64_t parameter_alignment = 64;
 
 /// How a parameter is initialized. The host draws weights from (seed, name), so that initial weights are
@@ -30,7 +30,7 @@ struct Init {
 /// overwrite: grad = contribution; accumulate: grad += contribution.
 enum class GradientWrite { overwrite, accumulate };
 
-/// The destination of one contribution to a gradient, and how to write it.
+/// Where one gradient contribution goes, and how to write it.
 struct GradientTarget {
     Tensor grad = {};  ///< undefined if the layer does not have this parameter
     GradientWrite write = GradientWrite::accumulate;
@@ -41,8 +41,8 @@ struct GradientTarget {
 /// fills grad with zeros first.
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target);
 
-/// A handle of one named parameter, valid as long as its store. value() and grad() exist once the store is
-/// allocated. The functions of an undefined handle throw Error, except defined() and begin_gradient_write().
+/// A handle for one named parameter, valid as long as its store. value() and grad() exist once the store is
+/// allocated. On an undefined handle, all functions except defined() and begin_gradient_write() throw Error.
 class Parameter {
   public:
     Parameter() = default;
@@ -63,16 +63,16 @@ class Parameter {
     /// The accumulated gradient: float32 (float64 for float64 values). Undefined if the parameter is frozen.
     const Tensor& grad() const { return entry().grad; }
     /// Changes the store: call exactly once per contribution to the gradient, just before writing it. The
-    /// first call after a reset returns overwrite, later ones accumulate. The target of a frozen parameter
-    /// has no tensor. (The function is const because a Parameter is a handle.)
+    /// first call after a reset returns overwrite, later ones accumulate. A frozen parameter's target has no
+    /// tensor. (The function is const because a Parameter is a handle.)
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry().next_write = GradientWrite::overwrite; }
-    /// value() and grad() with the rows of zeros that ParameterStore::add appended. Only zeros may be written
-    /// to these rows. Updates and checkpoints skip the rows.
+    /// value() and grad() with the zero rows that ParameterStore::add appended. Only zeros may be written to
+    /// these rows. Updates and checkpoints skip the rows.
     const Tensor& padded_value() const { return entry().padded_value; }
     const Tensor& padded_grad() const { return entry().padded_grad; }
-    /// Index of the first element in the flat blocks.
+    /// The first element's index in the flat blocks.
     std::int64_t offset() const { return entry().offset; }
 
   private:
@@ -95,7 +95,7 @@ class Parameter {
     std::shared_ptr<Entry> entry_;
 };
 
-/// A range of the flat blocks, in elements.
+/// A range in the flat blocks, in elements.
 struct FlatRange {
     std::int64_t begin = 0, length = 0;
     std::int64_t end() const { return begin + length; }
@@ -103,12 +103,12 @@ struct FlatRange {
 };
 
 struct FlatOptions {
-    /// The length of the blocks is a multiple of this number, so that processes can have equal parts. Must
-    /// itself be a multiple of 64.
+    /// The block length is a multiple of this number, so that processes can have equal parts. Must itself be
+    /// a multiple of 64.
     std::int64_t multiple = 64;
     bool masters = true;    ///< float32 masters for 16-bit values
     bool gradients = true;  ///< false: the parameters are frozen, and have no masters
-    /// The allocator of values and gradients; null: the context's allocator.
+    /// Allocates values and gradients; null: the context's allocator.
     std::shared_ptr<Allocator> allocator = {};
 };
 
@@ -119,17 +119,17 @@ class ParameterStore {
     ParameterStore& operator=(const ParameterStore&) = delete;
 
     /// Declares a parameter. Its first axis is padded to a multiple of `row_multiple`, because some kernels
-    /// are slow with an odd number of rows. Throws Error on a second parameter of the same name, and after
+    /// are slow with an odd number of rows. Throws Error on a second parameter with the same name, and after
     /// allocate().
     Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
-    /// Allocates the flat blocks and the views of all parameters (each starts at a multiple of 64 elements;
-    /// the padding stays zero). Values have `dtype`, gradients accumulator_of(dtype); gradients are zeroed.
+    /// Allocates the flat blocks and all parameter views (each starts at a multiple of 64 elements; the
+    /// padding stays zero). Values have `dtype`, gradients accumulator_of(dtype); gradients are zeroed.
     /// 16-bit values get a float32 master copy if options.masters is set. Frozen parameters get values only.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
     /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters. If this store
-    /// has no masters for 16-bit values, the block of gradients holds the masters afterwards (frozen
-    /// parameters: temporary memory).
+    /// has no masters for 16-bit values, the gradient block holds the drawn float32 numbers afterwards
+    /// (frozen parameters: temporary memory).
     void initialize(const Context& ctx, Seed seed);
 
     bool allocated() const { return values_.defined(); }
@@ -137,16 +137,15 @@ class ParameterStore {
     std::span<const Parameter> parameters() const { return parameters_; }
     /// Returns the parameter with this name. Throws Error with the name when there is none.
     const Parameter& find(const std::string& name) const;
-    /// Sum of the parameters' elements, without padding.
+    /// How many elements the parameters have, without padding.
     std::int64_t count() const;
-    /// Elements of the flat blocks, padding included.
+    /// Elements per flat block, padding included.
     std::int64_t flat_elements() const;
 
     const Tensor& values() const { return values_; }  ///< [flat_elements], compute dtype
     /// [flat_elements], float32 or float64; undefined if the parameters are frozen.
     const Tensor& gradients() const { return gradients_; }
-    /// The weights that the optimizer updates: the float32 masters of 16-bit values, else the values
-    /// themselves.
+    /// The weights that the optimizer updates: float32 masters for 16-bit values, else the values themselves.
     const Tensor& master() const { return master_.defined() ? master_ : values_; }
     bool has_master() const { return master_.defined(); }
     /// The parameter's view of master(), in the parameter's shape.
@@ -160,7 +159,7 @@ class ParameterStore {
 
   private:
     std::vector<Parameter> parameters_;
-    std::unordered_set<std::string> names_;  // the names of parameters_
+    std::unordered_set<std::string> names_;  // names in parameters_
     std::int64_t flat_elements_ = 0;
     DType dtype_ = DType::f32;
     Tensor values_, gradients_, master_;

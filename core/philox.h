@@ -1,7 +1,7 @@
 #pragma once
-/// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
-/// (SC11). It is a pure function of (counter, key), so the numbers do not depend on the device or on how work
-/// is divided.
+/// Philox4x32-10, the counter-based generator by Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
+/// (SC11). The generator is a pure function of (counter, key), so the numbers do not depend on the device or
+/// on how work is divided.
 #include <array>
 #include <cstdint>
 
@@ -18,11 +18,11 @@ struct Philox {
     // The functions are always_inline because kernels compiled for one instruction set call them: the linker
     // might keep an out-of-line copy that other machines cannot run.
 
-    /// All 64 bits of a product.
+    /// The full 64-bit product.
     [[gnu::always_inline]] GRADTILE_HOST_DEVICE static constexpr std::uint64_t wide_product(std::uint32_t a,
                                                                                             std::uint32_t b) {
 #ifdef __CUDA_ARCH__
-        // Two 32-bit products cost less than one product of 64-bit factors, even if the upper halves are 0.
+        // Two 32-bit products cost less than one product with 64-bit factors, even if the upper halves are 0.
         return std::uint64_t{__umulhi(a, b)} << 32 | a * b;
 #else
         return std::uint64_t{a} * b;
@@ -73,7 +73,7 @@ struct Philox {
             words[4 * l + 3] = c3;
         }
     }
-    /// Makes draws for `rows` neighbouring values of the second counter word: draw l = row * groups + group
+    /// Makes draws for `rows` consecutive values in the second counter word: draw l = row * groups + group
     /// has the counter {first[0] + group, first[1] + row, first[2], first[3]}.
     template <int groups, int rows>
     [[gnu::always_inline]] static void draw_grid(std::uint32_t (&words)[4 * groups * rows], Counter first,

@@ -73,7 +73,7 @@ class Printer {
         text_.append(width_ - number.size(), ' ').append(number);
     }
 
-    /// Numbers of a row are on one line, each row has its own line, and an empty line separates matrices.
+    /// Each row has its own line, and an empty line separates matrices.
     void separate(int axis) {
         const int inner_axes = x_.rank() - 1 - axis;
         text_ += inner_axes == 0 ? ", " : ",";

@@ -1,5 +1,5 @@
 #pragma once
-/// The elements of a tensor as text.
+/// Tensor elements as text.
 #include <string>
 
 #include <gradtile/core/tensor.h>
@@ -13,10 +13,10 @@ namespace gradtile {
 ///      [   4,    5, 1e+10]]
 ///
 /// Floating-point elements have five significant digits. If a tensor has more than 1000 elements, only the
-/// first three and last three places of each axis are shown. Accepts any dtype, strides and device; waits for
-/// the work that computes x.
+/// first three and last three places along each axis are shown. Accepts any dtype, strides and device; waits
+/// for the work that computes x.
 std::string to_string(const Context& ctx, const Tensor& x);
-/// Returns the text of a tensor on the CPU.
+/// Returns the text for a tensor on the CPU.
 std::string to_string(const Tensor& x);
 
 }  // namespace gradtile

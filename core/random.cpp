@@ -15,7 +15,7 @@ double unit(std::uint32_t high, std::uint32_t low) {
     return static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-/// One Philox call, with counter i, gives two numbers of a distribution: elements 2i and 2i+1.
+/// One Philox call, with counter i, gives two numbers from a distribution: elements 2i and 2i+1.
 template <class Pair>
 Tensor draw_on_host(const Context& ctx, const Shape& shape, DType dtype, Seed seed, Pair&& pair) {
     std::vector<double> values(static_cast<std::size_t>(shape.elements()));

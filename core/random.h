@@ -9,10 +9,10 @@ struct Seed {
     std::uint64_t value = 0;
 };
 
-/// Returns a tensor of standard normal numbers (Box-Muller on Philox words, in float64). The number of
-/// an element follows from the seed and the element's row-major index, and is then rounded to dtype.
+/// Returns a tensor with standard normal numbers (Box-Muller on Philox words, in float64). An element's
+/// number follows from the seed and the element's row-major index, and is then rounded to dtype.
 Tensor randn(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
-/// Returns a tensor of uniform numbers in [0, 1).
+/// Returns a tensor with uniform numbers in [0, 1).
 Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed);
 /// Fills x with mean + std * (standard normal numbers); x is contiguous.
 void fill_normal(const Context& ctx, const Tensor& x, double mean, double std, Seed seed);

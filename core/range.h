@@ -1,5 +1,5 @@
 #pragma once
-/// Ranges of allowed values, and products of sizes with a check for overflow.
+/// Ranges of allowed values, and size products with an overflow check.
 #include <cstdint>
 #include <initializer_list>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-/// Shapes and strides of up to six axes. Strides are in elements; the default order is row-major.
+/// Shapes and strides with up to six axes. Strides are in elements; the default order is row-major.
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// A list of axis lengths or strides, without heap memory and cheap to copy.
+/// Axis lengths or strides, without heap memory and cheap to copy.
 class Shape {
   public:
     static constexpr int max_rank = 6;
@@ -30,7 +30,7 @@ class Shape {
     const std::int64_t* begin() const { return axes_.data(); }
     const std::int64_t* end() const { return axes_.data() + rank_; }
 
-    /// Number of elements; 1 for rank 0. Throws Error unless the product of all axes > 0 fits 63 bits.
+    /// Element count; 1 for rank 0. Throws Error unless the product of all axes > 0 fits 63 bits.
     std::int64_t elements() const;
     bool operator==(const Shape&) const = default;
 
@@ -45,7 +45,7 @@ class Shape {
 };
 using Strides = Shape;
 
-/// n / divisor, rounded up: the number of pieces of size `divisor` that cover n >= 0.
+/// n / divisor, rounded up: how many pieces of size `divisor` cover n >= 0.
 constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t divisor) {
     return (n + divisor - 1) / divisor;
 }
@@ -53,7 +53,7 @@ constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
     return ceil_div(n, multiple) * multiple;
 }
 
-/// Row-major strides of a shape.
+/// Row-major strides for a shape.
 Strides contiguous_strides(const Shape& shape);
 
 /// Prints [2, 113, 4, 64].

@@ -1,7 +1,7 @@
 #pragma once
 /// SideStream: a second stream for work that runs concurrently with a context's stream, and the
-/// synchronisation of the two. On the CPU, every call finishes its work before it returns, so nothing needs
-/// to synchronise.
+/// synchronisation between both streams. On the CPU, every call finishes its work before it returns, so
+/// nothing needs to synchronise.
 #include <memory>
 #include <optional>
 
@@ -17,11 +17,11 @@ class SideStream {
     explicit SideStream(Device device);
 
     /// Returns ctx with the side stream. Work enqueued on the returned context runs after the work that is
-    /// already on ctx's stream, and concurrently with later work of ctx's stream. The returned context must
+    /// already on ctx's stream, and concurrently with later work on ctx's stream. The returned context must
     /// not run matrix products, because they would share a workspace. Arena memory that its work uses must
     /// not be freed before join().
     Context after(const Context& ctx) const;
-    /// Makes later work of ctx's stream wait for all work on the side stream.
+    /// Makes later work on ctx's stream wait for all work on the side stream.
     void join(const Context& ctx) const;
 
   private:

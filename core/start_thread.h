@@ -9,8 +9,8 @@
 
 namespace gradtile {
 
-/// Returns a running thread. Throws Error "threads: the system gives none for PURPOSE: ..." at a limit of the
-/// user, of the container or of the memory; std::thread's own error says nothing but the system's reason.
+/// Returns a running thread. Throws Error "threads: the system gives none for PURPOSE: ..." when a user,
+/// container or memory limit is reached; std::thread's own error says nothing but the system's reason.
 template <class Body>
 std::thread start_thread(std::string_view purpose, Body&& body) {
     try {

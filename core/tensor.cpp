@@ -73,7 +73,7 @@ bool Tensor::is_contiguous() const {
 }
 
 Tensor Tensor::slice(int axis, std::int64_t begin, std::int64_t length) const {
-    // The sum of begin and length may overflow, the difference cannot.
+    // begin + length may overflow, the difference cannot.
     check(begin >= 0 && length >= 0 && begin <= size(axis) && length <= size(axis) - begin,
           "tensor: slice of ", length, " from ", begin, " of axis ", axis, " of ", shape_,
           " is out of range");
@@ -129,7 +129,7 @@ Tensor Tensor::reshape(Shape shape) const {
     std::int64_t
         run_left = 1,
         run_stride =
-            1;  // run_left: elements of the current run that no new axis covers yet; run_stride: their step
+            1;  // run_left: elements in the current run that no new axis covers yet; run_stride: their step
     for (int i = shape.rank() - 1; i >= 0; --i) {
         if (shape[i] == 1) {
             view.strides_[i] = 1;

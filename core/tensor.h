@@ -1,5 +1,5 @@
 #pragma once
-/// Tensor: a cheap strided view of a Buffer. Copying a Tensor copies the view, never the elements.
+/// Tensor: a cheap strided view into a Buffer. Copying a Tensor copies the view, never the elements.
 #include <iosfwd>
 #include <memory>
 #include <vector>
@@ -17,11 +17,11 @@ class Tensor {
     /// A view of memory that `owner` keeps alive. If `owner` is null, the caller keeps the memory alive.
     Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
            Strides strides);
-    /// A contiguous tensor over memory of the caller, which no tensor frees: shape.elements() elements of
-    /// dtype in row-major order, from `data` on, in the memory of `device`. Operators read and write this
-    /// memory. The memory must stay valid until the last view of it is destroyed and, on CUDA, until the
-    /// stream has done the enqueued work that uses the memory. Throws Error unless `data` is aligned for
-    /// dtype, and when it is null and the shape has elements.
+    /// A contiguous tensor over the caller's memory, which no tensor frees: shape.elements() elements with
+    /// this dtype in row-major order, from `data` on, in `device` memory. Operators read and write this
+    /// memory. It must stay valid until its last view is destroyed and, on CUDA, until the stream has done
+    /// the enqueued work that uses it. Throws Error unless `data` is aligned for dtype, and when it is null
+    /// and the shape has elements.
     static Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
 
     bool defined() const { return dtype_known_; }
@@ -47,15 +47,15 @@ class Tensor {
     // The next functions return views of the same elements. They throw Error on axes or ranges that do not
     // exist.
 
-    /// Keeps only the range [begin, begin+length) of an axis.
+    /// Keeps only the range [begin, begin+length) along an axis.
     Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;
-    /// Keeps one index of an axis and removes the axis.
+    /// Keeps one index along an axis and removes the axis.
     Tensor select(int axis, std::int64_t index) const;
     Tensor transpose(int axis_a, int axis_b) const;
-    /// Changes the shape; throws Error when the strides would require a copy. The length of one axis may be
-    /// -1, and then follows from the others.
+    /// Changes the shape; throws Error when the strides would require a copy. One axis length may be -1, and
+    /// then follows from the others.
     Tensor reshape(Shape shape) const;
-    /// Repeats axes of length 1, and missing leading axes, with stride 0.
+    /// Repeats length-1 axes, and missing leading axes, with stride 0.
     Tensor expand(Shape shape) const;
 
   private:

@@ -48,7 +48,7 @@ Tensor contiguous(const Context& ctx, const Tensor& x) {
     return x.is_contiguous() ? x : cast(ctx, x, x.dtype());
 }
 
-/// The reductions [R] of contiguous rows [R, N].
+/// Reduces contiguous rows [R, N] to [R].
 Tensor reduced_rows(const Context& ctx, const Tensor& rows, Reduction reduction) {
     const DType dtype = reduction == Reduction::sum ? accumulator_of(rows.dtype()) : rows.dtype();
     Tensor y = empty(ctx, {rows.size(0)}, dtype);
@@ -69,7 +69,7 @@ Tensor reduced(const Context& ctx, const char* what, const Tensor& x, int axis, 
     return contiguous(ctx, y);
 }
 
-/// A whole tensor is reduced in two stages. The first stage reduces rows of this many elements.
+/// A whole tensor is reduced in two stages. The first stage reduces rows with this many elements.
 constexpr std::int64_t whole_block = 1 << 14;
 
 Tensor reduced(const Context& ctx, const char* what, const Tensor& x, Reduction reduction) {

@@ -8,9 +8,9 @@
 /// const Tensor d_prediction = scale(ctx, error, 2.0 / error.elements());
 /// @endcode
 ///
-/// Every function takes floating-point tensors of any strides on ctx's device and returns a new contiguous
+/// Every function takes floating-point tensors with any strides on ctx's device and returns a new contiguous
 /// tensor there. On other operands it throws Error. Results are computed in float32 (float64 for float64) and
-/// rounded once, to the dtype of the result.
+/// rounded once, to the result's dtype.
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -29,8 +29,7 @@ Tensor exp(const Context& ctx, const Tensor& x);
 Tensor log(const Context& ctx, const Tensor& x);
 
 // Reductions along one axis (a negative axis counts from the last). The axis stays, with length 1, so that
-// the result broadcasts against x. The order of additions is fixed and does not depend on the number of
-// threads.
+// the result broadcasts against x. The summation order is fixed and does not depend on the thread count.
 /// The result is float32 (float64 for float64 x).
 Tensor sum(const Context& ctx, const Tensor& x, int axis);
 /// The result is float32 (float64 for float64 x). Throws Error when the axis has length 0.

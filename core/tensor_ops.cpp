@@ -8,7 +8,7 @@ namespace gradtile {
 namespace {
 
 /// Throws Error unless the context can access the elements. An undefined tensor has shape [] but no element,
-/// and the CPU cannot read a GPU's memory. A context on a GPU also takes tensors of page-locked host memory.
+/// and the CPU cannot read a GPU's memory. A context on a GPU also takes tensors in page-locked host memory.
 void check_accessible(const Context& ctx, const Tensor& x, const char* what) {
     check(x.defined(), what, ": an operand is undefined; expected a tensor");
     check(x.device().is_cpu() || ctx.device().is_cuda(), what, ": ", x, " in a context of ", ctx.device(),

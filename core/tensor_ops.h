@@ -1,5 +1,5 @@
 #pragma once
-/// Fills, copies and adds whole tensors of any strides. Dtypes may differ only where a comment says so. A
+/// Fills, copies and adds whole tensors with any strides. Dtypes may differ only where a comment says so. A
 /// tensor that is written may be the same view as the tensor that is read; copy() and axpy() throw Error if
 /// the two share memory in another way.
 #include <span>
@@ -27,9 +27,9 @@ Tensor from_host(const Context& ctx, std::span<const std::int32_t> values, const
 /// Returns x itself if x is on ctx's device; otherwise x must be on the host, and the result is a contiguous
 /// copy on ctx's device. Waits for the copy.
 Tensor to_device(const Context& ctx, const Tensor& x);
-/// Returns the elements of x in row-major order, as double. Waits for the work that computes them.
+/// Returns x's elements in row-major order, as double. Waits for the work that computes them.
 std::vector<double> to_host(const Context& ctx, const Tensor& x);
-/// Returns the value of a tensor with one element, after waiting for the device. Returns 0 in a dry run.
+/// Returns the value in a one-element tensor, after waiting for the device. Returns 0 in a dry run.
 double item(const Context& ctx, const Tensor& x);
 
 }  // namespace gradtile

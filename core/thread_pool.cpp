@@ -33,7 +33,7 @@ void pause_briefly() {
 
 /// Waits until changed(value) and returns that value. A short spin comes first: a training step opens a
 /// parallel region every few hundred microseconds, and a futex round trip each time would cost more than some
-/// of the regions. The sleep after it frees the core: the scheduler can move a preempted thread there.
+/// regions. The sleep after it frees the core: the scheduler can move a preempted thread there.
 template <class T, class Changed>
 T spin_then_wait(const std::atomic<T>& value, Changed changed) {
     constexpr int spins = 4000;
@@ -48,7 +48,7 @@ T spin_then_wait(const std::atomic<T>& value, Changed changed) {
     }
 }
 
-/// The number of forks between the first process with a pool and this process. A forked child has copies of
+/// How many forks lie between the first process with a pool and this process. A forked child has copies of
 /// the parent's pools, but none of their threads.
 std::atomic<int> forks{0};
 
@@ -82,7 +82,7 @@ struct ThreadPool::Workers {
     std::atomic<std::int64_t> unfinished{0};   // blocks the caller waits for
     std::atomic<std::uint32_t> generation{0};  // a new value wakes the threads
     std::atomic<bool> stop{false};
-    std::mutex caller_mutex;  // calls of threads that share a context run one after the other
+    std::mutex caller_mutex;  // calls from threads that share a context run one after the other
     std::mutex failure_mutex;
     std::exception_ptr failure;
     std::vector<std::thread> threads;
@@ -156,7 +156,7 @@ ThreadPool::ThreadPool(int threads)
     : size_(threads > 0 ? threads : usable_cores()), workers_(std::make_unique<Workers>(size_ - 1)) {}
 
 ThreadPool::~ThreadPool() {
-    // Threads that do not exist in this process cannot be joined, and a lock that one of them held stays
+    // Threads that do not exist in this process cannot be joined, and a lock that such a thread held stays
     // locked. Their memory is not freed.
     if (workers_->is_of_parent()) static_cast<void>(workers_.release());
 }

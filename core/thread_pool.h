@@ -1,7 +1,7 @@
 #pragma once
-/// A small pool of threads for parallel_for (see context.h). The calling thread also runs blocks; idle
-/// threads spin briefly and then sleep. OpenMP is not used, because ThreadSanitizer does not understand
-/// libgomp and because blocks must start in order.
+/// A small thread pool for parallel_for (see context.h). The calling thread also runs blocks; idle threads
+/// spin briefly and then sleep. OpenMP is not used, because ThreadSanitizer does not understand libgomp and
+/// because blocks must start in order.
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -19,8 +19,8 @@ class ThreadPool {
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    /// The number of threads that work on a call, including the caller. In a child that was forked from the
-    /// pool's process, the caller works alone.
+    /// How many threads work on a call, including the caller. In a child that was forked from the pool's
+    /// process, the caller works alone.
     int size() const { return size_; }
 
     template <class Body>

@@ -12,8 +12,8 @@ namespace gradtile {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports also tests whether the operating system saves the registers. Some of the supported
-// compilers do not accept the names of F16C, bf16 and AMX there, so these features are read with CPUID.
+// __builtin_cpu_supports also tests whether the operating system saves the registers. Some supported
+// compilers do not accept the names for F16C, bf16 and AMX there, so these features are read with CPUID.
 namespace {
 
 struct CpuidLeaf {
@@ -25,7 +25,7 @@ bool has_bit(unsigned word, int bit) {
     return (word >> bit & 1u) != 0;
 }
 
-/// Whether the operating system saves the tile registers (bits 17 and 18 of XCR0). Requires the instruction
+/// Whether the operating system saves the tile registers (bits 17 and 18 in XCR0). Requires the instruction
 /// XGETBV.
 bool operating_system_saves_tiles() {
     constexpr unsigned tile_state = 0b11u << 17;

@@ -1,12 +1,12 @@
 #pragma once
 /// Sums and maxima over a row in a fixed number of interleaved lanes. Without -ffast-math, a compiler may not
-/// reorder a floating-point sum, so a plain loop takes the latency of one addition per element. Lanes specify
-/// an order that is the same on every machine and can be vectorised.
+/// reorder a floating-point sum, so a plain loop takes one addition latency per element. Lanes specify an
+/// order that is the same on every machine and can be vectorised.
 #include <cstdint>
 
 namespace gradtile {
 
-/// Two AVX-512 or four AVX2 registers of floats hide the latency of additions.
+/// Two AVX-512 or four AVX2 registers hide the latency of float additions.
 inline constexpr int lane_count = 32;
 
 template <class T>

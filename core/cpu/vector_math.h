@@ -1,12 +1,12 @@
 #pragma once
 /// exp, log, tanh, erf and sigmoid without branches, so that the compiler can vectorise a loop over an array.
-/// It cannot vectorise calls of libm's float functions. The double overloads call libm, because float64 is
+/// It cannot vectorise calls to libm's float functions. The double overloads call libm, because float64 is
 /// for verification, not for speed.
 ///
 /// Largest errors over all float inputs, in units in the last place (measured in
 /// tests/core/vector_math_test): exp 1.1, log 0.9, tanh 1.4, erf 1.4, sigmoid 2.5, normal 8 + x^2/2. NaN
-/// stays NaN; results of exp below the smallest normal float are 0. Coefficients are minimax fits, in which
-/// the coefficients of the lowest powers were rounded to float first.
+/// stays NaN; exp results below the smallest normal float are 0. Coefficients are minimax fits, in which the
+/// lowest-power coefficients were rounded to float first.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -31,16 +31,15 @@ namespace detail {
 [[gnu::always_inline]] inline float with_sign_of(float magnitude, float sign) {
     return from_bits((to_bits(magnitude) & 0x7fffffffu) | (to_bits(sign) & 0x80000000u));
 }
-/// ln 2 as a sum of two parts. The high part has 9 trailing zero bits, so its product with an exponent is
-/// exact.
+/// ln 2 in two parts. The high part has 9 trailing zero bits, so its product with an exponent is exact.
 inline constexpr float ln2_high = 0.693145751953125f;
 inline constexpr float ln2_low = 1.42860682030941723e-6f;
 }  // namespace detail
 
 /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2.
 [[gnu::always_inline]] inline float exp(float x) {
-    constexpr float largest = 88.7228317f;      // ln of the largest float
-    constexpr float smallest = -87.3365402f;    // ln of the smallest normal float
+    constexpr float largest = 88.7228317f;      // ln(largest float)
+    constexpr float smallest = -87.3365402f;    // ln(smallest normal float)
     constexpr float round_to_int = 12582912.f;  // 1.5 * 2^23: adding it leaves the integer in the low bits
     const float shifted = x * 1.44269504f + round_to_int;
     const float n = shifted - round_to_int;

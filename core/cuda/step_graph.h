@@ -1,6 +1,6 @@
 #pragma once
-/// StepGraph: a training step recorded once as a CUDA graph and replayed, so that launches do not limit the
-/// speed of a small model.
+/// StepGraph: a training step recorded once as a CUDA graph and replayed, so that launches do not limit a
+/// small model's speed.
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -11,11 +11,11 @@ namespace gradtile {
 
 /// The capture fixes kernels, shapes and addresses for all replays. So inputs that change from step to step
 /// (data, learning rate, dropout seed) must be in device memory at fixed addresses. Everything that the body
-/// allocates must come from an Arena, and nothing else may hold memory of this Arena during a replay.
+/// allocates must come from an Arena, and nothing else may hold memory from this Arena during a replay.
 class StepGraph {
   public:
     /// A node takes 2.7 kB of device memory (measured on an H200), which the memory plan does not count.
-    /// 150,000 nodes take 390 MiB of the 512 MiB that available_memory() reserves for CUDA itself.
+    /// 150,000 nodes take 390 MiB; available_memory() reserves 512 MiB for CUDA itself.
     static constexpr std::size_t nodes_within_overhead = 150'000;
 
     bool captured() const { return graph_ != nullptr; }

@@ -28,13 +28,13 @@ auto encode_function() {
 cuuint64_t length_of(const Tensor& x, int axis) {
     return static_cast<cuuint64_t>(x.size(axis));
 }
-/// The stride of an axis. An axis of length 1 may have any stride, which TMA would reject although it never
+/// An axis stride in bytes. A length-1 axis may have any stride, which TMA would reject although it never
 /// uses it.
 cuuint64_t bytes_between(const Tensor& x, int axis) {
     return x.size(axis) <= 1 ? 16 : static_cast<cuuint64_t>(x.stride(axis) * element_bytes(x));
 }
 
-/// The axes of a map after the columns: rows, heads, batches.
+/// The map's axes after the columns: rows, heads, batches.
 struct MapAxes {
     cuuint64_t sizes[3], strides[3];
 };
@@ -80,10 +80,9 @@ bool has_packed_tensor_map(const Tensor& x) {
 }
 
 TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle) {
-    // A row's address is base + (row + batch) * stride, because both axes have the stride of rows. The axis
-    // of rows ends at S. A sequence of `length` rows begins at row S - length of this axis, so its end is the
-    // end of the axis, and the hardware cuts boxes there. The axis of batches moves the sequence to its
-    // place:
+    // A row's address is base + (row + batch) * stride, because both axes have the row stride. The row axis
+    // ends at S. A sequence with `length` rows begins at row S - length on this axis, so it ends where the
+    // axis ends, and the hardware cuts boxes there. The batch axis moves the sequence to its place:
     //     (S - length + r) + (first + length) = S + first + r,
     // so the base is S rows before the tensor. Nothing is read or written before the tensor.
     const cuuint64_t stride = bytes_between(x, 1);

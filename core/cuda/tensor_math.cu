@@ -71,7 +71,7 @@ struct Larger {
     }
 };
 
-/// y[r] = the reduction of row r of x with `combine`. One block per row.
+/// y[r] = row r of x, reduced with `combine`. One block per row.
 template <class Combine, class To, class From>
 __global__ void __launch_bounds__(reducing_threads)
     reduce_rows_kernel(To* y, const From* x, Accumulator<From> start, std::int64_t rows, std::int64_t n) {

@@ -1,4 +1,4 @@
-// The functions fill, copy and axpy on the GPU, for tensors of any strides.
+// The functions fill, copy and axpy on the GPU, for tensors with any strides.
 #include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>

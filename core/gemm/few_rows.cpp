@@ -62,11 +62,11 @@ template FewRowsProduct<bfloat16> few_rows_product(const GemmBlock&);
 template FewRowsProduct<float16> few_rows_product(const GemmBlock&);
 
 std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_bytes, int threads) {
-    constexpr std::int64_t cache_line = 16;  // in elements of c, so that threads write different cache lines
+    constexpr std::int64_t cache_line = 16;  // elements of c; threads then write different cache lines
     constexpr std::int64_t blocks_of_thread =
-        4;  // so that other threads can do the work of a thread that starts late
+        4;  // so that other threads can take work from a thread that starts late
     constexpr std::int64_t smallest_block = std::int64_t{32}
-                                            << 10;  // bytes of b, read in the time of starting a block
+                                            << 10;  // bytes of b; reading them costs as much as a block start
     const std::int64_t row_bytes = product.k * static_cast<std::int64_t>(element_bytes);
     const std::int64_t columns =
         std::max(ceil_div(product.n, blocks_of_thread * threads), ceil_div(smallest_block, row_bytes));

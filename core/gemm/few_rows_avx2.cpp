@@ -8,7 +8,7 @@ namespace {
 
 struct Avx2 {
     using Vector = __m256;
-    // A step has four registers, so 2 rows need 8 of the 16 registers for sums.
+    // A step has four registers, so 2 rows use 8 of the 16 registers for sums.
     static constexpr int rows = 2;
 
     template <class T>
@@ -22,7 +22,7 @@ struct Avx2 {
         return {
             {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8), _mm256_loadu_ps(p + 16), _mm256_loadu_ps(p + 24)}};
     }
-    /// The elements of even index, then those of odd index: a bfloat16 is the upper half of a float.
+    /// The elements with even index, then those with odd index: a bfloat16 is a float's upper half.
     static Step<bfloat16> load(const bfloat16* p) {
         const __m256i low = words_at(p), high = words_at(p + 16);
         return {{even(low), even(high), odd(low), odd(high)}};

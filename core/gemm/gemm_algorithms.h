@@ -1,7 +1,7 @@
 #pragma once
-/// Which algorithm a CUDA context uses for each of its matrix products. The first eager product of a kind
-/// times the algorithms that cuBLASLt proposes. Two runs may therefore choose differently, and then agree to
-/// rounding only; a run that restores the choices of another run computes the same bits.
+/// Which algorithm a CUDA context uses for each matrix product. The first eager product of a kind times the
+/// algorithms that cuBLASLt proposes. Two runs may therefore choose differently, and then agree to rounding
+/// only; a run that restores another run's choices computes the same bits.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -11,9 +11,9 @@
 
 namespace gradtile {
 
-/// The algorithm of one kind of product, as plain numbers. An algorithm is valid only for the same version of
-/// cuBLASLt on the same kind of GPU. `problem` contains both, so a choice is never used with another version
-/// or GPU.
+/// The algorithm for one kind of product, as plain numbers. An algorithm is valid only for the same cuBLASLt
+/// version on the same kind of GPU (architecture and multiprocessor count). `problem` contains both, so a
+/// choice is never used with another version or kind of GPU.
 struct GemmAlgorithm {
     std::array<std::int64_t, 27> problem;
     std::array<std::uint64_t, 8> algorithm;
@@ -23,9 +23,9 @@ struct GemmAlgorithm {
 /// Returns the choices made or restored so far, in a fixed order; an empty list on the CPU.
 std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 /// Restores the choices that were made with this cuBLASLt on this kind of GPU. Restored choices replace the
-/// choices made so far for the same products. Returns the number of restored choices; 0 on the CPU. The
-/// numbers may come from any file: at the first product of a kind, a restored algorithm that is neither one
-/// of cuBLASLt's proposals for this product nor a kernel of gradtile for it is refused, and chosen again.
+/// choices made so far for the same products. Returns how many choices were restored; 0 on the CPU. The
+/// numbers may come from any file: at the first product of a kind, a restored algorithm is refused, and a new
+/// one is chosen, unless cuBLASLt proposes it for this product or it is a gradtile kernel for this product.
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 /// Returns how many restored choices were refused so far; 0 on the CPU.
 std::size_t refused_gemm_algorithms(const Context& ctx);

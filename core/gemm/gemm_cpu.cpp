@@ -15,24 +15,23 @@ struct BlockShape {
     std::int64_t rows, columns;
 };
 
-/// The largest block. Each call of the library packs its strips of a and b, so blocks must be large; but
-/// there must be several, so that threads can share the work. Measured with oneDNN on one AMX core and one
-/// AVX-512 core:
-///  - float32: 512 x 288 of 4096 x 1152 x 384 keeps 97% of the whole product's speed; 128 x 128 loses 5 to
-///    10%, 64 x 64 10 to 25%.
+/// The largest block. Each library call packs its strips of a and b, so blocks must be large; but there must
+/// be several, so that threads can share the work. Measured with oneDNN on one AMX core and one AVX-512 core:
+///  - float32: 512 x 288 blocks for 4096 x 1152 x 384 keep 97% of the whole product's speed; 128 x 128 lose
+///    5 to 10%, 64 x 64 10 to 25%.
 ///  - bfloat16: AMX multiplies six times faster, but packing is not faster, so a strip of b must be used for
 ///    about 1000 rows (256 rows reach half to two thirds of the speed). oneDNN's fast kernel requires
-///    operands without gaps between rows, so rows of c and b of up to 1536 columns are not cut.
+///    operands without gaps between rows, so rows of c and b with up to 1536 columns are not cut.
 constexpr BlockShape largest_block(DType type) {
     return type == DType::bf16 ? BlockShape{1024, 1536} : BlockShape{512, 512};
 }
 
-/// The block shape of c [m, n] = a [m, k] b [k, n]. It depends on the shapes only, so that results do not
-/// depend on the number of threads. k is not cut, because even the weight gradients of the smallest models
-/// have enough blocks. Halves the longer side, relative to the largest block, until the block is not larger
-/// than the largest block and there are at least four blocks (enough to balance two threads). A block of 4
-/// million operations (about 20 us in float32) or fewer is not halved, because starting a block takes time.
-/// Halves are rounded up to 16 elements, which are whole cache lines.
+/// The block shape for c [m, n] = a [m, k] b [k, n]. It depends on the shapes only, so that results do not
+/// depend on the thread count. k is not cut, because even weight gradients in the smallest models have enough
+/// blocks. Halves the longer side, relative to the largest block, until the block is not larger than the
+/// largest block and there are at least four blocks (enough to balance two threads). A block with 4 million
+/// operations (about 20 us in float32) or fewer is not halved, because starting a block takes time. Halves
+/// are rounded up to 16 elements, which are whole cache lines.
 constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch,
                                  BlockShape largest) {
     constexpr std::int64_t enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
@@ -66,7 +65,7 @@ void widen(std::int64_t rows, std::int64_t columns, const From* from, std::int64
     for (std::int64_t i = 0; i < rows; ++i)
         for (std::int64_t j = 0; j < columns; ++j) to[i * columns + j] = convert<float>(from[i * ld + j]);
 }
-/// Copies the transpose of `from` [rows, columns] to `to` [columns, rows] without gaps.
+/// Transposes `from` [rows, columns] into `to` [columns, rows] without gaps.
 template <class From>
 void widen_transposed(std::int64_t rows, std::int64_t columns, const From* from, std::int64_t ld, float* to) {
     constexpr std::int64_t tile = 16;
@@ -76,9 +75,9 @@ void widen_transposed(std::int64_t rows, std::int64_t columns, const From* from,
                 to[j * rows + i] = convert<float>(from[i * ld + j]);
 }
 
-/// Multiplies a block after copying its operands to float32, 512 elements of k at a time. Used for float16,
-/// for bfloat16 without processor support, and for a^T b^T, which oneDNN computes up to three times more
-/// slowly.
+/// Multiplies a block after converting its operands to float32, 512 elements along k at a time. Used for
+/// float16, for bfloat16 without processor support, and for a^T b^T, which oneDNN computes up to three times
+/// more slowly.
 template <class In>
 void gemm_widened(const GemmBlock& block, const In* a, const In* b, float* c) {
     constexpr std::int64_t depth = 512;
@@ -146,7 +145,7 @@ struct Operand {
     }
 };
 
-/// bias[first, first + count), converted to the type of the sums.
+/// bias[first, first + count), converted to the sum type.
 template <class Sum>
 const Sum* bias_of_block(const Tensor& bias, std::int64_t first, std::int64_t count) {
     thread_local std::vector<Sum> held;

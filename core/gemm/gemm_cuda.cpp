@@ -54,7 +54,7 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     if (k > 0 && !wide && gemm_fused(ctx, c, a, b, options)) return;
     if (options.bias.defined()) {
         // The bias is written to c before the product is added. So a 16-bit c is rounded a second time only
-        // if the product also accumulates.
+        // if the product also accumulates or the bias is float32.
         const Tensor bias = options.bias.expand(c.shape());
         if (options.accumulate) {
             cuda::axpy(ctx, c, 1.0, bias);
@@ -71,8 +71,8 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
         if (!options.accumulate) cuda::fill(ctx, c, 0.0);
         return;
     }
-    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and the memory of a row-major matrix
-    // is its transpose in column-major order.
+    // Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and a row-major matrix in memory is
+    // its transpose in column-major order.
     const double alpha = options.alpha, beta = options.accumulate ? 1.0 : 0.0;
     const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
     const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;

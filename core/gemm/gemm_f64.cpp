@@ -15,12 +15,12 @@ constexpr int lanes = 4;
 #endif
 using Vector = double __attribute__((vector_size(lanes * sizeof(double))));
 
-// The tile of c in registers. 6 x 2 vectors of c, two of b and one of a fit in 16 registers.
+// The tile of c in registers: 6 x 2 vectors for c, two for b and one for a fit in 16 registers.
 constexpr int tile_rows = 6;
 constexpr int tile_vectors = 2;
 constexpr int tile_columns = tile_vectors * lanes;
-// A strip of b [depth, tile_columns] (32 KiB with AVX-512) stays in the first-level cache, while a panel of a
-// [rows, depth] (192 KiB) is read from the second level.
+// A strip of b [depth, tile_columns] (32 KiB with AVX-512) stays in the L1 cache, while a panel of a [rows,
+// depth] (192 KiB) is read from the L2 cache.
 constexpr std::int64_t depth = 256;
 constexpr std::int64_t panel_rows = 16 * tile_rows;
 

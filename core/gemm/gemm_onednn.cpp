@@ -33,8 +33,8 @@ namespace cpu {
 namespace {
 
 /// Restricts OpenMP to one thread, because each of gradtile's threads computes its own block and oneDNN would
-/// split every call over OpenMP's threads. The destructor restores the setting of the calling thread, which
-/// may be a user's thread.
+/// split every call over OpenMP's threads. The destructor restores the calling thread's setting, because the
+/// thread may belong to the user.
 class OneOpenMpThread {
   public:
     OneOpenMpThread() : before_(omp_get_max_threads()) {
@@ -58,7 +58,7 @@ struct Matmul {
     std::size_t scratch_bytes;
 };
 
-/// All properties of a block except its addresses.
+/// All block properties except the addresses.
 using Key = std::array<std::int64_t, 7>;
 
 struct HashKey {
@@ -156,10 +156,10 @@ void sgemm(const GemmBlock& block, std::int64_t rows, const float* a, const floa
           block.k, " with status ", static_cast<int>(status));
 }
 
-/// The rows of one call. From 16 rows on, oneDNN (2.6.3) copies a transposed b into another order, which
-/// takes as long as multiplying it by 4 to 80 rows. Calls of fewer rows read b in place at nearly the same
-/// speed per row. So up to 64 rows are divided: 16 rows with n 384, k 1536 take 190 us instead of 1,130, and
-/// 32 rows 360 us instead of 1,300.
+/// How many rows one call gets. From 16 rows on, oneDNN (2.6.3) copies a transposed b into another order,
+/// which takes as long as multiplying it by 4 to 80 rows. Calls with fewer rows read b in place at nearly the
+/// same speed per row. So up to 64 rows are divided: 16 rows with n 384, k 1536 take 190 us instead of 1,130,
+/// and 32 rows 360 us instead of 1,300.
 std::int64_t rows_of_call(const GemmBlock& block) {
     constexpr std::int64_t max_in_place = 15, max_divided = 64;
     if (block.trans_a || !block.trans_b || block.m <= max_in_place || block.m > max_divided) return block.m;

@@ -17,8 +17,8 @@ namespace gradtile::cuda {
 namespace {
 
 constexpr int proposals = 8;  // the heuristic returns at most 8, best estimate first (cuBLASLt 13.1)
-/// The number of kinds of products that are timed. A training step has about twenty. Sampling text adds four
-/// kinds per token, each used once, so timing all of them would cost more than it saves.
+/// How many kinds of products are timed. A training step has about twenty. Sampling text adds four kinds per
+/// token, each used once, so timing all these kinds would cost more than it saves.
 constexpr std::size_t max_timed = 256;
 
 /// Whether this status means that the product is valid, but that this algorithm or library does not support
@@ -43,8 +43,8 @@ bool is_capturing(cudaStream_t stream) {
 }  // namespace
 
 /// A problem as cuBLASLt's descriptors. Row-major c = op(a) op(b) is column-major c^T = op(b)^T op(a)^T, and
-/// the memory of a row-major matrix is its transpose in column-major order. So b is passed before a, and M
-/// and N are exchanged.
+/// a row-major matrix in memory is its transpose in column-major order. So b is passed before a, and M and N
+/// are exchanged.
 class GemmState::Operation {
   public:
     Operation(const GemmProblem& p, const GemmPointers& pointers, float alpha)
@@ -175,9 +175,9 @@ void GemmState::place(GemmProblem& problem) const {
 }
 
 /// Whether a restored choice may be used. Its numbers come from a file, and cuBLASLt promises nothing about
-/// bytes that it did not make. So an algorithm must equal one of those that cuBLASLt proposes for this
-/// problem: no byte of the file reaches cuBLASLt, and partial sums are added as the preferences require.
-/// launch() checks the numbers of gradtile's kernels.
+/// bytes that it did not make. So an algorithm must equal one that cuBLASLt proposes for this problem:
+/// cuBLASLt then receives only bytes that it made itself, and partial sums are added as the preferences
+/// require. launch() checks gradtile's kernel numbers.
 bool GemmState::may_restore(const Operation* operation, const GemmChoice& choice) const {
     if (choice.by != GemmChoice::By::library) return true;
     if (operation == nullptr) return false;
@@ -205,8 +205,8 @@ bool GemmState::launch(const Operation* operation, const GemmChoice& choice,
     return true;
 }
 
-/// Sorts the candidates by their time. The clock of a GPU falls while it warms up, so the candidates are
-/// timed in turns.
+/// Sorts the candidates by their time. A GPU's clock falls while it warms up, so the candidates are timed in
+/// turns.
 void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
                              const GemmAlternatives& alternatives, std::vector<GemmChoice>& candidates) {
     // A product that accumulates must change c only once, so its timed launches read c and write to a buffer.
@@ -247,13 +247,13 @@ void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
     for (Timing& timing : timings) {
         (void)milliseconds(timing, 1);  // loads the kernel
         timing.milliseconds = milliseconds(timing, 1);
-        // The measured time of one short launch is mostly launch overhead, so ten launches are timed
+        // For one short launch, the measured time is mostly launch overhead, so ten launches are timed
         // together.
         if (timing.milliseconds < 0.1f) timing.milliseconds = milliseconds(timing, 10);
     }
     sort();
-    // Candidates within 30 % of the fastest are timed again, half a millisecond each time, so that the
-    // clock's resolution of half a microsecond does not matter.
+    // Candidates at most 30 % slower than the fastest are timed again, about half a millisecond each time, so
+    // that the clock's 0.5 us resolution does not matter.
     const float first = timings.front().milliseconds;
     const int times = std::clamp(static_cast<int>(0.5f / first), 1, 50);
     const auto fast_end = std::find_if(timings.begin(), timings.end(),
@@ -331,9 +331,8 @@ namespace {
 
 using Numbers = decltype(GemmAlgorithm::algorithm);
 
-/// In a checkpoint, the choice of one of gradtile's kernels is stored as this number, followed by the
-/// kernel's number. The choice to compute in steps is stored as zeros. All other stored choices are
-/// algorithms of cuBLASLt.
+/// In a checkpoint, a chosen gradtile kernel is stored as this number, followed by the kernel's number. The
+/// choice to compute in steps is stored as zeros. All other stored choices are cuBLASLt algorithms.
 constexpr std::uint64_t own_kernel = 0x67726164'74696c65;  // "gradtile"
 
 Numbers numbers_of(const GemmChoice& choice) {

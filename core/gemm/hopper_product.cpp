@@ -20,7 +20,7 @@ bool is_turned_off() {
     return value != nullptr && value == std::string_view("off");
 }
 
-/// Code for sm_90a runs on GPUs of compute capability 9.0 only.
+/// Code for sm_90a runs only on GPUs with compute capability 9.0.
 bool is_hopper() {
     int device = 0, major = 0, minor = 0;
     cuda_check(cudaGetDevice(&device));
@@ -30,7 +30,7 @@ bool is_hopper() {
 }
 
 /// Whether TMA can address the rows of a matrix, and they are whole 16-byte pieces: a store writes whole
-/// pieces, also beyond the end of a row.
+/// pieces, also beyond a row's end.
 bool has_matrix_map(const Tensor& x) {
     return x.size(-1) % 8 == 0 && has_tensor_map(box_view(x));
 }

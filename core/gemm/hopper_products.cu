@@ -8,8 +8,8 @@ namespace {
 
 using device::Order;
 
-/// Calls f(kernels) with the ProductKernels of the operands. There are kernels for two products of a linear
-/// layer: its output, x W^T plus a bias, where zeros stand for a missing one, and the gradient of x, dy W.
+/// Calls f(kernels) with the ProductKernels for these operands. A linear layer has kernels for two products:
+/// its output, x W^T plus a bias (zeros when there is none), and the gradient of x, dy W.
 template <class F>
 auto visit_kernels(const ProductOperands& operands, F&& f) {
     const auto of_type = [&]<class T>(TypeTag<T>) {

@@ -24,12 +24,12 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
-/// The largest shared memory of a block on the current device, in bytes.
+/// Returns how much shared memory a block can have on the current device, in bytes.
 int shared_memory_of_a_block();
 
-/// While this object exists, the thread may allocate memory during the capture of a graph; the allocation
-/// does not become part of the graph. Needed by state that is created at its first use, because this use may
-/// be during a capture.
+/// While this object exists, the thread may allocate memory during a graph capture; the allocation does not
+/// become part of the graph. Needed by state that is created at its first use, because this use may be during
+/// a capture.
 class RelaxedCapture {
   public:
     RelaxedCapture() { cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_)); }

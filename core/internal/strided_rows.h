@@ -1,15 +1,15 @@
 #pragma once
-/// Parallel CPU loops over tensors of any strides. A loop processes runs of elements along the last axis.
+/// Parallel CPU loops over tensors with any strides. A loop processes element runs along the last axis.
 #include <algorithm>
 
 #include <gradtile/core/tensor.h>
 
 namespace gradtile::cpu {
 
-/// Elements per parallel block. The number is fixed, so that blocks do not depend on the number of threads.
+/// Elements per parallel block. The number is fixed, so that blocks do not depend on the thread count.
 inline constexpr std::int64_t elements_per_block = 1 << 14;
 
-/// Element offset of the index-th element in row-major order.
+/// Element offset for the index-th element in row-major order.
 inline std::int64_t offset_of(const Tensor& x, std::int64_t index) {
     std::int64_t offset = 0;
     for (int axis = x.rank() - 1; axis >= 0; --axis) {
@@ -19,13 +19,13 @@ inline std::int64_t offset_of(const Tensor& x, std::int64_t index) {
     return offset;
 }
 
-/// Distance between neighbouring elements in a run of for_rows().
+/// Distance between neighbouring elements in a for_rows() run.
 inline std::int64_t last_stride(const Tensor& x) {
     return x.rank() == 0 || x.is_contiguous() ? 1 : x.stride(-1);
 }
 
-/// Covers tensors of one shape with runs of `count` elements that are last_stride() apart, and calls
-/// row(offset of each tensor.., count) for each run. If all tensors are contiguous, a run spans several rows.
+/// Covers equally shaped tensors with runs of `count` elements that are last_stride() apart, and calls
+/// row(offset in each tensor.., count) for each run. If all tensors are contiguous, a run spans several rows.
 template <class Row, class... Others>
 void for_rows(const Context& ctx, Row&& row, const Tensor& first, const Others&... others) {
     const std::int64_t count = first.elements();

@@ -13,7 +13,7 @@ namespace cpu {
 void combine(const Context& ctx, const Tensor& y, const Tensor& a, const Tensor& b, Arithmetic op);
 void scale(const Context& ctx, const Tensor& y, const Tensor& x, double factor);
 void apply(const Context& ctx, const Tensor& y, const Tensor& x, MathFunction function);
-/// y [R] = the reduction of each row of x [R, N], contiguous. y has x's dtype for max, and
+/// y [R] = reduction over each row of x [R, N], contiguous. y has x's dtype for max, and
 /// accumulator_of(x.dtype()) for sum.
 void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction reduction);
 }  // namespace cpu

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The end of a switch over an enumeration, on the host and in kernels.
+/// INTERNAL. Ends a switch over an enumeration, on the host and in kernels.
 #include <gradtile/core/check.h>
 #include <gradtile/core/host_device.h>
 

@@ -109,11 +109,10 @@ std::uint32_t fletcher32(std::span<const std::byte> bytes) {
     // 65535, so words are summed in the machine's (little-endian) order, and the result is swapped once at
     // the end.
     //
-    // Lane l of a block sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum of the partial
-    // sums low[l], in which the words of row r have the weight rows - r. uint32 holds 256 rows: 65535 * 256 *
-    // 257 / 2 < 2^32.
-    // 32 lanes and their sums fit into the registers of AVX2. The vector types are explicit, because GCC 12
-    // compiles plain loops to AVX2 code that is six times slower.
+    // In each block, lane l sums words l, l + kLanes, ...: low[l] = sum over rows, high[l] = sum over the
+    // partial sums low[l], in which row r's words have the weight rows - r. uint32 holds 256 rows: 65535 *
+    // 256 * 257 / 2 < 2^32. 32 lanes and their sums fit into the AVX2 registers. The vector types are
+    // explicit, because GCC 12 compiles plain loops to AVX2 code that is six times slower.
     constexpr std::size_t kLanes = 32, kVector = 8, kVectors = kLanes / kVector;
     using Words [[gnu::vector_size(kVector * sizeof(std::uint16_t))]] = std::uint16_t;
     using Sums [[gnu::vector_size(kVector * sizeof(std::uint32_t))]] = std::uint32_t;
@@ -159,8 +158,7 @@ std::uint32_t fletcher32(std::span<const std::byte> bytes) {
     for (; words > 0; --words, p += 2) {
         add(static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8);
     }
-    // The last byte is the high half of a big-endian word, so it is the low half here: the sums are swapped
-    // below.
+    // The last byte is a big-endian word's high half, so it is the low half here: the sums are swapped below.
     if (bytes.size() % 2 != 0) add(static_cast<std::uint32_t>(p[0]));
 
     const auto written = [any](std::uint64_t sum) {

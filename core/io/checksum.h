@@ -1,5 +1,5 @@
 #pragma once
-/// Checksums of checkpoint files: CRC-32C of tensors and whole files, and the Fletcher-32 that HDF5 stores
+/// Checksums for checkpoint files: CRC-32C over tensors and whole files, and the Fletcher-32 that HDF5 stores
 /// with each chunk.
 #include <cstddef>
 #include <cstdint>
@@ -7,16 +7,16 @@
 
 namespace gradtile {
 
-/// Returns the CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4) of a message that
-/// ends with `bytes` and whose beginning has the CRC `previous`: crc32c(b, crc32c(a)) is the CRC of a
+/// Returns the CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4) for a message
+/// that ends with `bytes` and whose beginning has the CRC `previous`: crc32c(b, crc32c(a)) is the CRC of a
 /// followed by b.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t previous = 0);
 
-/// Returns the CRC of two messages in a row, from the CRC of each message and the length of the second.
+/// Returns the CRC for two messages in a row, from each message's CRC and the second one's length in bytes.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_length);
 
 /// Fletcher-32 over big-endian 16-bit words with end-around carry, as HDF5's fletcher32 filter stores it. An
-/// odd last byte is the high half of a word.
+/// odd last byte is a word's high half.
 std::uint32_t fletcher32(std::span<const std::byte> bytes);
 
 namespace detail {

@@ -32,7 +32,7 @@ Descriptor opened(const std::string& path) {
     Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)};
     const int error = errno;
     check(*file >= 0 || error != ENXIO, path,
-          ": is not a regular file");  // a socket, or the file of a missing device
+          ": is not a regular file");  // a socket, or a device file without its device
     check(*file >= 0, path, ": cannot be opened: ", std::strerror(error));
     return file;
 }

@@ -11,7 +11,7 @@ namespace gradtile {
 
 /// Reads with pread and not through a memory map: reading a mapped file that was truncated ends the process
 /// with SIGBUS, while this class throws. Several threads may read at once. The file stays open, so a new file
-/// of the same name is not read.
+/// with the same name is not read.
 class DataFile {
   public:
     /// Throws Error naming the file when it is missing, unreadable, or not a regular file (a directory, a
@@ -27,7 +27,7 @@ class DataFile {
     /// error.
     void read(std::int64_t offset, std::span<std::byte> out) const;
 
-    /// Returns whether the file's length or time of last change differs from when it was opened. Makes one
+    /// Returns whether the file's length or modification time differs from when it was opened. Makes one
     /// system call.
     bool was_modified() const;
     /// Throws Error when the file's length has changed.
@@ -37,7 +37,7 @@ class DataFile {
     std::string path_;
     Descriptor file_;
     std::int64_t size_ = 0;
-    std::int64_t changed_ = 0;  // time of last change in nanoseconds
+    std::int64_t changed_ = 0;  // modification time in nanoseconds
 };
 
 /// Raises the limit on open files, if the system allows it, so that `count` data files and some hundred other

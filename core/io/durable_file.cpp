@@ -18,7 +18,7 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
     return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Returns whether `name` is a temporary name of the final name, as temporary_for() makes it.
+/// Returns whether `name` is a temporary name that temporary_for() makes for the final name.
 bool is_temporary_of(std::string_view name, std::string_view final_name) {
     if (!name.starts_with(final_name)) return false;
     name.remove_prefix(final_name.size());
@@ -61,8 +61,8 @@ LockedTemporary::LockedTemporary(FileSystem& fs, const std::filesystem::path& fi
         path_ = DurableFile::temporary_for(final_path);
         on_signal_ = RemovedOnSignal(path_);
         create(path_);
-        // The lock is on an open file of its own: the writer closes its file before the rename, and the
-        // temporary must stay locked until then.
+        // The lock has its own open file: the writer closes its file before the rename, and the temporary
+        // must stay locked until then.
         const int descriptor = fs.open(path_, O_RDONLY, 0);
         if (descriptor == -ENOENT) continue;  // another process took it for one that was left behind
         if (descriptor < 0) return;           // without a lock, but nothing is wrong with the file

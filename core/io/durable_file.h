@@ -1,10 +1,9 @@
 #pragma once
-/// The way in which every output is written: it appears complete or not at all, also if the process is
-/// interrupted.
+/// How every output is written: it appears complete or not at all, also if the process is interrupted.
 ///
 /// The content is written under a temporary name in the same directory, then renamed. An error removes the
-/// temporary, and so does a signal (removed_on_signal.h). What kill -9 leaves is removed by the next writer
-/// of the same name: a writer locks its temporary, so a temporary without a lock has no writer.
+/// temporary, and so does a signal (removed_on_signal.h). The next writer with the same final name removes
+/// what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no writer.
 #include <functional>
 #include <initializer_list>
 #include <span>
@@ -21,8 +20,8 @@ enum class Existing { replace, refuse };
 /// A temporary file or directory, and the lock that tells other processes that it has a writer.
 class LockedTemporary {
   public:
-    /// Calls create(path) with unpredictable names in the directory of `final_path` until it has made a file
-    /// or directory that could be locked. First removes temporaries of this final path that have no writer.
+    /// Calls create(path) with unpredictable names in `final_path`'s directory until it has made a file or
+    /// directory that could be locked. First removes this final path's temporaries that have no writer.
     /// Throws Error, without the path.
     LockedTemporary(FileSystem& fs, const std::filesystem::path& final_path,
                     const std::function<void(const std::filesystem::path&)>& create);
@@ -34,7 +33,7 @@ class LockedTemporary {
     RemovedOnSignal on_signal_;
 };
 
-/// Removes the temporaries of a final path that a killed process has left.
+/// Removes a final path's temporaries that a killed process has left.
 void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path);
 
 /// A file. commit() calls fsync on the file before the rename, and on the directory after it. Until commit()
@@ -61,7 +60,7 @@ class DurableFile {
     enum class Sync { file_and_directory, none };
     void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 
-    /// Returns an unpredictable name in the directory of `path`: "<path>.tmp-<16 random digits>".
+    /// Returns an unpredictable name in `path`'s directory: "<path>.tmp-<16 random digits>".
     static std::filesystem::path temporary_for(const std::filesystem::path& path);
     /// Returns true for names that temporary_for() makes, which a killed process may have left.
     static bool is_temporary(const std::filesystem::path& path);

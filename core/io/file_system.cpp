@@ -78,7 +78,7 @@ int FileSystem::rename_new(const std::filesystem::path& from, const std::filesys
     const int renamed =
         or_errno_int(::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE));
     if (renamed != -EINVAL && renamed != -ENOSYS) return renamed;
-    // The file system lacks this call. A second name of a file replaces nothing, either.
+    // The file system lacks this call. A second name for a file replaces nothing, either.
     const int linked = link(from, to);
     if (linked == 0) return remove(from);
     if (linked != -EPERM && linked != -EOPNOTSUPP && linked != -ENOSYS) return linked;

@@ -19,30 +19,30 @@ class FileSystem {
   public:
     virtual ~FileSystem() = default;
 
-    /// Returns a file descriptor. `flags` are those of open(2), plus O_CLOEXEC and O_NONBLOCK: opening a pipe
-    /// must not wait for its other end.
+    /// Returns a file descriptor. `flags` are open(2)'s flags; this function adds O_CLOEXEC and O_NONBLOCK:
+    /// opening a pipe must not wait for its other end.
     virtual int open(const std::filesystem::path& path, int flags, int mode);
     virtual int close(int file);
-    /// Return the number of bytes read or written, which may be less than requested.
+    /// Return how many bytes were read or written, which may be fewer than requested.
     virtual std::int64_t read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t write_at(int file, const std::byte* data, std::size_t bytes, std::uint64_t offset);
     virtual std::int64_t size(int file);
     /// Reserves disk space without changing the size. -EOPNOTSUPP if the file system cannot.
     virtual int reserve(int file, std::uint64_t bytes);
     virtual int truncate(int file, std::uint64_t bytes);
-    /// Returns the bytes that this user can still write to the disk of an existing path.
+    /// Returns how many bytes this user can still write to an existing path's disk.
     virtual std::int64_t free_bytes(const std::filesystem::path& path);
     /// Asks the kernel to begin writing this range to the disk; only a hint.
     virtual int start_writeback(int file, std::uint64_t offset, std::uint64_t bytes);
-    /// fsync, of a file or a directory.
+    /// fsync, for a file or a directory.
     virtual int sync(int file);
     virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
     /// Renames to a name that must not exist; -EEXIST when it does.
     virtual int rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
-    /// Locks an open file or directory until it is closed, against other open files of this name.
+    /// Locks an open file or directory until it is closed, against other open files with this name.
     /// -EWOULDBLOCK when it is locked already; another error when the file system has no locks.
     virtual int lock(int file);
-    /// Returns whether `path` is a name of this open file.
+    /// Returns whether `path` names this open file.
     virtual bool has_name(int file, const std::filesystem::path& path);
     virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int remove(const std::filesystem::path& path);
@@ -99,7 +99,7 @@ enum class SymbolicLinks { follow, refuse };
 OpenFile open_regular_file(FileSystem& fs, const std::filesystem::path& path,
                            SymbolicLinks links = SymbolicLinks::follow);
 
-/// Opens a file in a run's directory; `flags` are those of open(2). Another user may have prepared the
+/// Opens a file in a run's directory; `flags` are open(2)'s flags. Another user may have prepared the
 /// directory so that the name leads to a foreign file. So this function throws Error, without the file's
 /// name, when the name is a symbolic link, or the file has several names (hard links), is not a regular file,
 /// or belongs to another user.
@@ -109,42 +109,41 @@ OpenFile open_own_file(const std::filesystem::path& path, int flags);
 /// geteuid(): some mounts assign all files to one user.
 std::uint32_t owner_of_new_files(const std::filesystem::path& directory);
 
-/// Returns the contents of a small regular file. Throws Error such as "FILE: is not a regular file" or "FILE:
-/// N bytes; expected at most M".
+/// Returns a small regular file's contents. Throws Error such as "FILE: is not a regular file" or "FILE: N
+/// bytes; expected at most M".
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes,
                            SymbolicLinks links = SymbolicLinks::follow);
 
 /// Reads a text file line by line. Memory use depends on `max_bytes`, not on the file.
 class TextLines {
   public:
-    /// Skips lines of more than `max_bytes` bytes.
+    /// Skips lines with more than `max_bytes` bytes.
     TextLines(OpenFile file, std::size_t max_bytes);
-    /// Sets `line` to the next line, without its end; it is valid until the next call. Returns false at the
-    /// end of the file; a last line without a line end is not returned, because a crash may have truncated
-    /// it.
+    /// Sets `line` to the next line, without its end; it is valid until the next call. Returns false when the
+    /// file ends; a last line without a line end is not returned, because a crash may have truncated it.
     bool next(std::string_view& line);
 
   private:
-    /// Appends the next bytes of the file to the buffer. Returns false at the end of the file.
+    /// Appends the file's next bytes to the buffer. Returns false when the file ends.
     bool fill();
 
     OpenFile file_;
     std::size_t max_bytes_;
     std::string buffer_;
     std::size_t begin_ = 0;     // where the next line begins in buffer_
-    std::uint64_t offset_ = 0;  // file offset of the bytes that follow buffer_
+    std::uint64_t offset_ = 0;  // file offset where the bytes after buffer_ begin
     bool skips_ = false;        // buffer_ holds the rest of a line that is skipped
 };
 
 /// Returns `bytes` random bytes from the kernel as hexadecimal digits, for names that nobody can predict.
 std::string random_hex(std::size_t bytes);
 
-/// Returns whether two paths name one file. Links of both kinds are followed. A file that does not exist yet
-/// is compared by its path.
+/// Returns whether two paths name one file. Symbolic and hard links are followed. A file that does not exist
+/// yet is compared by its path.
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 
-/// Returns whether a path, which need not exist, lies in a directory or is the directory itself. Links of
-/// both are followed.
+/// Returns whether a path, which need not exist, lies in a directory or is the directory itself. Symbolic
+/// links in both paths are followed.
 bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory);
 
 /// Calls fsync on a directory. Only this makes renames, links and removals in the directory durable.
@@ -153,12 +152,12 @@ void sync_directory(FileSystem& fs, const std::filesystem::path& directory);
 /// Creates a directory and its missing parents, durably. Throws Error, without the directory's name.
 void make_directories(FileSystem& fs, const std::filesystem::path& path);
 
-/// Throws Error, without the directory's name, when the disk of an existing directory has no room for a file
-/// of `bytes`. The space is reserved for a moment in a file without a name, so that quotas count, too. If the
-/// file system cannot reserve space, the disk's free space decides.
+/// Throws Error, without the directory's name, when an existing directory's disk has no room for a file with
+/// `bytes` bytes. The space is reserved for a moment in a file without a name, so that quotas count, too. If
+/// the file system cannot reserve space, the disk's free space decides.
 void require_disk_space(FileSystem& fs, const std::filesystem::path& directory, std::uint64_t bytes);
 
-/// Runs `work`. Prefixes the message of an exception with "WHAT FILE: " and throws it as an Error.
+/// Runs `work`. Prefixes an exception's message with "WHAT FILE: " and throws it as an Error.
 template <class Work>
 auto with_file_name(const char* what, const std::filesystem::path& path, Work&& work) {
     try {

@@ -17,7 +17,7 @@ namespace {
 struct Slot {
     enum State : int { empty, reserved, registered, taken };
     std::atomic<int> state{empty};
-    std::atomic<std::uint64_t> number{0};  // in the order of registration
+    std::atomic<std::uint64_t> number{0};  // in registration order
     pid_t owner = 0;                       // a forked child must not remove its parent's files
     std::array<char, 1024> path{};
 };

@@ -6,8 +6,8 @@
 namespace gradtile {
 
 /// While this object exists, remove_registered_files() removes the path: a file, or a directory that is empty
-/// by then. The table of paths has a fixed size, and a path that does not fit is not registered: kill -9
-/// leaves files, too, so the next writer of the same name removes what is left (see DurableFile).
+/// by then. The path table has a fixed size, and a path that does not fit is not registered: kill -9 leaves
+/// files, too, so the next writer with the same name removes what is left (see DurableFile).
 class RemovedOnSignal {
   public:
     RemovedOnSignal() = default;

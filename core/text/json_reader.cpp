@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Returns the text of a parse error as one short line, without the library's prefix.
+/// Returns a parse error's text as one short line, without the library's prefix.
 std::string reason_of(const json::exception& error) {
     constexpr std::size_t max_prefix = 60, max_bytes = 160;
     // "[json.exception.parse_error.101] parse error at line 1, column 5: ...; last read: '...'; expected ..."
@@ -143,8 +143,8 @@ class Router final : public JsonHandler {
         ++routed_levels_;
         (routed_to_->*begin_of_type)();
     }
-    /// Returns the handler of the value that begins; null if it has no route. Elements of arrays have none:
-    /// an array's part of the path is empty, and no route has an empty name.
+    /// Returns the handler for the value that begins; null if the value has no route. Array elements have
+    /// none: an array's part in the path is empty, and no route has an empty name.
     JsonHandler* route_of_next() const {
         const auto found = std::ranges::find_if(
             routes_, [&](const JsonRoute& route) { return std::ranges::equal(route.path, path_); });
@@ -153,7 +153,7 @@ class Router final : public JsonHandler {
 
     JsonBuilder& builder_;
     const std::vector<JsonRoute>& routes_;
-    std::vector<std::string> path_;  // for each open array or object: the name of the current member
+    std::vector<std::string> path_;  // for each open array or object: the current member's name
     JsonHandler* routed_to_ = nullptr;
     std::size_t routed_levels_ = 0;
 };

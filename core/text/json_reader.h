@@ -2,8 +2,8 @@
 /// Reads JSON texts. Every JSON text enters the program through read_json or parse_json.
 ///
 /// A text is read in one pass, and its parts are handed to a JsonHandler. parse_json builds a JsonValue. A
-/// value may take fifty times the memory of its text, so parse_json refuses texts with many values. A member
-/// that may be long, a vocabulary for example, is routed to a handler of its own and does not become a part
+/// value may take fifty times as much memory as its text, so parse_json refuses texts with many values. A
+/// member that may be long, a vocabulary for example, is routed to its own handler and does not become a part
 /// of the value.
 #include <cstddef>
 #include <functional>
@@ -15,15 +15,15 @@
 
 namespace gradtile {
 
-/// The largest depth of nested arrays and objects. gradtile itself writes texts of depth 6 or less.
+/// How deeply arrays and objects may be nested. The texts that gradtile writes have depth 6 or less.
 constexpr std::size_t max_json_depth = 64;
-/// The largest number of values in a JsonValue that is read: arrays, objects and everything in them.
+/// How many values a parsed JsonValue may have: arrays, objects and everything in them.
 constexpr std::size_t max_json_values = 32'768;
-/// The longest string or name, and the longest number, in bytes of the text.
+/// The longest string or name, and the longest number, in text bytes.
 constexpr std::size_t max_json_string_bytes = std::size_t{1} << 24;
 constexpr std::size_t max_json_number_bytes = 1024;
 
-/// Receives the parts of a text in their order.
+/// Receives the parts of a text, in text order.
 class JsonHandler {
   public:
     virtual ~JsonHandler() = default;
@@ -41,7 +41,7 @@ class JsonHandler {
 /// Hands a text to a handler. Throws Error "SOURCE: REASON", also with the handler's reason. The reader's own
 /// reasons have at most 200 characters: "not JSON: line 1, column 5: syntax error while parsing value -
 /// unexpected end of input", "nested more than 64 levels deep", "at byte 7: a string of more than 16777216
-/// bytes". Does not refuse an object with two members of one name; a handler does.
+/// bytes". Does not refuse an object with two members that have the same name; a handler does.
 void read_json(std::string_view text, std::string_view source, JsonHandler& handler);
 
 /// A value in a text that goes to a handler. `path` names the members that lead to it; an empty path is the
@@ -75,7 +75,7 @@ class JsonBuilder final : public JsonHandler {
   private:
     struct Open {
         bool is_object = false;
-        std::string name = {};  // the name of the next member
+        std::string name = {};  // the next member's name
         JsonValue::Array elements = {};
         JsonValue::Object members = {};
     };
@@ -89,8 +89,8 @@ class JsonBuilder final : public JsonHandler {
     JsonValue root_;
 };
 
-/// Builds the elements of an array or the members of an object one after another, and passes each one on.
-/// Each may hold max_json_values values. Skips a value of another type.
+/// Builds an array's elements or an object's members one after another, and passes each one on. Each may hold
+/// max_json_values values. Skips a value that has another type.
 class JsonElements final : public JsonHandler {
   public:
     enum class Of { array, object };

@@ -25,7 +25,7 @@ class JsonValue {
   public:
     struct Member;
     using Array = std::vector<JsonValue>;
-    using Object = std::vector<Member>;  ///< in the order of the names, which are unique
+    using Object = std::vector<Member>;  ///< sorted by name; names are unique
 
     JsonValue() noexcept = default;  ///< null
     // NOLINTBEGIN(google-explicit-constructor): the conversions keep the value.
@@ -79,7 +79,7 @@ class JsonValue {
     template <std::integral T>
     bool fits() const;
 
-    // Each of the following functions throws Error if the value has another type.
+    // Each function below throws Error if the value has another type.
     bool boolean() const;
     double number() const;
     const std::string& text() const;
@@ -90,7 +90,7 @@ class JsonValue {
     template <class T>
     T get() const;
 
-    /// Returns the number of elements or members; 0 for other types.
+    /// Returns how many elements or members the value has; 0 for other types.
     std::size_t size() const;
     /// Returns the member; null if the value has no such member or is not an object.
     const JsonValue* find(std::string_view name) const;
@@ -106,8 +106,8 @@ class JsonValue {
     /// Sets a member; null becomes an object. Throws Error if the value has another type.
     void set(std::string_view name, JsonValue value);
     void erase(std::string_view name);
-    /// Returns the text of a member without copying it. The member becomes an empty string. Throws Error if
-    /// the value has no such member, or it is not a string.
+    /// Returns a member's text without copying it. The member becomes an empty string. Throws Error if the
+    /// value has no such member, or it is not a string.
     std::string take_text(std::string_view name);
     /// Appends an element; null becomes an array. Throws Error if the value has another type.
     void push_back(JsonValue value);
@@ -124,8 +124,8 @@ class JsonValue {
     std::uint64_t unsigned_integer() const;
     [[noreturn]] void refuse_type(std::string_view expected) const;
 
-    // Integers that are not negative are unsigned. Larger types are behind a pointer, so that an array of
-    // numbers takes 16 bytes for each.
+    // Integers that are not negative are unsigned. Larger types are behind a pointer, so that a number array
+    // takes 16 bytes per number.
     std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::unique_ptr<std::string>,
                  std::unique_ptr<Array>, std::unique_ptr<Object>>
         value_;
@@ -169,7 +169,7 @@ std::string json_excerpt(const JsonValue& value);
 /// Returns untrusted text for a message: printable ASCII without line breaks, shortened if it is long.
 std::string shown_in_message(std::string_view text, std::size_t max_bytes = 60);
 
-/// Prints the value for messages of tests.
+/// Prints the value for test messages.
 std::ostream& operator<<(std::ostream& out, const JsonValue& value);
 
 }  // namespace gradtile

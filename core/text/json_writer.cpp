@@ -30,7 +30,7 @@ std::string text_of_number(const JsonValue& value) {
     return nlohmann::json(value.number()).dump();
 }
 
-/// Returns the escaped form of a character inside a string; empty: the character stays as it is.
+/// Returns a character's escaped form inside a string; empty: the character stays as it is.
 std::string_view escaped_form(char c, std::array<char, 8>& place) {
     switch (c) {
         case '"':
@@ -75,7 +75,7 @@ void JsonWriter::break_line() {
     buffer_.append(open_.size() * static_cast<std::size_t>(indent_), ' ');
 }
 
-/// Precedes each element of an array and each name.
+/// Precedes each array element and each name.
 void JsonWriter::begin_value() {
     if (buffer_.size() >= piece_bytes) finish();
     if (open_.empty()) return;
@@ -130,7 +130,7 @@ void JsonWriter::write(const JsonValue& value) {
     append(text_of_number(value));
 }
 
-/// Appends a part of a string, which may be as long as a file.
+/// Appends a string part, which may be as long as a file.
 void JsonWriter::append_long(std::string_view text) {
     while (buffer_.size() + text.size() > piece_bytes) {
         std::size_t end = std::min(text.size(), piece_bytes);

@@ -11,9 +11,9 @@ namespace gradtile {
 /// Prints the parts that it receives as a JsonHandler. A text from read_json is printed in this format.
 class JsonWriter final : public JsonHandler {
   public:
-    /// Receives pieces of the text. A piece ends between two characters and not inside an escape sequence.
+    /// Receives the text in pieces. A piece ends between two characters and not inside an escape sequence.
     using Sink = std::function<void(std::string_view piece)>;
-    /// With `indent` spaces per level, each value is on a line of its own; -1: all on one line.
+    /// With `indent` spaces per level, each value is on its own line; -1: all on one line.
     explicit JsonWriter(Sink sink, int indent = -1) : sink_(std::move(sink)), indent_(indent) {}
     /// Appends to a text, which must outlive the writer.
     explicit JsonWriter(std::string& text, int indent = -1);
@@ -42,7 +42,7 @@ class JsonWriter final : public JsonHandler {
     struct Open {
         bool is_object = false;
         std::size_t count = 0;  // parts so far: elements or members
-        std::string name = {};  // the name of the current member
+        std::string name = {};  // the current member's name
     };
     void begin(bool is_object);
     void begin_value();

@@ -1,5 +1,5 @@
 #pragma once
-/// The members of another project's JSON object, and what each one means to this program. A member without a
+/// The members in another project's JSON object, and what each one means to this program. A member without a
 /// known meaning is an error, because it may change the result.
 #include <span>
 #include <string>
@@ -19,14 +19,14 @@ enum class MemberMeaning {
 struct KnownMember {
     std::string_view name;
     MemberMeaning meaning = MemberMeaning::used;
-    /// For refused members: a JSON array of the values that change nothing. null changes nothing, either.
+    /// For refused members: a JSON array with the values that change nothing. null changes nothing, either.
     std::string_view neutral = "[]";
 };
 
 /// Members without a known meaning.
 struct UnknownMembers {
     bool allowed = false;                 ///< whether to collect them instead of throwing Error
-    std::string advice = {};              ///< the end of the error, what the user can do
+    std::string advice = {};              ///< ends the error message: what the user can do
     std::vector<std::string> found = {};  ///< "config.json: 'some_member'"
 };
 

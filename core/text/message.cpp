@@ -72,7 +72,7 @@ std::string take_shown(std::string_view& rest, bool multiline) {
     return stays ? std::string(bytes) : escape(c.value);
 }
 
-/// The number of characters in valid UTF-8.
+/// Counts the characters in valid UTF-8.
 std::size_t length_of(std::string_view text) {
     return static_cast<std::size_t>(
         std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
@@ -92,7 +92,7 @@ std::string take_shown_up_to(std::size_t max_characters, std::string_view& rest,
     return shown;
 }
 
-/// The printable forms of the last characters of `text`, as many as fit into `max_characters`.
+/// The last characters of `text` in printable form, as many as fit into `max_characters`.
 std::string last_shown(std::size_t max_characters, std::string_view text, bool multiline) {
     // A character has at most 4 bytes. The cut may split a character, so its remaining bytes are removed,
     // too.

@@ -15,12 +15,12 @@ struct PrintableOptions {
 };
 
 /// Returns valid UTF-8 that a terminal shows unchanged. Control characters (C0, DEL, C1), line and paragraph
-/// separators, invisible characters and characters that change the direction of text are escaped as JSON
-/// escapes them: "\n", "\u001b", "\u202e". Bytes that are not UTF-8 become "\xNN". So JSON text stays the
-/// same JSON, and printable text stays the same text.
+/// separators, invisible characters and characters that change the text direction are escaped as JSON escapes
+/// them: "\n", "\u001b", "\u202e". Bytes that are not UTF-8 become "\xNN". So JSON text stays the same JSON,
+/// and printable text stays the same text.
 std::string printable(std::string_view text, const PrintableOptions& options = {});
 
-/// Returns a name from a file as printable text of at most 200 characters.
+/// Returns a name from a file as printable text with at most 200 characters.
 inline std::string printable_name(std::string_view name) {
     return printable(name, {.max_characters = 200});
 }
@@ -40,7 +40,7 @@ void print_message(const std::string& message);
 /// Receives messages for a user, one line each.
 using MessageHandler = std::function<void(const std::string&)>;
 
-/// Passes on the message of a failed write only if the previous write succeeded, so that a full disk is not
+/// Passes on a failed write's message only if the previous write succeeded, so that a full disk is not
 /// reported at every step.
 class FailureReporter {
   public:

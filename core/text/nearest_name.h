@@ -6,9 +6,9 @@
 
 namespace gradtile {
 
-/// Returns the known name with the smallest edit distance (insert, delete, replace, swap of neighbours);
-/// empty if none is near. A name is near if it differs in at most a third of its characters (in one if it is
-/// short), or if one name is the beginning of the other.
+/// Returns the known name with the smallest edit distance (insert, delete, replace, swap neighbours); empty
+/// if none is near. A name is near if it differs in at most a third of its characters (in one if it is
+/// short), or if one name is a prefix of the other.
 std::string nearest_name(std::string_view typed, std::span<const std::string> known);
 
 /// Returns "; did you mean BEFORE name AFTER?", or an empty text if no known name is near.

@@ -9,7 +9,7 @@ namespace gradtile {
 
 struct CodePoint {
     char32_t value = 0;
-    int length = 0;  ///< number of bytes; 0: the bytes are not valid UTF-8
+    int length = 0;  ///< in bytes; 0: the bytes are not valid UTF-8
 };
 
 /// The code point that starts at text[offset]; offset < text.size().
@@ -18,7 +18,7 @@ CodePoint decode_utf8(std::string_view text, std::size_t offset);
 /// Whether the whole text is valid UTF-8.
 bool is_utf8(std::string_view text);
 
-/// Returns the text with U+FFFD in place of each byte that is not UTF-8, because JSON holds only UTF-8.
+/// Returns the text with U+FFFD replacing each byte that is not UTF-8, because JSON holds only UTF-8.
 std::string replace_invalid_utf8(std::string_view text);
 
 /// Appends a code point. Throws Error for values that UTF-8 cannot encode: surrogates, and values beyond

@@ -1,5 +1,5 @@
 #pragma once
-/// Adds the name of a file, or of another source, to errors.
+/// Adds the name of a file or another source to errors.
 #include <string_view>
 
 #include <gradtile/core/check.h>

@@ -18,8 +18,8 @@ __device__ __forceinline__ unsigned reread_thread_index() {
 __device__ __forceinline__ int lane_index() {
     return static_cast<int>(reread_thread_index() % 32);
 }
-/// The index of the warp in its block. The shuffle tells the compiler that the index is equal in all lanes,
-/// so that derived values use uniform registers.
+/// The warp's index in its block. The shuffle tells the compiler that the index is equal in all lanes, so
+/// that derived values use uniform registers.
 __device__ __forceinline__ int warp_index() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }
@@ -35,7 +35,7 @@ __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/// Waits until all groups of this thread are complete, except the latest `groups`. Other threads see the
+/// Waits until all copy groups of this thread are complete, except the latest `groups`. Other threads see the
 /// copies after the next barrier.
 template <int groups>
 __device__ __forceinline__ void wait_for_copies() {

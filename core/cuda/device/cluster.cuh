@@ -1,5 +1,5 @@
 #pragma once
-/// Thread block clusters: neighbouring blocks of a grid that run at the same time and store into each other's
+/// Thread block clusters: neighbouring grid blocks that run at the same time and store into each other's
 /// shared memory. In code that was compiled for an architecture before Hopper, a cluster has one block.
 #include <array>
 
@@ -14,10 +14,10 @@ namespace device {
 #define GRADTILE_HAS_CLUSTERS
 #endif
 
-/// Receives values from the blocks of a cluster. Senders store values asynchronously into the receiver's
+/// Receives values from the blocks in a cluster. Senders store values asynchronously into the receiver's
 /// shared memory, and an mbarrier there counts the stored bytes. So neither sender nor receiver waits for
-/// other memory accesses, as they would at a barrier of the whole cluster. A block may end when it has
-/// received its own values.
+/// other memory accesses, as they would at a cluster barrier. A block may end when it has received its own
+/// values.
 ///
 /// send() needs a launch as a cluster, also if the cluster has one block: in a kernel that is launched
 /// without clusters, st.async is an illegal instruction. launch_clusters() with `cluster` 1 launches without
@@ -27,7 +27,7 @@ namespace device {
 /// await_all_begun(), any thread may send. Thread 0 calls expect() once.
 class ClusterReceiver {
   public:
-    /// `barrier` must have the same address in the shared memory of all blocks.
+    /// `barrier` must have the same shared-memory address in all blocks.
     __device__ __forceinline__ explicit ClusterReceiver(std::uint64_t* barrier)
         : barrier_(shared_address(barrier)) {}
 
@@ -47,13 +47,13 @@ class ClusterReceiver {
         asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
     }
-    /// `bytes` is the size of all values that this block receives.
+    /// `bytes` is the total size of the values that this block receives.
     __device__ __forceinline__ void expect(int bytes) const {
 #ifdef GRADTILE_HAS_CLUSTERS
         barrier_.arrive_and_expect(bytes);
 #endif
     }
-    /// Stores the value in the shared memory of block `rank`, at the address that `own` has in this block.
+    /// Stores the value in block `rank`'s shared memory, at the address that `own` has in this block.
     __device__ __forceinline__ void send(float* own, int rank, float value) const {
 #ifdef GRADTILE_HAS_CLUSTERS
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
@@ -91,9 +91,9 @@ class ClusterReceiver {
 
 }  // namespace device
 
-/// Launches kernel(arguments...) with clusters of `cluster` blocks, at most 8, along the grid's first axis,
-/// whose length must be a multiple of `cluster`. A kernel for an older architecture has clusters of one
-/// block.
+/// Launches kernel(arguments...) with `cluster` blocks per cluster, at most 8, along the grid's first axis,
+/// whose length must be a multiple of `cluster`. A kernel for an older architecture has one block per
+/// cluster.
 template <class... Parameters, class... Arguments>
 void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, unsigned cluster,
                      Block block, Arguments&&... arguments) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Copies and barriers of clusters whose thread blocks load the same tiles (sm_90). PTX ISA 9.7.13.3
+/// Copies and barriers for clusters whose thread blocks load the same tiles (sm_90). PTX ISA 9.7.13.3
 /// "barrier.cluster" and 9.7.9.25 "cp.async.bulk.tensor".
 #include <cstdint>
 
@@ -7,20 +7,20 @@
 
 namespace gradtile::cuda::device {
 
-/// The index of the thread block in its cluster.
+/// The thread block's index in its cluster.
 __device__ __forceinline__ int rank_in_cluster() {
     std::uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return static_cast<int>(rank);
 }
 
-/// Waits for all threads of the cluster. Accesses to shared memory before the wait precede accesses after the
+/// Waits for all threads in the cluster. Accesses to shared memory before the wait precede accesses after the
 /// wait.
 __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/// Arrives at the barrier that has the address of `barrier` in the thread block `rank` of the cluster.
+/// Arrives at the barrier that the cluster's thread block `rank` has at the same address as `barrier`.
 __device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
     asm volatile(
         "{.reg .b32 there;\n"
@@ -30,8 +30,8 @@ __device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
         : "memory");
 }
 
-/// Starts a load to the address `to` in every thread block of the cluster whose bit in `ranks` is set. In
-/// each of these blocks, the block's own barrier counts the bytes.
+/// Starts a load to the address `to` in every thread block whose bit is set in `ranks`. In each of these
+/// blocks, the block's own barrier counts the bytes.
 __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t to, const TensorMap& map,
                                             BoxPosition at, Barrier barrier) {
     asm volatile(
@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t t
         : "memory");
 }
 
-/// Waits until all groups of this thread's stores, except the latest `groups`, have read shared memory.
+/// Waits until all store groups of this thread, except the latest `groups`, have read shared memory.
 template <int groups>
 __device__ __forceinline__ void wait_until_stores_but_latest_have_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");

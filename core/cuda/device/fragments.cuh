@@ -1,6 +1,6 @@
 #pragma once
-/// Fragments of 16-bit matrices in the registers of a warp, as tensor cores take and return them, and their
-/// copies to and from shared memory. PTX ISA 9.7.14 shows the layout of the fragments.
+/// 16-bit matrix fragments in a warp's registers, as tensor cores take and return them, and their copies to
+/// and from shared memory. PTX ISA 9.7.14 shows the fragment layout.
 #include <cstdint>
 #include <type_traits>
 
@@ -9,14 +9,14 @@
 
 namespace gradtile::cuda::device {
 
-/// One 16 x 16 operand A: {rows 0-7, rows 8-15} of columns 0-7, then of columns 8-15.
+/// One 16 x 16 operand A: {rows 0-7, rows 8-15} for columns 0-7, then for columns 8-15.
 using FragmentA = std::uint32_t[4];
 /// One 16 x 8 accumulator: row lane/4 in [0], [1], row lane/4 + 8 in [2], [3]; columns 2 (lane % 4) + {0, 1}.
 using FragmentC = float[4];
 
-/// Loads four 8 x 8 matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix i / 8. A
-/// lane receives the elements in row lane/4, columns 2 (lane % 4) + {0, 1} of every matrix or, if
-/// `transposed`, of its transpose.
+/// Loads four 8 x 8 matrices with 16-bit elements. Lane i passes the address of row i % 8 in matrix i / 8.
+/// From every matrix or, if `transposed`, from its transpose, a lane receives the elements in row lane/4,
+/// columns 2 (lane % 4) + {0, 1}.
 template <bool transposed>
 __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
     if constexpr (transposed) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_matrices(const std::uint32_t (&x)[4], std:
 #endif
 }
 
-/// Rounds two float32 numbers to nearest even; `low` is in the lower half of the result.
+/// Rounds two float32 numbers to nearest even; `low` is in the result's lower half.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     std::uint32_t result;

@@ -8,13 +8,13 @@
 #include <gradtile/core/context.h>
 #include <gradtile/core/internal/cuda_check.h>
 
-/// The first PTX version (cudaFuncAttributes::ptxVersion, a tenth of __CUDA_ARCH__) whose kernels can wait
-/// for the previous kernel.
+/// The first PTX version (cudaFuncAttributes::ptxVersion: __CUDA_ARCH__ / 10) whose kernels can wait for the
+/// previous kernel.
 #define GRADTILE_FIRST_WAITING_ARCHITECTURE 90
 
 namespace gradtile::cuda {
 
-/// The resources of a thread block.
+/// A thread block's resources.
 struct Block {
     unsigned threads;
     std::size_t shared_bytes = 0;  ///< dynamic shared memory, in addition to the kernel's arrays
@@ -23,10 +23,10 @@ struct Block {
 
 namespace device {
 
-/// The first call in a kernel that starts early. The kernel's blocks start while the last blocks of the
-/// preceding kernel still run; this call waits until all writes of that kernel are visible. Every block must
-/// call this function: otherwise the kernel after this one might run before the preceding kernel has ended.
-/// Code for older architectures cannot wait; see starts_early().
+/// The first call in a kernel that starts early. The kernel's blocks start while the preceding kernel's last
+/// blocks still run; this call waits until all writes of that kernel are visible. Every block must call this
+/// function: otherwise the kernel after this one might run before the preceding kernel has ended. Code for
+/// older architectures cannot wait; see starts_early().
 __device__ __forceinline__ void await_predecessor() {
 #if __CUDA_ARCH__ >= GRADTILE_FIRST_WAITING_ARCHITECTURE * 10
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -54,7 +54,7 @@ inline bool starts_early(const void* kernel) {
     return entry->second;
 }
 
-/// Multiprocessors of the context's device.
+/// How many multiprocessors the context's device has.
 inline int processors_of(const Context& ctx) {
     int count = 0;
     cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ctx.device().index()));
@@ -92,7 +92,7 @@ void launch(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, Block 
               std::forward<Arguments>(arguments)...);
 }
 
-/// A grid whose first axis has enough blocks for `items` pieces of work, `per_block` in each block.
+/// A grid whose first axis has enough blocks for `items` work items, `per_block` in each block.
 inline dim3 blocks_for(std::int64_t items, std::int64_t per_block) {
     const std::int64_t blocks = ceil_div(items, per_block);
     check(blocks <= 0x7fffffff, "cuda: ", items, " pieces of work are too many for one launch");

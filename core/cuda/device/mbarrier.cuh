@@ -1,10 +1,10 @@
 #pragma once
-/// Barriers in shared memory that count arrivals and bytes of asynchronous copies (mbarrier, sm_90). PTX ISA
+/// Barriers in shared memory that count arrivals and asynchronously copied bytes (mbarrier, sm_90). PTX ISA
 /// 9.7.13 "Parallel Synchronization: mbarrier".
 ///
 /// A barrier's phases are numbered from 0. A phase ends when all expected arrivals have been made and all
-/// announced bytes have been copied. A wait names the parity of the phase that it waits for, so a waiter may
-/// be at most one phase behind.
+/// announced bytes have been copied. A wait names a phase by its parity, so a waiter may be at most one phase
+/// behind.
 #include <cstdint>
 #include <cstdio>
 
@@ -17,7 +17,7 @@ class Barrier {
     /// `memory` points to a std::uint64_t in shared memory.
     __device__ __forceinline__ explicit Barrier(std::uint32_t memory) : memory_(memory) {}
 
-    /// One thread must call this function; publish_barriers() and a barrier of the block must follow.
+    /// One thread must call this function; publish_barriers() and a block barrier must follow.
     __device__ __forceinline__ void initialize(int arrivals) const {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(memory_), "r"(arrivals) : "memory");
     }
@@ -30,7 +30,7 @@ class Barrier {
         __syncwarp();
         if (lane_index() == 0) arrive();
     }
-    /// Arrives, and announces copies of `bytes` bytes that report to this barrier.
+    /// Arrives, and announces `bytes` bytes from copies that report to this barrier.
     __device__ __forceinline__ void arrive_and_expect(int bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(memory_), "r"(bytes)
                      : "memory");
@@ -81,7 +81,7 @@ __device__ __forceinline__ void publish_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// Barriers of a ring of `stages` buffers, in shared memory: a pair for each stage. A producer fills a
+/// Barriers in shared memory for a ring with `stages` buffers: a pair for each stage. A producer fills a
 /// stage after its consumers have released it.
 template <int stages_>
 struct Ring {
@@ -89,7 +89,7 @@ struct Ring {
     std::uint64_t full[stages], empty[stages];
 };
 
-/// The place of one thread in a ring. The producer and each consumer go through the stages in the same order.
+/// A thread's position in a ring. The producer and each consumer go through the stages in the same order.
 template <int stages>
 class RingPosition {
   public:
@@ -117,8 +117,8 @@ class RingPosition {
     int stage_ = 0, round_ = 0;  ///< round_ is the round's parity
 };
 
-/// Releases the stage and goes to the next one. Every warp of the consumers must call this function once for
-/// each stage.
+/// Releases the stage and goes to the next one. Every consumer warp must call this function once for each
+/// stage.
 template <int stages>
 __device__ __forceinline__ void release(RingPosition<stages>& ring) {
     ring.empty().arrive_as_warp();

@@ -1,9 +1,9 @@
 #pragma once
-/// Elements that a thread loads and stores together, in accesses of up to 16 bytes.
+/// Elements that a thread loads and stores together, in accesses up to 16 bytes long.
 
 namespace gradtile::cuda::device {
 
-/// n elements. Their address is a multiple of their total size, or of 16 bytes if the total size is larger.
+/// n elements. They are aligned to their total size, or to 16 bytes if the total size is larger.
 template <class T, int n>
 struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Packed {
     T element[n];

@@ -1,5 +1,5 @@
 #pragma once
-/// Sums and maxima over the threads that share a row. The order of additions is fixed, so results are
+/// Sums and maxima over the threads that share a row. The summation order is fixed, so results are
 /// bit-identical from run to run.
 #include <cuda_runtime.h>
 
@@ -12,8 +12,8 @@ struct Sum {
     }
 };
 
-/// Combines the values of groups of `lanes` neighbouring lanes. All lanes of the warp must take part; every
-/// lane receives the result of its group.
+/// Combines the values in each group of `lanes` neighbouring lanes. All lanes in the warp must take part;
+/// every lane receives its group's result.
 template <int lanes, class S, class Combine>
 __device__ __forceinline__ S reduce_lanes(S value, Combine combine) {
 #pragma unroll
@@ -22,8 +22,8 @@ __device__ __forceinline__ S reduce_lanes(S value, Combine combine) {
     return value;
 }
 
-/// Combines the values of a team: a part of a warp, a warp, or a whole block of `team` threads. Every thread
-/// receives the result.
+/// Combines the values in a team with `team` threads: a part of a warp, a warp, or a whole block. Every
+/// thread receives the result.
 template <int team, class S, class Combine>
 __device__ __forceinline__ S reduce_team(S value, Combine combine) {
     if constexpr (team <= 32) {

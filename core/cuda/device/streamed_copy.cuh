@@ -1,6 +1,6 @@
 #pragma once
-/// Copies of boxes of data that a kernel reads or writes once. The L2 cache evicts these lines before others,
-/// so that a large stream does not displace operands that are read again. PTX ISA 9.7.9.18 "createpolicy".
+/// Box copies for data that a kernel reads or writes once. The L2 cache evicts these lines before others, so
+/// that a large stream does not displace operands that are read again. PTX ISA 9.7.9.18 "createpolicy".
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/tensor_copy.cuh>

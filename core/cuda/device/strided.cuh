@@ -1,5 +1,5 @@
 #pragma once
-/// Addresses of elements for elementwise kernels over tensors of any strides.
+/// Element addresses for elementwise kernels over tensors with any strides.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace gradtile::cuda {
 
-/// The common axes of `count` tensors of one shape. Neighbouring axes are merged if the strides of all
-/// tensors allow it; contiguous tensors have one merged axis.
+/// The common axes of `count` equally shaped tensors. Neighbouring axes are merged if all tensors' strides
+/// allow it; contiguous tensors have one merged axis.
 template <int count>
 struct Layout {
     int rank = 0;
@@ -41,7 +41,7 @@ struct Layout {
     }
 };
 
-/// The offset of one element in each tensor.
+/// One element's offset in each tensor.
 template <int count>
 struct Offsets {
     std::int64_t at[count];
@@ -60,7 +60,7 @@ __device__ Offsets<count> offsets_of(const Layout<count>& layout, std::int64_t i
 
 inline constexpr int strided_threads = 256;
 
-/// Calls body(offsets) for each of this thread's elements.
+/// Calls body(offsets) for each element that this thread processes.
 template <int count, class Body>
 __device__ void for_elements(const Layout<count>& layout, std::int64_t elements, Body&& body) {
     for (std::int64_t i = blockIdx.x * std::int64_t{strided_threads} + threadIdx.x; i < elements;
@@ -68,7 +68,7 @@ __device__ void for_elements(const Layout<count>& layout, std::int64_t elements,
         body(offsets_of(layout, i));
 }
 
-/// Launches kernel(arguments..., layout, elements) for all elements of tensors of one shape.
+/// Launches kernel(arguments..., layout, elements) for all elements of equally shaped tensors.
 template <int count, class Kernel, class... Arguments>
 void launch_strided(const Context& ctx, Kernel kernel, const std::array<Tensor, count>& tensors,
                     Arguments... arguments) {

@@ -1,7 +1,7 @@
 #pragma once
-/// Copies of boxes of a tensor between global and shared memory by the tensor memory accelerator (TMA,
-/// sm_90). One thread starts a copy; the hardware computes the addresses and swizzles them. Elements of a box
-/// outside the tensor are read as zeros and not written. PTX ISA 9.7.9.25 "cp.async.bulk.tensor".
+/// Copies tensor boxes between global and shared memory with the tensor memory accelerator (TMA, sm_90). One
+/// thread starts a copy; the hardware computes the addresses and swizzles them. Box elements outside the
+/// tensor are read as zeros and not written. PTX ISA 9.7.9.25 "cp.async.bulk.tensor".
 #include <cstdint>
 
 #include <gradtile/core/cuda/internal/tensor_map.h>
@@ -9,21 +9,21 @@
 
 namespace gradtile::cuda::device {
 
-/// The first element of a box of a [B, S, H, D] tensor.
+/// A box's first element in a [B, S, H, D] tensor.
 struct BoxPosition {
     int column, row, head, batch;
 };
 
-/// Rows [first, first + length) of a tensor with `total` rows.
+/// Rows [first, first + length) in a tensor with `total` rows.
 struct PackedRows {
     int total, first, length;
 };
-/// Returns the first element of a box in a packed_tensor_map(). `row` counts from the sequence's first row.
+/// Returns a box's first element in a packed_tensor_map(). `row` counts from the sequence's first row.
 __device__ __forceinline__ BoxPosition packed_box(const PackedRows& sequence, int column, int row, int head) {
     return {column, sequence.total - sequence.length + row, head, sequence.first + sequence.length};
 }
 
-/// Starts a load. `barrier` counts the bytes of the whole box, also of elements outside the tensor.
+/// Starts a load. `barrier` counts all bytes in the box, also for elements outside the tensor.
 __device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
                                          Barrier barrier) {
     asm volatile(
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map,
         : "memory");
 }
 
-/// Starts a copy of `bytes` adjacent bytes; addresses and length are multiples of 16.
+/// Starts to copy `bytes` adjacent bytes; addresses and length are multiples of 16.
 __device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, int bytes, Barrier barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -49,9 +49,9 @@ __device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, 
         "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
         : "memory");
 }
-/// Starts to add `bytes` adjacent bytes of float32 numbers to global memory; addresses and length are
-/// multiples of 16. The conditions of store_box() apply, and the addition belongs to the thread's group of
-/// stores.
+/// Starts to add adjacent float32 numbers, `bytes` bytes in all, to global memory; addresses and length are
+/// multiples of 16. The conditions of store_box() apply, and the addition belongs to the thread's store
+/// group.
 __device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(to)),
@@ -62,12 +62,12 @@ __device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int by
 __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until all groups of this thread's stores have read shared memory.
+/// Waits until all store groups of this thread have read shared memory.
 __device__ __forceinline__ void wait_until_stores_have_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// Waits until all groups of this thread's stores, except the latest `groups`, are complete; this thread then
+/// Waits until all store groups of this thread, except the latest `groups`, are complete; this thread then
 /// sees the stored data.
 template <int groups>
 __device__ __forceinline__ void await_stores() {

@@ -1,9 +1,9 @@
 #pragma once
-/// Asynchronous products of a warpgroup on tensor cores (wgmma, sm_90a): C [64, n] += A [64, 16] B [16, n],
-/// of 16-bit operands with float32 sums. B is in shared memory, A in shared memory or in registers. PTX ISA
+/// Asynchronous warpgroup products on tensor cores (wgmma, sm_90a): C [64, n] += A [64, 16] B [16, n], for
+/// 16-bit operands with float32 sums. B is in shared memory, A in shared memory or in registers. PTX ISA
 /// 9.7.15 "Asynchronous warpgroup level matrix multiply-accumulate instructions".
 ///
-/// The accumulators of a warp are 16 rows of C in the layout of FragmentC, eight columns each. Between
+/// A warp's accumulators are 16 rows of C as FragmentC tiles with eight columns each. Between
 /// begin_products() and await_products(), the accumulators and the operands in registers must not be used.
 #include <cstdint>
 #include <type_traits>
@@ -12,9 +12,9 @@
 
 namespace gradtile::cuda::device {
 
-/// The layout of an operand in shared memory: rows of 64 or 128 bytes whose 16-byte pieces are swizzled, as
-/// TMA writes them. Adjacent elements of a row differ in the summed index (Order::reduction) or in the row or
-/// column index of C (Order::output).
+/// The operand layout in shared memory: 64-byte or 128-byte rows whose 16-byte pieces are swizzled, as TMA
+/// writes them. Adjacent elements in a row differ in the summed index (Order::reduction) or in C's row or
+/// column index (Order::output).
 enum class Order : std::uint8_t { reduction, output };
 
 /// Describes an operand to the hardware. `row_bytes` is 64 or 128; the columns that fit into a row are a
@@ -45,8 +45,8 @@ __device__ __forceinline__ void changed_by_products(float (&c)[tiles][4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(c[i][e]));
 }
-/// Waits until all groups of products, except the latest `groups`, are complete. `c` are the accumulators of
-/// the completed groups.
+/// Waits until all product groups, except the latest `groups`, are complete. `c` are the completed groups'
+/// accumulators.
 template <int groups, class... Accumulators>
 __device__ __forceinline__ void await_products(Accumulators&... c) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
@@ -58,8 +58,8 @@ __device__ __forceinline__ void await_products(Accumulators&... c) {
 template <class T, int n>
 struct Product;
 
-// One definition for each width and type follows, because the text of the instruction names every register.
-// GRADTILE_NAMES_n and GRADTILE_REGISTERS_n list the accumulators of n columns, n / 2 registers.
+// One definition for each width and type follows, because the instruction text names every register.
+// GRADTILE_NAMES_n and GRADTILE_REGISTERS_n list the accumulators for n columns, n / 2 registers.
 // clang-format off
 #define GRADTILE_NAMES(a, b, c, d, e, f, g, h) \
     "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h

@@ -1,7 +1,6 @@
 #pragma once
-/// Descriptions of tensors in global memory, with which kernels copy boxes by TMA: see
-/// device/tensor_copy.cuh. A map is a kernel parameter (const __grid_constant__), so that captured graphs
-/// hold it.
+/// Describes tensors in global memory, so that kernels can copy boxes by TMA: see device/tensor_copy.cuh. A
+/// map is a kernel parameter (const __grid_constant__), so that captured graphs hold it.
 #include <cuda.h>
 
 #include <gradtile/core/tensor.h>
@@ -10,24 +9,24 @@ namespace gradtile::cuda {
 
 using TensorMap = CUtensorMap;
 
-/// How the 16-byte pieces of each row of a box are permuted in shared memory, so that pieces of one column
-/// are in different banks. The name gives the length of a row of the box.
+/// How the 16-byte pieces in each box row are permuted in shared memory, so that pieces in one column are in
+/// different banks. The name gives the length of a box row.
 enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
 
-/// Whether TMA can address the rows of a [B, S, H, D] tensor of 16-bit or float32 elements: elements of a row
-/// adjacent, address and other strides multiples of 16 bytes and, unless their axis has length 1, positive.
+/// Whether TMA can address the rows of a 16-bit or float32 tensor [B, S, H, D]: its elements must be adjacent
+/// in a row, its address a multiple of 16 bytes, and its other strides positive multiples of 16 bytes. The
+/// stride of a length-1 axis does not matter.
 bool has_tensor_map(const Tensor& x);
 
-/// The map of a [B, S, H, D] tensor of 16-bit or float32 elements for boxes of `rows` rows of one head. A row
-/// of a box has the bytes that the swizzle names: 64 or 128, which are 32 or 64 columns of 16 bits.
-/// has_tensor_map(x) must hold, and no axis may have length 0.
+/// The map for a 16-bit or float32 tensor [B, S, H, D] and boxes with `rows` rows from one head. A box row
+/// has as many bytes as the swizzle names: 64 or 128, which are 32 or 64 16-bit columns. has_tensor_map(x)
+/// must hold, and no axis may have length 0.
 TensorMap tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
-/// The map of packed sequences in a [1, S, H, D] tensor of 16-bit elements, for boxes that end at the end of
-/// a sequence: elements of a box beyond the sequence are read as zeros and are not written. For the sequence
-/// that has `length` rows and begins at row `first` of the tensor, the map's coordinates of row r are row S -
-/// length + r and batch first + length: see device::packed_box(). has_packed_tensor_map(x) must hold, and no
-/// axis may have length 0.
+/// The map for packed sequences in a 16-bit tensor [1, S, H, D], for boxes that end where a sequence ends:
+/// box elements beyond the sequence are read as zeros and are not written. For the sequence that has `length`
+/// rows and begins at tensor row `first`, row r has the map coordinates row S - length + r and batch first +
+/// length: see device::packed_box(). has_packed_tensor_map(x) must hold, and no axis may have length 0.
 TensorMap packed_tensor_map(const Tensor& x, int rows, Swizzle swizzle);
 
 /// Whether x has a tensor_map() and a packed_tensor_map(): the map's address is S rows before the tensor's,

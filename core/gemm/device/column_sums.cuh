@@ -1,5 +1,5 @@
 #pragma once
-/// Sums of the columns of a tile.
+/// Column sums of a tile.
 #include <cstdint>
 #include <type_traits>
 
@@ -10,8 +10,8 @@
 
 namespace gradtile::cuda::device {
 
-/// The sums of the lane's two rows of a 16 x 16 matrix, lane / 4 and lane / 4 + 8. The four lanes with the
-/// same rows receive the same sums. Tensor cores compute the sums as a product with a matrix of ones, because
+/// Sums the lane's two rows in a 16 x 16 matrix: rows lane / 4 and lane / 4 + 8. The four lanes with the same
+/// rows receive the same sums. Tensor cores compute the sums as a product with an all-ones matrix, because
 /// this takes few instructions.
 template <class T>
 __device__ __forceinline__ void sum_rows(float (&sums)[2], const FragmentA& x) {
@@ -32,15 +32,15 @@ __device__ __forceinline__ void sum_rows(float (&sums)[2], const FragmentA& x) {
     sums[1] = c[2];
 }
 
-/// The column sums of a consumer's tile in shared memory: a row for every 16 rows of the tile.
+/// The column sums of a consumer's tile in shared memory: one row of sums per 16 tile rows.
 template <class Policy>
 struct TileColumnSums {
     static constexpr ProductTiles tiles = Policy::tiles;
     std::uint32_t base;
     int warpgroup, warp;
 
-    /// Writes the sums of 64 columns of a block of 64 rows. Each of four lanes with the same sums writes
-    /// those of one piece.
+    /// Writes the sums of 64 columns over the warp's 16 rows in a 64-row block. Four lanes have the same
+    /// sums; each of them writes one piece.
     __device__ __forceinline__ void write(const float (&sums)[4][2], int block, int column) const {
         const int lane = lane_index(), piece = lane % 4, row = block * 4 + warp;
         const std::uint32_t to = base + Policy::sums_memory + warpgroup * Policy::sums_bytes +

@@ -1,5 +1,5 @@
 #pragma once
-/// The consumers of a kernel for products.
+/// The consumers of a product kernel.
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
@@ -22,7 +22,7 @@ class ProductConsumer {
     static constexpr ProductTiles tiles = Policy::tiles;
     static constexpr int row_blocks = tiles.row_blocks;
     using Sums = FragmentC[row_blocks][tiles.columns / 8];
-    static constexpr int first_turn = 1 + tiles.consumers;  ///< number of a barrier
+    static constexpr int first_turn = 1 + tiles.consumers;  ///< barrier number
 
   public:
     __device__ __forceinline__ ProductConsumer(const Parameters& p, std::uint32_t base, int warpgroup)
@@ -34,7 +34,7 @@ class ProductConsumer {
 
     __device__ __forceinline__ void consume(int rank) {
         const int step = static_cast<int>(gridDim.x) / tiles.cluster;
-        // With in_turns, a consumer skips the tiles of the others.
+        // With in_turns, a consumer skips the other consumers' tiles.
         constexpr int others = tiles.in_turns ? tiles.consumers - 1 : 0;
         int index = static_cast<int>(blockIdx.x) / tiles.cluster;
         if constexpr (tiles.in_turns) {
@@ -64,7 +64,7 @@ class ProductConsumer {
     }
 
   private:
-    // A wait names a phase of a barrier by its parity, so a waiting consumer must not be two phases behind. A
+    // A wait names a barrier phase by its parity, so a waiting consumer must not be two phases behind. A
     // consumer that skips a tile is far behind until the other consumer has waited for all stages of this
     // tile.
     __device__ __forceinline__ void wait_for_turn() const {
@@ -74,7 +74,7 @@ class ProductConsumer {
         arrive_at(first_turn + (warpgroup_ + 1) % tiles.consumers, tiles.consumers * warpgroup_threads);
     }
 
-    /// Starts the products of a tile, and waits for all but those of the last stage.
+    /// Starts a tile's products, and waits for all except those of the last stage.
     __device__ __forceinline__ void multiply(Sums& c) {
         for (int block = 0; block < p_.depth_blocks; ++block) {
             const std::uint32_t a = base_ + at_.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
@@ -119,9 +119,9 @@ class ProductConsumer {
     const Parameters& p_;
     std::uint32_t base_;
     int warpgroup_;
-    int first_row_;  ///< of this consumer in the tile
+    int first_row_;  ///< this consumer's first row in the tile
     StagePosition<Policy::stages> at_;
-    int last_stage_ = 0;  ///< of the present tile's products
+    int last_stage_ = 0;  ///< the last stage that the present tile's products read
     TileEpilogue<Policy> epilogue_;
 };
 

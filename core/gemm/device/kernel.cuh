@@ -1,22 +1,22 @@
 #pragma once
-/// Matrix products with the asynchronous products and copies of Hopper, and with an epilogue: a functor that
+/// Matrix products with Hopper's asynchronous products and copies, and with an epilogue: a functor that
 /// computes the results from the sums while they are in registers.
 ///
-/// The kernel is persistent: a thread block computes one tile of the result after the other. Its producer
-/// thread (producer.cuh) copies blocks of A and B to a ring in shared memory, also those of the next tiles.
-/// The consumers (consumer.cuh) multiply them and compute the epilogue (tile_epilogue.cuh). A warp of a
-/// consumer stores its results through buffers of its own, so that no warp waits for another one in the
-/// epilogue. If the epilogue reads matrices, the two consumers compute tiles in turns, and their warps with
-/// the same rows share buffers: while one consumer computes its epilogue, the inputs of the other consumer's
-/// next tile are loaded. policy.cuh has the layout of shared memory.
+/// The kernel is persistent: a thread block computes one result tile after the other. Its producer thread
+/// (producer.cuh) copies A and B blocks to a ring in shared memory, also those for the next tiles. The
+/// consumers (consumer.cuh) multiply them and compute the epilogue (tile_epilogue.cuh). Each consumer warp
+/// stores its results through its own buffers, so that no warp waits for another one in the epilogue. If the
+/// epilogue reads matrices, the two consumers compute tiles in turns, and their warps with the same rows
+/// share buffers: while one consumer computes its epilogue, the inputs for the other consumer's next tile are
+/// loaded. policy.cuh has the shared memory layout.
 ///
 /// An epilogue has these members:
 ///   Element       bfloat16 or float16: the type of all matrices and of the bias
 ///   products      1, or 2: a tile has columns of a b[0] and the same columns of a b[1], half each
-///   outputs       the number of matrices that it stores; all have the shape of one product
-///   inputs        the number of matrices of this shape that it reads
+///   outputs       how many matrices it stores; all have the shape of one product
+///   inputs        how many matrices of this shape it reads
 ///   has_bias      whether a bias is added to each row before begin(); zeros when there is none
-///   sums_columns  whether the columns of the first output are summed, after rounding
+///   sums_columns  whether the first output's columns are summed, after rounding
 ///   symmetric     whether A and B are the same matrices and the results are symmetric (symmetric.cuh)
 ///   Step          what begin() passes on to end()
 ///   begin(step, x, in), end(out, step, x, in)  compute eight elements of each output. out[i] = the elements
@@ -69,7 +69,7 @@ __global__ void __cluster_dims__(Policy::tiles.cluster, 1, 1) __launch_bounds__(
         take_registers_up_to<tiles.consumer_registers>();
         ProductConsumer<Policy>(p, base, warpgroup).consume(rank);
     }
-    // A thread block's shared memory must exist until no other block of the cluster writes to it.
+    // A thread block's shared memory must exist until no other block in the cluster writes to it.
     if constexpr (tiles.cluster > 1) wait_for_cluster();
 }
 

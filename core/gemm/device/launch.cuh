@@ -1,5 +1,5 @@
 #pragma once
-/// Launches the kernels of kernel.cuh: one for each epilogue, order of B, and tiles.
+/// Launches the kernels in kernel.cuh: one for each epilogue, order of B, and tile shape.
 #include <array>
 #include <utility>
 
@@ -10,7 +10,7 @@ namespace gradtile::cuda {
 
 namespace detail {
 
-/// A map for boxes of `columns` (64 or 32) columns.
+/// A map for boxes with `columns` (64 or 32) columns.
 inline TensorMap matrix_map(const Tensor& x, int rows, int columns = 64) {
     return tensor_map(box_view(x), rows, columns == 64 ? Swizzle::of_128_bytes : Swizzle::of_64_bytes);
 }
@@ -44,7 +44,7 @@ void launch_product(const Context& ctx, const ProductOperands& operands) {
 
 inline constexpr std::size_t product_tile_count = std::size(product_tiles);
 
-/// For each element of product_tiles, whether it has a kernel.
+/// Whether each element of product_tiles has a kernel.
 template <class Epilogue, device::Order b>
 constexpr std::array<bool, product_tile_count> existing_tiles() {
     return []<std::size_t... i>(std::index_sequence<i...>) {
@@ -56,7 +56,7 @@ constexpr std::array<bool, product_tile_count> existing_tiles() {
 
 }  // namespace detail
 
-/// The kernels of an epilogue for operands B of this order.
+/// An epilogue's kernels for B operands with this order.
 template <class Epilogue, device::Order order_b>
 class ProductKernels {
     static constexpr auto exists = detail::existing_tiles<Epilogue, order_b>();

@@ -1,5 +1,5 @@
 #pragma once
-/// Blocks of A and B in shared memory: their copies, and their descriptions for wgmma.
+/// A and B blocks in shared memory: their copies, and their descriptions for wgmma.
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
@@ -7,11 +7,11 @@
 
 namespace gradtile::cuda::device {
 
-/// A block of A or B in shared memory. `length` is its number of rows of the result, or of columns. An
+/// An A or B block in shared memory. `length` is how many result rows (A) or columns (B) it covers. An
 /// operand with Order::reduction is [length][64]; one with Order::output is [length / 64][64][64], with the
-/// reduction as its middle axis. It is loaded in parts: with Order::reduction, a part has some of the
-/// rows; with Order::output, it has some of the reduction. A load by `multicast` goes to both thread blocks
-/// of a cluster.
+/// reduction as its middle axis. The block is loaded in parts: with Order::reduction, the parts divide its
+/// rows; with Order::output, they divide the reduction. With `multicast`, a load goes to both thread blocks
+/// in a cluster.
 template <Order order, int length, int parts, bool multicast>
 struct OperandTile {
     static constexpr int row_bytes = 128, panel_bytes = 64 * row_bytes, bytes = length * row_bytes;
@@ -19,7 +19,7 @@ struct OperandTile {
     static constexpr int panels = order == Order::reduction ? 1 : length / 64;
     static_assert(length % 64 == 0 && box_rows % 8 == 0 && box_rows <= 256);
 
-    /// Loads a part. `first` and `depth` are the first element of the part in the matrix.
+    /// Loads a part. `first` and `depth` are the part's first element in the matrix.
     __device__ __forceinline__ static void load(std::uint32_t tile, const TensorMap& map, int first,
                                                 int depth, int matrix, int part, Barrier barrier) {
 #pragma unroll
@@ -34,7 +34,7 @@ struct OperandTile {
             }
         }
     }
-    /// Describes 16 elements of the reduction, from `depth` on, of the rows or columns from `first` on.
+    /// Describes the rows or columns from `first` on, with 16 elements of the reduction from `depth` on.
     __device__ __forceinline__ static std::uint64_t describe(std::uint32_t tile, int first, int depth) {
         const int offset = order == Order::reduction ? first * row_bytes + depth * 2
                                                      : first / 64 * panel_bytes + depth * row_bytes;

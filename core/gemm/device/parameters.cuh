@@ -1,5 +1,5 @@
 #pragma once
-/// The parameters of a kernel for products.
+/// The parameters of a product kernel.
 #include <cstdint>
 #include <type_traits>
 
@@ -11,14 +11,14 @@ namespace gradtile::cuda::device {
 template <class Epilogue>
 struct ProductParameters {
     TensorMap a, b[Epilogue::products];
-    /// Boxes of 16 rows. If the result is symmetric, the last map has boxes of 64 rows, for transposed tiles.
+    /// Boxes have 16 rows. If the result is symmetric, the last map has 64-row boxes, for transposed tiles.
     TensorMap to[Epilogue::outputs + (Epilogue::symmetric ? 1 : 0)];
-    TensorMap with[Epilogue::inputs == 0 ? 1 : Epilogue::inputs];  ///< the epilogue's inputs; the same boxes
+    TensorMap with[Epilogue::inputs == 0 ? 1 : Epilogue::inputs];  ///< epilogue inputs; the same boxes
     const typename Epilogue::Element* bias;
     float* column_sums;  ///< [ceil(rows / 128), columns]: sums over 128 rows each
     int rows, columns, depth_blocks;
-    std::conditional_t<Epilogue::symmetric, TriangleOrder, TileOrder> order;  ///< of tiles of a cluster
-    int tiles;                                                                ///< of clusters
+    std::conditional_t<Epilogue::symmetric, TriangleOrder, TileOrder> order;  ///< of cluster tiles
+    int tiles;                                                                ///< number of cluster tiles
     Epilogue epilogue;
 };
 

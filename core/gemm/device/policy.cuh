@@ -1,11 +1,11 @@
 #pragma once
-/// The sizes of a kernel for products, and its layout of shared memory.
+/// A product kernel's sizes and its shared memory layout.
 #include <gradtile/core/gemm/internal/hopper_tiles.h>
 #include <gradtile/core/gemm/device/operand_tile.cuh>
 
 namespace gradtile::cuda::device {
 
-/// The template parameters of a kernel, and the places of its data in shared memory.
+/// A kernel's template parameters, and where its data lie in shared memory.
 template <class Epilogue_, ProductTiles tiles_, Order order_b_>
 struct ProductPolicy {
     using Epilogue = Epilogue_;
@@ -17,18 +17,18 @@ struct ProductPolicy {
     using ATile = OperandTile<order_a, tiles.rows(), 1, false>;
     static constexpr int b_parts = tiles.cluster == 2 ? 2 : Epilogue::products;
     using BTile = OperandTile<order_b, tiles.columns, b_parts, tiles.cluster == 2>;
-    static constexpr int columns = tiles.columns / Epilogue::products;  ///< of a tile in each matrix
+    static constexpr int columns = tiles.columns / Epilogue::products;  ///< a tile's columns in each matrix
 
-    // A warp stores its results in units of 16 rows and 64 or 32 columns. Units of 32 columns take less
+    // A warp stores its results in units with 16 rows and 64 or 32 columns. Units with 32 columns take less
     // memory.
     static constexpr int unit_columns = Epilogue::outputs > 2 ? 32 : 64;
     static constexpr int unit_row_bytes = 2 * unit_columns, unit_bytes = 16 * unit_row_bytes;
     static constexpr int panels = columns / unit_columns,
-                         units = tiles.row_blocks * panels;  ///< of a warp in a tile
-    /// Two buffers of a consumer for 64 x 64 elements of a transposed tile.
+                         units = tiles.row_blocks * panels;  ///< a warp's units in a tile
+    /// Each consumer has two buffers, for 64 x 64 elements of a transposed tile.
     static constexpr int mirror_bytes = 64 * 64 * 2,
                          all_mirror_bytes = Epilogue::symmetric ? tiles.consumers * 2 * mirror_bytes : 0;
-    // The bias of a consumer's tile, twice: the fastest warp may be in the tile after the slowest warp's.
+    // The bias for a consumer's tile, twice: the fastest warp may be in the tile after the slowest warp's.
     static constexpr int bias_bytes = 2 * tiles.columns;
     static constexpr int sums_rows = 4 * tiles.row_blocks, sums_bytes = 4 * sums_rows * tiles.columns;
     static constexpr int all_bias_bytes = Epilogue::has_bias ? 2 * tiles.consumers * bias_bytes : 0,
@@ -40,19 +40,18 @@ struct ProductPolicy {
         max_bytes - all_mirror_bytes - all_bias_bytes - all_sums_bytes - max_barriers_bytes;
 
     /// Whether the epilogue reads matrices. An input is loaded long before its use, to the buffer of the
-    /// output that overwrites it. The warps of the two consumers that have the same rows share buffers: when
-    /// a warp has stored a unit, it loads a unit of its own tile or of the other consumer's next tile to the
-    /// free buffers.
+    /// output that overwrites it. Two warps that have the same rows, one in each consumer, share buffers:
+    /// when a warp has stored a unit, it loads a unit from its own tile or from the other consumer's next
+    /// tile to the free buffers.
     static constexpr bool has_inputs = Epilogue::inputs > 0;
     static_assert(Epilogue::inputs <= Epilogue::outputs && tiles.consumers == 2);
-    static constexpr int owners = 4 * (has_inputs ? 1 : tiles.consumers);  ///< of buffers: warps, or pairs
+    static constexpr int owners = 4 * (has_inputs ? 1 : tiles.consumers);  ///< warps, or pairs, with buffers
     static constexpr int buffer_bytes = Epilogue::outputs * unit_bytes;
-    /// The inputs get the memory that four stages leave free. Three stages hide less of the latency of A
-    /// and B.
+    /// The inputs get the memory that four stages leave free. Three stages hide less of the load latency.
     static constexpr int stages_beside_inputs = 4;
     static constexpr int fitting_buffers =
         (free_bytes - stages_beside_inputs * tiles.stage_bytes()) / (owners * buffer_bytes);
-    /// The number of buffers that a warp or pair has for each output: at most those of a whole tile.
+    /// How many buffers a warp or pair has for each output: at most enough for a full tile.
     static constexpr int unit_buffers = !has_inputs ? 2 : fitting_buffers < units ? fitting_buffers : units;
     static_assert(unit_buffers <= 32);  // TileEpilogue::input_rounds_ has a bit for each
     // Without inputs, a tile begins with the first buffer again; so do transposed tiles.
@@ -61,7 +60,7 @@ struct ProductPolicy {
     static constexpr int fitting_stages = (free_bytes - owners * owner_bytes) / tiles.stage_bytes();
     static constexpr int stages = fitting_stages < max_stages ? fitting_stages : max_stages;
 
-    // Offsets in the shared memory of a thread block.
+    // Offsets in the thread block's shared memory.
     static constexpr int unit_memory = stages * tiles.stage_bytes(),
                          mirror_memory = unit_memory + owners * owner_bytes,
                          bias_memory = mirror_memory + all_mirror_bytes,

@@ -1,5 +1,5 @@
 #pragma once
-/// The producer of a kernel for products.
+/// The producer of a product kernel.
 #include <cstdint>
 
 #include <gradtile/core/gemm/device/parameters.cuh>

@@ -1,12 +1,12 @@
 #pragma once
-/// The ring of blocks of A and B in shared memory, which the producer fills and the consumers empty.
+/// The ring of A and B blocks in shared memory, which the producer fills and the consumers empty.
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/mbarrier.cuh>
 
 namespace gradtile::cuda::device {
 
-/// The place of a thread in the ring.
+/// A thread's position in the ring.
 template <int stages>
 struct StagePosition {
     int stage = 0, round = 0;  ///< the round's parity

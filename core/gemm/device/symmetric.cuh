@@ -41,8 +41,7 @@ struct StorePolynomial {
             const float2 power = unpack<T>(in[0][i]);
             const int distance = diagonal + (i % 2 - i / 2) * 8;
             const float first = distance == 0 ? a : 0.0f, second = distance == 1 ? a : 0.0f;
-            // Without fmaf, the compiler may contract the elements (i, j) and (j, i) of a tile in different
-            // ways.
+            // Without fmaf, the compiler may contract a tile's elements (i, j) and (j, i) in different ways.
             out[0][i] = pack<T>(fmaf(c, x[0][2 * i], fmaf(b, power.x, first)),
                                 fmaf(c, x[0][2 * i + 1], fmaf(b, power.y, second)));
         }

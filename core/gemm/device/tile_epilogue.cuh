@@ -1,5 +1,5 @@
 #pragma once
-/// The epilogue of a tile: from the sums in registers to the results in global memory.
+/// The tile epilogue: computes the results from the sums in registers and stores them in global memory.
 #include <cstdint>
 #include <type_traits>
 
@@ -14,8 +14,8 @@
 
 namespace gradtile::cuda::device {
 
-/// Stores the transposes of four 8 x 8 matrices; lane i passes the address of row i % 8 of the transpose of
-/// matrix i / 8. The elements are those of store_matrices().
+/// Stores four 8 x 8 matrices transposed. Lane i passes the address of row i % 8 in the transposed matrix i /
+/// 8. The element layout is as in store_matrices().
 __device__ __forceinline__ void store_transposed_matrices(const std::uint32_t (&x)[4],
                                                           std::uint32_t address) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
@@ -23,8 +23,8 @@ __device__ __forceinline__ void store_transposed_matrices(const std::uint32_t (&
                  : "memory");
 }
 
-/// Computes the results of a consumer's tiles from the sums, and stores them. Each warp has 16 rows of every
-/// block of 64 rows, and stores them in units, see ProductPolicy.
+/// Computes the results for a consumer's tiles from the sums, and stores them. Each warp has 16 rows in every
+/// 64-row block, and stores them in units; see ProductPolicy.
 template <class Policy>
 class TileEpilogue {
     using Epilogue = typename Policy::Epilogue;
@@ -40,18 +40,18 @@ class TileEpilogue {
                                             int first_row)
         : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), warp_(warp_index() % 4) {}
 
-    /// Starts to load the inputs of the thread block's first tile, as many units as there are buffers. One
-    /// lane of each warp of the first consumer runs this.
+    /// Starts to load the inputs for the thread block's first tile, as many units as there are buffers. One
+    /// lane per warp of the first consumer runs this.
     __device__ __forceinline__ void load_first_inputs(const TileOrder::Tile& tile) const {
 #pragma unroll
         for (int unit = 0; unit < unit_buffers; ++unit) load_inputs(0, tile, unit, unit);
     }
-    /// Skips the units of `count` tiles of the other consumer.
+    /// Skips the units of the other consumer's next `count` tiles.
     __device__ __forceinline__ void pass_over(int count) {
         if constexpr (has_inputs) unit_at_.advance(count * units);
     }
 
-    /// Starts to copy the bias of a tile, before the tile's products.
+    /// Starts to copy a tile's bias, before the tile's products.
     __device__ __forceinline__ void copy_bias(const TileOrder::Tile& tile) {
         if constexpr (Epilogue::has_bias) {
             // Every warp copies the same numbers, so that no warp waits for another one.
@@ -67,8 +67,9 @@ class TileEpilogue {
         }
     }
 
-    /// Computes and stores the results of a tile. When the store of a unit has read its buffers, they receive
-    /// the inputs of a later unit of the tile or, if has_next, of `next`, the other consumer's tile.
+    /// Computes and stores a tile's results. As soon as a unit's store has read the unit's buffers, they are
+    /// reloaded with inputs for a later unit of this tile or, if has_next, of `next`, the other consumer's
+    /// tile.
     __device__ __forceinline__ void finish(const Sums& c, const TileOrder::Tile& tile, bool has_next,
                                            const TileOrder::Tile& next) {
         if constexpr (Epilogue::has_bias) {
@@ -118,8 +119,8 @@ class TileEpilogue {
     }
 
   private:
-    /// A unit's block of 64 rows. Units of the same rows follow each other, so that accesses to a row of the
-    /// matrix are close in time.
+    /// A unit's 64-row block. Units with the same rows follow each other, so that accesses to a matrix row
+    /// are close in time.
     static constexpr int block_of(int unit) {
         return unit / Policy::panels;
     }
@@ -133,8 +134,7 @@ class TileEpilogue {
     __device__ __forceinline__ BoxPosition position_of(const TileOrder::Tile& tile, int unit) const {
         return {tile.column + first_column_of(unit), row_of(tile, unit), 0, tile.matrix};
     }
-    /// The index of a unit's buffers. If there are buffers for all units of a tile, the index is known at
-    /// compile time.
+    /// A unit's buffer index. It is known at compile time if there are buffers for all units of a tile.
     __device__ __forceinline__ int slot_of(int unit) const {
         return has_inputs && unit_buffers < units ? unit_at_.stage : unit % unit_buffers;
     }
@@ -144,12 +144,12 @@ class TileEpilogue {
                (slot * Epilogue::outputs + output) * Policy::unit_bytes;
     }
 
-    /// The barrier of loads to a slot for a tile of `consumer`. Each consumer has its own barrier: a wait
-    /// names a phase by its parity, so a consumer must wait for every phase of its barrier.
+    /// The barrier for loads to a slot for one of `consumer`'s tiles. Each consumer has its own barrier: a
+    /// wait names a phase by its parity, so a consumer must wait for every phase of its barrier.
     __device__ __forceinline__ Barrier with_barrier(int consumer, int slot) const {
         return Barrier(base_ + Policy::with_memory + ((consumer * 4 + warp_) * unit_buffers + slot) * 8);
     }
-    /// Starts to load the inputs of a unit of a tile of `consumer`. One lane runs this.
+    /// Starts to load a unit's inputs, for one of `consumer`'s tiles. One lane runs this.
     __device__ __forceinline__ void load_inputs(int consumer, const TileOrder::Tile& tile, int unit,
                                                 int slot) const {
         const Barrier full = with_barrier(consumer, slot);
@@ -165,22 +165,22 @@ class TileEpilogue {
             }
         }
     }
-    /// Waits for the inputs of this consumer's unit in a slot.
+    /// Waits until the inputs for this consumer's unit are in the slot.
     __device__ __forceinline__ void await_inputs(int slot) {
         with_barrier(warpgroup_, slot).wait(static_cast<int>(input_rounds_ >> slot & 1));
         input_rounds_ ^= 1u << slot;
     }
 
-    /// Computes the results of a unit from its sums `c`, in pieces of 16 columns, and stores them.
+    /// Computes a unit's results from its sums `c`, 16 columns at a time, and stores them.
     __device__ __forceinline__ void finish_unit(const FragmentC (&c)[tiles.columns / 8],
                                                 const TileOrder::Tile& tile, int unit, int slot) {
         constexpr int row_bytes = Policy::unit_row_bytes;
         const int lane = lane_index(), first = first_column_of(unit);
-        // The 16-byte chunks of a row are swizzled as TMA does.
+        // A row's 16-byte chunks are swizzled as TMA does.
         const int row = lane & 15, swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
         const auto chunk = static_cast<std::uint32_t>(row * row_bytes + (lane >> 4 ^ swizzle) * 16);
         const bool is_mirrored = Epilogue::symmetric && tile.row > tile.column;
-        // The chunk for the transpose: the rows and columns of the four 8 x 8 matrices are exchanged.
+        // The chunk for the transpose: rows and columns are exchanged in the four 8 x 8 matrices.
         [[maybe_unused]] const int row_of_transposed = (lane & 7) + (lane >> 4) * 8;
         [[maybe_unused]] const auto transposed_chunk =
             static_cast<std::uint32_t>(row_of_transposed * row_bytes + ((lane >> 3 & 1) ^ (lane & 7)) * 16);
@@ -238,12 +238,12 @@ class TileEpilogue {
         store_unit(tile, unit, slot, is_mirrored);
     }
 
-    /// Starts the stores of a unit that lies in its buffers and, if is_mirrored, of its transpose.
+    /// Starts to store a unit from its buffers and, if is_mirrored, also its transpose.
     __device__ __forceinline__ void store_unit(const TileOrder::Tile& tile, int unit, int slot,
                                                bool is_mirrored) const {
         publish_shared_writes();
         if (is_mirrored) {
-            // After this barrier, warps write to the buffer of the unit before this one.
+            // After this barrier, warps write to the previous unit's buffer.
             if (is_first_warp_lane()) wait_until_stores_have_read();
             wait_at(1 + warpgroup_, warpgroup_threads);
         } else {
@@ -271,12 +271,13 @@ class TileEpilogue {
         }
     }
 
-    /// The consumer's buffer for the transpose of the 64 x 64 elements of its four warps' units.
+    /// The consumer's buffer for a transposed 64 x 64 block, made of one unit from each of the consumer's
+    /// four warps.
     __device__ __forceinline__ std::uint32_t mirror_of(int unit) const {
         return base_ + Policy::mirror_memory + (warpgroup_ * 2 + unit % 2) * Policy::mirror_bytes;
     }
-    /// Stores the transpose of the warp's 16 rows and the 16 columns k: rows k * 16 to k * 16 + 15 of the
-    /// buffer, and the warp's columns. Its 16-byte chunks are swizzled as TMA does.
+    /// Stores piece k (16 x 16) of the warp's unit, transposed, to the buffer's rows k * 16 to k * 16 + 15
+    /// and the warp's columns. The buffer's 16-byte chunks are swizzled as TMA does.
     __device__ __forceinline__ void store_mirrored(const FragmentA& x, int unit, int k) const {
         const int lane = lane_index(), row = (lane >> 4) * 8 + (lane & 7);
         const int chunk = warp_ * 2 + (lane >> 3 & 1);
@@ -291,7 +292,7 @@ class TileEpilogue {
         return {base_, warpgroup_, warp_};
     }
 
-    /// The bias of the lane's two columns among eight.
+    /// The bias for the lane's two columns among eight.
     __device__ __forceinline__ float2 bias_of(int column) const {
         std::uint32_t pair;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias_ + column * 2 + lane_index() % 4 * 4));
@@ -301,11 +302,11 @@ class TileEpilogue {
     const Parameters& p_;
     std::uint32_t base_;
     int warpgroup_;
-    int first_row_;  ///< of this consumer in the tile
-    int warp_;       ///< in the warpgroup; stored, because single lanes must not call warp_index()
-    StagePosition<unit_buffers> unit_at_;  ///< in the ring of the epilogue's inputs
-    std::uint32_t input_rounds_ = 0;       ///< for each slot, the parity of this consumer's loads
-    std::uint32_t bias_ = 0;               ///< of the present tile
+    int first_row_;  ///< this consumer's first row in the tile
+    int warp_;       ///< index in the warpgroup; stored, because single lanes must not call warp_index()
+    StagePosition<unit_buffers> unit_at_;  ///< in the ring of epilogue inputs
+    std::uint32_t input_rounds_ = 0;       ///< bit per slot: the parity of this consumer's loads
+    std::uint32_t bias_ = 0;               ///< address of the present tile's bias
     int bias_turn_ = 0;
 };
 

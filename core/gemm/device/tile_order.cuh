@@ -1,10 +1,10 @@
 #pragma once
-/// The order in which the thread blocks compute the tiles of a result.
+/// The order in which the thread blocks compute a result's tiles.
 
 namespace gradtile::cuda::device {
 
-/// The order of the tiles: groups of a few rows of tiles, column by column, so that the blocks of A and B
-/// that are read at the same time fit the L2 cache.
+/// The tile order: groups of a few tile rows, column by column, so that the A and B blocks that are read at
+/// the same time fit the L2 cache.
 struct TileOrder {
     static constexpr int group_rows = 8;
     int row_tiles, column_tiles;
@@ -20,10 +20,10 @@ struct TileOrder {
     }
 };
 
-/// The order of the tiles of symmetric results: those on and below the diagonal, row by row, of one matrix
-/// after the other.
+/// The tile order for symmetric results: tiles on and below the diagonal, row by row, one matrix after the
+/// other.
 struct TriangleOrder {
-    int side;  ///< tiles of a row
+    int side;  ///< tiles per row
 
     __host__ __device__ int tiles_of_matrix() const { return side * (side + 1) / 2; }
     __device__ TileOrder::Tile operator()(int index) const {

@@ -1,8 +1,7 @@
 #pragma once
 /// The CPU's products with few rows, c = alpha * a b^T (+ c): a step of generation multiplies one row, or one
-/// row per text, by every weight matrix. The time of such a product is the time of reading b, so all threads
-/// together must read b once, in order. Matrix libraries are slower, because they are optimised for many
-/// rows.
+/// row per text, by every weight matrix. Such a product takes as long as reading b, so all threads together
+/// must read b once, in order. Matrix libraries are slower, because they are optimised for many rows.
 #include <vector>
 
 #include <gradtile/core/gemm/internal/gemm_library.h>
@@ -10,8 +9,8 @@
 namespace gradtile::cpu {
 
 /// Multiplies a block: a [m, k] and b [n, k] have contiguous rows (trans_b, not trans_a); m, n, k >= 1. Sums
-/// are float32. An element of c is computed in an order that depends on k only, so it depends neither on m
-/// nor on how c is cut into blocks.
+/// are float32. The summation order depends on k only, so elements of c depend neither on m nor on how c is
+/// cut into blocks.
 template <class T>
 using FewRowsProduct = void (*)(const GemmBlock& block, const T* a, const T* b, float* c);
 
@@ -30,16 +29,17 @@ extern const FewRowsKernels avx512_bf16_few_rows, avx512_few_rows, avx2_few_rows
 /// The kernels that this machine can run, the fastest first; empty without AVX2.
 const std::vector<const FewRowsKernels*>& usable_few_rows_kernels();
 
-/// The kernel for c [m, n] of `product`, or null when the matrix library is faster or has no alternative.
+/// Returns the kernel that computes `product`, or null when the matrix library is faster or has no
+/// alternative.
 template <class T>
 FewRowsProduct<T> few_rows_product(const GemmBlock& product);
 
-/// Returns the number of columns of c [m, n] in one block. The number may depend on the number of threads,
-/// because the elements of c do not depend on how c is cut.
+/// Returns how many columns of c [m, n] one block has. The result may depend on the thread count, because the
+/// elements of c do not depend on how c is cut.
 std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_bytes, int threads);
 
 /// While this object exists, every thread uses these kernels (null: the matrix library), so that tests reach
-/// all of them on one machine.
+/// all kernels on one machine.
 class ForcedFewRowsKernels {
   public:
     explicit ForcedFewRowsKernels(const FewRowsKernels* kernels);

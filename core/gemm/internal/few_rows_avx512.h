@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for AVX-512. The instruction set of few_rows_kernel.h for
-/// AVX-512 without bf16 products.
+/// INTERNAL; include only in sources compiled for AVX-512. The instruction set for few_rows_kernel.h: AVX-512
+/// without bf16 products.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Avx512 {
 
     static Vector zero() { return _mm512_setzero_ps(); }
     static Step<float> load(const float* p) { return {{_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)}}; }
-    /// The elements of even index, then those of odd index: a bfloat16 is the upper half of a float.
+    /// The elements with even index, then those with odd index: a bfloat16 is a float's upper half.
     static Step<bfloat16> load(const bfloat16* p) {
         const __m512i pairs = _mm512_loadu_si512(p);
         return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),

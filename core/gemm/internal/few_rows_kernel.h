@@ -1,14 +1,14 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The loops of few_rows.h over an
+/// INTERNAL; include only in sources compiled for one instruction set. The loops for few_rows.h over an
 /// instruction set `Isa`, for elements of type T. Everything has internal linkage, so that the linker cannot
 /// use code compiled here in place of another source's function.
 ///
 ///   Isa::Vector        several floats
 ///   Isa::Step<T>       `vectors` registers with `elements` consecutive elements, in any order
 ///   Isa::load(p)       reads a Step<T> from p
-///   Isa::add_products  sum[i] += the products of the i-th registers of two steps
+///   Isa::add_products  sum[i] += the product of the i-th registers in two steps
 ///   Isa::sum(sums)     the sum of all lanes, in a fixed order
-///   Isa::rows          the most rows of a whose sums stay in registers, 2 or 4
+///   Isa::rows          for how many rows of a the sums stay in registers: 2 or 4
 #include <algorithm>
 #include <type_traits>
 
@@ -17,7 +17,8 @@
 namespace gradtile::cpu {
 namespace {
 
-/// The sums of one column of c for `rows` rows of a. Constant loops are unrolled, so that sums are registers.
+/// The sums for one column of c and `rows` rows of a. Constant loops are unrolled, so that sums are
+/// registers.
 template <class Isa, int rows, class T>
 struct FewRowsSums {
     using Step = typename Isa::template Step<T>;
@@ -29,13 +30,14 @@ struct FewRowsSums {
 #pragma GCC unroll 4
             for (int i = 0; i < Step::vectors; ++i) sums[r][i] = Isa::zero();
     }
-    /// Adds the products of a step's elements, of rows of a that are lda elements apart and of a row of b.
+    /// Multiplies one step of each row of a (lda elements apart) by one step of a row of b, and adds the
+    /// products.
     void add(const T* a, std::int64_t lda, const T* b) {
         const Step weights = Isa::load(b);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) Isa::add_products(sums[r], Isa::load(a + r * lda), weights);
     }
-    /// Adds the products of fewer elements than a step has.
+    /// Does the same for `count` elements, fewer than a step has.
     [[gnu::noinline]] static void add_rest(FewRowsSums& to, std::int64_t count, const T* a, std::int64_t lda,
                                            const T* b) {
         T a_step[rows][Step::elements] = {}, b_step[Step::elements] = {};
@@ -45,8 +47,9 @@ struct FewRowsSums {
     }
 };
 
-/// One column of c for `rows` rows of a. Reads b once for all rows. A row of b is read from begin to end
-/// before the next one: reading 2 or 4 rows at a time from memory takes two to three times as long (Zen 4).
+/// Computes one column of c for `rows` rows of a. Reads b once for all rows. A row of b is read from begin to
+/// end before the next one: reading 2 or 4 rows at a time from memory takes two to three times as long (Zen
+/// 4).
 template <class Isa, int rows, class T>
 void few_rows_column(const GemmBlock& block, const T* a, const T* b, float* c) {
     using Sums = FewRowsSums<Isa, rows, T>;
@@ -70,7 +73,7 @@ template <class Isa, class T>
 void few_rows(const GemmBlock& block, const T* a, const T* b, float* c) {
     for (std::int64_t column = 0; column < block.n; ++column) {
         std::int64_t row = 0;
-        // From the second group of rows on, the row of b is in the L1 cache.
+        // From the second row group on, b's row is in the L1 cache.
         const auto groups = [&]<int rows>(std::integral_constant<int, rows>) {
             for (; row + rows <= block.m; row += rows)
                 few_rows_column<Isa, rows>(block, a + row * block.lda, b + column * block.ldb,

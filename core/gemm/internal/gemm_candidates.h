@@ -7,15 +7,15 @@
 
 namespace gradtile::cuda {
 
-/// The numbers of gradtile's own kernels; empty in builds without them.
+/// The numbers that name gradtile's own kernels; empty in builds without them.
 std::vector<std::uint64_t> own_gemm_kernels();
-/// Returns a text that describes the tiles of a kernel: "128x192 in turns, cluster 2".
+/// Returns a text that describes a kernel's tiles: "128x192 in turns, cluster 2".
 std::string own_gemm_kernel_name(std::uint64_t kernel);
 /// Returns the number of gradtile's kernel that was chosen; nullopt if another way was chosen.
 std::optional<std::uint64_t> own_gemm_kernel(const GemmAlgorithm& choice);
 
-/// Restricts how ctx computes products from now on: by cuBLASLt and separate steps (no_own_kernel), or by one
-/// of gradtile's kernels where it applies. nullopt: no restriction. Discards the choices made so far.
+/// Restricts how ctx computes products from now on: by cuBLASLt and separate steps (no_own_kernel), or by
+/// this gradtile kernel where it applies. nullopt: no restriction. Discards the choices made so far.
 void restrict_gemm(const Context& ctx, std::optional<std::uint64_t> kernel);
 inline constexpr std::uint64_t no_own_kernel = 0;
 

@@ -12,9 +12,9 @@ namespace gradtile::cuda {
 /// as long as a separate pass over the matrix (bench/results/2026-11-21-h200-gemm.md).
 struct GemmFusion {
     enum class Gelu { none, forward, backward };
-    /// A gated activation of gate and up, which are adjacent in a row. cuBLASLt cannot fuse such activations,
-    /// so only alternatives compute them. forward: hidden = the product, c = activation(hidden). backward: c
-    /// = the gradient with respect to hidden, where the product is the gradient with respect to
+    /// A gated activation over gate and up, which are adjacent in a row. cuBLASLt cannot fuse such
+    /// activations, so only alternatives compute them. forward: hidden = the product, c = activation(hidden).
+    /// backward: c = the gradient with respect to hidden, where the product is the gradient with respect to
     /// activation(hidden).
     enum class Gated { none, forward, backward };
     Gelu gelu = Gelu::none;
@@ -23,19 +23,19 @@ struct GemmFusion {
     Tensor hidden = {};
 };
 
-/// Ways to compute the outputs of a product without a fused kernel of cuBLASLt. The first product of a kind
-/// times all of them; see gemm_algorithms.h.
+/// Ways to compute a product's outputs without a fused cuBLASLt kernel. The first product of a kind times all
+/// these ways; see gemm_algorithms.h.
 struct GemmAlternatives {
     std::function<void()> in_steps = {};  ///< computes the same outputs by several operators
-    /// Computes the outputs that a kernel of cuBLASLt did not compute; called after that kernel.
+    /// Computes the outputs that a cuBLASLt kernel did not compute; called after that kernel.
     std::function<void()> after_library = {};
-    /// Numbers of gradtile's own kernels. They are stored in checkpoints, so each keeps its meaning.
+    /// Numbers that name gradtile's own kernels. They are stored in checkpoints, so each keeps its meaning.
     std::span<const std::uint64_t> kernels = {};
     std::function<void(std::uint64_t kernel)> run_kernel = {};
 };
 
-/// gemm() for operands that gemm_backend.h allows, with rank 2 or 3 and K > 0, by cuBLASLt or by one of the
-/// alternatives. Sums are in float32; partial sums are never added in a 16-bit output's type. Returns false
+/// gemm() for operands that gemm_backend.h allows, with rank 2 or 3 and K > 0, by cuBLASLt or by an
+/// alternative. Sums are in float32; partial sums are never added in a 16-bit output's type. Returns false
 /// and does nothing when there is no kernel for the product, or when alternatives.in_steps is faster.
 bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
              const GemmOptions& options, const GemmFusion& fusion = {},

@@ -1,5 +1,5 @@
 #pragma once
-/// The choice of cuBLASLt's algorithms by timing, and the table of choices.
+/// Chooses cuBLASLt algorithms by timing, and keeps a table of the choices.
 #include <cublasLt.h>
 
 #include <map>
@@ -14,23 +14,23 @@
 
 namespace gradtile::cuda {
 
-/// Numbers of epilogues from this one on are gradtile's, for products that cuBLASLt cannot fuse.
+/// Epilogue numbers from this one on are gradtile's, for products that cuBLASLt cannot fuse.
 inline constexpr std::int64_t first_own_epilogue = std::int64_t{1} << 32;
 
-/// The key of a choice: everything that the choice of an algorithm depends on. Types and epilogues have
-/// cuBLASLt's numbers; alignments are in bytes.
+/// The key of a choice: everything that the chosen algorithm depends on. Types and epilogues have cuBLASLt's
+/// numbers; alignments are in bytes.
 struct GemmProblem {
     std::int64_t library, architecture, multiprocessors;
     std::int64_t m, n, k, batch;
     std::int64_t trans_a, trans_b, accumulates, epilogue;
     std::int64_t in_type, out_type, bias_type, compute_type;
     std::int64_t a_row, b_row, c_row, hidden_row;  // elements between rows
-    std::int64_t a_step, b_step, c_step;           // elements between matrices of a batch
+    std::int64_t a_step, b_step, c_step;           // elements between matrices in a batch
     std::int64_t a_alignment, b_alignment, c_alignment, bias_alignment, hidden_alignment;
     friend auto operator<=>(const GemmProblem&, const GemmProblem&) = default;
 };
 
-/// The addresses of a product's operands; null for an absent operand.
+/// A product's operand addresses; null for an absent operand.
 struct GemmPointers {
     const void *a, *b, *bias;
     void *c, *hidden;
@@ -40,11 +40,11 @@ struct GemmPointers {
 struct GemmChoice {
     enum class By { steps, library, kernel };
     By by = By::steps;
-    cublasLtMatmulAlgo_t algorithm = {};  ///< of the library
-    std::uint64_t kernel = 0;             ///< the number of a kernel of gradtile
+    cublasLtMatmulAlgo_t algorithm = {};  ///< the library's algorithm
+    std::uint64_t kernel = 0;             ///< the number that names a gradtile kernel
 };
 
-/// The state that the products of one stream share: cuBLASLt's handle, its workspace, the algorithms chosen
+/// The state that all products on one stream share: cuBLASLt's handle, its workspace, the algorithms chosen
 /// so far. One workspace is enough, because a stream runs one product at a time.
 class GemmState {
   public:

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The compiled kernels without an activation; products.cu defines these functions in builds for
-/// sm_90a.
+/// INTERNAL. The compiled kernels without an activation; hopper_products.cu and hopper_symmetric.cu define
+/// these functions in builds for sm_90a.
 #include <gradtile/core/gemm/internal/hopper_product.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 

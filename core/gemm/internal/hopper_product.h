@@ -7,7 +7,7 @@
 
 namespace gradtile::cuda {
 
-/// to[0] [M, N] = op(a) op(b[0]), for matrices of one 16-bit dtype, and what epilogues use.
+/// to[0] [M, N] = op(a) op(b[0]), for matrices with one 16-bit dtype, and what epilogues use.
 struct ProductOperands {
     Tensor a = {}, b[2] = {};
     bool trans_a = false, trans_b = false;  ///< as in GemmOptions
@@ -16,7 +16,7 @@ struct ProductOperands {
     Tensor column_sums = {};                ///< [ceil(M / 128), N] float32, or undefined
 };
 
-/// A matrix, or a stack of matrices, as the [count, rows, 1, columns] tensor that tensor_map() takes.
+/// A matrix or matrix stack as the [count, rows, 1, columns] tensor that tensor_map() takes.
 inline Tensor box_view(const Tensor& x) {
     const bool stack = x.rank() == 3;
     return {nullptr,
@@ -28,12 +28,12 @@ inline Tensor box_view(const Tensor& x) {
 }
 
 /// Returns the reason why the kernels cannot compute a product; nullptr if they can. The reasons are the GPU,
-/// the dtypes, and rows that TMA cannot address: rows must be whole 16-byte pieces at multiples of 16 bytes.
-/// The environment variable GRADTILE_HOPPER_GEMM=off turns these kernels off.
+/// the dtypes, and rows that TMA cannot address: rows must be whole 16-byte pieces, aligned to 16 bytes. The
+/// environment variable GRADTILE_HOPPER_GEMM=off turns these kernels off.
 const char* why_not_hopper_product(const ProductOperands& operands);
 
-/// The numbers of the kernels without an activation that apply, for GemmAlternatives: for a b^T with or
-/// without a bias, and a b without one. Empty if none does.
+/// The numbers of the applicable kernels without an activation, for GemmAlternatives: for a b^T with or
+/// without a bias, and a b without one. Empty if none applies.
 std::span<const std::uint64_t> hopper_product_kernels(const ProductOperands& operands);
 /// Enqueues one of these kernels.
 void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
