@@ -18,11 +18,11 @@ std::size_t index(std::int64_t i) {
     return static_cast<std::size_t>(i);
 }
 
-/// The key of all problems with dropout. Its first sample is not 0, so that a kernel that ignores the first
+/// The key for all problems with dropout. Its first sample is not 0, so that a kernel that ignores the first
 /// sample fails.
 const DropoutKey dropout_key = DropoutKey::of_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
 
-/// One output of attention: its member of Result and the number of columns of a row.
+/// One attention output: its Result member and its columns per row.
 struct Output {
     const char* name;
     Vector Result::*part;
@@ -56,7 +56,7 @@ Tensor plus_offset(const Context& ctx, const Tensor& x, double offset) {
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// Returns x with row `row` of axis 1 multiplied by `factor`.
+/// Returns x with row `row` along axis 1 multiplied by `factor`.
 Tensor with_scaled_row(const Context& ctx, const Tensor& x, std::int64_t row, double factor) {
     Vector numbers = to_host(ctx, x);
     const std::int64_t length = x.size(1), width = x.size(2) * x.size(3);
@@ -153,7 +153,7 @@ Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
     for (std::size_t n = 0; n < max_biases; ++n)
         if (p.biases[n].rank() > 0) in.biases[n] = randn(ctx, p.biases[n], DType::f32, Seed{15 + n});
     if (p.alibi) {
-        Vector slopes;  // the paper's slopes for a number of heads that is a power of two
+        Vector slopes;  // the paper's slopes for a power-of-two head count
         for (std::int64_t h = 1; h <= p.heads; ++h)
             slopes.push_back(std::exp2(-8.0 * static_cast<double>(h) / static_cast<double>(p.heads)));
         in.alibi_slopes = from_host(ctx, slopes, {p.heads}, DType::f32);
@@ -172,7 +172,7 @@ Inputs offset_inputs(const Context& ctx, const Problem& p, DType dtype, double o
 
 Inputs sink_inputs(const Context& ctx, const Problem& p, DType dtype, std::int64_t sink, double height) {
     Inputs in = random_inputs(ctx, p, dtype);
-    constexpr double noise = 0x1p-5;  // small, so that the scores of the other keys are nearly equal
+    constexpr double noise = 0x1p-5;  // small, so that the other keys' scores are nearly equal
     Vector q = to_host(ctx, in.q), k = to_host(ctx, in.k);
     for (double& e : q) e = 1 + noise * e;
     const std::int64_t width = p.key_heads * p.d_qk;
@@ -324,8 +324,8 @@ Finding bias(std::string what, const Vector& values, const Vector& expected, con
         total += projection;
         squares += projection * projection;
     }
-    // A normally distributed number deviates from its mean by more than this number of standard deviations in
-    // one of two million cases.
+    // A normally distributed number deviates from its mean by more than this many standard deviations once in
+    // two million cases.
     constexpr double deviations = 5;
     const double error = std::isnan(total) ? infinity : std::abs(total);
     return {.what = std::move(what), .error = error, .bound = deviations * std::sqrt(squares) + allowed};

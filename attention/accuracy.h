@@ -1,6 +1,6 @@
 #pragma once
-/// Measures the errors of an attention computation against a float64 reference, and derives the bounds that
-/// the errors must keep (docs/numerics.md, "How accurate"). The reference evaluates the formulas pair by pair
+/// Measures an attention computation's errors against a float64 reference, and derives the bounds that the
+/// errors must keep (docs/numerics.md, "How accurate"). The reference evaluates the formulas pair by pair
 /// (row, key) and shares no code with the operator, not even the mask. Used by the tests and `gradtile
 /// gradcheck`.
 #include <iosfwd>
@@ -12,7 +12,7 @@
 
 namespace gradtile::attention::accuracy {
 
-/// Shapes and options of one attention call.
+/// Shapes and options for one attention call.
 struct Problem {
     std::int64_t queries = 1, keys = 1;
     std::int64_t d_qk = 8, d_v = 8;
@@ -23,13 +23,13 @@ struct Problem {
     std::optional<double> scale = {};
     double softcap = 0;
     bool alibi = false, sink = false;
-    std::array<Shape, max_biases> biases = {};  ///< shapes of the biases; rank 0: no bias
+    std::array<Shape, max_biases> biases = {};  ///< bias shapes; rank 0: no bias
     std::int64_t batch_divisor = 1;
     double dropout_p = 0;
     std::int64_t first_sample = 0;  ///< the first sequence's number for dropout
     bool d_lse = false;             ///< the gradient with respect to the LSE is not 0
 
-    /// Returns the options with undefined tensors; with_tensors() adds the tensors of an Inputs.
+    /// Returns the options with undefined tensors; with_tensors() adds the tensors from an Inputs.
     Options options(Algorithm algorithm = Algorithm::flash) const;
     double scale_or_default() const;
 };
@@ -40,8 +40,8 @@ struct NamedProblem {
     Problem problem;
 };
 /// Returns `base` with each option that changes scores or probabilities, one option per problem, and at the
-/// end a problem named all-options with all of these options. Tests and `gradtile gradcheck` take their
-/// problems from this list.
+/// end a problem named all-options with all these options. Tests and `gradtile gradcheck` take their problems
+/// from this list.
 std::vector<NamedProblem> score_option_problems(const Problem& base);
 
 struct Inputs {
@@ -49,13 +49,13 @@ struct Inputs {
     Tensor k;    ///< [B, Sk, Hkv, Dqk]
     Tensor v;    ///< [B, Sk, Hkv, Dv]
     Tensor d_o;  ///< [B, Sq, Hq, Dv]
-    // Tensors of options; undefined if the problem does not set the option.
+    // Option tensors; undefined if the problem does not set the option.
     std::array<Tensor, max_biases> biases = {};  ///< float32
     Tensor alibi_slopes = {}, sink = {};         ///< [Hq] float32
     Tensor d_lse = {};                           ///< [B, Hq, Sq]
 
     Inputs to(const Context& ctx, DType dtype) const;
-    /// Returns the options with the tensors of these inputs.
+    /// Returns the options with these inputs' tensors.
     Options with_tensors(Options options) const;
     /// Returns the members that are undefined if the problem does not set their option.
     std::array<Tensor*, max_biases + 3> option_tensors() {
@@ -63,23 +63,23 @@ struct Inputs {
     }
 };
 
-/// Returns the elements of x on the host; none if x is undefined.
+/// Copies x's elements to the host; returns none if x is undefined.
 std::vector<double> numbers_of(const Context& ctx, const Tensor& x);
 
-/// Inputs of standard normal numbers, rounded to dtype.
+/// Standard normal inputs, rounded to dtype.
 Inputs random_inputs(const Context& ctx, const Problem& problem, DType dtype);
-/// random_inputs with `offset` added to every element of k and v. This makes D = rowsum(dO * O) many times
+/// random_inputs with `offset` added to every k and v element. This makes D = rowsum(dO * O) many times
 /// larger than the differences dP - D, so that an error in D has a visible effect.
 Inputs offset_inputs(const Context& ctx, const Problem& problem, DType dtype, double offset);
-/// Inputs with an attention sink: in every row, the score of key `sink` is larger by about `height` than
-/// those of the other keys, which are nearly equal. problem.scale must not be 0.
+/// Inputs with an attention sink: in every row, key `sink` scores about `height` more than the other keys,
+/// whose scores are nearly equal. problem.scale must not be 0.
 Inputs sink_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t sink, double height);
-/// Inputs where the gradient of one query row is `height` times those of the others, which are nearly equal.
+/// Inputs where one query row's gradient is `height` times the other rows' gradients, which are nearly equal.
 /// This row dominates the sums over rows, dK and dV.
 Inputs heavy_row_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t row,
                         double height);
 
-/// All results of a forward and a backward pass, on the host.
+/// All results from a forward and a backward pass, on the host.
 struct Result {
     std::vector<double> o, lse, d_q, d_k, d_v, d_bias_0 = {}, d_bias_1 = {}, d_sink = {};
     bool operator==(const Result&) const = default;
@@ -88,36 +88,37 @@ Result run(const Context& ctx, const Inputs& in, const Options& options);
 
 /// Rounding errors of one kind of kernel.
 struct Roundoff {
-    double arithmetic;   ///< relative error of one addition or multiplication
-    double storage;      ///< relative error of storing a result
-    double factors;      ///< relative error of P and dS as factors of products; 0 if they are not rounded
-    double exponential;  ///< relative error of 2^x, in addition to 4 roundings of the arithmetic
+    double arithmetic;   ///< relative error per addition or multiplication
+    double storage;      ///< relative error when a result is stored
+    double factors;      ///< relative error in P and dS as product operands; 0: not rounded
+    double exponential;  ///< relative error in 2^x, in addition to 4 arithmetic roundings
     /// A sum over keys or rows is computed in blocks of at least terms_per_block terms. A block has at most
     /// roundings_per_block roundings, and adding it to the other blocks rounds once more.
     std::int64_t roundings_per_block, terms_per_block;
-    /// Relative error of a row's maximum and LSE in calls without biases, from their storage and conversions;
-    /// 0 if kernels keep what the roundings lose. Calls with biases have no such error on any device.
+    /// Relative error in a row's maximum and LSE, for calls without biases, from their storage and
+    /// conversions; 0 if kernels keep what the roundings lose. Calls with biases have no such error on any
+    /// device.
     double row_numbers;
 
-    /// Returns a bound of a sum's error, divided by the sum of its terms' magnitudes. The bound holds even if
+    /// Returns a bound on a sum's error, divided by the sum of its terms' magnitudes. The bound holds even if
     /// all roundings have the same sign.
     double sum_error(std::int64_t terms) const;
 };
-/// Roundoff of the kernels for a dtype on a device.
+/// Kernel roundoff for a dtype on a device.
 Roundoff roundoff_of(DType dtype, const Device& device);
 
-/// Results in float64, and bounds for the errors of kernels. Each bound is given element by element.
+/// Results in float64, and bounds for kernel errors. Each bound is given element by element.
 struct Reference {
     Result value;
-    /// The error that flash's own roundings may add to the error of the naive form.
+    /// The error that flash's own roundings may add to the naive form's error.
     Result floor;
     /// Like floor, but for the root mean square over many elements, and including the roundings of P and dS
-    /// before they are multiplied. This floor alone bounds the error of a 16-bit kernel.
+    /// before they are multiplied. This floor alone bounds a 16-bit kernel's error.
     Result root_mean_square;
-    /// The error if all roundings of the arithmetic had the same sign: the part of an error that does not
-    /// average out over rows.
+    /// The error if all arithmetic roundings had the same sign: the part of an error that does not average
+    /// out over rows.
     Result systematic;
-    /// The change of dQ if every D is doubled.
+    /// The change in dQ if every D is doubled.
     std::vector<double> d_q_by_d;
 };
 /// Evaluates attention and its gradients in float64, and derives the error bounds from `roundoff`.
@@ -125,7 +126,7 @@ struct Reference {
 Reference float64_reference(const Context& ctx, const Problem& problem, const Inputs& inputs,
                             const Roundoff& roundoff);
 
-/// Factors f in the bounds f * (error of the naive form) + floor.
+/// Factors f in the bounds f * (naive form's error) + floor.
 struct Factors {
     double forward;
     double gradients;
@@ -142,7 +143,7 @@ struct Finding {
     std::string what;  ///< for example "dQ: largest error"
     double error = 0;
     double bound = 0;
-    std::int64_t element = -1;  ///< index into the output; -1 if the error is of all elements together
+    std::int64_t element = -1;  ///< index into the output; -1 if the error covers all elements
     double value = 0, expected = 0;
 
     bool ok() const { return error <= bound; }
@@ -150,18 +151,18 @@ struct Finding {
 };
 std::ostream& operator<<(std::ostream& out, const Finding& finding);
 
-/// Compares every element: its error must be at most factor * (largest error of `naive`) + floor. Returns for
-/// each output the element with the largest ratio of error to bound.
+/// Compares every element: its error must be at most factor * (`naive`'s largest error) + floor. Returns for
+/// each output the element with the largest error/bound ratio.
 std::vector<Finding> largest_errors(const Result& naive, const Result& result, const Reference& reference,
                                     const Factors& factors);
-/// Compares the root mean square error of each output. It must be at most factor * (root mean square error of
-/// `naive`) + (root mean square of Reference::root_mean_square).
+/// Compares each output's root mean square error. It must be at most factor * (`naive`'s root mean square
+/// error) + (root mean square of Reference::root_mean_square).
 std::vector<Finding> root_mean_square_errors(const Result& naive, const Result& result,
                                              const Reference& reference, const Factors& factors);
 /// Checks that errors are as likely positive as negative. Every row's errors are projected onto the row's
-/// expected values. (Errors of LSE are not projected; errors of dQ are also projected onto the effect of an
-/// error in D.) The projections must add up to at most 5 standard deviations of a sum with random signs, plus
-/// the bound Reference::systematic. The rows must differ from each other, as those of random_inputs and
+/// expected values. (LSE errors are not projected; dQ errors are also projected onto the effect of an error
+/// in D.) The projections must add up to at most 5 standard deviations of a sum with random signs, plus the
+/// bound Reference::systematic. The rows must differ from each other, as the rows in random_inputs and
 /// offset_inputs do.
 std::vector<Finding> biases(const Problem& problem, const Result& result, const Reference& reference);
 

@@ -31,8 +31,7 @@ namespace {
 
 constexpr std::int64_t max_head_dim = 256;
 
-/// Throws an Error with the names of the algorithm and of the option if the algorithm does not support the
-/// option.
+/// Throws an Error naming the algorithm and the option if the algorithm does not support the option.
 void refuse_unavailable_algorithm(const Options& options) {
     if (options.algorithm != Algorithm::memory_efficient && options.algorithm != Algorithm::flash1) return;
     for (const auto& [tensor, name] :
@@ -121,7 +120,7 @@ void check_output(const char* name, const Tensor& x, const Shape& shape, DType d
     check_distinct_elements("attention", {name, x});
 }
 
-/// A tensor of one float32 for each query head.
+/// A tensor with one float32 per query head.
 void check_per_head(const char* name, const Tensor& x, const Tensor& q) {
     check_like(name, x, {q.size(2)}, DType::f32);
     check(x.device() == q.device(), "attention: ", name, " is ", x, ", expected it on ", q.device());
@@ -205,7 +204,7 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     mask.queries = q.size(1);
     mask.keys = k.size(1);
     mask.offset = options.top_left ? 0 : mask.keys - mask.queries;
-    // A side of max_side sees every key. Clamping longer sides keeps sums of indices from overflowing.
+    // A side of max_side sees every key. Clamping longer sides keeps index sums from overflowing.
     const std::int64_t max_side = mask.queries + mask.keys;
     mask.left = std::min(options.window.left, max_side);
     mask.right = options.causal ? 0 : std::min(options.window.right, max_side);
@@ -291,7 +290,7 @@ void check_option_gradients(const Options& options, const Gradients& into, const
     check_distinct_elements("attention", {"gradient of sink", into.sink});
 }
 
-/// A new tensor of x's shape and dtype that has stride 0 along the axes where x has.
+/// A new tensor with x's shape and dtype, and with stride 0 along the axes where x has stride 0.
 Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     Shape shape = x.shape();
     for (int axis = 0; axis < x.rank(); ++axis)
@@ -299,8 +298,8 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
     return empty(ctx, shape, x.dtype()).expand(x.shape());
 }
 
-/// The gradient of keys or values. Where all batches share them, kernels write a gradient for each batch, and
-/// store() adds these in float32 (float64 for float64) in the order of the batches.
+/// The gradient of keys or values. Where all batches share them, kernels write one gradient per batch, and
+/// store() adds these in float32 (float64 for float64), in batch order.
 class KeyGradient {
   public:
     KeyGradient(const Context& ctx, const Tensor& into, std::int64_t batch) : into_(into), of_batches_(into) {

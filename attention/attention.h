@@ -24,16 +24,16 @@ enum class Algorithm : std::uint8_t {
     /// Stores S and P; in float64 the reference for other algorithms. On a GPU its matrix products include
     /// the hidden pairs (row, key), so a NaN in a hidden key or in another packed sequence reaches every row.
     naive,
-    // memory_efficient and flash1 are for comparison. Both refuse packed sequences and, on a GPU with 99 KB
-    // of shared memory per thread block, float64 gradients of head dims above 128.
+    // memory_efficient and flash1 are for comparison. Both refuse packed sequences. On a GPU with 99 KB of
+    // shared memory per thread block, both also refuse float64 gradients for head dims above 128.
     /// Rabe & Staats: a loop over K/V blocks with a running maximum, in linear memory; the backward pass
-    /// handles one block of rows after the other. On the CPU each operation writes its result to memory.
+    /// handles one row block after the other. On the CPU each operation writes its result to memory.
     memory_efficient,
     flash1,          ///< FlashAttention: the outer loop is over K/V blocks in forward, too
-    flash = flash2,  ///< another name of flash2
+    flash = flash2,  ///< another name for flash2
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
-/// Returns the algorithm of this name; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
+/// Returns the algorithm named `text`; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
 /// ...".
 Algorithm algorithm_named(std::string_view text, std::string_view setting);
 
@@ -44,50 +44,50 @@ struct Window {
     std::int64_t right = -1;
 };
 
-/// Options of a call. The defaults compute softmax(Q K^T / sqrt(Dqk)) V. A call that sets an option which
+/// Options for one call. The defaults compute softmax(Q K^T / sqrt(Dqk)) V. A call that sets an option which
 /// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash2;
-    /// Factor of the scores; default 1/sqrt(Dqk). Unless the inputs are float64, at most float32's largest
+    /// Scales the products q.k; default 1/sqrt(Dqk). Unless the inputs are float64, at most float32's largest
     /// number; a scale below float32's normal numbers acts as 0.
     std::optional<double> scale = {};
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
     bool top_left = false;  ///< aligns row 0 with key 0; by default the last row is aligned with the last key
     /// Makes gradients equal to the bit from run to run. Some gradients are equal without this option: all on
-    /// the CPU; on a GPU dK and dV of flash2 and naive, and all of flash1. On a GPU the option fixes the
-    /// order of flash2's additions to dQ, which costs the 16-bit backward pass 11 to 22% of its speed (31 to
-    /// 41% on Hopper GPUs). The option also fixes the order of memory_efficient's additions to dK and dV: one
-    /// thread block then computes a whole K/V head.
+    /// the CPU; on a GPU dK and dV of flash2 and naive, and all of flash1. On a GPU the option makes flash2
+    /// add to dQ in a fixed order, which lowers the 16-bit backward pass's speed by 11 to 22% (31 to 41% on
+    /// Hopper GPUs). memory_efficient then also adds to dK and dV in a fixed order: one thread block computes
+    /// a whole K/V head.
     bool deterministic = false;
 
-    // ---- Options of the scores and probabilities ----
+    // ---- Score and probability options ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
 
     double softcap = 0;  ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
     /// [Hq] float32 (Press et al. 2022, "ALiBi"), or [B, Hq] with slopes for each batch or packed sequence.
     Tensor alibi_slopes = {};
-    /// Terms of the scores, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1
-    /// or stride 0. -inf hides a key.
+    /// Score terms, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1 or stride
+    /// 0. -inf hides a key.
     std::array<Tensor, max_biases> biases = {};
     /// A bias with batch B is used for q with batch B * batch_divisor: q's batch b reads batch b /
     /// batch_divisor.
     std::int64_t batch_divisor = 1;
-    Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a value vector of zeros
-    double dropout_p = 0;         ///< probability that an element of P is dropped; the others are scaled up
+    Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a zero value vector
+    double dropout_p = 0;         ///< probability that P_ij is dropped; the other elements are scaled up
     DropoutKey dropout_key = {};  ///< the default key drops nothing, as in evaluation
 
     // ---- Packed sequences ----
 
-    /// Sequences of different lengths that lie one after the other, without padding. Sequence b has the rows
-    /// cumulative_q[b] to cumulative_q[b + 1] - 1 of q and the keys cumulative_k[b] to cumulative_k[b + 1] -
-    /// 1 of k and v: int32 [B + 1] on q's device, contiguous, both set or none. q, k, v and o then have no
-    /// batch axis: q is [total rows, Hq, Dqk], k is [total keys, Hkv, Dqk]; lse is [Hq, total rows]. A row
-    /// sees keys of its own sequence only, and the mask, ALiBi and dropout count rows and keys from its
-    /// start. Lengths may be 0. Rows and keys after the last sequence belong to no sequence: their O and
-    /// gradients are 0, and LSE is -inf. The first offset must be 0, and offsets must not decrease. The CPU
-    /// throws Error on other offsets. A GPU reads the offsets only when its kernels run, and limits them to
-    /// the tensors' lengths. Biases are refused.
+    /// Sequences with different lengths, stored one after the other without padding. Sequence b has rows
+    /// cumulative_q[b] to cumulative_q[b + 1] - 1 in q, and keys cumulative_k[b] to cumulative_k[b + 1] - 1
+    /// in k and v. Both tensors are contiguous int32 [B + 1] on q's device; set both or none. q, k, v and o
+    /// then have no batch axis: q is [total rows, Hq, Dqk], k is [total keys, Hkv, Dqk]; lse is [Hq, total
+    /// rows]. A row sees only keys in its own sequence, and the mask, ALiBi and dropout count rows and keys
+    /// from its start. Lengths may be 0. Rows and keys after the last sequence belong to no sequence: their O
+    /// and gradients are 0, and LSE is -inf. The first offset must be 0, and offsets must not decrease. The
+    /// CPU throws Error on other offsets. A GPU reads the offsets only when its kernels run, and limits them
+    /// to the tensors' lengths. Biases are refused.
     Tensor cumulative_q = {};
     Tensor cumulative_k = {};
 };
@@ -102,10 +102,10 @@ struct Saved {
     Tensor lse;  ///< [B, Hq, Sq], natural log; float32 (float64 for float64 inputs)
     /// The rounding error that lse lacks, in its shape and dtype: P = exp(S - lse - lse_remainder). A row
     /// whose keys are all masked by a bias of -1e9 has LSE = -1e9 + ln n, and float32 has no digits left for
-    /// ln n. Undefined, for example after a merge of partial results, means 0. The forward pass defines the
-    /// remainder on the CPU, and on a GPU with biases for flash2 and memory_efficient.
+    /// ln n. An undefined tensor means 0, for example after partial results were merged. The forward pass
+    /// defines the remainder on the CPU, and on a GPU with biases for flash2 and memory_efficient.
     Tensor lse_remainder = {};
-    // Defined for Algorithm::flash1 only, in shape and dtype of lse: m and l of the paper, LSE = m + ln l.
+    // Defined for Algorithm::flash1 only, in lse's shape and dtype: the paper's m and l, LSE = m + ln l.
     Tensor row_max = {};  ///< the row's largest score
     Tensor row_sum = {};  ///< the sum of exp(score - row_max)
 };
@@ -114,27 +114,26 @@ struct Gradients {
     Tensor q;  ///< [B, Sq, Hq, Dqk]
     Tensor k;  ///< [B, Sk, Hkv, Dqk]
     Tensor v;  ///< [B, Sk, Hkv, Dv]
-    /// Gradients of the biases, in the dtypes and shapes of the biases. Along an axis of length 1 or stride 0
-    /// the gradient is a sum over that axis, computed in float32 (float64 for float64 inputs) in a fixed
-    /// order. A gradient has stride 0 where its bias has.
+    /// Bias gradients, in the biases' dtypes and shapes. Along an axis of length 1 or stride 0 the gradient
+    /// is a sum over that axis, computed in float32 (float64 for float64 inputs) in a fixed order. A gradient
+    /// has stride 0 where its bias has.
     std::array<Tensor, max_biases> biases = {};
     Tensor sink = {};  ///< [Hq] float32
 };
 
 /// Computes O [B, Sq, Hq, Dv] from q [B, Sq, Hq, Dqk], k [B, Sk, Hkv, Dqk], v [B, Sk, Hkv, Dv]. Hq must be a
-/// multiple of Hkv. k and v may have batch 1 for any batch of q: all batches then share them. All tensors
+/// multiple of Hkv. k and v may have batch 1, whatever q's batch is: all batches then share them. All tensors
 /// have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to 256; on a GPU, 16-bit tensors
-/// whose head dim is not a multiple of 8 are first copied. Sums are in float32 or wider. Strides of inputs
-/// may be any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that
-/// sees no key has O = 0 and LSE = -inf. Keys that the mask and biases of -inf hide from every row, and rows
-/// that see no key, may hold anything, also NaN: their own O and gradients are 0, and they change no other
-/// result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only some
-/// rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or
-/// options.
+/// whose head dim is not a multiple of 8 are first copied. Sums are in float32 or wider. Input strides may be
+/// any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that sees
+/// no key has O = 0 and LSE = -inf. Keys that the mask and -inf biases hide from every row, and rows that see
+/// no key, may hold anything, also NaN: their own O and gradients are 0, and they change no other result.
+/// docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only some rows see.
+/// On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
-/// Computes O like the function above, but writes it to `o`: any view of that shape and dtype whose elements
-/// do not overlap. Throws Error if `o` shares memory with another operand.
+/// Computes O like the function above, but writes it to `o`: any view with that shape and dtype whose
+/// elements do not overlap. Throws Error if `o` shares memory with another operand.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o);
 
@@ -146,17 +145,17 @@ bool supports(Device device, DType dtype);
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options);
 
-/// Computes the gradients of a scalar L from d_o = dL/dO (shape and dtype of O, any strides) and d_lse =
-/// dL/dLSE (shape and dtype of saved.lse; undefined: 0). `options` must be those of the forward call. Rows
-/// that see no key get zero gradients. If k and v have batch 1, their gradients are sums over the batches of
-/// q, in float32 (float64 for float64), of gradients that are rounded to the dtype. The result includes the
-/// gradients of the biases and the sink that are set.
+/// Computes the gradients of a scalar L from d_o = dL/dO (O's shape and dtype, any strides) and d_lse =
+/// dL/dLSE (saved.lse's shape and dtype; undefined: 0). `options` must be the forward call's options. Rows
+/// that see no key get zero gradients. If k and v have batch 1, their gradients are sums over q's batches:
+/// each batch's gradient is rounded to the dtype, and the rounded gradients are added in float32 (float64 for
+/// float64). The result includes gradients for the biases and the sink that are set.
 Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
                    const Tensor& d_lse = {});
-/// Computes gradients like the function above, but writes them to views of the caller, for example three
-/// slices of one packed dQKV tensor. Gradients of biases and sink are computed only where `into` has a tensor
-/// for them. Throws Error if a gradient shares memory with another gradient or with an operand, or if
-/// elements of a gradient share memory.
+/// Computes gradients like the function above, but writes them to the caller's views, for example three
+/// slices of one packed dQKV tensor. Bias and sink gradients are computed only where `into` has a tensor for
+/// them. Throws Error if a gradient shares memory with another gradient or with an operand, or if a gradient
+/// has elements that share memory.
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse = {});
 

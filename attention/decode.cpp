@@ -90,7 +90,7 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
     check_sharing(ctx, "decode", {"o", o}, {{"cached k", cache.k}, {"cached v", cache.v}});
     check_sharing(ctx, "decode", {"cached k", cache.k}, {{"cached v", cache.v}});
     if (o.elements() == 0) return;
-    // Each row is a batch with one query. All batches have the keys of a context.
+    // Each row is a batch with one query. All batches have a whole context's keys.
     const std::int64_t rows = in.q.size(0), heads = in.q.size(1), dim = in.q.size(2);
     const Tensor queries = in.q.reshape({rows, 1, heads, dim});
     on_device(ctx, cpu::decode, cuda::decode, o, in, cache, resolve(options, {}, queries, cache.k), scratch);

@@ -25,8 +25,8 @@ double dot(std::int64_t n, const double* a, const double* b) {
     return sum;
 }
 
-/// Rounding error of a dot product of n terms: one rounding per partial sum. With random signs, a partial sum
-/// is expected to be at most the root of the summed squares.
+/// Rounding error of an n-term dot product: one rounding per partial sum. With random signs, a partial sum is
+/// expected to be at most the root of the summed squares.
 double dot_error(std::int64_t n, double u, const double* a, const double* b) {
     double squares = 0;
     for (std::int64_t i = 0; i < n; ++i) squares += square(a[i] * b[i]);
@@ -41,20 +41,20 @@ bool is_visible(const Problem& p, std::int64_t i, std::int64_t j) {
     return true;
 }
 
-/// Bound of the largest of millions of errors, in units of the root of the summed squared bounds. A rounding
-/// error is uniform within its bound e, so its standard deviation is e / sqrt(3). A sum of many exceeds 5
-/// standard deviations, which is 5 / sqrt(3) of that root, once in two million elements.
+/// Bounds the largest error among millions, in units of r, the root of the summed squared bounds. A rounding
+/// error is uniform within its bound e, so its standard deviation is e / sqrt(3). A sum over many errors
+/// exceeds 5 standard deviations, which is 5 / sqrt(3) r, once in two million elements.
 constexpr double largest_error_factor = 3;
 
-/// Errors of one term of a sum.
+/// Errors of one term in a sum.
 struct TermError {
-    double independent;  ///< errors that are independent of the errors of other terms
+    double independent;  ///< errors that are independent of other terms' errors
     double shared;       ///< errors that may have the same sign in all terms
-    double factor;       ///< rounding of the term's factor to 16 bits; independent of other terms
-    double same_sign;    ///< bound of the arithmetic's independent errors if all have the same sign
+    double factor;       ///< the factor's rounding to 16 bits; independent of other terms
+    double same_sign;    ///< bound on the arithmetic's independent errors if all have the same sign
 };
 
-/// Sums of terms with errors, and the errors of these sums.
+/// Sums over terms with errors, and the sums' errors.
 struct Sums {
     Vector value, independent_squared, factor_squared, shared, same_sign;
     explicit Sums(std::int64_t n)
@@ -71,8 +71,7 @@ struct Sums {
         shared[i] += std::abs(error.shared);
         same_sign[i] += std::abs(error.same_sign);
     }
-    /// Error of one element: the root of the summed squares, the shared errors, and the rounding of the
-    /// stored value.
+    /// One element's error: the root of the summed squares, the shared errors, and the storage rounding.
     double floor(std::size_t i, double storage) const {
         return largest_error_factor * std::sqrt(independent_squared[i]) + shared[i] +
                storage * std::abs(value[i]);
@@ -84,8 +83,8 @@ struct Sums {
     double systematic(std::size_t i) const { return same_sign[i] + shared[i]; }
 };
 
-/// dK and dV [B * Sk * Hkv] rows, the gradients of the biases' elements and of the sink [Hq]: sums over the
-/// rows of the whole call.
+/// dK and dV [B * Sk * Hkv] rows, the bias elements' gradients and the sink gradient [Hq]: sums over all rows
+/// in the call.
 struct CallSums {
     Sums d_k, d_v;
     std::array<Sums, max_biases> d_biases;
@@ -149,28 +148,28 @@ class ReferenceEvaluation {
         std::int64_t index, head, i, batch;
         const double *q, *d_o;
         std::vector<std::int64_t> visible = {};
-        Vector p = {};        ///< probabilities of the visible keys, before dropout
-        Vector dropout = {};  ///< factors of P: 0 or the scale of kept elements
+        Vector p = {};        ///< the visible keys' probabilities, before dropout
+        Vector dropout = {};  ///< factors for P: 0 or the kept elements' scale
         Vector derivative = {},
                derivative_error = {};  ///< derivatives of scores by products, and their errors
-        /// Relative errors of P relative to the running maximum, and of P from LSE.
+        /// Relative errors in P computed from the running maximum, and in P computed from LSE.
         Vector p_error = {}, p_error_of_lse = {};
-        double lse_error = 0;  ///< the part of p_error_of_lse that all keys of the row share
-        double sum_error = 0;  ///< relative error of a sum over the row's keys
+        double lse_error = 0;  ///< the p_error_of_lse part that all keys in the row share
+        double sum_error = 0;  ///< relative error in a sum over the row's keys
         double delta = 0;      ///< D = dO . O - dLSE
         double delta_error = 0, delta_error_shared = 0, delta_error_same_sign = 0;
     };
 
-    /// Index of the row of k and v that holds key j of the row's K/V head.
+    /// Row index in k and v for key j in the row's K/V head.
     std::int64_t key_index(const Row& row, std::int64_t j) const {
         return (row.batch * p_.keys + j) * p_.key_heads + row.head / (p_.heads / p_.key_heads);
     }
 
-    /// The errors of terms are absolute errors of the score, so they are not those of P in rows where a large
-    /// bias cancels the differences of products.
+    /// The terms' errors are absolute score errors, so they differ from P's errors in rows where a large bias
+    /// cancels the product differences.
     struct Score {
         double value, error;
-        double derivative, derivative_error;  ///< derivative of the score with respect to the product
+        double derivative, derivative_error;  ///< d score / d product, and its error
     };
     /// softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases.
     Score score_of(const Row& row, std::int64_t j) const {
@@ -179,9 +178,9 @@ class ReferenceEvaluation {
                     .error = std::abs(scale_) * dot_error(p_.d_qk, u_, row.q, k),
                     .derivative = 1,
                     .derivative_error = 0};
-        score.error += 2 * u_ * std::abs(score.value);  // roundings of the scale and of its product
+        score.error += 2 * u_ * std::abs(score.value);  // roundings in the scale and its product
         if (p_.softcap != 0) {
-            constexpr double roundings = 8;  // roundings of the quotient, of tanh and of the product
+            constexpr double roundings = 8;  // roundings in the quotient, tanh and the product
             const double t = std::tanh(score.value / p_.softcap);
             score.derivative = 1 - t * t;
             score.derivative_error = 2 * std::abs(t) * score.derivative * score.error / p_.softcap +
@@ -189,8 +188,8 @@ class ReferenceEvaluation {
             score.error = score.derivative * score.error + roundings * u_ * p_.softcap * std::abs(t);
             score.value = p_.softcap * t;
         }
-        // A sum of terms is that of the arithmetic: beside -1e9, float32 loses the product, and -inf hides
-        // the key. The error of the sum is that of the sums of all values within the error so far.
+        // Terms are added in the arithmetic's precision: next to -1e9, float32 loses the product, and -inf
+        // hides the key. The new error is the largest change in the sum when the score moves by `spread`.
         const auto add = [&](double term) {
             const double spread = largest_error_factor * score.error, sum = rounded(score.value + term);
             const double error = std::max(rounded(score.value + spread + term) - sum,
@@ -207,10 +206,10 @@ class ReferenceEvaluation {
         return score;
     }
 
-    /// Rounds to the precision and range of the arithmetic.
+    /// Rounds to the arithmetic's precision and range.
     double rounded(double x) const { return u_ == 0x1p-53 ? x : static_cast<double>(static_cast<float>(x)); }
 
-    /// The element of bias n that is added to a score.
+    /// Index of the element in bias n that is added to a score.
     std::int64_t bias_element(std::size_t n, const Row& row, std::int64_t j) const {
         const Shape& shape = p_.biases[n];
         const std::int64_t batch = shape[0] == p_.batch ? row.batch
@@ -269,11 +268,11 @@ class ReferenceEvaluation {
         add_gradients(row);
     }
 
-    /// Replaces the scores in row.p by probabilities, and the errors of scores in row.p_error by those of
-    /// probabilities.
+    /// Replaces the scores in row.p by probabilities, and the score errors in row.p_error by probability
+    /// errors.
     void set_probabilities(Row& row, double maximum, double log_sum, double largest) const {
         const double of_row_numbers = has_biases() ? 0 : roundoff_.row_numbers;
-        double average = 0;  // of the errors of the exponents, weighted by P
+        double average = 0;  // average exponent error, weighted by P
         for (std::size_t n = 0; n < row.p.size(); ++n) {
             const double below_maximum = row.p[n] - maximum;
             row.p[n] = std::exp(below_maximum - log_sum);
@@ -291,8 +290,8 @@ class ReferenceEvaluation {
     }
     bool has_biases() const { return !biases_[0].empty() || !biases_[1].empty(); }
 
-    /// Computes O with its errors, and the error of D = dO . O that follows from them. This error does not
-    /// cancel the error of dP, because D and dP are rounded separately.
+    /// Computes O with its errors, and the resulting error in D = dO . O. This error does not cancel dP's
+    /// error, because D and dP are rounded separately.
     void add_output(Row& row) {
         Sums o(p_.d_v);
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
@@ -344,7 +343,7 @@ class ReferenceEvaluation {
     }
 
     bool sums_keys(std::size_t b) const { return p_.biases[b][3] == 1; }
-    /// All keys of a row have the same D. So in a sum over keys its errors add up: they are not independent.
+    /// All keys in a row have the same D. So in a sum over keys D's errors add up: they are not independent.
     void add_errors_of_delta(const Row& row) {
         double sum = 0;
         for (const double p : row.p) sum += p;
@@ -364,7 +363,7 @@ class ReferenceEvaluation {
 
     void add_gradients(const Row& row) {
         Sums d_q(p_.d_qk);
-        // Sum over j of P_ij k_j. The derivative of dQ with respect to D is -scale times this sum.
+        // sum_j P_ij k_j. The derivative d dQ / d D is -scale times this sum.
         Vector mean_key(index(p_.d_qk));
         for (std::size_t n = 0; n < row.visible.size(); ++n) {
             const std::int64_t key = key_index(row, row.visible[n]);
@@ -379,8 +378,8 @@ class ReferenceEvaluation {
             const double d_s = d_score * derivative;
             const double d_s_error =
                 std::hypot(derivative * d_score_error, row.derivative_error[n] * d_score);
-            const double p_of_delta = p * derivative;                        // the factor of an error in D
-            const double factor = std::sqrt(2.0) * roundoff_.factors * d_s;  // roundings of P and of dS
+            const double p_of_delta = p * derivative;                        // the factor for an error in D
+            const double factor = std::sqrt(2.0) * roundoff_.factors * d_s;  // roundings in P and dS
             const double shared = 2 * row.sum_error * d_s;
             for (std::int64_t c = 0; c < p_.d_qk; ++c) {
                 const double at_k = scale_ * k[c], at_q = scale_ * row.q[c];

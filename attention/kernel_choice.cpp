@@ -1,4 +1,4 @@
-// The kernels and schedules that replace the policy's choice in calls of a thread.
+// The kernels and schedules that replace the policy's choice in one thread's calls.
 #include <gradtile/attention/internal/kernel_choice.h>
 
 #include <ostream>

@@ -11,7 +11,7 @@ namespace gradtile::attention {
 // not run it.
 #define GRADTILE_ATTENTION_INLINE [[gnu::always_inline]] GRADTILE_HOST_DEVICE inline
 
-/// Half-open range of indices; empty if end <= begin.
+/// Half-open index range; empty if end <= begin.
 struct IndexRange {
     std::int64_t begin;
     std::int64_t end;
@@ -20,8 +20,7 @@ struct IndexRange {
 enum class Coverage : std::uint8_t { none, partial, full };
 
 /// Row i sees the keys j with i + offset - left <= j <= i + offset + right (-1 = unbounded) and 0 <= j <
-/// keys. Both ends grow with i, so the first and the last row of a block determine which keys the block's
-/// rows see.
+/// keys. Both ends grow with i, so a block's first and last rows determine which keys the block's rows see.
 struct Mask {
     std::int64_t queries = 0;
     std::int64_t keys = 0;
@@ -37,11 +36,11 @@ struct Mask {
         const std::int64_t end = end_key < begin ? begin : end_key > keys ? keys : end_key;
         return {begin, end};
     }
-    /// The keys that at least one of the rows sees; the range of rows must not be empty.
+    /// The keys that at least one row sees; the row range must not be empty.
     GRADTILE_ATTENTION_INLINE IndexRange visible_keys(IndexRange rows) const {
         return {visible_keys(rows.begin).begin, visible_keys(rows.end - 1).end};
     }
-    /// The rows that see at least one of the keys `columns`, which must not be empty; {0, 0} if no row does.
+    /// The rows that see at least one key in `columns`, which must not be empty; {0, 0} if no row does.
     GRADTILE_ATTENTION_INLINE IndexRange seeing_rows(IndexRange columns) const {
         const std::int64_t first_row = right < 0 ? 0 : columns.begin - offset - right;
         const std::int64_t end_row = left < 0 ? queries : columns.end - offset + left;
@@ -59,8 +58,8 @@ struct Mask {
     }
 };
 
-/// The rows that see a key and the keys that a row sees. Both are ranges, because both ends of a row's range
-/// of keys grow with the row. Biases of -inf do not count.
+/// The rows that see a key and the keys that a row sees. Both are ranges, because both ends of a row's key
+/// range grow with the row. Biases equal to -inf do not count.
 struct SeenRanges {
     IndexRange rows, keys;
 };

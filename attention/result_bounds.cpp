@@ -11,8 +11,8 @@
 namespace gradtile::attention {
 namespace {
 
-/// The error of a score: the magnitudes of its terms, products of normal numbers over sqrt(head_dim), add up
-/// to less than sqrt(head_dim).
+/// A score's error. The score's terms are products of normal numbers over sqrt(head_dim), and their
+/// magnitudes add up to less than sqrt(head_dim).
 double score_error(const accuracy::Roundoff& roundoff, std::int64_t head_dim) {
     return roundoff.sum_error(head_dim) * std::sqrt(static_cast<double>(head_dim));
 }
@@ -20,10 +20,10 @@ double score_error(const accuracy::Roundoff& roundoff, std::int64_t head_dim) {
 }  // namespace
 
 ResultBound result_bound(DType dtype, const Device& device, std::int64_t head_dim, std::int64_t terms) {
-    // A result is a sum of terms P V, dS K and so on. Each of its elements is rounded when it is stored, and
-    // P or dS before the product. The terms are independent, so the root mean square of the sum of their
-    // errors is at most the relative error of a term times that of the sum. P also has the error of the
-    // exponential, that of its exponent, a score, and of some operations. dP - D has an error like a score's,
+    // A result is a sum of terms P V, dS K and so on. Each result element is rounded when it is stored, and P
+    // or dS before the product. The terms are independent, so the root mean square of their summed errors is
+    // at most a term's relative error times the root mean square of the sum. P also has errors from the
+    // exponential, from its exponent (a score) and from some operations. dP - D has an error like a score's,
     // also where it cancels. Both results have such an error.
     const accuracy::Roundoff roundoff = accuracy::roundoff_of(dtype, device);
     const double score = score_error(roundoff, head_dim),
@@ -33,7 +33,7 @@ ResultBound result_bound(DType dtype, const Device& device, std::int64_t head_di
 }
 
 ResultBound lse_bound(DType dtype, const Device& device, std::int64_t head_dim, std::int64_t keys) {
-    // The logarithm turns the relative error of the sum of exponentials into an absolute one.
+    // The logarithm turns the exponential sum's relative error into an absolute one.
     const accuracy::Roundoff roundoff = accuracy::roundoff_of(dtype, device);
     const double absolute = roundoff.exponential + 8 * roundoff.arithmetic + score_error(roundoff, head_dim) +
                             roundoff.sum_error(keys);

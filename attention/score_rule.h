@@ -1,9 +1,9 @@
 #pragma once
-/// How a score follows from the product of a query and a key, and which probabilities are dropped:
+/// How a score follows from a query-key product, and which probabilities are dropped:
 ///
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
-/// with product = scale * q_i . k_j. All algorithms and kernels of both devices use the formula and its
+/// with product = scale * q_i . k_j. All algorithms and kernels, on both devices, use the formula and its
 /// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(). Only
 /// Hopper's kernels name options (hopper/distance_rule.cuh), because their scores are divided by the scale.
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace gradtile::attention {
 
-/// The part of a bias that one (batch, head) reads.
+/// The bias rows that one (batch, head) reads.
 struct BiasRows {
     const std::byte* data = nullptr;  ///< address of element (0, 0); null if there is no bias
     DType dtype = DType::f32;
@@ -36,9 +36,9 @@ struct Score {
     A value, derivative;
 };
 
-/// The formula of the scores of one head, without the biases: a function of the product, then terms that
-/// depend on the distance i + offset - j. `Math` has the caller's tanh(x), quotient(x, y) and abs(x): precise
-/// or fast, and on the CPU such that loops vectorise.
+/// One head's score formula, without the biases: a function of the product, then terms that depend on the
+/// distance i + offset - j. `Math` has the caller's tanh(x), quotient(x, y) and abs(x): precise or fast, and
+/// on the CPU such that loops vectorise.
 template <class A>
 struct ScoreFormula {
     A softcap = 0;  ///< 0: none
@@ -48,8 +48,8 @@ struct ScoreFormula {
     /// transform_product(), and the derivative is 1.
     GRADTILE_ATTENTION_INLINE A change_of_products() const { return softcap; }
     GRADTILE_ATTENTION_INLINE bool changes_products() const { return change_of_products() != 0; }
-    /// Must be called only if changes_products(). The derivative must not be negative, because the 16-bit
-    /// kernels of the GPU mark dropped elements by its sign.
+    /// Must be called only if changes_products(). The derivative must not be negative, because the 16-bit GPU
+    /// kernels use its sign bit to mark dropped elements.
     GRADTILE_CALLS_EITHER_DEVICE
     template <class Math>
     GRADTILE_ATTENTION_INLINE Score<A> transform_product(A product) const {
@@ -66,7 +66,7 @@ struct ScoreFormula {
     }
 };
 
-/// The rule of one (batch, head), in the accumulator's type.
+/// The score rule for one (batch, head), in the accumulator type.
 template <class A>
 struct ScoreRule {
     ScoreFormula<A> formula{};
@@ -74,27 +74,27 @@ struct ScoreRule {
     std::array<BiasRows, max_biases> biases{};
     A sink = -std::numeric_limits<A>::infinity();  ///< a logit without a key; -inf: no sink
     std::uint32_t dropout_threshold = 0;
-    A dropout_scale = 1;  ///< the factor of elements that are kept
+    A dropout_scale = 1;  ///< the factor for elements that are kept
     std::uint32_t head = 0, sample = 0;
     Philox::Key key{};
 
     /// Whether any element may be dropped.
     GRADTILE_ATTENTION_INLINE bool drops() const { return dropout_threshold != 0; }
-    /// The number of neighbouring columns of a row that share one Philox draw: column c uses 16 bits of draw
-    /// c / columns_per_draw.
+    /// How many neighbouring columns of a row share one Philox draw: column c uses 16 bits from draw c /
+    /// columns_per_draw.
     static constexpr int columns_per_draw = 8;
-    /// Returns the counter of a draw of row i.
+    /// Returns the Philox counter for a draw of row i.
     GRADTILE_ATTENTION_INLINE Philox::Counter counter_of(std::int64_t i, std::int64_t draw) const {
         return {static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(i), head, sample};
     }
-    /// Returns whether an element is kept. `words` is the draw of its columns, and c is its column modulo
-    /// columns_per_draw.
+    /// Returns whether an element is kept. `words` is the draw for the element's columns, and c is the
+    /// element's column modulo columns_per_draw.
     GRADTILE_ATTENTION_INLINE bool keeps(const Philox::Counter& words, int c) const {
         return (words[c / 2] >> 16 * (c % 2) & 0xffffu) >= dropout_threshold;
     }
 };
 
-/// The options of one call, from which rule_of() makes the rule of each head.
+/// One call's score options, from which rule_of() makes each head's rule.
 struct ScoreOptions {
     /// A bias in memory. Its stride is 0 along axes where it is broadcast.
     struct Bias {
@@ -136,7 +136,7 @@ struct ScoreOptions {
         plain = scores_are_products && sink == nullptr;
     }
 
-    /// Returns the rule of one head. The slopes, the sink and the seed are in device memory, so on a GPU only
+    /// Returns one head's rule. The slopes, the sink and the seed are in device memory, so on a GPU only
     /// kernels can call this function.
     template <class A>
     GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {

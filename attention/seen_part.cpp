@@ -7,7 +7,7 @@ std::int64_t length(IndexRange range) {
     return range.end - range.begin;
 }
 
-/// If rows and keys of packed sequences have the same offsets, every row sees the key at its own position.
+/// If rows and keys in packed sequences have the same offsets, every row sees the key at its own position.
 bool has_same_lengths(const PackedSequences& packed) {
     return packed.q_offsets.raw_data() == packed.k_offsets.raw_data();
 }
@@ -25,8 +25,8 @@ bool has_unseen_rows(const ResolvedOptions& options) {
            (mask.right >= 0 || (options.packed.top_left && mask.left >= 0));
 }
 
-/// The keys that kernels get: the seen ones, or all where that would change the results. Dropout counts the
-/// keys of the whole call.
+/// The keys that kernels get: the seen ones, or all keys where skipping unseen ones would change the results.
+/// Dropout counts all keys in the call.
 IndexRange kernel_keys(const ResolvedOptions& options) {
     if (options.packed || options.scores.drops()) return {0, options.mask.keys};
     return seen_ranges(options.mask).keys;

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Adds dS of one (batch, head) to the gradients of its biases. Kernel files of every instruction
-/// set include this header, so all functions are always inlined (see GRADTILE_ATTENTION_INLINE).
+/// INTERNAL. Adds one (batch, head)'s dS to its bias gradients. Kernel files for every instruction set
+/// include this header, so all functions are always inlined (see GRADTILE_ATTENTION_INLINE).
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace gradtile::attention::cpu {
 
-/// The part of one bias's gradient to which one (batch, head) adds dS. The stride is 0 along an axis over
-/// which the bias is broadcast, so that the gradient is a sum over this axis.
+/// The bias gradient rows to which one (batch, head) adds dS. The stride is 0 along an axis over which the
+/// bias is broadcast, so that the gradient is a sum over this axis.
 template <class A>
 struct BiasGradientRows {
     A* data = nullptr;  ///< null: no gradient is requested
     std::int64_t row_stride = 0, column_stride = 0;
 
-    /// Adds dS of row i in columns [first, first + n).
+    /// Adds row i's dS in columns [first, first + n).
     GRADTILE_ATTENTION_INLINE void add(std::int64_t i, std::int64_t first, std::int64_t n,
                                        const A* d_s) const {
         A* const row = data + i * row_stride + first * column_stride;
@@ -35,8 +35,8 @@ struct BiasGradientRows {
 template <class A>
 using BiasGradientsOfHead = std::array<BiasGradientRows<A>, max_biases>;
 
-/// Adds dS of one block of rows and keys to the gradients of biases. A bias that is broadcast over rows is
-/// summed over the block first, so that a long sum loses no digits.
+/// Adds the dS of one block, rows x keys, to the bias gradients. A bias that is broadcast over rows is summed
+/// over the block first, so that a long sum loses no digits.
 template <class A>
 class BlockBiasGradients {
   public:
@@ -59,7 +59,7 @@ class BlockBiasGradients {
                     __builtin_prefetch(sums.data + i * sums.row_stride + j, 1, 2);
         }
     }
-    /// Adds dS of row i. d_s holds the visible keys only; `visible` counts them from first_key.
+    /// Adds row i's dS. d_s holds the visible keys only; `visible` counts them from first_key.
     GRADTILE_ATTENTION_INLINE void add(std::int64_t i, IndexRange visible, const A* d_s) const {
         if (gradients_ == nullptr) return;
         const std::int64_t n = visible.end - visible.begin;

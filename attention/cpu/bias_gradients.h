@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The gradients of biases on the CPU: sums of dS over the axes along which a bias is broadcast.
+/// INTERNAL. Bias gradients on the CPU: dS summed over the axes along which a bias is broadcast.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace gradtile::attention::cpu {
 
-/// The sums of all requested bias gradients. Heads, batches or key blocks that add to the same sums must run
+/// The sums for all requested bias gradients. Heads, batches or key blocks that add to the same sums must run
 /// one after the other in one task; Groups lists them.
 template <class A>
 class BiasGradients {
@@ -30,7 +30,7 @@ class BiasGradients {
         }
     }
 
-    /// How many consecutive batches, heads and blocks of keys one task must process by itself.
+    /// How many consecutive batches, heads and key blocks one task must process by itself.
     struct Groups {
         std::int64_t batches = 1, heads = 1, key_blocks = 1;
     };

@@ -1,4 +1,4 @@
-// The driver of the kernels for few queries: divides K/V heads and keys into tasks, and merges the parts.
+// The driver for the few-queries kernels: divides K/V heads and keys into tasks, and merges the parts.
 #include <gradtile/attention/cpu/few_queries.h>
 
 #include <gradtile/attention/cpu/selection.h>
@@ -8,14 +8,14 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Returns the rows of one head of a [B, S, H, D] tensor.
+/// Returns one head's rows in a [B, S, H, D] tensor.
 template <class T>
 StridedRows<const T> rows_of_head(const Tensor& x, std::int64_t batch, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
 }
 
-/// Returns the rules of all heads, [B, Hq], without sinks, which merge_key_parts() adds. The list is empty if
-/// the call sets no option that changes scores and the scores of the backward pass are in base 2.
+/// Returns all heads' rules, [B, Hq], without sinks, which merge_key_parts() adds. The list is empty if the
+/// call sets no option that changes scores and the backward pass's scores are in base 2.
 std::vector<ScoreRule<float>> rules_without_sinks(const ScoreOptions& scores, std::int64_t batch,
                                                   std::int64_t heads, bool scores_in_base_2) {
     std::vector<ScoreRule<float>> rules;

@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. Few queries against many keys, as when a model generates text: the driver of the kernels in
-/// few_queries/. A task computes all rows of a K/V head, that is, the queries of all query heads that share
-/// the K/V head, against one part of the keys. So each task reads its part of K and V once.
+/// INTERNAL. Few queries against many keys, as when a model generates text: the driver for the kernels in
+/// few_queries/. A task computes the queries of all query heads that share a K/V head, or of as many of these
+/// heads as fit, against one key part. So each task reads its part of K and V once.
 #include <string>
 
 #include <gradtile/attention/cpu/kernels.h>
@@ -11,27 +11,27 @@ namespace gradtile::attention::cpu {
 
 /// How a call is divided into tasks. heads_together = 0: the call uses the kernels for many queries.
 struct FewQueriesPlan {
-    std::int64_t heads_together = 0;  ///< query heads of a task
+    std::int64_t heads_together = 0;  ///< query heads per task
     KeyParts parts = {};
 
     explicit operator bool() const { return heads_together > 0; }
 };
 
-/// The most queries and the most rows of a task. With more queries the kernels for many queries are faster:
-/// they hold 16 or 32 queries of one head in the lanes of a vector or in a tile.
+/// The most queries and the most rows per task. With more queries the kernels for many queries are faster:
+/// they hold 16 or 32 queries from one head in a vector's lanes or in a tile.
 inline constexpr std::int64_t max_queries_of_few_rows = 8;
 inline constexpr std::int64_t max_rows_of_few_queries = 64;
 
-/// Returns the number of query heads of a task: as many of the `group` heads that share a K/V head as fit.
+/// Returns the query heads per task: as many of the `group` heads that share a K/V head as fit.
 inline std::int64_t heads_together(std::int64_t group, std::int64_t queries) {
     std::int64_t heads = std::min(group, max_rows_of_few_queries / queries);
     while (group % heads != 0) --heads;
     return heads;
 }
 
-/// Plans a call with the chosen kernels of dtype T; there are none for float64. The plan depends on the shape
-/// and the mask only. The keys of packed sequences are not divided, because the lengths are not known when
-/// scratch memory is allocated.
+/// Plans a call with the chosen kernels for dtype T; there are none for float64. The plan depends on the
+/// shape and the mask only. Packed sequences use the kernels for many queries, because their lengths are not
+/// known when scratch memory is allocated.
 template <class T>
 FewQueriesPlan few_queries_plan(const ResolvedOptions& options, const Tensor& q, const Tensor& k);
 
@@ -40,17 +40,17 @@ template <class T>
 void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const ResolvedOptions& options,
                          const Saved& saved);
 
-/// The products q k of a call, computed for its backward pass as in its forward pass. See
-/// BackwardTask::products. A call that few_queries_plan() leaves to the kernels for many queries has none.
+/// A call's products q k, computed for the backward pass as in the forward pass. See BackwardTask::products.
+/// A call that few_queries_plan() leaves to the kernels for many queries has none.
 template <class T>
 class FewQueriesProducts {
   public:
-    /// `keys` is the number of keys of a block of the backward pass.
+    /// `keys` is the number of keys per backward block.
     FewQueriesProducts(const ResolvedOptions& options, const Geometry& geometry, const Tensor& q,
                        const Tensor& k, std::int64_t keys);
-    /// The scratch memory of a task, aligned to 64 bytes.
+    /// The scratch memory per task, aligned to 64 bytes.
     std::size_t scratch_bytes() const { return rows_bytes_ + kernel_bytes_; }
-    /// Computes the products of a task, which holds its inputs.
+    /// Computes a task's products; the task holds the inputs.
     StridedRows<const float> compute(const BackwardTask<T>& task, std::byte* scratch) const;
 
   private:
@@ -58,7 +58,7 @@ class FewQueriesProducts {
     std::size_t rows_bytes_ = 0, kernel_bytes_ = 0;
 };
 
-/// Returns a text that names the kernels of a plan, for bench attention --explain.
+/// Returns a text that names a plan's kernels, for bench attention --explain.
 template <class T>
 std::string explain(const FewQueriesPlan& plan, const Tensor& q);
 

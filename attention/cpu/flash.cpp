@@ -1,6 +1,6 @@
-// The driver of FlashAttention-2 on the CPU: copies tensors whose layout kernels cannot read, divides the
-// work into tasks, orders the tasks, and keeps the additions to dQ in a fixed order. The kernels
-// (attention/cpu/kernels.h) contain the mathematics of a block.
+// The FlashAttention-2 driver for the CPU: copies tensors whose layout kernels cannot read, divides the work
+// into tasks, orders the tasks, and keeps the additions to dQ in a fixed order. The kernels
+// (attention/cpu/kernels.h) contain the mathematics for one block.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -26,8 +26,8 @@ namespace gradtile::attention::cpu {
 void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
                       std::int64_t key_block) {
     const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    // The task of the K/V block whose turn it is started before this task, so the wait takes at most the time
-    // of one block. The thread yields early, because there may be more threads than cores.
+    // The task of the K/V block whose turn it is started before this task, so the wait takes at most as long
+    // as one block. The thread yields early, because there may be more threads than cores.
     constexpr int spins = 2000;
     for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
         if (i >= spins) std::this_thread::yield();
@@ -44,12 +44,12 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 
 namespace {
 
-/// Returns the rows of one head of a [B, S, H, D] tensor, beginning at row `first` of a batch.
+/// Returns one head's rows in a [B, S, H, D] tensor, from row `first` of a batch on.
 template <class T, class E>
 StridedRows<E> head_rows(const Tensor& x, std::int64_t batch, std::int64_t first, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + first * x.stride(1) + head * x.stride(2), x.stride(1)};
 }
-/// Returns the numbers of a sequence's rows in one head of a [B, H, S] tensor, for example of the LSE.
+/// Returns a sequence's per-row numbers in one head of a [B, H, S] tensor, for example the LSE.
 template <class A>
 A* row_numbers(const Tensor& x, const Sequence& s, std::int64_t head) {
     return x.data<A>() + s.batch * x.stride(0) + head * x.stride(1) + s.first_row * x.stride(2);
@@ -65,7 +65,7 @@ std::vector<Geometry> geometries_of(const ResolvedOptions& options, const std::v
     return geometries;
 }
 
-/// Returns the score rules of all heads, [sequences, heads]. The list is empty if the call sets no option
+/// Returns the score rules for all heads, [sequences, heads]. The list is empty if the call sets no option
 /// that changes scores.
 template <class A>
 std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::vector<Sequence>& sequences,
@@ -80,8 +80,8 @@ std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::ve
     return rules;
 }
 
-/// Gives the tasks of all sequences consecutive numbers, so that one parallel loop runs them and no thread
-/// waits at the end of a sequence.
+/// Numbers all sequences' tasks consecutively, so that one parallel loop runs them and no thread waits when a
+/// sequence ends.
 class TaskNumbers {
   public:
     void add_sequence(std::int64_t tasks) { ends_.push_back(count() + tasks); }
@@ -96,18 +96,18 @@ class TaskNumbers {
     std::vector<std::int64_t> ends_;
 };
 
-/// Returns the number of blocks of rows in all heads, for a call without packed sequences.
+/// Returns how many row blocks all heads have together, for a call without packed sequences.
 std::int64_t row_tasks_of_batch(const Tensor& q, const Blocks& blocks) {
     return q.size(0) * q.size(2) * ceil_div(q.size(1), blocks.forward_rows);
 }
-/// The keys of packed sequences are not divided, because the lengths are not known when scratch memory is
+/// Packed sequences' keys are not divided, because the lengths are not known when scratch memory is
 /// allocated.
 KeyParts key_parts_of(const ResolvedOptions& options, const Tensor& q, const Blocks& blocks) {
     return options.packed ? KeyParts() : divide_keys(options.mask, row_tasks_of_batch(q, blocks));
 }
 
-/// Returns the number of tasks that may run at the same time. This number is `of_batch` if the sequences are
-/// not packed. For packed sequences it is the number of threads, because a dry run does not know the lengths.
+/// Returns how many tasks may run at the same time: `of_batch` if the sequences are not packed. For packed
+/// sequences it is the thread count, because a dry run does not know the lengths.
 std::int64_t concurrent_tasks(const Context& ctx, const ResolvedOptions& options, std::int64_t of_batch) {
     return options.packed ? ctx.threads().size() : of_batch;
 }
@@ -174,9 +174,9 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     o.store(ctx);
 }
 
-/// Converts the LSE of some rows to other units. The remainders, which may be null, take over the errors of
-/// the conversion. The LSE of a row that sees no key, -inf, becomes +inf. The loop has no branches, so that
-/// the compiler vectorises it.
+/// Converts some rows' LSE to other units. The remainders, which may be null, take over the conversion
+/// errors. A row that sees no key has LSE = -inf, which becomes +inf. The loop has no branches, so that the
+/// compiler vectorises it.
 template <class A>
 void convert_lse(std::int64_t rows, double units, const A* lse, const A* remainder, const RowLse<A>& to) {
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -205,14 +205,14 @@ A dot(const T* a, const T* b, std::int64_t n) {
     return sum;
 }
 
-/// A block of keys of one sequence.
+/// A key block of one sequence.
 struct KeyBlock {
     std::size_t sequence;
     std::int64_t block;
 };
-/// The blocks of keys of all sequences, in the order in which they start: the first blocks of all sequences,
-/// then the second blocks, and so on. Blocks with neighbouring numbers then belong to different sequences and
-/// rarely wait for each other. One task processes one group of blocks.
+/// All sequences' key blocks, in the order in which they start: the first blocks of all sequences, then the
+/// second blocks, and so on. Blocks with neighbouring numbers then belong to different sequences and rarely
+/// wait for each other. One task processes one block group.
 struct KeyBlockOrder {
     std::vector<KeyBlock> blocks;
     std::vector<IndexRange> groups;
@@ -253,11 +253,11 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     // These tensors hold a matrix [heads, rows] for each sequence, one sequence after the other.
     const Tensor lse = empty_like(ctx, saved.lse), lse_remainder = empty_like(ctx, saved.lse),
                  delta = empty_like(ctx, saved.lse);
-    // The last row block of each packed sequence may be incomplete.
+    // Each packed sequence's last row block may be incomplete.
     const std::int64_t row_blocks = batch * ceil_div(queries, blocks.backward_rows) + options.packed.count;
     const Tensor turns = empty(ctx, {heads, row_blocks}, DType::i32);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    // If several tasks add to the same sums of a bias's gradient, they become one task.
+    // If several tasks add to the same bias gradient sums, they become one task.
     const auto groups = bias_gradients.groups(batch, key_heads, key_blocks);
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);
     const std::int64_t of_batch =
@@ -282,7 +282,7 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
             for (std::int64_t h = 0; h < heads; ++h)
                 gradients_of_heads.push_back(bias_gradients.for_head(s.index, h));
 
-    TaskNumbers row_tasks;  // [heads, row blocks] of each sequence
+    TaskNumbers row_tasks;  // [heads, row blocks] for each sequence
     std::vector<std::int64_t> key_blocks_of_sequences;
     for (const Geometry& g : geometries) {
         row_tasks.add_sequence(heads * ceil_div(g.mask.queries, blocks.backward_rows));
@@ -294,10 +294,9 @@ void backward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Re
     };
 
     const double lse_units = kernels.scores_in_base_2 && rules.empty() ? std::numbers::log2e_v<double> : 1.0;
-    // For each row, this loop computes D = rowsum(dO * O) - dLSE, converts the LSE to the units of the
-    // kernels' scores, and replaces LSE = -inf of a row that sees no key by +inf. For each row block, the
-    // loop stores the number of the K/V block that adds to dQ first. If no K/V block adds to dQ, the loop
-    // sets dQ = 0.
+    // For each row, this loop computes D = rowsum(dO * O) - dLSE, converts the LSE to the kernels' score
+    // units, and replaces LSE = -inf by +inf if the row sees no key. For each row block, the loop stores the
+    // index of the K/V block that adds to dQ first. If no K/V block adds to dQ, the loop sets dQ = 0.
     parallel_for(ctx, row_tasks.count(), [&](std::int64_t task) {
         const std::size_t at = row_tasks.sequence_of(task);
         const Sequence& s = sequences[at];

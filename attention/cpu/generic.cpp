@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t block_rows = 32;
 constexpr std::int64_t block_keys = 64;
-/// The terms of the softmax's denominator that form one partial sum.
+/// Softmax denominator terms per partial sum.
 constexpr std::int64_t terms_per_partial_sum = 16;
 
 Blocks generic_blocks(const Geometry&) {
@@ -41,7 +41,7 @@ void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
     for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
-/// total += x. The rounding error of this addition is added to `error` (Knuth's TwoSum).
+/// total += x. The addition's rounding error is added to `error` (Knuth's TwoSum).
 template <class A>
 void add_with_error(A& total, A& error, A x) {
     const A before = total, after = before + x, added = after - before;
@@ -60,7 +60,7 @@ void load(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
     for (std::int64_t j = keys.begin; j < keys.end; ++j) load_row(d, x.row(j), tile + (j - keys.begin) * d);
 }
 
-/// Copies x^T to tile [d, block_keys] for the keys of the range. Columns outside the range keep old values,
+/// Copies x^T to tile [d, block_keys] for the keys in the range. Columns outside the range keep old values,
 /// which no function reads.
 template <class T, class A>
 void load_transposed(IndexRange keys, std::int64_t d, StridedRows<const T> x, A* tile) {
@@ -68,7 +68,7 @@ void load_transposed(IndexRange keys, std::int64_t d, StridedRows<const T> x, A*
         for (std::int64_t c = 0; c < d; ++c) tile[c * block_keys + j - keys.begin] = convert<A>(x.row(j)[c]);
 }
 
-/// Computes out[j] = scale * (the sum over c of row[c] * tile[c, j]) for the columns j of a range.
+/// Computes out[j] = scale * sum_c(row[c] * tile[c, j]) for the columns j in a range.
 template <class A>
 void scores(IndexRange columns, std::int64_t d, A scale, const A* row, const A* tile, A* out) {
     const std::int64_t n = columns.end - columns.begin;
@@ -102,7 +102,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     A* o = arrays.take(block_rows * g.d_v);
     A* maximum = arrays.take(block_rows);
     A* sum = arrays.take(block_rows);
-    A* sum_error = arrays.take(block_rows);  // rounding errors of the additions to `sum`
+    A* sum_error = arrays.take(block_rows);  // rounding errors from additions to `sum`
     A* k_transposed = arrays.take(block_keys * g.d_qk);
     A* v = arrays.take(block_keys * g.d_v);
     A* p = arrays.take(block_keys);
@@ -138,7 +138,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             maximum[r] = block_maximum;
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 p[j] = vector_math::exp(p[j] - reference);
-            // The block is summed separately, because the previous sum may be much larger than each term of
+            // The block is summed separately, because the previous sum may be much larger than each term in
             // the block.
             A block_sum = 0;
             for (std::int64_t first = visible.begin; first < visible.end; first += terms_per_partial_sum) {
@@ -161,7 +161,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t i = task.rows.begin + r;
         const A total = sum[r] + sum_error[r];
-        // The sum of a row that sees a key is NaN or at least 1.
+        // In a row that sees a key, the sum is NaN or at least 1.
         const A inverse = total == 0 ? A(0) : A(1) / total;
         if (task.part_softmax != nullptr) {
             for (std::int64_t c = 0; c < g.d_v; ++c) task.part_o.row(i)[c] = o[r * g.d_v + c] * inverse;
@@ -192,7 +192,7 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     A* v_transposed = arrays.take(block_keys * g.d_v);
     A* d_k = arrays.take(block_keys * g.d_qk);
     A* d_v = arrays.take(block_keys * g.d_v);
-    A* d_k_block = arrays.take(block_keys * g.d_qk);  // sums over one block of rows
+    A* d_k_block = arrays.take(block_keys * g.d_qk);  // sums over one row block
     A* d_v_block = arrays.take(block_keys * g.d_v);
     A* p = arrays.take(block_keys);
     A* d_s = arrays.take(block_keys);

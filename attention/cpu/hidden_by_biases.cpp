@@ -17,7 +17,7 @@ namespace {
 using gradtile::cpu::for_rows;
 using gradtile::cpu::last_stride;
 
-/// Numbers that are not finite have the largest magnitudes of all bit patterns. Integers are compared,
+/// Numbers that are not finite have the largest magnitudes among all bit patterns. Integers are compared,
 /// because the compiler vectorises their maximum but not isfinite().
 bool all_finite(const Context& ctx, const Tensor& x) {
     std::atomic<bool> finite = true;
@@ -52,7 +52,7 @@ bool all_finite(const Context& ctx, const Tensor& x) {
     return finite;
 }
 
-/// Whether the biases of a pair add up to -inf, in the order and precision of the kernels.
+/// Whether a pair's biases add up to -inf, in the kernels' order and precision.
 template <class A>
 bool is_hidden(const ScoreRule<A>& rule, std::int64_t i, std::int64_t j) {
     A sum = 0;
@@ -63,7 +63,7 @@ bool is_hidden(const ScoreRule<A>& rule, std::int64_t i, std::int64_t j) {
     return sum == -std::numeric_limits<A>::infinity();
 }
 
-/// Flags, [B, Sq, Hq] for the rows of q and [B, Sk, Hkv] for the keys: 1 if a pair with this row or key is
+/// Flags, [B, Sq, Hq] for q's rows and [B, Sk, Hkv] for the keys: 1 if a pair with this row or key is
 /// visible.
 struct Visible {
     std::vector<std::uint8_t> rows, keys;
@@ -112,7 +112,7 @@ bool may_spread(const Context& ctx, const ResolvedOptions& options,
 }
 
 Inputs without_hidden(const Context& ctx, const ResolvedOptions& options, const Inputs& inputs) {
-    // The copies are not counted in plans of memory, because calls with finite numbers make none.
+    // The copies are not counted in memory plans, because calls with finite numbers make none.
     const Context own = ctx.with_allocator(system_allocator(ctx.device()));
     const auto& [saved, d_out] = inputs;
     const Visible visible = saved.q.dtype() == DType::f64

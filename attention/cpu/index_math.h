@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. Integer functions of the block
+/// INTERNAL; include only in sources compiled for one instruction set. Integer functions for the block
 /// kernels. These functions replace std::min, std::max and std::clamp, which are inline functions with
 /// external linkage; attention/cpu/kernels.h says why kernels must not use such functions.
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 /// INTERNAL. For calls with few queries and many keys: the keys are divided among tasks, so that several
-/// threads compute the rows of one head. Each task computes O and the row's softmax over its keys, and
+/// threads compute one head's rows. Each task computes O and the row's softmax over its keys, and
 /// merge_key_parts() combines them.
 #include <algorithm>
 #include <cmath>
@@ -14,8 +14,8 @@
 
 namespace gradtile::attention::cpu {
 
-/// A division of the keys that are visible to at least one row. The parts have equal lengths, but the last
-/// part may be shorter.
+/// How the keys that are visible to at least one row are divided into parts. The parts have equal lengths,
+/// but the last part may be shorter.
 struct KeyParts {
     std::int64_t begin = 0, end = 0;
     std::int64_t length = 0;
@@ -27,20 +27,20 @@ struct KeyParts {
     }
 };
 
-/// The most queries of a call whose keys are divided. With more queries there are enough blocks of rows for
+/// A call's keys are divided only up to this many queries. With more queries there are enough row blocks for
 /// all threads.
 inline constexpr std::int64_t max_queries_of_divided_keys = 64;
-/// The number of threads for which keys are divided. It is a constant, because results must not depend on the
-/// number of threads. Most machines have fewer cores; their threads compute several parts each.
+/// Keys are divided for this many threads. The number is a constant, because results must not depend on the
+/// actual thread count. Most machines have fewer cores; their threads compute several parts each.
 inline constexpr std::int64_t threads_of_divided_keys = 64;
-/// Parts begin at multiples of this number of keys: a multiple of 256, because the kernels' blocks of keys
-/// begin there, too. With more than 8 queries the parts are longer, because a task then has more work before
-/// its first key.
+/// Parts begin at multiples of this many keys: a multiple of 256, because the kernels' key blocks begin
+/// there, too. With more than 8 queries the parts are longer, because a task then has more work before its
+/// first key.
 inline std::int64_t keys_of_part_multiple(std::int64_t queries) {
     return queries <= 8 ? 256 : 512;
 }
 
-/// Divides the keys of a call that has `tasks` blocks of rows in all its heads, or leaves them whole. The
+/// Divides a call's keys, or leaves them whole. `tasks` is how many row blocks all heads have together. The
 /// division depends on the shape and the mask only.
 inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
     if (tasks == 0 || mask.queries > max_queries_of_divided_keys) return {};
@@ -63,8 +63,8 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
             .count = splits.count};
 }
 
-/// The results of the parts. O is not yet rounded to the operator's dtype, and the softmax is float64, so
-/// that the merge adds no rounding error.
+/// The parts' results. O is not yet rounded to the operator's dtype, and the softmax is float64, so that the
+/// merge adds no rounding error.
 template <class A>
 class PartResults {
   public:
@@ -86,9 +86,9 @@ class PartResults {
     Tensor softmax_;  // [parts, B, Hq, Sq, 2]
 };
 
-/// Combines the parts of one row: O = sum of w_p O_p with w_p = exp(m_p - m) l_p / l, where m is the largest
-/// m_p and l is the sum of exp(m_p - m) l_p. Only this merge adds the sink, because a row has one sink but
-/// several parts.
+/// Combines one row's parts: O = sum_p w_p O_p with w_p = exp(m_p - m) l_p / l, where m is the largest m_p
+/// and l = sum_p exp(m_p - m) l_p. Only this merge adds the sink, because a row has one sink but several
+/// parts.
 template <class A>
 class RowMerge {
   public:
@@ -124,7 +124,7 @@ class RowMerge {
     double sink_;
 };
 
-/// Merges the parts of all rows. Writes o [B, Sq, Hq, Dv] and the LSE of `saved`.
+/// Merges all rows' parts. Writes o [B, Sq, Hq, Dv] and the LSE in `saved`.
 template <class T>
 void merge_key_parts(const Context& ctx, const KeyParts& parts, const PartResults<Accumulator<T>>& results,
                      const ScoreOptions& scores, const Saved& saved, const Tensor& o) {

@@ -1,7 +1,6 @@
-// The textbook algorithm: S and P are whole matrices in memory, rounded to the dtype of the inputs. A
-// framework without a fused operator stores them in this way. In float64 it is the reference for every other
-// algorithm. In 16-bit dtypes the error bounds of the other algorithms are multiples of this algorithm's
-// error.
+// The textbook algorithm: S and P are whole matrices in memory, rounded to the input dtype. A framework
+// without a fused operator stores them in this way. In float64 it is the reference for every other algorithm.
+// In 16-bit dtypes the other algorithms' error bounds are multiples of this algorithm's error.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,18 +15,18 @@ namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t rows_per_block = 16;
-/// Sums over keys or rows are computed in blocks of terms_per_block terms, and then the sums of the blocks
-/// are added. Error bounds are multiples of this algorithm's error, so its long sums must not lose more
-/// digits than those of the other algorithms. Head dims are at most 256, so sums over them need no blocks.
+/// Sums over keys or rows are computed in blocks of terms_per_block terms, and then the block sums are added.
+/// Error bounds are multiples of this algorithm's error, so its long sums must not lose more digits than the
+/// other algorithms' sums. Head dims are at most 256, so sums over them need no blocks.
 constexpr std::int64_t terms_per_block = 64, max_head_dim = 256;
 
-/// A contiguous copy [B, H, rows, columns] of a tensor, in the accumulator's dtype.
+/// A contiguous copy of a tensor, [B, H, rows, columns], in the accumulator dtype.
 struct PackedHeads {
     Tensor tensor;
     PackedHeads(const Context& ctx, const Tensor& view, DType dtype)
         : tensor(empty(ctx, view.shape(), dtype)), source_(view) {}
     void load(const Context& ctx) const { copy(ctx, tensor, source_); }
-    /// The [rows, columns] matrix of one head.
+    /// One head's [rows, columns] matrix.
     template <class T>
     T* at(std::int64_t batch, std::int64_t head) const {
         return tensor.data<T>() + (batch * tensor.size(1) + head) * tensor.size(2) * tensor.size(3);
@@ -80,7 +79,7 @@ void product_over_keys(std::int64_t keys, std::int64_t d, const A* vector, const
     scale_row<T>(d, scale, row);
 }
 
-/// Returns the sum of term(j) over the keys j of a range.
+/// Sums term(j) over the keys j in a range.
 template <class A, class Term>
 A sum_over(IndexRange keys, Term term) {
     A sum = 0;
@@ -93,7 +92,7 @@ A sum_over(IndexRange keys, Term term) {
     return sum;
 }
 
-/// Replaces one row of scores by probabilities, 0 for invisible keys, each rounded to T. The sum that the
+/// Replaces one score row by probabilities, 0 for invisible keys, each rounded to T. The sum that the
 /// function returns is 0 if no key is visible and the sink is -inf.
 template <class T, class A>
 RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
@@ -104,7 +103,7 @@ RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     const A of_keys =
         sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - reference); });
     const A sum = of_keys + std::exp(sink - reference);
-    const bool sees_nothing = sum == 0;  // the sum of a row that sees a key is NaN or at least 1
+    const bool sees_nothing = sum == 0;  // in a row that sees a key, the sum is NaN or at least 1
     for (std::int64_t j = 0; j < n; ++j) {
         const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;
         row[j] = is_visible ? convert<A>(convert<T>(row[j] / sum)) : A(0);
@@ -112,8 +111,7 @@ RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     return {static_cast<double>(reference), static_cast<double>(sum)};
 }
 
-/// Computes row i of P from row i of S, and the derivatives of the scores with respect to the products unless
-/// `derivatives` is null.
+/// Computes row i of P and, unless `derivatives` is null, d score / d product for each key.
 template <class T, class A>
 RowSoftmax probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::int64_t d,
                          std::int64_t i, const A* q_row, const A* k_transposed, A* row,
@@ -128,7 +126,7 @@ RowSoftmax probabilities(const ResolvedOptions& options, const ScoreRule<A>& rul
     return softmax_row<T>(visible, keys, rule.sink, row);
 }
 
-/// Multiplies row i of P by its dropout factors.
+/// Multiplies P's row i by its dropout factors.
 template <class T, class A>
 void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
     if (!rule.drops()) return;
@@ -136,7 +134,7 @@ void drop(const ScoreRule<A>& rule, std::int64_t i, std::int64_t keys, A* p) {
     for (std::int64_t j = 0; j < keys; ++j) p[j] = convert<A>(convert<T>(p[j]));
 }
 
-/// Calls body(rule, b, h, i) for row i of every (batch, head), in parallel over blocks of rows.
+/// Calls body(rule, b, h, i) for every row i of every (batch, head), in parallel over row blocks.
 template <class A, class Body>
 void for_every_row(const Context& ctx, const ResolvedOptions& options, const Tensor& q, const Body& body) {
     const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2);
@@ -196,13 +194,12 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
     const Tensor d_q = empty(ctx, {batch, heads, queries, d_qk}, sum_type);
     const Tensor d_k = empty(ctx, {batch, key_heads, keys, d_qk}, sum_type);
     const Tensor d_v_sum = empty(ctx, {batch, key_heads, keys, d_v}, sum_type);
-    // dK and dV, summed over one block of rows.
+    // dK and dV, summed over one row block.
     const Tensor block_sums = empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
     const bool changes_products = options.scores.changes_products();
     const Tensor derivatives = empty(ctx, changes_products ? d_s.shape() : Shape{0}, sum_type);
-    // dS before the multiplication by the derivative of the score. A bias's gradient is computed from these
-    // numbers.
+    // dS before it is multiplied by the score's derivative. Bias gradients are computed from these numbers.
     const Tensor d_scores = changes_products && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
     const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
     const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
@@ -310,20 +307,20 @@ void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options,
                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
 }
 
-/// Returns the rows of q, o or one of their gradients that belong to a packed sequence.
+/// Returns a packed sequence's rows in q, o or one of their gradients.
 Tensor rows_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_row, s.mask.queries);
 }
-/// Returns the keys of k, v or one of their gradients that belong to a packed sequence.
+/// Returns a packed sequence's keys in k, v or one of their gradients.
 Tensor keys_of(const Sequence& s, const Tensor& x) {
     return x.slice(1, s.first_key, s.mask.keys);
 }
-/// Returns the rows of the LSE or of dLSE that belong to a packed sequence. The result is undefined if the
-/// tensor is undefined.
+/// Returns a packed sequence's rows in the LSE or in dLSE. The result is undefined if the tensor is
+/// undefined.
 Tensor lse_of(const Sequence& s, const Tensor& lse) {
     return lse.defined() ? lse.slice(2, s.first_row, s.mask.queries) : lse;
 }
-/// Returns the parts of all tensors that belong to a packed sequence.
+/// Returns a packed sequence's part of every tensor.
 Saved saved_of(const Sequence& s, const Saved& x) {
     return {.q = rows_of(s, x.q),
             .k = keys_of(s, x.k),
@@ -335,8 +332,8 @@ Saved saved_of(const Sequence& s, const Saved& x) {
 
 }  // namespace
 
-// Packed sequences are computed one after the other, each like a call of its own. A dry run does not know
-// their lengths, so it plans memory for one sequence as long as the whole tensors.
+// Packed sequences are computed one after the other, each like a separate call. A dry run does not know their
+// lengths, so it plans memory for one sequence as long as the whole tensors.
 void naive_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
     if (!options.packed || ctx.is_planning()) return naive_forward_of_batch(ctx, options, saved);
     for (const Sequence& s : sequences_of(options, saved.q))

@@ -1,13 +1,13 @@
 #pragma once
 /// INTERNAL. Applies the score rule to neighbouring pairs (row, key), in loops that the compiler vectorises.
-/// Kernel files of every instruction set include this header, so all functions are always inlined (see
+/// Kernel files for every instruction set include this header, so all functions are always inlined (see
 /// GRADTILE_ATTENTION_INLINE).
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/core/cpu/vector_math.h>
 
 namespace gradtile::attention::cpu {
 
-/// The functions of ScoreFormula, in forms that the compiler vectorises.
+/// The functions that ScoreFormula calls, in forms that the compiler vectorises.
 struct VectorMath {
     template <class A>
     GRADTILE_ATTENTION_INLINE static A tanh(A x) {
@@ -20,7 +20,7 @@ struct VectorMath {
     GRADTILE_ATTENTION_INLINE static double abs(double x) { return std::fabs(x); }
 };
 
-/// Applies the formula's function of the product to n products, in place.
+/// Applies the formula's transform_product() to n products, in place.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_to_products(const ScoreFormula<A> formula, std::int64_t n, A* s) {
     for (std::int64_t j = 0; j < n; ++j) s[j] = formula.template transform_product<VectorMath>(s[j]).value;
@@ -52,7 +52,7 @@ GRADTILE_ATTENTION_INLINE void add_distance_terms(const ScoreFormula<A> formula,
     }
 }
 
-/// Adds a bias of element type T to n scores of row i.
+/// Adds a bias with element type T to n scores of row i.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void add_bias_elements(const BiasRows& bias, std::int64_t i, std::int64_t first_key,
                                                  std::int64_t n, A* s) {
@@ -65,9 +65,8 @@ GRADTILE_ATTENTION_INLINE void add_bias_elements(const BiasRows& bias, std::int6
     }
 }
 
-/// Turns products of row i with the keys first_key .. first_key + n - 1 into scores, in place. T is the dtype
-/// of q. Unless `derivatives` is null, also computes the derivatives of the scores with respect to the
-/// products.
+/// Turns row i's products with keys first_key .. first_key + n - 1 into scores, in place. T is q's dtype.
+/// Unless `derivatives` is null, also computes d score / d product.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                           std::int64_t n, A* s, A* derivatives = nullptr) {
@@ -83,7 +82,7 @@ GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t
         add_distance_terms(rule.formula, i + rule.offset - first_key, -1, n, s);
     for (const BiasRows& bias : rule.biases) {
         if (bias.data == nullptr) continue;
-        // A bias is float32 or has the dtype of q.
+        // A bias is float32 or has q's dtype.
         if (bias.dtype == dtype_of<T>) {
             add_bias_elements<T>(bias, i, first_key, n, s);
         } else {
@@ -92,7 +91,7 @@ GRADTILE_ATTENTION_INLINE void apply_rule(const ScoreRule<A>& rule, std::int64_t
     }
 }
 
-/// Prefetches the biases of the pairs rows x keys. The rows of a bias are far apart in memory, so hardware
+/// Prefetches the biases for the pairs rows x keys. A bias's rows are far apart in memory, so hardware
 /// prefetchers do not predict the accesses. A matrix product between the prefetch and the use hides the
 /// latency. The prefetch loads into L2 but not into L1, because rows whose distance is a power of 2 would
 /// evict each other from L1.
@@ -107,8 +106,8 @@ GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRa
     }
 }
 
-/// Multiplies the elements x of row i and keys first_key .. first_key + n - 1 by their dropout factors. A
-/// factor is 0 or, for an element that is kept, dropout's scale.
+/// Multiplies row i's elements x for keys first_key .. first_key + n - 1 by their dropout factors. A factor
+/// is 0 or, for an element that is kept, dropout's scale.
 template <class A>
 GRADTILE_ATTENTION_INLINE void apply_dropout(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, A* x) {
@@ -139,22 +138,21 @@ GRADTILE_ATTENTION_INLINE void dropout_factors(const ScoreRule<A>& rule, std::in
     apply_dropout(rule, i, first_key, n, factors);
 }
 
-/// Scratch memory for one row of the backward pass with a score rule. Each array has one element per key.
+/// Scratch memory for one backward row with a score rule. Each array has one element per key.
 template <class A>
 struct RuleScratch {
     A *d_score, *derivatives, *factors;
 };
 
-/// The numbers of one row for the backward pass: P = exp((S - lse) - lse_remainder), dS = P (dP - delta).
+/// One row's numbers for the backward pass: P = exp((S - lse) - lse_remainder), dS = P (dP - delta).
 template <class A>
 struct BackwardRow {
     A lse, lse_remainder, delta;
 };
 
-/// Computes one row of the backward pass with a score rule, for n keys that begin at first_key. Before the
-/// call p holds the products, d_s holds dO V^T, and scratch.factors holds the dropout factors. After the call
-/// p holds the probabilities that multiply V, scratch.d_score holds dS, and d_s holds the gradient of the
-/// products.
+/// Computes one backward row with a score rule, for n keys from first_key on. Before the call p holds the
+/// products, d_s holds dO V^T, and scratch.factors holds the dropout factors. After the call p holds the
+/// probabilities that multiply V, scratch.d_score holds dS, and d_s holds the gradient of the products.
 template <class T, class A>
 GRADTILE_ATTENTION_INLINE void differentiate(const ScoreRule<A>& rule, std::int64_t i, std::int64_t first_key,
                                              std::int64_t n, BackwardRow<A> row, A* p, A* d_s,

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The CPU kernels of this build, and which of them this machine can run.
+/// INTERNAL. The CPU kernels in this build, and which ones this machine can run.
 #include <vector>
 
 #include <gradtile/attention/cpu/kernels.h>
@@ -15,11 +15,11 @@ extern const FewQueriesKernels<float> avx512_few_queries_f32, avx2_few_queries_f
 extern const FewQueriesKernels<bfloat16> avx512_few_queries_bf16, avx2_few_queries_bf16;
 extern const FewQueriesKernels<float16> avx512_few_queries_f16, avx2_few_queries_f16;
 
-/// Returns all sets of kernels that this machine can run, from the fastest set to the generic set.
+/// Returns all kernel sets that this machine can run, from the fastest set to the generic set.
 template <class T>
 const std::vector<const FlashKernels<T>*>& usable_kernels();
 
-/// Returns the set of kernels that the operator uses: the fastest set, unless a ForcedKernels object exists.
+/// Returns the kernel set that the operator uses: the fastest set, unless a ForcedKernels object exists.
 template <class T>
 const FlashKernels<T>& chosen_kernels();
 

@@ -10,7 +10,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Returns the offsets of packed sequences in a tensor of `length` rows or keys. Throws Error if an offset is
+/// Returns the packed sequences' offsets in a tensor of `length` rows or keys. Throws Error if an offset is
 /// wrong.
 std::span<const std::int32_t> checked_offsets(const char* name, const Tensor& x, std::int64_t length) {
     const std::span offsets(x.data<std::int32_t>(), static_cast<std::size_t>(x.size(0)));

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Scratch memory of the tasks of one call.
+/// INTERNAL. Scratch memory for one call's tasks.
 #include <algorithm>
 #include <atomic>
 

@@ -10,21 +10,20 @@
 
 namespace gradtile::attention {
 
-/// The packed sequences of a call. The tensors of a packed call have batch 1, and a sequence is a range of
-/// their rows.
+/// A call's packed sequences. The tensors in a packed call have batch 1, and a sequence is a row range.
 struct PackedSequences {
     Tensor q_offsets, k_offsets;  ///< int32 [count + 1], contiguous; undefined: the call is not packed
     std::int64_t count = 0;
-    bool top_left = false;  ///< the mask's offset is 0, else the keys minus the rows of the sequence
+    bool top_left = false;  ///< the mask's offset is 0, else the sequence's keys minus its rows
 
     explicit operator bool() const { return q_offsets.defined(); }
 };
 
-/// Options with their defaults filled in for the shapes of a call.
+/// Options with their defaults filled in for a call's shapes.
 struct ResolvedOptions {
     double scale = 1.0;
-    /// The mask of the whole tensor. For packed sequences, kernels replace its lengths and its offset by
-    /// those of each sequence.
+    /// The mask for the whole tensor. For packed sequences, kernels replace its lengths and its offset by
+    /// each sequence's own.
     Mask mask;
     ScoreOptions scores;
     PackedSequences packed;
@@ -43,48 +42,48 @@ enum class OptionKind : std::uint8_t {
     algorithm,
     determinism,
     scale,
-    window,     ///< the sides of the mask's window
+    window,     ///< the mask's window sides
     alignment,  ///< the mask's offset
     formula,    ///< ScoreFormula
-    pairs,      ///< a number for each pair of a row and a key
+    pairs,      ///< a number for each (row, key) pair
     sink,
     dropout,
     packing
 };
-/// One field of Options, and whether a call sets the field to a value that has an effect.
+/// One Options field, and whether a call sets the field to a value that has an effect.
 struct OptionState {
     std::string_view name;
     OptionKind kind;
     bool is_set;
 };
-/// Returns the state of every field. An operator that implements only some kinds of options refuses the
-/// others by this list, so that it also refuses an option that is added later.
+/// Returns every field's state. An operator that implements only some option kinds refuses the others by this
+/// list, so that it also refuses an option that is added later.
 std::vector<OptionState> option_states(const Options& options);
 
-/// Gradients with respect to the outputs of the forward pass.
+/// Gradients with respect to the forward pass's outputs.
 struct OutputGradients {
     Tensor o;
     Tensor lse;  ///< undefined if dLSE is 0
 };
 
-/// Writes saved.o and saved.lse, and of saved.lse_remainder, row_max and row_sum those that are defined. The
-/// other tensors of `saved` are inputs.
+/// Writes saved.o and saved.lse, and also saved.lse_remainder, row_max and row_sum where they are defined.
+/// The other tensors in `saved` are inputs.
 using ForwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved);
-/// Writes the gradients that `into` has tensors for. lse, lse_remainder, row_max and row_sum of `saved` are
+/// Writes the gradients that `into` has tensors for. lse, lse_remainder, row_max and row_sum in `saved` are
 /// contiguous; lse_remainder may be undefined, which means 0.
 using BackwardFunction = void(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                               const OutputGradients& d_out, const Gradients& into);
 
-/// Sets the rows of x [B, S, H, D] to 0 that take no part by the mask: queries that see no key, or keys that
-/// no row sees.
+/// Sets to 0 the rows of x [B, S, H, D] that the mask excludes: queries that see no key, or keys that no row
+/// sees.
 enum class RowKind : std::uint8_t { query, key };
 using ClearFunction = void(const Context& ctx, const ResolvedOptions& options, RowKind kind, const Tensor& x);
 
-/// Returns a line of text that describes how a forward function computes a call.
+/// Returns one line of text that describes how a forward function computes a call.
 using ExplainFunction = std::string(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
                                     const Tensor& k, const Tensor& v);
 
-// Each of these lines declares a function of one of the types above.
+// Each line declares functions of one of the types above.
 namespace cpu {
 ClearFunction clear_unseen;
 ExplainFunction explain_flash_forward;
@@ -97,7 +96,7 @@ ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain
 ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
 /// Computes a call with biases again, pair by pair, if options.flags says that its results are not finite. A
-/// key that a bias of -inf hides from every row of a tile, or a row whose keys are all hidden, then adds
+/// key that an -inf bias hides from every row in a tile, or a row whose keys are all hidden, then adds
 /// nothing even if it holds NaN.
 ForwardFunction repair_forward;
 BackwardFunction repair_backward;

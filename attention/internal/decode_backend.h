@@ -1,6 +1,6 @@
 #pragma once
 /// INTERNAL. The two implementations behind decode.h, and how a GPU divides the keys. decode() has checked
-/// the arguments and resolved the options, for the keys of a whole context.
+/// the arguments and resolved the options, for a whole context's keys.
 #include <algorithm>
 
 #include <gradtile/attention/decode.h>
@@ -8,17 +8,17 @@
 
 namespace gradtile::attention {
 
-/// The division of a call of decode() on a GPU. A thread block computes some query heads that share a K/V
-/// head, over one of the splits of the keys. The grid depends on the longest possible text and not on the
-/// lengths, which are known only while the kernel runs: splits without keys end at once.
+/// How a GPU divides a decode() call. A thread block computes some query heads that share a K/V head, over
+/// one key split. The grid depends on the longest possible text and not on the lengths, which are known only
+/// while the kernel runs: splits without keys end at once.
 struct DecodePlan {
     static constexpr int max_heads_together = 8, max_splits = 64;
     static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
     /// A split with fewer keys would spend more time on starting than on its keys.
     static constexpr std::int64_t min_keys_of_split = 128;
-    /// Merging the results of several clusters takes as long as reading this number of keys.
+    /// Merging results from several clusters takes as long as reading this many keys.
     static constexpr int min_keys_beyond_a_cluster = 512;
-    /// Enough thread blocks to use the bandwidth of a GPU with 132 multiprocessors.
+    /// Enough thread blocks to use the full bandwidth on a GPU with 132 multiprocessors.
     static constexpr std::int64_t enough_blocks = 264;
 
     int heads_together = 1;  ///< 1, 2, 4 or 8
@@ -43,7 +43,7 @@ struct DecodePlan {
     }
 };
 
-/// Whether decode() computes options of this kind.
+/// Whether decode() implements this option kind.
 bool decode_computes(OptionKind kind);
 
 namespace cpu {

@@ -16,19 +16,19 @@ struct KernelPlan {
     enum class Kernels { hopper, sm_80, hopper_few_queries, few_queries };
     enum class Sums {
         in_ring,     ///< dQ is summed for the heads in flight only
-        by_threads,  ///< for all heads; the threads that computed a part of dQ add it
+        by_threads,  ///< for all heads; each thread adds its own dQ part
         in_bulk      ///< for all heads; one thread adds in bulk
     };
     Kernels kernels = Kernels::sm_80;
-    std::optional<int> consumers = {};        ///< warpgroups of a thread block that compute
-    std::optional<int> rows = {}, keys = {};  ///< of a thread block's tile
-    /// Blocks in shared memory: of K and V, in the backward pass of dQ; and of Q.
+    std::optional<int> consumers = {};        ///< consumer warpgroups per thread block
+    std::optional<int> rows = {}, keys = {};  ///< tile size per thread block
+    /// Shared-memory stages for K and V (in the backward pass: for dQ), and for Q.
     std::optional<int> stages = {}, q_stages = {};
     std::optional<bool> in_turns = {};              ///< whether consumers start their products in turns
-    std::optional<bool> pairs = {};                 ///< whether a task is a pair of blocks of rows
-    std::optional<int> set_heads = {}, slots = {};  ///< heads of a set of TaskOrder; slots of the ring
-    std::optional<Sums> sums = {};                  ///< of dQ
-    std::optional<int> splits = {};                 ///< parts of the keys
+    std::optional<bool> pairs = {};                 ///< whether a task is a pair of row blocks
+    std::optional<int> set_heads = {}, slots = {};  ///< heads per TaskOrder set; ring slots
+    std::optional<Sums> sums = {};                  ///< how dQ is summed
+    std::optional<int> splits = {};                 ///< key splits
 
     bool operator==(const KernelPlan&) const = default;
 };
@@ -42,14 +42,14 @@ struct KernelCandidate {
     KernelPlan plan;
 };
 
-/// The candidates of a pass; the first one is the policy's choice, and all plans differ. The arguments are
-/// those of attention::forward and attention::backward with Algorithm::flash on a GPU. Throws Error in a
-/// build without the CUDA toolkit.
+/// The candidates for one pass; the first one is the policy's choice, and all plans differ. The arguments are
+/// the same as for attention::forward and attention::backward with Algorithm::flash on a GPU. Throws Error in
+/// a build without the CUDA toolkit.
 std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Tensor& q, const Tensor& k,
                                                 const Tensor& v, const Options& options);
 std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Options& options,
                                                  const Saved& saved);
-/// Says how to get a build with candidates of tiles, or nullptr if this is one.
+/// Says how to get a build with tile candidates; nullptr if this build has them.
 const char* why_no_tile_candidates();
 
 namespace cuda {

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Choices of GPU kernels and schedules in place of the policy's, for `gradtile bench attention
-/// --tune` and for tests. The policy is in attention/cuda/hopper/tiles.h and attention/internal/key_splits.h.
+/// INTERNAL. GPU kernel and schedule choices that replace the policy's, for `gradtile bench attention --tune`
+/// and for tests. The policy is in attention/cuda/hopper/tiles.h and attention/internal/key_splits.h.
 #include <optional>
 
 namespace gradtile::attention {
@@ -8,22 +8,22 @@ namespace gradtile::attention {
 /// An empty member leaves the choice to the policy. A member that does not apply to a call changes nothing,
 /// but tiles that a call has no kernel for are an Error.
 struct KernelChoice {
-    /// false: no kernels of attention/cuda/hopper. true: these kernels also where others are faster.
+    /// false: no kernels from attention/cuda/hopper. true: these kernels also where others are faster.
     std::optional<bool> hopper = {};
     std::optional<bool> few_queries = {};  ///< false: few queries use the kernels for many queries, too
-    std::optional<int> splits = {};        ///< of the keys of few queries, at most the policy's limit
-    std::optional<bool> pairs = {};        ///< whether a task of the forward pass is a pair of blocks of rows
-    std::optional<int> set_heads = {};     ///< heads of a set of TaskOrder
+    std::optional<int> splits = {};        ///< key splits for few queries, at most the policy's limit
+    std::optional<bool> pairs = {};        ///< whether a forward task is a pair of row blocks
+    std::optional<int> set_heads = {};     ///< heads per TaskOrder set
     std::optional<bool> ring = {};         ///< whether dQ is summed for the heads in flight only
-    /// Slots of the ring of the sums of dQ, in addition to those of a set.
+    /// Extra slots in the dQ accumulator ring, beyond one head set.
     std::optional<int> more_slots = {};
-    // Numbers in the lists of attention/cuda/hopper/candidates.h.
+    // Indices into the lists in attention/cuda/hopper/candidates.h.
     std::optional<int> forward_tiles = {}, backward_tiles = {};
 
     bool operator==(const KernelChoice&) const = default;
 };
 
-/// The choice that holds for calls of the calling thread.
+/// The choice for the calling thread's calls.
 const KernelChoice& forced_kernel_choice();
 
 /// Replaces the choice for the calling thread as long as this object exists, and then restores the previous

@@ -5,7 +5,7 @@
 
 namespace gradtile::attention {
 
-/// Whether the elements of a row are adjacent. The strides of the other axes do not matter.
+/// Whether a row's elements are adjacent. The other axes' strides do not matter.
 inline bool has_adjacent_columns(const Tensor& x) {
     return x.stride(-1) == 1 || x.size(-1) == 1;
 }

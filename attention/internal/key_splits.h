@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The number of parts into which a call with few queries splits its keys, on every device: the
-/// smallest number that reaches at least 95% of the best occupancy (the rule of FlashAttention's num_splits).
+/// INTERNAL. How many parts a call with few queries splits its keys into, on every device: the smallest
+/// number that reaches at least 95% of the best occupancy (FlashAttention's num_splits rule).
 #include <algorithm>
 #include <cstdint>
 
@@ -10,25 +10,25 @@ namespace gradtile::attention {
 /// whole call takes only a few microseconds.
 inline constexpr std::int64_t min_keys_to_split = 512;
 
-/// Splits of equal length; the last split may be shorter.
+/// Equally long splits; the last split may be shorter.
 struct KeySplits {
     std::int64_t count = 1;
     std::int64_t blocks_per_split = 0;  ///< blocks of keys
 };
 
-/// The work of a call whose keys can be split between blocks of keys.
+/// The work of a call whose keys can be split between key blocks.
 struct SplittableWork {
     std::int64_t key_blocks;
     std::int64_t tasks_per_split;
-    std::int64_t concurrent_tasks;  ///< the number of tasks that can run at the same time
-    std::int64_t start_up;          ///< the time that a task takes in addition to its keys, in blocks of keys
+    std::int64_t concurrent_tasks;  ///< how many tasks can run at the same time
+    std::int64_t start_up;          ///< the time that a task takes in addition to its keys, in key blocks
 
-    /// Returns at most `most` splits, none of them empty.
+    /// Returns at most `most` splits, none empty.
     KeySplits split(std::int64_t most) const {
         const std::int64_t length = (key_blocks + most - 1) / most;
         return {(key_blocks + length - 1) / length, length};
     }
-    /// Returns the fraction of the concurrent tasks that are busy, averaged over the run time.
+    /// Returns the busy fraction of the concurrent tasks, averaged over the run time.
     double occupancy(const KeySplits& splits) const {
         const std::int64_t tasks = tasks_per_split * splits.count,
                            runs = (tasks + concurrent_tasks - 1) / concurrent_tasks;

@@ -9,7 +9,7 @@
 
 namespace gradtile::attention {
 
-/// The factors of two parts' O in a row, and the LSE of both.
+/// The factors for two parts' O in a row, and the merged LSE.
 template <class A>
 struct MergedRow {
     A weight_a = 0, weight_b = 0;
@@ -23,7 +23,7 @@ struct MergedRow {
         weight_b = b / sum;
         lse = largest + std::log(sum);
     }
-    /// An element of the merged O. The O of a part without keys is not a number to add.
+    /// An element of the merged O. A part without keys adds nothing, whatever its O holds.
     GRADTILE_HOST_DEVICE A element(A a, A b) const {
         return (weight_a == 0 ? 0 : weight_a * a) + (weight_b == 0 ? 0 : weight_b * b);
     }

@@ -1,8 +1,8 @@
 #pragma once
-/// INTERNAL. The part of a call that takes part in attention: the rows that see a key and the keys that a row
-/// sees. Kernels multiply whole tiles, so a NaN or an infinity in any other row or key would reach results
-/// by 0 * NaN. Therefore kernels get views without these rows and keys where that is possible, and copies
-/// with zeros in their place elsewhere.
+/// INTERNAL. The rows and keys that take part in attention: rows that see a key, and keys that a row sees.
+/// Kernels multiply whole tiles, so a NaN or an infinity in any other row or key would reach results by 0 *
+/// NaN. Therefore kernels get views without these rows and keys where that is possible, and copies with zeros
+/// in their place elsewhere.
 #include <optional>
 
 #include <gradtile/attention/internal/attention_backend.h>
@@ -26,13 +26,13 @@ class SeenForward {
     bool clears_keys_;  ///< k and v are copies
 };
 
-/// Like SeenForward, for a backward call. The numbers of `saved` that belong to rows become contiguous.
+/// Like SeenForward, for a backward call. The per-row numbers in `saved` become contiguous.
 class SeenBackward {
   public:
     SeenBackward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                  const OutputGradients& d_out, const Gradients& into);
     void load(const Context& ctx) const;
-    /// Sets the gradients of keys that kernels did not get to 0.
+    /// Sets gradients to 0 for keys that kernels did not get.
     void store(const Context& ctx) const;
     const ResolvedOptions& options() const { return forward_.options(); }
     const Saved& saved() const { return seen_; }

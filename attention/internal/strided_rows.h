@@ -1,13 +1,13 @@
 #pragma once
-/// INTERNAL. A view of one head of a [B, S, H, D] tensor, for kernels on the CPU and on the GPU.
+/// INTERNAL. A view of one head in a [B, S, H, D] tensor, for kernels on the CPU and on the GPU.
 #include <cstdint>
 
 #include <gradtile/attention/mask.h>
 
 namespace gradtile::attention {
 
-/// A matrix [length, columns]. Its rows are `stride` elements apart (any value, including 0); the elements of
-/// a row are adjacent.
+/// A matrix [length, columns]. Its rows are `stride` elements apart (any value, including 0); a row's
+/// elements are adjacent.
 template <class T>
 struct StridedRows {
     T* data = nullptr;

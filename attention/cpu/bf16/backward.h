@@ -4,8 +4,8 @@
 /// everything else is float32.
 ///
 /// All squares have queries as rows: S = Q K^T and dP = dO V^T. P and dS can then be written, without a
-/// transposition, as right operands of dV^T = dO^T P and dK^T = Q^T dS, and dS also as the left operand of dQ
-/// = dS K. dK and dV are accumulated as dK^T and dV^T and transposed once, at the end of the task.
+/// transposition, as right operands in dV^T = dO^T P and dK^T = Q^T dS, and dS also as the left operand in dQ
+/// = dS K. dK and dV are accumulated as dK^T and dV^T and transposed once, when the task ends.
 #include <gradtile/attention/cpu/bf16/blocks.h>
 #include <gradtile/attention/cpu/bias_gradient_rows.h>
 
@@ -18,7 +18,7 @@ struct BackwardScratch {
     Operand q, d_o;                      ///< left operands, summed over the head dim
     Operand q_over_rows, d_o_over_rows;  ///< left operands, transposed, summed over rows
     BackwardOperands operands;
-    Matrix s, d_p;                       ///< one square of S and one of dP
+    Matrix s, d_p;                       ///< one S square and one dP square
     Matrix d_k, d_v;                     ///< transposed: [head dim, keys]
     Matrix d_q;                          ///< [rows, head dim]
     float *lse, *lse_remainder, *delta;  ///< [rows]
@@ -46,14 +46,14 @@ struct BackwardScratch {
           bias_columns(pieces.piece<float>(block.backward_keys * static_cast<std::int64_t>(max_biases))) {}
 };
 
-/// A block of rows of one query head of the group.
+/// A row block of one query head in the group.
 struct RowBlock {
     std::int64_t head;
     std::int64_t index;  ///< rows.begin / backward_rows
     IndexRange rows;
 };
 
-/// Computes dK and dV of one block of keys and adds its part to dQ, over all rows that see the keys.
+/// Computes dK and dV for one key block and adds the block's part to dQ, over all rows that see the keys.
 template <class Tiles>
 class BackwardBlock {
   public:
@@ -102,7 +102,7 @@ class BackwardBlock {
         clear(scratch_.d_v, geometry_.d_v, task_.keys.end - task_.keys.begin);
     }
 
-    /// Rows beyond the end of the sequence get lse = +inf, which gives P = 0.
+    /// Rows beyond the sequence's end get lse = +inf, which gives P = 0.
     void load_rows(const RowBlock& block) {
         const InputRows q = q_of(block.head), d_o = d_o_of(block.head);
         pack_left(scratch_.q, q, block.rows, geometry_.d_qk, geometry_.scale < 0);
@@ -128,8 +128,8 @@ class BackwardBlock {
         return {task_.d_q.data + head * task_.d_q_head_stride, task_.d_q.stride};
     }
 
-    /// Prefetches two things: Q and dO of the strip with the same number in the next row block, and the rows
-    /// of dQ that belong to this strip. add_to_d_q() updates these rows at the end of this row block.
+    /// Prefetches two things: Q and dO for the strip with the same index in the next row block, and this
+    /// strip's dQ rows, which add_to_d_q() updates after this row block.
     void prefetch_next(const RowBlock& block, std::int64_t strip) {
         const std::int64_t row = block.rows.begin + strip * square;
         const std::int64_t next_row = row + policy_.backward_rows;
@@ -143,7 +143,7 @@ class BackwardBlock {
         const std::int64_t row = block.rows.begin + strip * square;
         return {row, smaller(row + square, block.rows.end)};
     }
-    /// Returns the squares of the task's keys that contain a key visible to a strip of rows.
+    /// Returns the squares in the task's keys that contain a key visible to a row strip.
     IndexRange squares_seen(const RowBlock& block, std::int64_t strip) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(block, strip)), task_.keys);
         return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
@@ -177,7 +177,7 @@ class BackwardBlock {
         }
     }
 
-    /// S = Q K^T, or -Q K^T if the scale is negative, for square j of the task's keys.
+    /// S = Q K^T, or -Q K^T if the scale is negative, for square j in the task's keys.
     void multiply_q_k(const RowBlock& block, std::int64_t strip, std::int64_t j) {
         if (task_.products.data == nullptr)
             return multiply_square(tiles_, scratch_.s, scratch_.q, strip, scratch_.k, j,
@@ -228,7 +228,7 @@ class BackwardBlock {
         }
     }
 
-    /// Computes the dropout factors of a square. The square's first key is a multiple of 32.
+    /// Computes a square's dropout factors. The square's first key is a multiple of 32.
     static void square_dropout_factors(const ScoreRule<float>& rule, std::int64_t first_row,
                                        std::int64_t first_key, float (&factors)[square][square]) {
         for (auto& row : factors)

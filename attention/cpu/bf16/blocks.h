@@ -1,13 +1,13 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. Block sizes and scratch memory of the
+/// INTERNAL; include only in sources compiled for one instruction set. Block sizes and scratch memory for the
 /// bf16 kernels, forward and backward.
 #include <gradtile/attention/cpu/bf16/softmax.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Block sizes, multiples of `square`. The numbers in the comments below are GFLOP/s of one causal call with
-/// 12 heads of 4096 tokens, on 2 threads of a Xeon with AMX.
+/// Block sizes, multiples of `square`. The numbers in the comments below are GFLOP/s for one causal call with
+/// 12 heads and 4096 tokens, on 2 threads of a Xeon with AMX.
 struct BlockPolicy {
     std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
 };
@@ -18,25 +18,25 @@ inline BlockPolicy block_policy(const Geometry& geometry) {
     const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
                long_keys = keys >= 4096;
     return {
-        // Every task packs K and V. The packing costs 1/rows of the task's work. O and a block of K and V fit
-        // the L2 cache. Short sequences get smaller tasks, so that all threads have work.
+        // Every task packs K and V. The packing costs 1/rows of the task's work. O and a K/V block fit the L2
+        // cache. Short sequences get smaller tasks, so that all threads have work.
         .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
-        // Head dim 64: 974 with 256 keys, 892 with 128. With more keys the scores of a strip would not fit
-        // the L1 cache.
+        // Head dim 64: 974 with 256 keys, 892 with 128. With more keys a strip's scores would not fit the L1
+        // cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
         // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
         .backward_rows = 128,
-        // Every task packs Q and dO and adds to all of dQ. These two steps cost 1/keys of the task's work
-        // (head dim 64: 1320 with 256 keys, 1049 with 128). K, V, dK, dV, and P and dS of a row block, fit
-        // the L2 cache.
+        // Every task packs Q and dO and adds to every dQ row. These two steps cost 1/keys of the task's work
+        // (head dim 64: 1320 with 256 keys, 1049 with 128). K, V, dK, dV, and a row block's P and dS, fit the
+        // L2 cache.
         .backward_keys = smaller(narrow && long_keys ? 512
                                  : wide              ? 128
                                                      : 256,
                                  keys)};
 }
 
-/// Allocates arrays from a task's scratch memory. Each array starts on a cache line of its own. If the
-/// pointer to the memory is null, the class only counts bytes.
+/// Allocates arrays from a task's scratch memory. Each array starts on its own cache line. If the pointer to
+/// the memory is null, the class only counts bytes.
 class ScratchPieces {
   public:
     explicit ScratchPieces(std::byte* base) : base_(base) {}
@@ -46,8 +46,7 @@ class ScratchPieces {
         const std::int64_t depth = round_up(summed, tile_depth) / tile_depth;
         return {piece<bfloat16>(round_up(extent, square) / tile_rows * depth * tile_elements), depth};
     }
-    /// A float32 matrix. A cache line of padding per row puts the 16 rows of a tile into different cache
-    /// sets.
+    /// A float32 matrix. One padding cache line per row puts a tile's 16 rows into different cache sets.
     Matrix matrix(std::int64_t rows, std::int64_t columns) {
         const std::int64_t stride = round_up(columns, square) + 16;
         return {piece<float>(round_up(rows, square) * stride), stride};

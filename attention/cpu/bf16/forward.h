@@ -10,11 +10,11 @@ namespace {
 struct ForwardScratch {
     Operand q, k;            ///< left and right operand, summed over the head dim
     Operand v;               ///< right operand, summed over keys
-    Operand p;               ///< left operand, summed over keys; one strip of 32 rows
+    Operand p;               ///< left operand, summed over keys; one 32-row strip
     Matrix scores;           ///< [32, keys]; one strip
     Matrix o;                ///< [rows, head dim], unnormalised
     Statistics* statistics;  ///< one for every 16 rows
-    float* factors;          ///< [keys]: the dropout factors of one row
+    float* factors;          ///< [keys]: one row's dropout factors
 
     ForwardScratch(const Geometry& geometry, const BlockPolicy& block, ScratchPieces& pieces)
         : q(pieces.operand(block.forward_rows, geometry.d_qk)),
@@ -27,7 +27,7 @@ struct ForwardScratch {
           factors(pieces.piece<float>(block.forward_keys)) {}
 };
 
-/// Computes O and LSE of one block of rows, over all keys that the rows see.
+/// Computes O and LSE for one row block, over all keys that the rows see.
 template <class Tiles>
 class ForwardBlock {
   public:
@@ -77,8 +77,8 @@ class ForwardBlock {
             reset(scratch_.statistics[i], task_.rule != nullptr ? task_.rule->sink : -infinity);
     }
 
-    /// Prefetches a part of the next block of keys. The strips of the current block together prefetch all of
-    /// it.
+    /// Prefetches a part of the next key block. Together, the strips in the current block prefetch the whole
+    /// next block.
     void prefetch_next(std::int64_t strip, IndexRange keys) {
         const std::int64_t share = round_up(policy_.forward_keys, strips_) / strips_;
         const std::int64_t key = keys.end + strip * share;
@@ -88,13 +88,13 @@ class ForwardBlock {
         prefetch(task_.v, next, geometry_.d_v);
     }
 
-    /// Returns the squares of the key block that contain a key visible to a strip of rows.
+    /// Returns the squares in the key block that contain a key visible to a row strip.
     IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
         return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
     }
 
-    /// Returns the keys of the given squares of a key block.
+    /// Returns the keys in the given squares of a key block.
     static IndexRange keys_of(IndexRange squares, IndexRange keys) {
         return {keys.begin + squares.begin * square, smaller(keys.begin + squares.end * square, keys.end)};
     }
@@ -106,8 +106,8 @@ class ForwardBlock {
                             strip, scratch_.k, j, {0, scratch_.q.depth}, Sum::overwrite);
     }
 
-    /// Replaces dot products by scores. The dot products of keys after the last visible key do not change
-    /// here; mask_scores() replaces them.
+    /// Replaces dot products by scores. Dot products with keys after the last visible key do not change here;
+    /// mask_scores() replaces them.
     void apply_rule_to(std::int64_t strip, IndexRange squares, IndexRange keys) {
         const IndexRange rows = rows_of(strip);
         const IndexRange seen = keys_of(squares, keys);
@@ -189,7 +189,7 @@ class ForwardBlock {
     }
 
     /// Returns the rule with dropout factors 0 and 1 instead of 0 and dropout's scale. write_output() applies
-    /// the scale. The reason: P of a row's largest score is 1. If P were multiplied by the scale and rounded
+    /// the scale. The reason: P is 1 for a row's largest score. If P were multiplied by the scale and rounded
     /// to bf16, this 1 would have the same rounding error in every row.
     static ScoreRule<float> without_dropout_scale(const ScoreRule<float>* rule) {
         ScoreRule<float> result{};

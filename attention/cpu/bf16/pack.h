@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. Packs rows of bf16 into operand tiles,
-/// and stores results as rows of bf16. Elements of a tile outside the given rows and columns become 0.
+/// INTERNAL; include only in sources compiled for one instruction set. Packs bf16 rows into operand tiles,
+/// and stores results as bf16 rows. Tile elements outside the given rows and columns become 0.
 #include <immintrin.h>
 
 #include <gradtile/attention/cpu/bf16/tiles.h>
@@ -19,7 +19,7 @@ inline LaneMask first_lanes(std::int64_t n) {
     return static_cast<LaneMask>(n >= lanes ? ~0ull : n <= 0 ? 0ull : (1ull << n) - 1);
 }
 
-/// The 32 columns of a matrix that begin at `column`.
+/// The 32 matrix columns from `column` on.
 struct ColumnBand {
     InputRows x;
     std::int64_t end_row;
@@ -28,14 +28,13 @@ struct ColumnBand {
 
     ColumnBand(const InputRows& rows, IndexRange range, std::int64_t first, std::int64_t columns)
         : x(rows), end_row(range.end), column(first), lanes(first_lanes<__mmask32>(columns - first)) {}
-    /// Returns the 32 elements of row i. Elements outside the given rows and columns are 0.
+    /// Returns row i's 32 elements. Elements outside the given rows and columns are 0.
     __m512i row(std::int64_t i) const {
         return i < end_row ? _mm512_maskz_loadu_epi16(lanes, x.row(i) + column) : _mm512_setzero_si512();
     }
 };
 
-/// Interleaves two rows of 32 elements. first() gives elements 0 .. 15 of both rows, second() elements 16 ..
-/// 31.
+/// Interleaves two 32-element rows. first() gives elements 0 .. 15 of both rows, second() elements 16 .. 31.
 struct Interleave {
     // Word j of `low` selects element j of the first row (index j) and of the second row (index 32 + j).
     __m512i low = _mm512_add_epi32(
@@ -47,8 +46,8 @@ struct Interleave {
     __m512i second(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
-/// Prefetches rows of x that will be packed soon. The rows of a head are far apart, so hardware prefetchers
-/// do not predict them.
+/// Prefetches rows of x that will be packed soon. A head's rows are far apart, so hardware prefetchers do not
+/// predict them.
 template <class T>
 inline void prefetch(const StridedRows<T>& x, IndexRange range, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -56,7 +55,7 @@ inline void prefetch(const StridedRows<T>& x, IndexRange range, std::int64_t col
         for (std::int64_t d = 0; d < columns; d += elements_per_line) _mm_prefetch(x.row(i) + d, _MM_HINT_T1);
 }
 
-// The next four functions pack a matrix x [rows, columns] as an operand. They pack the rows of `range`. Zeros
+// The next four functions pack a matrix x [rows, columns] as an operand. They pack the rows in `range`. Zeros
 // pad the rows and the columns to whole squares.
 
 /// Packs x, or -x, as a left operand summed over its columns: tile(rows, columns).

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The element-wise steps of the bf16
+/// INTERNAL; include only in sources compiled for one instruction set. The element-wise steps for the bf16
 /// kernels: they read scores, and write probabilities and their gradients as operand tiles. Exponents are in
 /// base 2.
 #include <immintrin.h>
@@ -15,8 +15,8 @@ constexpr float log2_e = 1.44269504088896341f;
 constexpr double ln_2 = 0.69314718055994531;
 
 /// 2^x with a relative error of 3e-6; the result is rounded to bf16 (2^-8) before it is used. exp2(0) is
-/// exactly 1, and exp2(-inf) is 0. With f = x - floor(x), which vreduceps computes, a minimax polynomial of
-/// degree 4, which is 1 at f = 0, gives 2^f. vscalefps multiplies it by 2^floor(x). For x = -inf, f is 0.
+/// exactly 1, and exp2(-inf) is 0. With f = x - floor(x), which vreduceps computes, a degree-4 minimax
+/// polynomial, which is 1 at f = 0, gives 2^f. vscalefps multiplies it by 2^floor(x). For x = -inf, f is 0.
 inline __m512 exp2(__m512 x) {
     const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 power = _mm512_set1_ps(0.013426683843135834f);
@@ -32,7 +32,7 @@ inline __m512i round_pair(__m512 low, __m512 high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-/// Sets the scores of rows [row, row + 32) and the keys `keys` to -inf where the mask hides the key.
+/// Sets the scores for rows [row, row + 32) and the keys `keys` to -inf where the mask hides the key.
 inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row, IndexRange keys) {
     for (std::int64_t r = 0; r < square; ++r) {
         const IndexRange visible = mask.visible_keys(row + r);
@@ -48,7 +48,7 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
 /// How the softmax reads scores in a call without a score rule. The scores are products that are not yet
 /// multiplied by the scale.
 struct PlainScores {
-    float unit;  ///< scale * log2(e): the factor of a difference of two scores in an exponent of 2
+    float unit;  ///< scale * log2(e): turns a score difference into a base-2 exponent
 
     /// Returns the dropout factors by which row r's probabilities are multiplied in O; null: all factors are
     /// 1.
@@ -69,9 +69,9 @@ struct RuleScores {
     }
 };
 
-/// Running maximum and sum of the softmax of 16 rows. A row's sum is kept as 16 partial sums until the end.
+/// Running softmax maximum and sum for 16 rows. A row's sum is kept as 16 partial sums until the end.
 struct Statistics {
-    alignas(64) float maximum[16];  ///< so far, in the units of the scores
+    alignas(64) float maximum[16];  ///< so far, in score units
     alignas(64) float sum[16][16];  ///< sums of P
 };
 
@@ -83,12 +83,12 @@ inline void reset(Statistics& statistics, float sink) {
         _mm512_store_ps(sum, sink > -infinity ? one_in_total : _mm512_setzero_ps());
 }
 
-/// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for 16 rows of scores [16,
+/// One step of the online softmax (FlashAttention-2, algorithm 1, lines 9-10) for 16 score rows [16,
 /// columns]; columns is a multiple of 32. Writes P = 2^(unit * (score - new maximum)), times its factors, as
 /// left operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to
 /// `rescale`. The maximum is subtracted before the multiplication: a sink or a bias may be as large as
-/// float32 allows, and multiplied by log2(e) it would overflow. The product of the maximum and the unit would
-/// also have a rounding error, which exceeds 2^7 for scores of 1e9.
+/// float32 allows, and multiplied by log2(e) it would overflow. The product maximum * unit would also have a
+/// rounding error, which exceeds 2^7 for scores near 1e9.
 template <class Scores>
 void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, const Scores& reading,
                   const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {
@@ -121,7 +121,7 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
         const float* const s = scores.at(r, 0);
         const __m512 row_reference = _mm512_set1_ps(reference[r]);
         const float* const factors = reading.factors(r);
-        // The block is summed separately, because the previous sum may be much larger than each term of the
+        // The block is summed separately, because the previous sum may be much larger than each term in the
         // block.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (std::int64_t j = 0; j < columns; j += 32) {
@@ -142,14 +142,14 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
     }
 }
 
-/// P and dS of a row block, as operands of the backward products.
+/// A row block's P and dS, as operands for the backward products.
 struct BackwardOperands {
     Operand p;             ///< right operand, summed over rows
     Operand ds;            ///< right operand, summed over rows
     Operand ds_over_keys;  ///< left operand, summed over keys
 };
 
-/// Stores rows `row` and row + 1 of P and dS of one square; i and j count squares.
+/// Stores rows `row` and row + 1 of one square's P and dS; i and j count squares.
 [[gnu::always_inline]] inline void store_row_pair(const BackwardOperands& out, std::int64_t i, std::int64_t j,
                                                   std::int64_t row, const __m512i (&p)[2],
                                                   const __m512i (&ds)[2], const Interleave& interleave) {
@@ -164,7 +164,7 @@ struct BackwardOperands {
     _mm512_store_si512(out.ds.tile(2 * j + 1, i) + pair, interleave.second(ds[0], ds[1]));
 }
 
-/// The numbers of the rows of a square, for the backward pass. The LSE and its remainder are in base 2.
+/// A square's per-row numbers, for the backward pass. The LSE and its remainder are in base 2.
 struct RowNumbers {
     const float *lse, *lse_remainder, *delta;
 };
@@ -198,7 +198,7 @@ inline void compute_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::
     }
 }
 
-/// Stores P and dS of one square; i and j count squares.
+/// Stores one square's P and dS; i and j count squares.
 inline void store_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::int64_t j, const Matrix& p,
                             const Matrix& d_s, const Interleave& interleave) {
     const auto row_of = [](const Matrix& x, std::int64_t row) {

@@ -6,7 +6,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// The driver's table of bf16 kernels for one tile algebra.
+/// The driver's bf16 kernel table for one tile algebra.
 template <class Tiles>
 constexpr FlashKernels<bfloat16> bf16_kernels_on(const char* name) {
     return {.name = name,

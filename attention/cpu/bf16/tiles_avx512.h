@@ -10,11 +10,11 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// The accumulators are in memory. Each product of 16 x 16 x 32 loads an accumulator into 16 vector registers
-/// and stores it again; its 256 multiply-adds hide this cost. load() of an operand does not copy it, so the
-/// operand must not change before the product. load() of an accumulator does not read the memory either:
-/// store() adds the memory's numbers to the sum of the products. The products between load() and store() are
-/// therefore summed separately, so long sums stay accurate.
+/// The accumulators are in memory. Each 16 x 16 x 32 product loads an accumulator into 16 vector registers
+/// and stores it again; its 256 multiply-adds hide this cost. load() does not copy an operand, so the operand
+/// must not change before the product. For an accumulator, load() does not read the memory either: store()
+/// adds the memory's numbers to the summed products. The products between load() and store() are therefore
+/// summed separately, so long sums stay accurate.
 class Avx512Tiles {
   public:
     template <int tile>

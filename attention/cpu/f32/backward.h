@@ -1,6 +1,6 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 backward (Dao 2023,
-/// algorithm 2) in float32 for one block of keys. Keys are in vector lanes. K and V are transposed once. All
+/// algorithm 2) in float32 for one key block. Keys are in vector lanes. K and V are transposed once. All
 /// products over the head dim or over the rows read Q and dO element by element. dK^T and dV^T stay in the
 /// cache until the end.
 #include <gradtile/attention/cpu/bias_gradient_rows.h>
@@ -11,9 +11,9 @@ namespace {
 
 constexpr std::int64_t backward_rows = 64;
 
-/// Keys of one task. Long sequences get several tiles per task, which share each packed block of Q and dO and
-/// each addition to dQ. Short sequences get one tile per task, so that there are enough tasks for all
-/// threads. Wide heads get fewer tiles, so that K, V, dK and dV fit the L2 cache.
+/// Keys per task. Long sequences get several tiles per task, which share each packed Q/dO block and each
+/// addition to dQ. Short sequences get one tile per task, so that there are enough tasks for all threads.
+/// Wide heads get fewer tiles, so that K, V, dK and dV fit the L2 cache.
 inline std::int64_t backward_task_keys(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.keys >= 1024 && d <= 128) return 4 * tile_tokens;
@@ -71,7 +71,7 @@ class BackwardBlock {
     }
 
   private:
-    /// One tile of keys and the sums of its gradients.
+    /// One key tile and its gradient sums.
     struct Tile {
         IndexRange keys;
         float *k, *k_transposed, *v_transposed, *d_k, *d_v;
@@ -112,8 +112,8 @@ class BackwardBlock {
         store_transposed<V>(tile.d_v, factors, tile.keys, g_.d_v, task_.d_v);
     }
 
-    /// Processes one row block of one head: adds its part to dK and dV of every tile of keys, and the task's
-    /// part to dQ of its rows.
+    /// Processes one row block of one head: adds the block's part to dK and dV of every key tile, and the
+    /// task's part to the block's dQ rows.
     void process_row_block(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
         const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
         const StridedRows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
@@ -200,7 +200,7 @@ class BackwardBlock {
     }
 
     /// Calls epilogue(r, c, sum) for vector c of Q K^T in the strip's row r, as multiply() does. first_row is
-    /// that of the row block.
+    /// the row block's first row.
     template <class Epilogue>
     void multiply_q_k(std::int64_t head, std::int64_t first_row, const Tile& tile, const Strip& strip,
                       Epilogue epilogue) const {

@@ -1,8 +1,8 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. FlashAttention-2 forward (Dao 2023,
-/// algorithm 1) in float32 for one block of query rows. S and O are transposed, with the queries in vector
-/// lanes. The products S^T = K Q^T and O^T += V^T P^T then read K and V element by element from their rows,
-/// and the softmax needs no reductions within a register.
+/// algorithm 1) in float32 for one query row block. S and O are transposed, with the queries in vector lanes.
+/// The products S^T = K Q^T and O^T += V^T P^T then read K and V element by element from their rows, and the
+/// softmax needs no reductions within a register.
 #include <gradtile/attention/cpu/f32/score_columns.h>
 
 namespace gradtile::attention::cpu {
@@ -13,16 +13,16 @@ constexpr float log2_e = 1.44269504088896341f;
 constexpr double ln_2 = 0.6931471805599453;
 
 /// The distance between two rows of a packed tile, in floats. The distance is an odd number of cache lines,
-/// so that the elements of a column are in different cache sets.
+/// so that a column's elements are in different cache sets.
 inline std::int64_t row_pitch(std::int64_t d) {
     constexpr std::int64_t line = 16;
     const std::int64_t lines = (d + line - 1) / line;
     return (lines % 2 == 0 ? lines + 1 : lines) * line;
 }
 
-/// The number of query rows of one task. Long sequences get several tiles per task, which share each packed
-/// K/V block. Short sequences get one tile per task, so that there are enough tasks for all threads. Wide
-/// heads get fewer tiles, so that these fit the L2 cache.
+/// Query rows per task. Long sequences get several tiles per task, which share each packed K/V block. Short
+/// sequences get one tile per task, so that there are enough tasks for all threads. Wide heads get fewer
+/// tiles, so that these fit the L2 cache.
 inline std::int64_t forward_task_rows(const Geometry& g) {
     const std::int64_t d = larger(g.d_qk, g.d_v);
     if (g.mask.queries >= 4096 && d <= 128) return 4 * tile_tokens;
@@ -44,9 +44,9 @@ struct ForwardScratch {
     std::int64_t tiles;
     float* q;          // [tiles, Dqk, tile_tokens]
     float* o;          // [tiles, Dv, tile_tokens], not yet divided by the sum
-    float* maximum;    // [tiles, tile_tokens]: running maximum of S, in the units of S
+    float* maximum;    // [tiles, tile_tokens]: running maximum of S, in S's units
     float* sum;        // [tiles, tile_tokens]: running sum of P
-    float* sum_error;  // [tiles, tile_tokens]: rounding errors of the additions to `sum`
+    float* sum_error;  // [tiles, tile_tokens]: rounding errors from additions to `sum`
     float* k;          // [forward_keys, row_pitch]
     float* v;          // [forward_keys, row_pitch]
     float* p;          // [forward_keys, tile_tokens]: S^T, then P^T
@@ -55,7 +55,7 @@ struct ForwardScratch {
 /// P = 2^(unit * (S - maximum)). Without a score rule S is Q K^T, and the unit is scale * log2(e). With a
 /// score rule S is the score, and the unit is log2(e). The maximum is subtracted before the multiplication: a
 /// sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would overflow. The product
-/// of the maximum and the unit would also have a rounding error, which exceeds 2^7 for scores of 1e9.
+/// maximum * unit would also have a rounding error, which exceeds 2^7 for scores near 1e9.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;
@@ -93,14 +93,14 @@ class ForwardBlock {
     }
 
   private:
-    /// One tile of queries with its running maximum and sums.
+    /// One query tile with its running maximum and sums.
     struct Tile {
         IndexRange rows;
         float *q, *o, *maximum, *sum, *sum_error;
     };
     static constexpr int max_strips = forward_keys / strip_tokens;
-    /// Some keys of a block, and the vectors of queries that see at least one of these keys. Key 0 is the
-    /// block's first key.
+    /// Some keys of a block, and the query vectors that see at least one of these keys. Key 0 is the block's
+    /// first key.
     struct Strip {
         IndexRange keys;
         IndexRange vectors;
@@ -184,8 +184,7 @@ class ForwardBlock {
         }
     }
 
-    /// Divides a block of keys into strips of `length` keys. Strips that no row of the tile sees are left
-    /// out.
+    /// Divides a key block into strips of `length` keys. Strips that no row of the tile sees are left out.
     int split(const Tile& tile, IndexRange keys, std::int64_t length, Strip (&strips)[max_strips]) const {
         const std::int64_t count = keys.end - keys.begin;
         int found = 0;
@@ -200,7 +199,7 @@ class ForwardBlock {
         return found;
     }
 
-    /// Returns the pairs of a strip. Their numbers are in scratch_.p.
+    /// Returns a strip's pairs. Their numbers are in scratch_.p.
     TransposedBlock block_of(const Tile& tile, const Strip& strip, std::int64_t first_key) const {
         const std::int64_t first_lane = strip.vectors.begin * V::lanes;
         return {.s = scratch_.p + strip.keys.begin * tile_tokens + first_lane,
@@ -290,7 +289,7 @@ class ForwardBlock {
         }
     }
 
-    /// total += x. The rounding error of this addition is added to `error` (Knuth's TwoSum).
+    /// total += x. The addition's rounding error is added to `error` (Knuth's TwoSum).
     static void add_with_error(float* total, float* error, Vector x) {
         const Vector before = V::load(total), after = V::add(before, x), added = V::sub(after, before);
         const Vector lost = V::add(V::sub(before, V::sub(after, added)), V::sub(x, added));
@@ -340,8 +339,8 @@ class ForwardBlock {
     const Geometry& g_;
     ForwardScratch scratch_;
     float q_factor_;
-    float scale_;  // the absolute value of the call's scale
-    float unit_;   // the factor of a difference of two S in an exponent of 2
+    float scale_;  // the call's |scale|
+    float unit_;   // turns a difference of two S into a base-2 exponent
 };
 
 }  // namespace

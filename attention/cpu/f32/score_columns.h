@@ -1,14 +1,14 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. Applies the score rule to transposed
-/// tiles. The rows of a transposed tile are keys, and its vector lanes are queries.
+/// tiles. A transposed tile's rows are keys, and its vector lanes are queries.
 #include <gradtile/attention/cpu/f32/tiles.h>
 #include <gradtile/attention/cpu/score_rows.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-/// A part of a transposed tile [keys, tile_tokens]: the pairs of `keys` with the `lanes` queries that begin
-/// at first_query. Lanes of queries that are not less than end_query are padding.
+/// A part of a transposed tile [keys, tile_tokens]: the pairs between `keys` and the `lanes` queries from
+/// first_query on. Lanes for queries at or after end_query are padding.
 struct TransposedBlock {
     float* s;  ///< the address of the pair (first key, first query)
     IndexRange keys;
@@ -17,7 +17,7 @@ struct TransposedBlock {
     float* row(std::int64_t key) const { return s + (key - keys.begin) * tile_tokens; }
 };
 
-/// Loads the bias of row i for n keys into the first n lanes, n > 0. The other lanes become 0.
+/// Loads row i's bias for n keys into the first n lanes, n > 0. The other lanes become 0.
 template <class V>
 typename V::Vector load_bias(const BiasRows& bias, std::int64_t i, std::int64_t first_key, std::int64_t n) {
     const float* const row = reinterpret_cast<const float*>(bias.data) + i * bias.row_stride;
@@ -72,7 +72,7 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
 }
 
 /// Multiplies P by the dropout factors. One random draw serves eight neighbouring keys of one query, and a
-/// vector holds the draws of V::lanes queries.
+/// vector holds the draws for V::lanes queries.
 template <class V>
 void apply_dropout(const ScoreRule<float>& rule, const TransposedBlock& block) {
     if (!rule.drops()) return;

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The driver's table of float32 kernels
-/// for one vector type.
+/// INTERNAL; include only in sources compiled for one instruction set. The driver's float32 kernel table for
+/// one vector type.
 #include <gradtile/attention/cpu/f32/backward.h>
 
 namespace gradtile::attention::cpu {

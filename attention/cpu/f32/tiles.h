@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The matrix product of the float32
+/// INTERNAL; include only in sources compiled for one instruction set. The matrix product for the float32
 /// kernels, which keeps its sums in registers, and the loads and stores that transpose its operands. V is a
 /// vector type, for example Avx512.
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Tokens of a transposed tile [.., tile_tokens]: neighbouring tokens are in neighbouring vector lanes.
+/// Tokens in a transposed tile [.., tile_tokens]: neighbouring tokens are in neighbouring vector lanes.
 constexpr std::int64_t tile_tokens = 64;
 /// Partly masked blocks are computed in strips of this many tokens, so that few invisible pairs are computed.
 constexpr std::int64_t strip_tokens = 16;
@@ -20,11 +20,11 @@ inline bool is_empty(IndexRange range) {
     return range.end <= range.begin;
 }
 
-/// The number of tiles that cover `tokens`.
+/// How many tiles cover `tokens`.
 inline std::int64_t tile_count(IndexRange tokens) {
     return (tokens.end - tokens.begin + tile_tokens - 1) / tile_tokens;
 }
-/// The tokens of tile t; the last tile may be shorter.
+/// Tile t's tokens; the last tile may be shorter.
 inline IndexRange tile_range(IndexRange tokens, std::int64_t t) {
     const std::int64_t begin = tokens.begin + t * tile_tokens;
     return {begin, smaller(begin + tile_tokens, tokens.end)};
@@ -47,14 +47,14 @@ class ScratchFloats {
     std::size_t bytes_ = 0;
 };
 
-/// The left operand of a product, which is read one element at a time: element (r, k) is data[r * row_step +
-/// k * depth_step].
+/// A product's left operand, which is read one element at a time: element (r, k) is data[r * row_step + k *
+/// depth_step].
 struct Scalars {
     const float* data;
     std::int64_t row_step;
     std::int64_t depth_step;
 };
-/// The right operand of a product, which is read in vectors: element (k, c) is data[k * depth_step + c].
+/// A product's right operand, which is read in vectors: element (k, c) is data[k * depth_step + c].
 struct Vectors {
     const float* data;
     std::int64_t depth_step;
@@ -145,8 +145,7 @@ void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t
         }
 }
 
-/// Stores the transpose of tile [d, tile_tokens] to rows of x, and multiplies the row of token t by
-/// factors[t].
+/// Transposes tile [d, tile_tokens] into rows of x, and multiplies token t's row by factors[t].
 template <class V>
 void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
                       StridedRows<float> x) {
@@ -170,8 +169,8 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
 }
 
 /// Copies rows of x to tile [tokens, padded] and pads them with zeros. The copy makes the following products
-/// faster, because they read columns. In x the rows of a head are a whole model width apart, so a column of x
-/// would occupy only a few cache sets.
+/// faster, because they read columns. In x a head's rows are a whole model width apart, so a column would
+/// occupy only a few cache sets.
 template <class V>
 void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
                float* tile) {

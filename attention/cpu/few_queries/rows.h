@@ -1,8 +1,8 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. Few query rows against one part of the
-/// keys of a K/V head. The vector lanes hold columns of K and V, so that a task with few rows reads K and V
-/// at the memory's speed; the kernels for many queries hold queries in the lanes, and copy K and V first.
-/// All elements are converted to float32.
+/// INTERNAL; include only in sources compiled for one instruction set. Few query rows against one key part of
+/// a K/V head. The vector lanes hold K and V columns, so that a task with few rows reads K and V at the
+/// memory's speed; the kernels for many queries hold queries in the lanes, and copy K and V first. All
+/// elements are converted to float32.
 #include <gradtile/attention/cpu/index_math.h>
 #include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/cpu/score_rows.h>
@@ -10,7 +10,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// The keys between two updates of the softmax.
+/// The keys between two softmax updates.
 constexpr std::int64_t few_queries_block = 64;
 
 template <class V>
@@ -18,7 +18,7 @@ std::int64_t padded_columns(std::int64_t d) {
     return round_up(d, V::lanes);
 }
 
-/// Prefetches one row of K or V into the L2 cache. More cache lines can be in flight to L2 than to L1.
+/// Prefetches one K or V row into the L2 cache. More cache lines can be in flight to L2 than to L1.
 template <class T>
 [[gnu::always_inline]] inline void prefetch_row(const T* row, std::int64_t columns) {
     constexpr std::int64_t elements_per_line = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -80,7 +80,7 @@ class FewQueriesBlock {
         const IndexRange visible = intersection(g_.mask.visible_keys({0, queries_}), task_.part);
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += few_queries_block) {
             const IndexRange keys{begin, smaller(begin + few_queries_block, visible.end)};
-            // Several groups of rows read K and V from the copies, which are converted once.
+            // Several row groups read K and V from the copies, which are converted once.
             if (rows_ > rows_together) {
                 copy_rows(task_.k, keys, visible.end, g_.d_qk, scratch_.k);
                 copy_rows(task_.v, keys, visible.end, g_.d_v, scratch_.v);
@@ -141,7 +141,7 @@ class FewQueriesBlock {
         }
     }
 
-    /// Copies the rows `keys` of x to tile [keys, padded columns]. Zeros pad the columns.
+    /// Copies the rows `keys` from x to tile [keys, padded columns]. Zeros pad the columns.
     void copy_rows(const StridedRows<const T>& x, IndexRange keys, std::int64_t end, std::int64_t columns,
                    float* tile) const {
         const std::int64_t pitch = padded_columns<V>(columns), full = columns / lanes * lanes;
@@ -152,8 +152,8 @@ class FewQueriesBlock {
         }
     }
 
-    /// Processes a block of keys for all rows. Row 0 of k and v is the first key of the block. k and v have
-    /// `readable` rows; the rows after the block may be prefetched.
+    /// Processes a key block for all rows. Row 0 of k and v is the block's first key. k and v have `readable`
+    /// rows; the rows after the block may be prefetched.
     template <class E>
     void process(IndexRange keys, const StridedRows<const E>& k, const StridedRows<const E>& v,
                  std::int64_t readable) const {
@@ -164,14 +164,14 @@ class FewQueriesBlock {
             [&]<int R>(std::int64_t row) { this->template add_values<R>(row, v, count, readable); });
     }
 
-    /// Computes the products of all rows with a block of keys. The parameters are those of process().
+    /// Computes all rows' products with a key block. The parameters are those of process().
     template <class E>
     void multiply_block(const StridedRows<const E>& k, std::int64_t count, std::int64_t readable) const {
         for_row_groups(
             [&]<int R>(std::int64_t row) { this->template multiply_keys<R>(row, k, count, readable); });
     }
 
-    /// Calls body<R>(first row) for groups of R rows, which share each vector of K and V in a register.
+    /// Calls body<R>(first row) for groups of R rows, which share each K or V vector in a register.
     template <class Body>
     [[gnu::always_inline]] void for_row_groups(Body&& body) const {
         std::int64_t row = 0;
@@ -193,7 +193,7 @@ class FewQueriesBlock {
         const std::int64_t rest = g_.d_qk - full;
         const float* const q = scratch_.q + row * pitch;
         for (std::int64_t j = 0; j < count; j += K) {
-            // The sums of keys after the last one are not used; they repeat the last key.
+            // The sums for keys after the last one are not used; they repeat the last key.
             const E* key[K];
 #pragma GCC unroll 16
             for (int n = 0; n < K; ++n) key[n] = k.row(smaller(j + n, count - 1));
@@ -231,8 +231,7 @@ class FewQueriesBlock {
         }
     }
 
-    /// Replaces the products of row r by P = 2^(unit * (score - maximum)), and updates the row's maximum and
-    /// sum.
+    /// Replaces row r's products by P = 2^(unit * (score - maximum)), and updates the row's maximum and sum.
     void exponentiate(std::int64_t r, IndexRange keys) const {
         const std::int64_t i = r % queries_, head = r / queries_;
         float* const p = scratch_.p + r * few_queries_block;
@@ -279,7 +278,7 @@ class FewQueriesBlock {
         scratch_.sum_error[r] *= factor;
     }
 
-    /// Adds the sum of a block. The rounding errors of these additions are kept (Knuth's TwoSum).
+    /// Adds a block's sum. The rounding errors of these additions are kept (Knuth's TwoSum).
     void add_to_sum(std::int64_t r, float x) const {
         const float before = scratch_.sum[r], after = before + x, added = after - before;
         scratch_.sum_error[r] += (before - (after - added)) + (x - added);
@@ -305,8 +304,8 @@ class FewQueriesBlock {
         if (column < g_.d_v) add_columns<R, 1, true>(row, column, v, count, readable);
     }
 
-    /// Like add_values(), for C vectors of columns only. is_rest: C is 1, and the vector is the last,
-    /// incomplete one.
+    /// Like add_values(), for C column vectors only. is_rest: C is 1, and the vector is the last, incomplete
+    /// one.
     template <int R, int C, bool is_rest, class E>
     [[gnu::noinline]] void add_columns(std::int64_t row, std::int64_t column, StridedRows<const E> v,
                                        std::int64_t count, std::int64_t readable) const {
@@ -358,8 +357,8 @@ class FewQueriesBlock {
     const Geometry& g_;
     const std::int64_t queries_, rows_;
     const FewQueriesScratch<V> scratch_;
-    const float scale_;  // the absolute value of the call's scale
-    const float unit_;   // the factor of a difference of two scores in an exponent of 2
+    const float scale_;  // the call's |scale|
+    const float unit_;   // turns a score difference into a base-2 exponent
 };
 
 template <class V, class T>

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for AVX2 and FMA. The float32 vector type of the kernels in
+/// INTERNAL; include only in sources compiled for AVX2 and FMA. The float32 vector type for the kernels in
 /// f32/, with the same operations as Avx512 (attention/cpu/isa/avx512.h).
 #include <immintrin.h>
 
@@ -14,7 +14,7 @@ namespace {
 struct Avx2 {
     using Vector = __m256;
     static constexpr int lanes = 8;
-    // A tile of 6 x 2 accumulators leaves 4 of 16 registers, for two operands and one broadcast.
+    // A 6 x 2 accumulator tile leaves 4 of 16 registers, for two operands and one broadcast.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 2;
 
@@ -30,7 +30,7 @@ struct Avx2 {
     static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
     /// Loads the first n lanes; the other lanes become 0.
     static Vector load_first(const float* p, std::int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
-    /// A separate overload, because AVX2 has no masked loads of 16-bit elements.
+    /// A separate overload, because AVX2 has no masked loads for 16-bit elements.
     template <class T>
     requires(sizeof(T) == 2) static Vector load_first(const T* p, std::int64_t n) {
         alignas(16) std::uint16_t elements[lanes] = {};
@@ -94,7 +94,7 @@ struct Avx2 {
     static void transpose(Vector (&row)[lanes]) {
         Vector t[lanes];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {  // interleave the elements of neighbouring rows
+        for (int i = 0; i < 4; ++i) {  // interleave neighbouring rows
             t[2 * i] = _mm256_unpacklo_ps(row[2 * i], row[2 * i + 1]);
             t[2 * i + 1] = _mm256_unpackhi_ps(row[2 * i], row[2 * i + 1]);
         }
@@ -129,7 +129,7 @@ struct Avx2 {
         return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
     }
 
-    /// Returns the sum of the lanes of x[i] in lane i. Lanes are added in pairs.
+    /// Returns x[i]'s lane sum in lane i. Lanes are added in pairs.
     [[gnu::always_inline]] static inline Vector add_lanes(const Vector (&x)[lanes]) {
         Vector fours[2];  // half h of fours[i] = partial sums of x[4 i .. 4 i + 3]
 #pragma GCC unroll 2
@@ -145,8 +145,8 @@ struct Avx2 {
         return add(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
                    _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
     }
-    /// How many vectors of V's columns a group of `rows` rows processes together: 8 sums leave half of the
-    /// registers for operands.
+    /// How many V column vectors a group of `rows` rows processes together: 8 sums leave half the registers
+    /// for operands.
     static constexpr int value_vectors(int rows) {
         return 8 / rows;
     }

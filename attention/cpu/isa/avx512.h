@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for AVX-512. The float32 vector type of the kernels in f32/,
+/// INTERNAL; include only in sources compiled for AVX-512. The float32 vector type for the kernels in f32/,
 /// and a transposition. Everything has internal linkage, so that the linker cannot use code compiled here in
 /// place of another source's function.
 #include <immintrin.h>
@@ -16,7 +16,7 @@ namespace {
 inline void transpose_words(__m512i (&row)[16]) {
     __m512i t[16];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {  // interleave the words of neighbouring rows
+    for (int i = 0; i < 8; ++i) {  // interleave neighbouring rows
         t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
     }
@@ -45,8 +45,8 @@ inline void transpose_words(__m512i (&row)[16]) {
 struct Avx512 {
     using Vector = __m512;
     static constexpr int lanes = 16;
-    // A tile of 6 x 4 accumulators takes 24 of 32 registers. Its 24 independent sums hide the latency (4
-    // cycles) of two FMA units, and a step loads 10 operands for 24 FMAs.
+    // A 6 x 4 accumulator tile takes 24 of 32 registers. Its 24 independent sums hide the latency (4 cycles)
+    // of two FMA units, and a step loads 10 operands for 24 FMAs.
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 4;
 
@@ -124,7 +124,7 @@ struct Avx512 {
     /// The largest lane. A NaN may be lost.
     static float largest_lane(Vector x) { return _mm512_reduce_max_ps(x); }
 
-    /// Returns the sum of the lanes of x[i] in lane i. Lanes are added in pairs.
+    /// Returns x[i]'s lane sum in lane i. Lanes are added in pairs.
     [[gnu::always_inline]] static inline Vector add_lanes(const Vector (&x)[lanes]) {
         Vector fours[4];  // lane group h of fours[i] = partial sums of x[4 i .. 4 i + 3]
 #pragma GCC unroll 4
@@ -142,8 +142,8 @@ struct Avx512 {
         };
         return add_groups(add_groups(fours[0], fours[1]), add_groups(fours[2], fours[3]));
     }
-    /// How many vectors of V's columns a group of `rows` rows processes together: four rows have 16 sums,
-    /// half of the registers. Fewer rows process at most eight vectors, the columns of head dim 128.
+    /// How many V column vectors a group of `rows` rows processes together: four rows have 16 sums, half the
+    /// registers. Fewer rows process at most eight vectors, the columns of head dim 128.
     static constexpr int value_vectors(int rows) {
         return rows == 4 ? 4 : 8;
     }

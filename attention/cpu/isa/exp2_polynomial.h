@@ -4,7 +4,7 @@
 namespace gradtile::attention::cpu {
 namespace {
 
-/// Returns 2^f for f in [-1/2, 1/2], by a minimax polynomial of degree 6. The result is exactly 1 for f = 0.
+/// Returns 2^f for f in [-1/2, 1/2], by a degree-6 minimax polynomial. The result is exactly 1 for f = 0.
 template <class V>
 [[gnu::always_inline]] inline typename V::Vector exp2_polynomial(typename V::Vector f) {
     typename V::Vector p =

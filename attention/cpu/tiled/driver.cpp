@@ -1,5 +1,5 @@
-// memory_efficient and flash1 on the CPU. A task computes one head. The tensors are the slow memory of the
-// tiled algorithms, and the task's scratch memory is their fast memory.
+// memory_efficient and flash1 on the CPU. A task computes one head. The tensors are the tiled algorithms'
+// slow memory, and the task's scratch memory is their fast memory.
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/cpu/task_scratch.h>
@@ -20,7 +20,7 @@ using namespace tiled;
 constexpr std::int64_t fast_memory_elements = 1 << 16;
 constexpr std::int64_t elements_per_block = memory_efficient_blocks.rows * memory_efficient_blocks.keys;
 
-/// The scratch memory of a task. It contains the fast memory, followed by the matrices of one block.
+/// A task's scratch memory. It contains the fast memory, followed by one block's matrices.
 template <class A>
 struct TaskMemory {
     static constexpr std::size_t fast_bytes = fast_memory_elements * sizeof(A);
@@ -40,12 +40,12 @@ struct TaskMemory {
     }
 };
 
-/// Returns the matrix of one (batch, head) of a tensor [B, S, H, D].
+/// Returns one (batch, head)'s matrix in a tensor [B, S, H, D].
 template <class T, class E = T>
 SlowMatrix<E> matrix_of(const Tensor& x, std::int64_t batch, std::int64_t head) {
     return {x.data<T>() + batch * x.stride(0) + head * x.stride(2), x.size(1), x.size(3), x.stride(1)};
 }
-/// Returns the numbers of one (batch, head), one per row, from a contiguous tensor [B, H, S].
+/// Returns one (batch, head)'s numbers, one per row, in a contiguous tensor [B, H, S].
 template <class A>
 SlowMatrix<A> row_numbers_of(const Tensor& x, std::int64_t batch, std::int64_t head) {
     if (!x.defined()) return {};
@@ -56,7 +56,7 @@ Geometry tiled_geometry(const ResolvedOptions& options, const Tensor& q, const T
     return {.d_qk = q.size(3), .d_v = v.size(3), .scale = options.scale, .mask = options.mask};
 }
 
-/// Calls algorithm(head, memory) for every (batch, query head). All tensors of `saved` but lse_remainder must
+/// Calls algorithm(head, memory) for every (batch, query head). All tensors in `saved` but lse_remainder must
 /// be defined.
 template <class T, class Algorithm>
 void tiled_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
@@ -102,7 +102,7 @@ void tiled_backward(const Context& ctx, const ResolvedOptions& options, const Sa
         d_v(ctx, into.v, dtype_of<A>);
     const Tensor deltas = empty_like(ctx, saved.lse);
     const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    // Heads that add to the same sums of a bias's gradient form one task.
+    // Heads that add to the same bias gradient sums form one task.
     const auto groups = bias_gradients.groups(batch, key_heads, 1);
     const std::int64_t batch_groups = ceil_div(batch, groups.batches);
     const std::int64_t head_groups = ceil_div(key_heads, groups.heads);

@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. FlashAttention (Dao et al. 2022): algorithm 1 forward, algorithm 4 backward, with the options of
-/// attention.h. The outer loop of both passes is over blocks of keys. For every block of keys, the algorithm
-/// loads, updates and stores O, and each row's maximum m and sum l of the softmax.
+/// INTERNAL. FlashAttention (Dao et al. 2022): algorithm 1 forward, algorithm 4 backward, with the options in
+/// attention.h. In both passes the outer loop is over key blocks. For every key block, the algorithm loads,
+/// updates and stores O, and each row's softmax maximum m and sum l.
 #include <gradtile/attention/cpu/tiled/flash_tiles.h>
 
 namespace gradtile::attention::cpu::tiled {
@@ -33,8 +33,8 @@ BlockSizes flash1_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
                           [&](FastMemory& fast, BlockSizes blocks) { Tiles(fast, g, blocks); });
 }
 
-/// Lines 10 to 13 of algorithm 1 for row r of the tile: computes the tile's P~, m~ and l~, then merges them
-/// with m, l and O of the keys before the tile.
+/// Algorithm 1, lines 10 to 13, for row r of the tile: computes the tile's P~, m~ and l~, then merges them
+/// with m, l and O from the keys before the tile.
 template <class A>
 void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rule,
                        const FlashForwardTiles<A>& tiles) {
@@ -59,7 +59,7 @@ void update_flash1_row(const Tile& tile, std::int64_t r, const ScoreRule<A>& rul
     report_statistics(tiles.m, tile.rows.begin + r, m, l);
 }
 
-/// The forward pass of one head, algorithm 1.
+/// One head's forward pass, algorithm 1.
 template <class T>
 void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;
@@ -97,8 +97,8 @@ void flash1_forward(const ForwardHead<T>& head, BlockSizes blocks, FastMemory& f
     });
 }
 
-/// The inner loop of algorithm 4, lines 9 to 25. For one query head and one block of keys, adds the rows'
-/// contributions to dK and dV of the block, and the block's contributions to dQ.
+/// Algorithm 4's inner loop, lines 9 to 25. For one query head and one key block, adds the rows'
+/// contributions to the block's dK and dV, and the block's contributions to dQ.
 template <class T, class A>
 void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head, IndexRange keys,
                           BlockSizes blocks, const Flash1BackwardTiles<A>& t, FastMemory& fast) {
@@ -124,7 +124,7 @@ void add_flash1_gradients(const BackwardHead<T>& heads, const QueryHead<T>& head
     });
 }
 
-/// The backward pass of one K/V head, algorithm 4.
+/// One K/V head's backward pass, algorithm 4.
 template <class T>
 void flash1_backward(const BackwardHead<T>& heads, BlockSizes blocks, FastMemory& fast) {
     using A = Accumulator<T>;

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The matrices that FlashAttention and FlashAttention-2 hold in fast memory, and the gradients of
-/// one tile, which both algorithms compute in the same way. d is the head dim. A tile has B_r rows and B_c
+/// INTERNAL. The matrices that FlashAttention and FlashAttention-2 hold in fast memory, and one tile's
+/// gradients, which both algorithms compute in the same way. d is the head dim. A tile has B_r rows and B_c
 /// keys.
 #include <gradtile/attention/cpu/tiled/heads.h>
 
@@ -25,7 +25,7 @@ struct FlashForwardTiles {
           part(fast.matrix<A>(1, g.d_v, "sums")) {}
 };
 
-/// The matrices of the backward pass that both algorithms need.
+/// The backward matrices that both algorithms need.
 template <class A>
 struct FlashBackwardTiles {
     FastMatrix<A> k, v, d_k, d_v;    ///< [B_c, d]
@@ -50,8 +50,8 @@ struct FlashBackwardTiles {
           scratch(fast, b.keys) {}
 };
 
-/// Adds a tile's contributions to dQ, dK and dV. Q, K, V, dO, dQ, dK and dV of the tile are in fast memory.
-/// statistics(r) returns the RowStatistics of row r of the tile.
+/// Adds a tile's contributions to dQ, dK and dV. The tile's Q, K, V, dO, dQ, dK and dV are in fast memory.
+/// statistics(r) returns the RowStatistics for row r of the tile.
 template <class T, class A, class Statistics>
 void add_tile_gradients(const Tile& tile, const QueryHead<T>& head, A scale, Statistics&& statistics,
                         const FlashBackwardTiles<A>& t) {

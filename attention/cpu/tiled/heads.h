@@ -1,14 +1,13 @@
 #pragma once
-/// INTERNAL. The arguments of the tiled algorithms: the matrices of one head. All of them are in slow memory.
-/// Sums accumulate in matrices of the accumulator's type A, so a result of a 16-bit type T is rounded once,
-/// at the end.
+/// INTERNAL. The tiled algorithms' arguments: one head's matrices, all in slow memory. Sums accumulate in
+/// matrices with the accumulator type A, so a result of a 16-bit type T is rounded once, at the end.
 #include <span>
 
 #include <gradtile/attention/cpu/tiled/tile.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The forward pass of one (batch, query head).
+/// One (batch, query head)'s forward pass.
 template <class T>
 struct ForwardHead {
     using A = Accumulator<T>;
@@ -35,7 +34,7 @@ struct QueryHead {
     const BiasGradientsOfHead<A>* bias_gradients = nullptr;
 };
 
-/// The backward pass of one (batch, K/V head).
+/// One (batch, K/V head)'s backward pass.
 template <class T>
 struct BackwardHead {
     using A = Accumulator<T>;
@@ -45,7 +44,7 @@ struct BackwardHead {
     std::span<const QueryHead<T>> query_heads;
 };
 
-/// Sets all elements of a matrix in slow memory to a number.
+/// Sets all elements in a slow-memory matrix to a number.
 template <class A>
 void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
                SourceLine caller = SourceLine::current()) {
@@ -59,7 +58,7 @@ void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
                    [&](IndexRange range) { fast.store(block, to.rows(range)); });
 }
 
-/// Returns D of one row. A row that sees no key has a constant LSE, so the row's dLSE is ignored.
+/// Returns one row's D. A row that sees no key has a constant LSE, so the row's dLSE is ignored.
 template <class A>
 A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key) {
     return dot_product(d_v, d_o, o) - (sees_a_key ? d_lse : A(0));

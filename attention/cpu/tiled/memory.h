@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. A memory of two levels, the model of Dao et al. 2022, section 2.1: a slow memory of any size,
-/// and a fast memory of fixed size. Algorithms compute on matrices in fast memory only; load() and store()
-/// are the only functions that access matrices in slow memory. Therefore the counted traffic is exactly the
+/// INTERNAL. A two-level memory, the model in Dao et al. 2022, section 2.1: a slow memory of any size, and a
+/// fast memory of fixed size. Algorithms compute on matrices in fast memory only; load() and store() are the
+/// only functions that access matrices in slow memory. Therefore the counted traffic is exactly the
 /// algorithm's traffic.
 ///
 /// The operator and `gradtile lab` run the same algorithms. In the operator, the fast memory is a task's
@@ -18,19 +18,18 @@
 
 namespace gradtile::attention::cpu::tiled {
 
-/// A line of an algorithm's source code. Functions with a parameter of this type use the caller's line by
-/// default.
+/// A source line of an algorithm. Functions with a parameter of this type use the caller's line by default.
 using SourceLine = std::source_location;
 
-/// A part of a matrix in slow memory. The type of the elements is not known.
+/// A part of a slow-memory matrix. The element type is not known.
 struct SlowRegion {
     const void* data = nullptr;
     std::int64_t rows = 0, columns = 0, row_stride = 0;  ///< in elements
     std::size_t element_bytes = 0;
 };
 
-/// Receives every event of a fast memory, so that the lab can record a run. The operator has no observer.
-/// A matrix in fast memory is identified by the address of its elements.
+/// Receives every fast memory event, so that the lab can record a run. The operator has no observer. A matrix
+/// in fast memory is identified by the address of its elements.
 class MemoryObserver {
   public:
     enum class Transfer { load, store };
@@ -51,8 +50,7 @@ class MemoryObserver {
     virtual void returned() = 0;
 };
 
-/// A matrix [rows, columns] in slow memory. The elements of a row are adjacent. Only FastMemory accesses
-/// elements.
+/// A matrix [rows, columns] in slow memory. A row's elements are adjacent. Only FastMemory accesses elements.
 template <class T>
 class SlowMatrix {
   public:
@@ -86,27 +84,27 @@ template <class A>
 struct FastMatrix {
     A* data = nullptr;
     std::int64_t rows = 0, columns = 0;
-    MemoryObserver* observer = nullptr;  ///< the observer of the fast memory
+    MemoryObserver* observer = nullptr;  ///< the fast memory's observer
 
     A* row(std::int64_t i) const { return data + i * columns; }
-    /// Returns element i of a matrix that has one column.
+    /// Returns element i of a one-column matrix.
     A& operator[](std::int64_t i) const { return data[i * columns]; }
 };
 
-/// The numbers of elements that were loaded from slow memory and stored to slow memory.
+/// How many elements were loaded from slow memory and stored to slow memory.
 struct Traffic {
     std::int64_t loads = 0, stores = 0;
     /// The bytes of all loads and stores. An element has the size of its dtype in slow memory.
     std::int64_t bytes = 0;
 };
 
-/// The fast memory: a block of fixed size in which matrices are allocated one after the other.
+/// The fast memory: a fixed-size block in which matrices are allocated one after the other.
 class FastMemory {
   public:
     FastMemory(std::byte* data, std::size_t bytes, MemoryObserver* observer = nullptr)
         : data_(data), capacity_(bytes), observer_(observer) {}
-    /// Returns a memory without a limit, for measuring how many bytes an algorithm needs. The elements of its
-    /// matrices must not be accessed.
+    /// Returns a memory without a limit, for measuring how many bytes an algorithm needs. Its matrices'
+    /// elements must not be accessed.
     static FastMemory for_planning() { return {nullptr, ~std::size_t{0}}; }
 
     /// Allocates a matrix. Throws Error if the memory has no room for it. Only the observer uses the name.
@@ -172,7 +170,7 @@ class FastMemory {
 
     std::size_t capacity() const { return capacity_; }
     std::size_t free_bytes() const { return capacity_ - used_; }
-    /// Returns the largest number of bytes that were in use at the same time.
+    /// Returns the most bytes that were in use at the same time.
     std::size_t peak_bytes() const { return peak_; }
     const Traffic& traffic() const { return traffic_; }
 
@@ -196,12 +194,12 @@ class FastMemory {
     MemoryObserver* observer_ = nullptr;
 };
 
-/// The numbers of rows and keys that an algorithm processes at once.
+/// How many rows and keys an algorithm processes at once.
 struct BlockSizes {
     std::int64_t rows = 1, keys = 1;
 };
 
-/// Returns the number of bytes of fast memory that allocate(memory) needs.
+/// Returns how many fast memory bytes allocate(memory) needs.
 template <class Allocate>
 std::size_t fast_bytes(Allocate&& allocate) {
     FastMemory memory = FastMemory::for_planning();
@@ -211,7 +209,7 @@ std::size_t fast_bytes(Allocate&& allocate) {
 
 /// Returns the largest block sizes with which allocate(memory, blocks) needs at most `bytes`. The search
 /// halves the rows until the matrices fit. If they do not fit with one row, it halves the keys and starts
-/// again with all rows. Throws Error if the matrices of one row and one key do not fit.
+/// again with all rows. Throws Error if the matrices for one row and one key do not fit.
 template <class Allocate>
 BlockSizes fitting_blocks(BlockSizes wanted, std::size_t bytes, Allocate&& allocate) {
     BlockSizes blocks = wanted;

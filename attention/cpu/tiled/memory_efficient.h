@@ -1,20 +1,20 @@
 #pragma once
-/// INTERNAL. Memory-efficient attention (Rabe & Staats 2021). The forward pass computes one block of rows and
-/// keys after the other. Each row keeps a running maximum and a running sum, and its output is rescaled when
+/// INTERNAL. Memory-efficient attention (Rabe & Staats 2021). The forward pass computes one block (rows x
+/// keys) after the other. Each row keeps a running maximum and a running sum, and its output is rescaled when
 /// the maximum changes. Memory is linear in the length. As in the paper's JAX program, every operation reads
-/// its operands from slow memory and writes its results to slow memory, including the scores and
-/// probabilities of a block. The traffic is therefore quadratic, like that of naive attention. The backward
-/// pass recomputes the probabilities from the LSE, block by block.
+/// its operands from slow memory and writes its results to slow memory, including a block's scores and
+/// probabilities. The traffic is therefore quadratic, like naive attention's traffic. The backward pass
+/// recomputes the probabilities from the LSE, block by block.
 #include <gradtile/attention/cpu/tiled/unfused.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// The block sizes of the operator. With at most 64 rows per block, a sum over many rows is a sum of partial
-/// sums, which is more accurate than one long sum.
+/// The operator's block sizes. With at most 64 rows per block, a sum over many rows is a sum of partial sums,
+/// which is more accurate than one long sum.
 inline constexpr BlockSizes memory_efficient_blocks{.rows = 64, .keys = 128};
 
-/// The matrices of one block in slow memory. s holds scores, then probabilities; d_p holds dP, then dS. Both
-/// are as large as the blocks. rescale [rows, 1].
+/// One block's matrices in slow memory. s holds scores, then probabilities; d_p holds dP, then dS. Both are
+/// as large as the blocks. rescale [rows, 1].
 template <class A>
 struct BlockMatrices {
     SlowMatrix<A> s, d_p, rescale;
@@ -122,7 +122,7 @@ void differentiate_block(const Tile& tile, const QueryHead<T>& head, const Block
     bias_sums.finish();
 }
 
-/// Adds the contributions of one block of pairs to dQ, dK and dV.
+/// Adds one block's contributions to dQ, dK and dV.
 template <class T, class A>
 void add_block_gradients(const Tile& tile, const BackwardHead<T>& heads, const QueryHead<T>& head,
                          const BlockMatrices<A>& block, FastMemory& fast) {

@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. The mathematics of one tile. A tile consists of the pairs rows x keys of one head, and its
-/// matrices are in fast memory. Functions skip the pairs that the mask hides, so that a NaN in a key reaches
-/// only the rows that see the key.
+/// INTERNAL. The mathematics for one tile. A tile consists of one head's pairs rows x keys, and its matrices
+/// are in fast memory. Functions skip the pairs that the mask hides, so that a NaN in a key reaches only the
+/// rows that see the key.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ namespace gradtile::attention::cpu::tiled {
 template <class A>
 inline constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
 
-/// A tile of pairs. `rows` and `keys` are ranges of the head's rows and keys.
+/// The pairs rows x keys. `rows` and `keys` are ranges of the head's rows and keys.
 struct Tile {
     const Mask& mask;
     IndexRange rows, keys;
@@ -31,12 +31,12 @@ struct Tile {
     }
 };
 
-/// Tells the observer that `result` was computed from the pairs of a tile.
+/// Tells the observer that `result` was computed from a tile's pairs.
 template <class A>
 void report_computed(const FastMatrix<A>& result, const Tile& tile, SourceLine where) {
     if (result.observer != nullptr) result.observer->computed(result.data, tile.rows, tile.keys, where);
 }
-/// Tells the observer a row's running maximum and sum. `in_memory` may be any matrix of the fast memory.
+/// Tells the observer a row's running maximum and sum. `in_memory` may be any matrix in the fast memory.
 template <class A>
 void report_statistics(const FastMatrix<A>& in_memory, std::int64_t row, A maximum, A sum,
                        SourceLine where = SourceLine::current()) {
@@ -50,7 +50,7 @@ void fill(const FastMatrix<A>& x, A value, SourceLine where = SourceLine::curren
     if (x.observer != nullptr) x.observer->computed(x.data, {}, {}, where);
 }
 
-/// Calls body(block) for the blocks of `size` indices that contain an index of the range. Blocks begin at
+/// Calls body(block) for the blocks of `size` indices that contain an index in the range. Blocks begin at
 /// multiples of `size`. The last block is shorter if it would exceed `end`.
 template <class Body>
 void for_each_block(IndexRange range, std::int64_t size, std::int64_t end, Body&& body) {
@@ -91,7 +91,7 @@ void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, cons
     }
 }
 
-/// Replaces the products of a tile by scores, in place.
+/// Replaces a tile's products by scores, in place.
 template <class T, class A>
 void apply_rule_to_tile(const Tile& tile, const ScoreRule<A>& rule, const FastMatrix<A>& s) {
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
@@ -149,8 +149,8 @@ A exponentials(IndexRange visible, A reference, A* s) {
     return sum;
 }
 
-/// sums = p_r v for one row r of the tile: a sum over the visible keys, in partial sums of 64 terms.
-/// `sums` and `part`, which is scratch, have one row with as many columns as v.
+/// sums = p_r v for the tile's row r: a sum over the visible keys, in partial sums of 64 terms. `sums` and
+/// `part`, which is scratch, have one row with as many columns as v.
 template <class A>
 void multiply_row(const Tile& tile, std::int64_t r, const A* p, const FastMatrix<A>& v,
                   const FastMatrix<A>& sums, const FastMatrix<A>& part) {
@@ -194,7 +194,7 @@ void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, c
     }
 }
 
-/// Scratch memory of differentiate_tile(): three rows with one number per key.
+/// Scratch memory for differentiate_tile(): three rows with one number per key.
 template <class A>
 struct DifferentiationRows {
     FastMatrix<A> factors, derivatives, d_score;
@@ -210,9 +210,9 @@ struct RowStatistics {
     A reference, inverse_sum, delta;
 };
 
-/// The backward pass through the softmax. At the beginning s holds the products scale q.k, and d_p holds
-/// dO V^T. At the end s holds the probabilities that multiply V, and d_p holds dS, the gradient of the
-/// products. statistics(r) returns the RowStatistics of row r of the tile.
+/// The backward pass through the softmax. At the beginning s holds the products scale q.k, and d_p holds dO
+/// V^T. At the end s holds the probabilities that multiply V, and d_p holds dS, the gradient of the products.
+/// statistics(r) returns the RowStatistics for row r of the tile.
 template <class T, class A, class Statistics>
 void differentiate_tile(const Tile& tile, const ScoreRule<A>& rule, Statistics&& statistics,
                         const FastMatrix<A>& s, const FastMatrix<A>& d_p, const DifferentiationRows<A>& rows,

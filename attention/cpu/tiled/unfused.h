@@ -1,14 +1,14 @@
 #pragma once
 /// INTERNAL. Matrix operations that read their operands from slow memory and write their results to slow
 /// memory. A framework that runs one operation after the other works in this way. An operation loads,
-/// computes and stores one tile at a time. The argument `pairs` gives the rows and keys of the matrices. In
-/// every result, pairs that the mask hides are 0.
+/// computes and stores one tile at a time. The argument `pairs` gives the matrices' rows and keys. In every
+/// result, pairs that the mask hides are 0.
 #include <gradtile/attention/cpu/tiled/heads.h>
 
 namespace gradtile::attention::cpu::tiled {
 
-/// Returns the largest tile sizes with which `allocate` fits the free bytes of the fast memory. They are at
-/// most 128 x 128.
+/// Returns the largest tile sizes with which `allocate` fits the fast memory's free bytes. They are at most
+/// 128 x 128.
 template <class Allocate>
 BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& allocate) {
     constexpr std::int64_t largest = 128;
@@ -17,7 +17,7 @@ BlockSizes tiles_for(const FastMemory& fast, const Tile& pairs, Allocate&& alloc
                           fast.free_bytes(), allocate);
 }
 
-/// Converts a range of indices to offsets from the beginning of the range `of`.
+/// Converts an index range to offsets from the beginning of the range `of`.
 inline IndexRange within(IndexRange range, IndexRange of) {
     return {range.begin - of.begin, range.end - of.begin};
 }
@@ -32,7 +32,7 @@ void for_each_tile(const Tile& pairs, BlockSizes sizes, Body&& body) {
                       {j, std::min(j + sizes.keys, pairs.keys.end)}});
 }
 
-/// out [rows, keys] = scale * x y^T. x and y have the rows and the keys of `pairs`.
+/// out [rows, keys] = scale * x y^T. x has the rows in `pairs`, and y the keys.
 template <class A, class X, class Y>
 void store_transposed_product(const Tile& pairs, A scale, const SlowMatrix<X>& x, const SlowMatrix<Y>& y,
                               const SlowMatrix<A>& out, FastMemory& fast,
