@@ -1,15 +1,15 @@
 #pragma once
-/// FlashAttention-2 backward on 16-bit tensor cores (Dao 2023, algorithm 2). Each thread block takes a block
-/// of keys and loops over blocks of rows of Q and dO.
+/// FlashAttention-2 backward on 16-bit tensor cores (Dao 2023, algorithm 2). Each thread block takes a key
+/// block and loops over Q and dO row blocks.
 ///
-/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T and dS^T are already the left
-/// operands of dV = P^T dO and dK = dS^T Q. The work for dV and for dK has the same form, two products of
-/// tiles each. It is therefore divided between two warps that share their keys: the first warp computes S^T,
-/// P^T and dV, the second warp dP^T, dS^T and dK. The first warp passes P^T to the second through shared
-/// memory. So a warp accumulates one gradient instead of two, registers allow twice as many keys per warp,
-/// and each fragment that ldmatrix loads is used in two products. The second warp replaces P^T in shared
-/// memory by dS^T. All warps read dS^T for dQ += dS K one block of rows later, so that they do not wait for
-/// its computation. dQ is summed in float32 in global memory.
+/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the P^T and dS^T accumulators are already the left
+/// operands of dV = P^T dO and dK = dS^T Q. The work for dV and for dK has the same form, two tile products
+/// each. It is therefore divided between two warps that share their keys: the first warp computes S^T, P^T
+/// and dV, the second warp dP^T, dS^T and dK. The first warp passes P^T to the second through shared memory.
+/// So a warp accumulates one gradient instead of two, registers allow twice as many keys per warp, and each
+/// fragment that ldmatrix loads is used in two products. The second warp replaces P^T in shared memory by
+/// dS^T. All warps read dS^T for dQ += dS K one row block later, so that they do not wait for its
+/// computation. dQ is summed in float32 in global memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -34,14 +34,14 @@ __device__ __forceinline__ void differentiate_keys(const Bits16BackwardParameter
 }
 
 /// Policy::tiles is a Bits16BackwardTiles. Policy is a type, because nvcc does not launch kernels that have
-/// template parameters of class types.
+/// class-type template parameters.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     backward_kernel(const __grid_constant__ Bits16BackwardParameters p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ BlockSequence shared_sequence;
-    // The blocks of the first keys start first, because under a causal mask they have the most work: most
-    // rows see these keys. TaskOrder processes the heads in sets whose tensors fit the L2 cache.
+    // The first key blocks start first, because under a causal mask they have the most work: most rows see
+    // these keys. TaskOrder processes the heads in sets whose tensors fit the L2 cache.
     //
     // This wait must precede take_task(), because the previous kernel sets the counter to 0.
     gradtile::cuda::device::await_predecessor();
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             reinterpret_cast<float4*>(shared + Shared::d_q)[i] = float4{};
         for (int key_block = 0; key_block * tiles.keys() < p.mask.keys; ++key_block) {
             differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, key_block);
-            __syncthreads();  // all warps have read K and V, through whose memory gradients are stored; dQ's
-                              // sums are complete
+            __syncthreads();  // all warps have finished with the memory of K and V, through which gradients
+                              // are stored; the additions to dQ are complete
         }
         const DqSums sums{reinterpret_cast<float*>(shared + Shared::d_q), Policy::whole_head_rows};
         const std::uint32_t warp_rows =
@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 }  // namespace device
 
-/// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
-/// types.
+/// Passes the tiles as a type, because nvcc does not launch kernels that have class-type template parameters.
 template <class Choice, int shared_limit, RuleKind rule_, bool may_be_packed_>
 struct Bits16BackwardPolicy {
     static constexpr Bits16BackwardTiles tiles = Choice::tiles(shared_limit);
@@ -93,15 +92,15 @@ struct Bits16BackwardPolicy {
     static constexpr RuleKind rule = rule_;
     static constexpr bool may_be_packed = may_be_packed_;  ///< whether the call may have packed sequences
 };
-/// The policy of kernels whose thread blocks process whole heads.
+/// The policy for kernels whose thread blocks process whole heads.
 template <int head_dim, int shared_limit>
 struct Bits16WholeHeadPolicy
     : Bits16BackwardPolicy<Bits16BackwardChoice<head_dim>, shared_limit, RuleKind::none, false> {
     static constexpr int whole_head_rows = Bits16BackwardChoice<head_dim>::whole_head_rows(shared_limit);
 };
 
-/// For many short heads: launches one kernel that keeps dQ in shared memory, so that no sums in global memory
-/// are needed.
+/// For many short heads: launches one kernel that keeps dQ in shared memory, so that no accumulators in
+/// global memory are needed.
 template <class T, int head_dim, class Policy>
 void launch_whole_heads(Bits16BackwardParameters p, cudaStream_t stream) {
     using namespace gradtile::cuda;
@@ -145,10 +144,10 @@ void launch_backward_kernels(Bits16BackwardParameters p, cudaStream_t stream) {
                   Block{.threads = 256, .starts_early = true}, p, tiles, head_dim);
     }
     if (p.mask.keys > 0) {
-        // Bytes per row of a head that should stay in the L2 cache: Q and dO, which every block of keys
-        // reads, and the float32 sums of dQ, to which every block adds. If blocks add in turns, row_bytes is
-        // 0, which puts all heads into one set of TaskOrder, so that blocks that run at the same time add to
-        // different heads.
+        // Bytes per row of a head that should stay in the L2 cache: Q and dO, which every key block reads,
+        // and the float32 dQ accumulators, to which every key block adds. If key blocks add in turns,
+        // row_bytes is 0, which puts all heads into one TaskOrder set, so that key blocks that run at the
+        // same time add to different heads.
         const std::int64_t row_bytes = p.turns != nullptr ? 0
                                                           : 2 * (p.sizes.qk_dim + p.sizes.v_dim) +
                                                                 std::int64_t{sizeof(float)} * head_dim;

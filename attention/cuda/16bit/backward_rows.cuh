@@ -1,6 +1,6 @@
 #pragma once
-/// The kernels of the 16-bit backward pass that run before and after the kernel over blocks of keys: one
-/// computes D and LSE of each row, the other rounds the float32 sums of dQ.
+/// The 16-bit backward kernels that run before and after the kernel over key blocks: one computes D and LSE
+/// for each row, the other rounds the float32 dQ accumulators.
 #include <cfloat>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -11,8 +11,8 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The float32 sums of dQ, in the order of the accumulators: 16 rows x 8 columns at a time, so that a warp
-/// adds to 512 adjacent bytes.
+/// The float32 dQ accumulators, in mma fragment order: 16 rows x 8 columns at a time, so that a warp adds to
+/// 512 adjacent bytes.
 struct DqSums {
     float* data;
     int padded_rows;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_float4(float* to, const FragmentC& x) {
 #endif
 }
 
-/// Rounds 16 rows of dQ from their float32 sums to 16 bits and stores them. The warp writes them to
+/// Rounds 16 rows of dQ from their float32 accumulators to 16 bits and stores them. The warp writes them to
 /// `warp_rows`, its rows of a shared tile, and from there to global memory.
 template <class T, int head_dim, class RowTile>
 __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, const DqSums& sums,
@@ -60,7 +60,7 @@ __device__ __forceinline__ void finish_d_q(const Bits16BackwardParameters& p, co
 
 constexpr int prepared_rows = 32, finished_rows = 64;  // rows per thread block; both divide padded_rows
 
-/// The rows of one sequence and head that a thread block processes: `rows` of the padded rows.
+/// The `rows` padded rows of one sequence and head that a thread block processes.
 template <int rows>
 struct PaddedRows {
     BlockSequence sequence;
@@ -87,8 +87,8 @@ struct PaddedRows {
     __device__ int batch_head(const Sizes& sizes) const { return sequence.batch * sizes.heads + head; }
 };
 
-/// Runs before backward_kernel. Computes LSE in base 2 and D = rowsum(dO * O), sets the counters of the
-/// turns, and sets the sums of dQ to 0 unless dQ is kept in shared memory. Eight lanes per row.
+/// Runs before backward_kernel. Computes LSE in base 2 and D = rowsum(dO * O) - dLSE, sets the turn counters,
+/// and sets the dQ accumulators to 0 unless dQ is kept in shared memory. Eight lanes per row.
 template <class T>
 __global__ void __launch_bounds__(256)
     prepare_backward_kernel(const __grid_constant__ Bits16BackwardParameters p, Bits16BackwardTiles tiles,
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(256)
         const std::int64_t at =
             static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
         const float lse = exists ? p.lse[at] : -INFINITY;
-        // If all scores of a row are near the lowest float32, its LSE overflows here, and P of the row
-        // becomes 0.
+        // If all scores in a row are near the lowest float32, its LSE overflows here, and the row's P becomes
+        // 0.
         if (p.has_large_lse != nullptr && is_large(lse)) *p.has_large_lse = 1;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
         if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];

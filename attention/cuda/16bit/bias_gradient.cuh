@@ -1,7 +1,6 @@
 #pragma once
-/// The gradient of a bias on 16-bit tensor cores. Each thread block computes a tile of rows and keys of the
-/// gradient: the sum of dS over all batches, heads and tiles of pairs to which this tile of the bias is
-/// broadcast.
+/// The gradient of a bias on 16-bit tensor cores. Each thread block computes one gradient tile: dS summed
+/// over all batches, heads and query-key tiles to which the same bias tile is broadcast.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
@@ -14,7 +13,7 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// The rows of Q, dO, K and V of one tile of pairs in shared memory.
+/// The Q, dO, K and V rows for one query-key tile, in shared memory.
 template <int head_dim, class Policy>
 struct BiasGradientStage {
     static constexpr auto tiles = Policy::tiles;
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     for (int number = 0; n < count; ++number) {
         const int next = next_visible(n + 1);
         wait_for_copies<0>();
-        __syncthreads();  // this tile is in shared memory, and no warp reads the stage of the previous tile
+        __syncthreads();  // this tile is in shared memory, and no warp reads the previous tile's stage
         if constexpr (tiles.stages > 1) start(number + 1, next);
 
         const BiasBlock::Pairs at = block(g, n);
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         n = next;
     }
 
-    // Sums over rows or keys of the tile go through shared memory, in a fixed order.
+    // Sums over the tile's rows or keys go through shared memory, in a fixed order.
     wait_for_copies<0>();
     __syncthreads();
     auto* const sums = reinterpret_cast<float*>(shared);

@@ -1,7 +1,7 @@
 #pragma once
-/// The forward pass for few queries and many keys on 16-bit tensor cores: see few_queries.h. The warps of a
-/// thread block divide the rows and the keys of each block of keys. The warps then merge their results by
-/// LSE; a second kernel merges the results of thread blocks that share a row in the same way.
+/// The forward pass for few queries and many keys on 16-bit tensor cores: see few_queries.h. The warps in a
+/// thread block divide the rows, and the keys in each key block. The warps then merge their results by LSE.
+/// In the same way, a second kernel merges the results from thread blocks that share a row.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/few_queries.h>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         }
         commit_copies();
     };
-    // Row r is query r % queries of head first_head + r / queries.
+    // Row r is query r % queries in head first_head + r / queries.
     for (int n = static_cast<int>(threadIdx.x); n < rows * QTile::row_chunks; n += FewQueriesTiles::threads) {
         const int row = n / QTile::row_chunks, chunk = n % QTile::row_chunks;
         const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     const int warp_row = warp / key_warps * m_tiles * 16, warp_key = warp % key_warps * warp_keys;
     struct {
         int first_key, end_key;
-    } visible[2 * m_tiles];  // of the lane's rows
+    } visible[2 * m_tiles];  // for the lane's rows
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i) {
         const int row = warp_row + i * 8 + lane / 4, query = row % queries;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         softmax.finish(o, lse);
     }
 
-    // The results of the warps, in the memory of K and V.
+    // The warps' results, in K's and V's memory.
     wait_for_copies<0>();
     __syncthreads();
     auto* const warp_o = reinterpret_cast<float*>(shared + QTile::bytes);  // [key_warps, rows, head_dim]

@@ -1,6 +1,6 @@
 #pragma once
 /// FlashAttention-2 forward on 16-bit tensor cores (Dao 2023, algorithm 1). Each thread block takes a block
-/// of query rows and loops over the blocks of K and V. S and P stay in registers.
+/// of query rows and loops over K/V blocks. S and P stay in registers.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/16bit/parameters.h>
@@ -16,7 +16,7 @@ namespace gradtile::attention::cuda {
 namespace device {
 
 /// Policy::tiles is a Bits16ForwardTiles. Policy is a type, because nvcc does not launch kernels that have
-/// template parameters of class types.
+/// class-type template parameters.
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     forward_kernel(const __grid_constant__ Bits16ForwardParameters p) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         commit_copies();
 
         const int row = block_row + warp_row, key = block * tiles.keys;
-        // On the diagonal of a causal mask, the warps of the first rows may see no key.
+        // On the diagonal of a causal mask, the warps with the first rows may see no key.
         if (!mask.sees_any(row, tiles.warp_rows, key, tiles.keys)) continue;
         const std::uint32_t stage = kv_tiles + block % tiles.stages * stage_bytes;
         FragmentC s[m_tiles][s_tiles];
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     wait_for_copies<0>();
     if (first_block >= end_block) __syncthreads();  // without keys, no barrier has followed the copies of Q
-    // Only this warp reads its rows of Q, and it no longer needs them. So O is stored through the shared
-    // memory of these rows.
+    // Only this warp reads its rows of Q, and it no longer needs them. So O is stored through their shared
+    // memory.
     const int out_row = warp_index() * tiles.warp_rows, valid_rows = block_rows - out_row;
     const std::uint32_t out_rows = q_tile + out_row * QTile::row_bytes;
     __syncwarp();
@@ -195,8 +195,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
 }  // namespace device
 
-/// Passes the tiles as a type, because nvcc does not launch kernels that have template parameters of class
-/// types.
+/// Passes the tiles as a type, because nvcc does not launch kernels that have class-type template parameters.
 template <class Choice, int shared_limit, RuleKind rule_, bool may_be_packed_>
 struct Bits16ForwardPolicy {
     static constexpr Bits16ForwardTiles tiles = Choice::tiles(shared_limit);

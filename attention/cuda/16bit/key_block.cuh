@@ -1,5 +1,5 @@
 #pragma once
-/// The part of the 16-bit backward pass that belongs to one block of keys: see backward.cuh.
+/// One key block's part of the 16-bit backward pass: see backward.cuh.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
@@ -11,12 +11,12 @@
 
 namespace gradtile::attention::cuda::device {
 
-// P is multiplied by p_factor = 2^p_exponent until dV and dS are complete. The second warp of a pair reads P
+// P is multiplied by p_factor = 2^p_exponent until dV and dS are complete. The second warp in a pair reads P
 // in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS no accuracy. With the factor, P <= 1
-// uses the whole range of binary16 and has full precision down to 2^-29.
+// uses binary16's whole range and has full precision down to 2^-29.
 
-/// Computes dK and dV of a block of keys, and adds the block's part to dQ. One iteration processes one block
-/// of rows.
+/// Computes dK and dV for a key block, and adds the key block's part to dQ. One iteration processes one row
+/// block.
 template <class T, int head_dim, class Policy>
 class KeyBlock {
     using Shared = Bits16BackwardShared<head_dim, Policy>;
@@ -80,8 +80,8 @@ class KeyBlock {
             __syncthreads();  // the rows of iteration i are in shared memory, dS of iteration i - 1 is
                               // complete, no warp reads the other stage
             load_next_rows(i);
-            // The second warp of a pair adds to dQ before its other work, the first warp after its other
-            // work. So the first warp has P ready earlier, and the second warp waits less for P.
+            // In each pair, the second warp adds to dQ before its other work, and the first warp after its
+            // other work. So the first warp has P ready earlier, and the second warp waits less for P.
             if (!makes_p_ && i > 0) add_d_q(i - 1);
 
             const std::uint32_t q_rows = base_ + Shared::row_stages + i % 2 * Shared::row_stage_bytes,
@@ -113,7 +113,7 @@ class KeyBlock {
         wait_for_copies<0>();
         __syncthreads();
         if (iterations_ > 0) add_d_q(iterations_ - 1);
-        __syncthreads();  // all warps have read K: the gradients are stored through the tiles of K and V
+        __syncthreads();  // all warps have read K: the gradients are stored through the K and V tiles
         scale(gradient, (makes_p_ ? 1 / p_factor : p_.scale) * p_.dropout_scale);
         store(gradient);
     }
@@ -140,7 +140,7 @@ class KeyBlock {
         return reinterpret_cast<const std::uint16_t*>(rows) + first_key_;
     }
 
-    /// Starts to copy a block of rows: Q, dO, LSE and D, and its tile of the bias.
+    /// Starts copying a row block: Q, dO, LSE, D and its bias tile.
     __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at,
                                               const std::uint16_t* bias) const {
         const auto [head, row] = at;
@@ -191,7 +191,7 @@ class KeyBlock {
         commit_copies();
     }
 
-    /// Returns LSE or D of the two rows that correspond to a lane's two columns of tile n.
+    /// Returns LSE or D for the two rows that correspond to a lane's two columns of tile n.
     __device__ __forceinline__ static float2 statistic(std::uint32_t lane_statistics, int n) {
         float2 two;
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
@@ -263,7 +263,7 @@ class KeyBlock {
             }
         }
     }
-    /// The LSE of a head's rows, as the forward pass stored it.
+    /// A head's LSE rows, as the forward pass stored them.
     __device__ __forceinline__ RowReferences row_references(int head) const {
         return {p_.lse,
                 p_.lse_remainder,
@@ -272,7 +272,7 @@ class KeyBlock {
                 sequence_.first_query,
                 mask().queries};
     }
-    /// The bias of a lane's keys.
+    /// Loads the key bias for a lane's keys.
     __device__ __forceinline__ void load_key_bias(float (&of_keys)[m_tiles][2], int head, int key) const {
         const BiasRows& bias = rules_.of_head[head % 2].get().biases[1];
         if (bias.data == nullptr) return;
@@ -302,9 +302,8 @@ class KeyBlock {
         pack_fragment<T>(left, p[2 * k], p[2 * k + 1]);
     }
 
-    /// Like make_p(), for a call with a score rule. `left` receives P^T without dropped elements, `exchange`
-    /// the product of P^T and the derivative of the scores, with the sign bit set where an element is
-    /// dropped.
+    /// Like make_p(), for a call with a score rule. `left` receives P^T without dropped elements. `exchange`
+    /// receives P^T times the derivative of the scores, with the sign bit set where an element is dropped.
     __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
                                                       const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
@@ -372,8 +371,8 @@ class KeyBlock {
         }
     }
 
-    /// Returns dS of one pair. `probability` is the number that the first warp wrote to `exchange`; it is
-    /// negative if the element was dropped.
+    /// Returns dS for one query-key pair. `probability` is the number that the first warp wrote to
+    /// `exchange`; it is negative if the element was dropped.
     __device__ __forceinline__ static float d_s_of(float probability, float d_p, float delta) {
         if constexpr (!may_drop) return probability * fmaf(d_p, 1 / p_factor, -delta);
         const bool is_dropped = __float_as_int(probability) < 0;
@@ -403,11 +402,11 @@ class KeyBlock {
         }
     }
 
-    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< rows of dQ per warp
+    static constexpr int d_q_rows = rows / tiles.d_q_row_warps;  ///< dQ rows per warp
     static constexpr int d_q_columns = head_dim * tiles.d_q_row_warps / tiles.warps();
     using DqFragments = FragmentC[d_q_rows / 16][d_q_columns / 8];
 
-    /// Computes this warp's part of dQ += dS K, for the rows of an iteration whose dS is complete.
+    /// Adds this warp's part of dS K to dQ, for the rows of an iteration whose dS is complete.
     __device__ __forceinline__ void add_d_q(int iteration) const {
         const int row = warp_ % tiles.d_q_row_warps * d_q_rows;
         const int column = warp_ / tiles.d_q_row_warps * d_q_columns;
@@ -422,7 +421,7 @@ class KeyBlock {
             add_to_global(d_q, position_of(iteration), row, column);
         }
     }
-    /// In every iteration a warp adds to the same part of a tile, so no other warp adds to it at the same
+    /// A warp adds to the same part of a tile in every iteration, so no other warp adds to it at the same
     /// time.
     __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition at, int row,
                                                   int column) const {
@@ -438,7 +437,7 @@ class KeyBlock {
                              sum.w + d_q[m][n][3]};
             }
     }
-    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
+    /// Uses atomic additions, because other key blocks add to the same rows, in any order or, if
     /// deterministic, in turns.
     __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
                                                   int column) const {
@@ -461,7 +460,7 @@ class KeyBlock {
         if (turn != nullptr) WarpTurn::pass(turn, key_block_ + 1);
     }
 
-    /// Stores the warp's rows of dV or dK, through the warp's rows of the tile of K or V.
+    /// Stores the warp's dV or dK rows, through the warp's rows in the K or V tile.
     __device__ __forceinline__ void store(const FragmentC (&gradient)[m_tiles][d_tiles]) const {
         const int warp = warp_index(), key = warp % tiles.pairs * tiles.pair_keys;
         const bool is_d_v = warp < tiles.pairs;
@@ -486,7 +485,7 @@ class KeyBlock {
     RowBlocks<rows> row_blocks_;
     int warp_, pair_, warp_key_;  ///< warp_key_: the pair's first key, relative to first_key_
     bool has_large_lse_ = false;
-    bool makes_p_;  ///< this warp computes P and dV; the other warp of the pair computes dS and dK
+    bool makes_p_;  ///< this warp computes P and dV; the other warp in the pair computes dS and dK
 };
 
 }  // namespace gradtile::attention::cuda::device

@@ -1,9 +1,9 @@
 #pragma once
-/// The gradient of a bias that kernels read in tiles of queries and keys (RuleKind::pair_bias). Each thread
-/// block owns a tile of the gradient and loops over the batches and heads that share it, as the sequences of
-/// an Evoformer share a pair bias. So the tile of the bias is read once, and dS is summed in registers. Where
-/// the gradient has few tiles, several thread blocks divide the batches and heads of a tile, and another
-/// kernel adds their sums in a fixed order.
+/// The gradient of a bias that kernels read in query-key tiles (RuleKind::pair_bias). Each thread block owns
+/// a gradient tile and loops over the batches and heads that share it, as the sequences in an Evoformer share
+/// a pair bias. So the bias tile is read once, and dS is summed in registers. Where the gradient has few
+/// tiles, several thread blocks divide a tile's batches and heads, and another kernel adds their sums in a
+/// fixed order.
 #include <gradtile/attention/cuda/16bit/parameters.h>
 #include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/device/bias_sums.cuh>
@@ -16,7 +16,7 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// The inputs of one batch and head in shared memory.
+/// The inputs from one batch and head, in shared memory.
 template <class T, int head_dim, class Policy>
 struct PairBiasStage {
     static constexpr auto tiles = Policy::tiles;
@@ -42,7 +42,7 @@ struct PairBiasStage {
         load_rows<RowTile>(d_o, p.d_o, at.batch, at.head, row, p.mask.queries, p.sizes.v_dim);
         load_rows<KeyTile>(k, p.k, at.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
         load_rows<KeyTile>(v, p.v, at.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
-        // Statistics exist for the padding of the rows, too.
+        // Statistics exist for padded rows, too.
         const std::int64_t first =
             (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row;
         constexpr int row_chunks = tiles.rows / 4;
@@ -70,7 +70,7 @@ struct PairBiasStage {
     }
 };
 
-/// A part of the sums as a gradient of the same shape.
+/// One part's sums, as a gradient of the same shape.
 __device__ inline BiasGradient sums_of_part(const BiasGradient& g, const BiasGradientParts& parts, int part,
                                             const DeviceMask& mask) {
     BiasGradient sums = g;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     clear(sum);
     for (int n = 0; n < count; ++n) {
         wait_for_copies<tiles.stages - 2>();
-        __syncthreads();  // the inputs of n are copied, and no warp reads the stage that is loaded next
+        __syncthreads();  // the inputs for n are copied, and no warp reads the stage that is loaded next
         start(n + tiles.stages - 1);
 
         const Stage at = stage(n);
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     });
 }
 
-/// Adds the parts of each element of the gradient, one thread for each.
+/// Adds the parts for each gradient element, one thread per element.
 template <int threads>
 __global__ void __launch_bounds__(threads)
     add_bias_gradient_parts_kernel(const __grid_constant__ BiasGradient g,
@@ -224,7 +224,7 @@ struct Bits16PairBiasGradientPolicy {
     static constexpr auto tiles = Bits16PairBiasGradientChoice<head_dim>::tiles(shared_limit);
 };
 
-/// Enqueues the addition of the parts of a sum, if there are several.
+/// Enqueues the kernel that adds the parts, if there are several.
 inline void add_bias_gradient_parts(const BiasGradient& gradient, const BiasGradientParts& parts,
                                     const device::DeviceMask& mask, cudaStream_t stream) {
     if (parts.count == 1) return;

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Parameters of the 16-bit kernels of the GPU, and the functions that launch these kernels. Each
-/// instantiation of these functions is compiled in a source file of its own.
+/// INTERNAL. Parameters for the 16-bit GPU kernels, and the functions that launch these kernels. Each
+/// instantiation of these functions is compiled in its own source file.
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@
 namespace gradtile::attention::cuda {
 
 struct Bits16ForwardParameters {
-    device::TensorView<const std::uint16_t> q, k, v;  ///< bits of bfloat16 or float16
+    device::TensorView<const std::uint16_t> q, k, v;  ///< bfloat16 or float16 bits
     device::TensorView<std::uint16_t> o;
     float* lse;            ///< [B, Hq, Sq], natural log
     float* lse_remainder;  ///< [B, Hq, Sq], or null
@@ -30,9 +30,9 @@ struct Bits16ForwardParameters {
     float scale_log2;  ///< log2(e) * scale if the scale is positive, else log2(e)
     float prescale;  ///< 1 if the scale is positive, else the scale: multiplies S before the maximum is taken
     ScoreOptions scores;
-    RuleKind rule;  ///< of biases or any: prescale is the scale and scale_log2 is log2(e)
+    RuleKind rule;  ///< pair_bias or any: prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
-    PackedTasks row_tasks;  ///< blocks of rows if packed; at launch only its memory
+    PackedTasks row_tasks;  ///< row blocks if packed; at launch only its memory
 };
 
 struct Bits16BackwardParameters {
@@ -45,27 +45,27 @@ struct Bits16BackwardParameters {
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
     int* non_finite;      ///< set if dQ is not finite; null without biases
     int* has_large_lse;   ///< whether an LSE is large (see large_lse); null: no, because there are no biases
-    float* d_q_sums;      ///< dQ / scale in float32, in the order of DqSums; of batch 0, even if that is
-                          ///< not among this launch's batches and so has no memory
+    float* d_q_sums;      ///< dQ / scale in float32, in DqSums order; points to batch 0, even if that is not
+                          ///< among this launch's batches and so has no memory
     std::int32_t* turns;  ///< [B, Hq, row blocks, warps] if deterministic, else null
-    std::int32_t* next_task;  ///< number of started blocks of backward_kernel if deterministic, else null
-    bool last_keys_first = false;  ///< the order of the turns
-    int first_batch, batch_size;   ///< the batches of this launch
+    std::int32_t* next_task;       ///< number of started tasks if deterministic or for Hopper, else null
+    bool last_keys_first = false;  ///< turn order
+    int first_batch, batch_size;   ///< this launch's batches
     device::Sizes sizes;
-    int padded_rows;  ///< of a batch; a multiple of every kernel's row block
+    int padded_rows;  ///< per batch; a multiple of every kernel's row block
     device::DeviceMask mask;
-    device::TaskOrder order;  ///< order of the tasks: (batch, key head) and block of keys
+    device::TaskOrder order;  ///< task order: (batch, key head) and key block
     float scale_log2;         ///< log2(e) * scale
     float scale;
     float dropout_scale;  ///< 1 without dropout. The kernels compute P, dP and dS without this factor.
     ScoreOptions scores;
     RuleKind rule;
     PackedOffsets packed;
-    PackedTasks key_tasks;     ///< blocks of keys if packed; at launch only its memory
+    PackedTasks key_tasks;     ///< key blocks if packed; at launch only its memory
     PackedTasks padded_tasks;  ///< the same for blocks of backward_row_padding rows
 };
 
-/// These functions enqueue the forward and the backward pass of T. They throw Error if a launch fails.
+/// These functions enqueue the forward and backward passes for dtype T. They throw Error if a launch fails.
 template <class T>
 void launch_forward(const Bits16ForwardParameters& parameters, cudaStream_t stream);
 template <class T>
@@ -74,19 +74,19 @@ void launch_few_queries(const Bits16ForwardParameters& parameters, const SplitPa
 template <class T>
 void launch_backward(const Bits16BackwardParameters& parameters, cudaStream_t stream);
 
-/// Float32 sums of a bias's gradient over parts of the batches and heads that share it, so that enough thread
-/// blocks work on it: [count, B, H, Sq, Sk], where B and H are the gradient's.
+/// Float32 partial sums for a bias gradient, each over a part of the batches and heads that share it, so that
+/// enough thread blocks work on it: [count, B, H, Sq, Sk], where B and H are the gradient's.
 struct BiasGradientParts {
     int count = 1;          ///< 1: no parts
     float* sums = nullptr;  ///< unused by one part
 };
 
-/// Enqueues the gradient of a bias. lse_log2 and delta of `parameters` must have been computed for all
+/// Enqueues the gradient of a bias. lse_log2 and delta in `parameters` must have been computed for all
 /// batches.
 template <class T>
 void launch_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
                           cudaStream_t stream);
-/// Enqueues the gradient of the bias that kernels of RuleKind::pair_bias read in tiles.
+/// Enqueues the gradient of the bias that RuleKind::pair_bias kernels read in tiles.
 template <class T>
 void launch_pair_bias_gradient(const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
                                const BiasGradientParts& parts, cudaStream_t stream);
@@ -95,10 +95,9 @@ void launch_pair_bias_gradient(const Bits16BackwardParameters& parameters, const
 /// factor, and the stored D is divided by it. key_block.cuh gives the reason.
 constexpr float p_exponent = 15, p_factor = 32768;
 
-/// The backward pass pads the rows to a multiple of this number, which every block size of rows divides.
+/// The backward pass pads the rows to a multiple of this number, which every row block size divides.
 constexpr int backward_row_padding = packed_row_padding;
-/// The number of turn counters per backward_row_padding rows: up to 8 warps for each block, which has at
-/// least 32 rows.
+/// Turn counters per backward_row_padding rows: up to 8 warps for each row block, which has at least 32 rows.
 constexpr int backward_turns = 8 * backward_row_padding / 32;
 
 }  // namespace gradtile::attention::cuda

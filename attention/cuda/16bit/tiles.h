@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. Tile sizes of the 16-bit kernels of the GPU. The sizes for 227 KB of shared memory per thread
-/// block were measured: bench/results/2026-11-21-h200-attention.md. The sizes for less shared memory were
-/// chosen to fit.
+/// INTERNAL. Tile sizes for the 16-bit GPU kernels. The sizes for 227 KB of shared memory per thread block
+/// were measured: bench/results/2026-11-21-h200-attention.md. The sizes for less shared memory were chosen to
+/// fit.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/shared_memory_limits.h>
@@ -14,7 +14,7 @@ using Bits16HeadDims = HeadDims<32, 64, 96, 128, 192, 256>;
 enum class RuleKind : std::uint8_t {
     none,       ///< scores are products; only a sink may be added
     dropout,    ///< the same with dropout
-    pair_bias,  ///< a bias that is read in tiles of queries and keys, and perhaps a bias of keys alone
+    pair_bias,  ///< a bias that is read in query-key tiles, and perhaps a key bias
     any
 };
 /// Whether scores have terms besides products. Kernels then hold natural scores, which may be large.
@@ -29,9 +29,9 @@ constexpr bool has_kernels(RuleKind kind, int head_dim) {
                                          : true;
 }
 
-/// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
+/// Upper bound in bytes on the shared memory that a kernel uses in addition to its tiles.
 inline constexpr int static_shared_bytes = 128;
-/// Upper bound of the shared memory for the rules of two heads, in bytes.
+/// Upper bound in bytes on the shared memory for two heads' rules.
 inline constexpr int rule_shared_bytes = 512;
 
 struct Bits16ForwardTiles {
@@ -41,12 +41,12 @@ struct Bits16ForwardTiles {
     int stages;               ///< K/V blocks that are in shared memory at the same time
     int blocks_per_sm;        ///< thread blocks per multiprocessor; limits the registers per thread
     int unrolled;             ///< see multiply_a_bt
-    bool reads_bias = false;  ///< whether a stage has a tile of a bias, too
+    bool reads_bias = false;  ///< whether a stage has a bias tile, too
 
     constexpr int threads() const { return 32 * warps; }
     constexpr int rows() const { return warps * warp_rows; }
     constexpr int shared_bytes(int head_dim) const {
-        const int biases = reads_bias ? 2 * rows() * keys + 4 * keys : 0;  // of pairs, and of keys
+        const int biases = reads_bias ? 2 * rows() * keys + 4 * keys : 0;  // pair bias and key bias
         return 2 * head_dim * (rows() + 2 * stages * keys) + stages * biases;
     }
     constexpr bool fit(int head_dim, int shared_limit) const {
@@ -55,13 +55,13 @@ struct Bits16ForwardTiles {
     constexpr bool operator==(const Bits16ForwardTiles&) const = default;
 };
 
-/// Tile sizes of the kernel for head dims up to `head_dim`.
+/// Tile sizes for head dims up to `head_dim`.
 template <int head_dim>
 struct Bits16ForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
         // A warp has 32 rows if two thread blocks then still fit a multiprocessor. Per lane, O then takes
-        // head_dim registers, and S half as many registers as the block has keys. With two blocks, the warps
-        // of one use the tensor cores while those of the other compute exponentials.
+        // head_dim registers, and S half as many registers as the block has keys. With two blocks, one
+        // block's warps use the tensor cores while the other block's warps compute exponentials.
         if (head_dim <= 32)
             return {.warps = 4, .warp_rows = 32, .keys = 64, .stages = 2, .blocks_per_sm = 3, .unrolled = 2};
         if (head_dim <= 64)
@@ -76,7 +76,7 @@ struct Bits16ForwardChoice {
     }
 };
 
-/// Tile sizes of the kernel that applies score rules. Rules need registers, so S has fewer columns.
+/// Tile sizes for the kernel that applies score rules. Rules need registers, so S has fewer columns.
 template <int head_dim>
 struct Bits16RuleForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
@@ -88,7 +88,7 @@ struct Bits16RuleForwardChoice {
     }
 };
 
-/// Tile sizes of the kernel with dropout.
+/// Tile sizes for the kernel with dropout.
 template <int head_dim>
 struct Bits16DropoutForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
@@ -98,7 +98,7 @@ struct Bits16DropoutForwardChoice {
         return tiles;
     }
 };
-/// Tile sizes of the kernel that reads tiles of a bias.
+/// Tile sizes for the kernel that reads bias tiles.
 template <int head_dim>
 struct Bits16PairBiasForwardChoice {
     static constexpr Bits16ForwardTiles tiles(int shared_limit) {
@@ -110,14 +110,14 @@ struct Bits16PairBiasForwardChoice {
 };
 
 struct Bits16BackwardTiles {
-    int rows;           ///< 32, 64 or 128
-    int pairs;          ///< pairs of warps
-    int pair_keys;      ///< keys per pair: 32, or 16 where registers do not allow more
-    int d_q_row_warps;  ///< number of warps along the rows of dQ; warps() / d_q_row_warps along its columns
-    int blocks_per_sm;  ///< thread blocks per multiprocessor; limits the registers per thread
-    int unrolled;       ///< see multiply_a_bt
-    int d_q_unrolled;   ///< `unrolled` of the product dS K
-    bool reads_bias = false;  ///< whether a block of rows has a tile of a bias, too
+    int rows;                 ///< 32, 64 or 128
+    int pairs;                ///< warp pairs
+    int pair_keys;            ///< keys per pair: 32, or 16 where registers do not allow more
+    int d_q_row_warps;        ///< warps along dQ's rows; warps() / d_q_row_warps along its columns
+    int blocks_per_sm;        ///< thread blocks per multiprocessor; limits the registers per thread
+    int unrolled;             ///< see multiply_a_bt
+    int d_q_unrolled;         ///< `unrolled` for the product dS K
+    bool reads_bias = false;  ///< whether a row block has a bias tile, too
 
     constexpr int warps() const { return 2 * pairs; }
     constexpr int threads() const { return 32 * warps(); }
@@ -134,13 +134,13 @@ struct Bits16BackwardTiles {
     constexpr bool operator==(const Bits16BackwardTiles&) const = default;
 };
 
-/// Tile sizes of the kernel for head dims up to `head_dim`.
+/// Tile sizes for head dims up to `head_dim`.
 template <int head_dim>
 struct Bits16BackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
-        // Per lane, a gradient of 32 keys takes head_dim registers, and S or dP half as many registers as the
-        // block has rows. If both are small, two thread blocks share a multiprocessor. Blocks of rows are as
-        // long as possible, because each block costs a barrier.
+        // Per lane, a gradient for 32 keys takes head_dim registers, and S or dP half as many registers as
+        // the block has rows. If both are small, two thread blocks share a multiprocessor. Row blocks are as
+        // long as possible, because each one costs a barrier.
         if (head_dim <= 32)
             return {.rows = 64,
                     .pairs = 4,
@@ -176,7 +176,7 @@ struct Bits16BackwardChoice {
             }
             return tiles;
         }
-        // A gradient of 32 keys would take all registers.
+        // A gradient for 32 keys would take all registers.
         tiles.unrolled = 12;
         tiles.pair_keys = 16;
         if (!tiles.fit(head_dim, shared_limit)) tiles.rows = 32;
@@ -184,9 +184,9 @@ struct Bits16BackwardChoice {
         return tiles;
     }
 
-    /// The maximum number of rows of a head that one thread block can process alone. Such a thread block
-    /// loops over the blocks of keys and keeps dQ in the shared memory that the tiles leave free. 0 if the
-    /// head dim has no such kernel.
+    /// The maximum number of rows per head that one thread block can process alone. Such a thread block loops
+    /// over the key blocks and keeps dQ in the shared memory that the tiles leave free. 0 if the head dim has
+    /// no such kernel.
     static constexpr int whole_head_rows(int shared_limit) {
         if (head_dim != 64) return 0;
         const int left = shared_limit - static_shared_bytes - tiles(shared_limit).shared_bytes(head_dim);
@@ -198,7 +198,7 @@ struct Bits16BackwardChoice {
 /// With fewer heads than this, thread blocks that process whole heads would leave multiprocessors idle.
 inline constexpr std::int64_t enough_whole_heads = 256;
 
-/// Tile sizes of the kernel that applies score rules, with smaller tiles for the registers that rules need.
+/// Tile sizes for the kernel that applies score rules, with smaller tiles for the registers that rules need.
 template <int head_dim>
 struct Bits16RuleBackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
@@ -210,7 +210,7 @@ struct Bits16RuleBackwardChoice {
     }
 };
 
-/// Tile sizes of the kernel with dropout.
+/// Tile sizes for the kernel with dropout.
 template <int head_dim>
 struct Bits16DropoutBackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
@@ -219,7 +219,7 @@ struct Bits16DropoutBackwardChoice {
         return tiles;
     }
 };
-/// Tile sizes of the kernel that reads tiles of a bias.
+/// Tile sizes for the kernel that reads bias tiles.
 template <int head_dim>
 struct Bits16PairBiasBackwardChoice {
     static constexpr Bits16BackwardTiles tiles(int shared_limit) {
@@ -231,14 +231,14 @@ struct Bits16PairBiasBackwardChoice {
     }
 };
 
-/// Tile sizes of the kernel for gradients of biases that it reads in tiles of pairs.
+/// Tile sizes for the kernel that computes the gradient of a pair bias, which it reads in query-key tiles.
 template <int head_dim>
 struct Bits16PairBiasGradientChoice {
     struct Tiles {
         int rows, keys, stages;
         static constexpr int warp_rows = 32, warp_keys = 32;
         constexpr int threads() const { return rows / warp_rows * (keys / warp_keys) * 32; }
-        /// Bytes of the rows of Q, dO, K and V, of LSE and D, and of a bias of keys.
+        /// Bytes per stage: rows of Q, dO, K and V, LSE, D, and a key bias.
         constexpr int stage_bytes() const { return 2 * 2 * head_dim * (rows + keys) + 4 * (2 * rows + keys); }
         constexpr int shared_bytes() const { return 2 * rows * keys + stages * stage_bytes(); }
         constexpr bool operator==(const Tiles&) const = default;
@@ -252,14 +252,14 @@ struct Bits16PairBiasGradientChoice {
     }
 };
 
-/// Tile sizes of the kernel for gradients of other biases: each warp takes 16 rows.
+/// Tile sizes for the kernel that computes other bias gradients: each warp takes 16 rows.
 template <int head_dim>
 struct Bits16BiasGradientChoice {
     struct Tiles {
         int rows, keys, stages;
         static constexpr int blocks_per_sm = 2;  ///< by registers; large head dims fill shared memory earlier
         constexpr int threads() const { return rows / 16 * 32; }
-        /// Bytes of the rows of Q, dO, K and V in all stages.
+        /// Bytes in all stages: rows of Q, dO, K and V.
         constexpr int shared_bytes() const { return stages * 2 * 2 * head_dim * (rows + keys); }
         constexpr bool fit(int shared_limit) const {
             return shared_bytes() + rule_shared_bytes <= shared_limit;

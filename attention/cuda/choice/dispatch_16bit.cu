@@ -23,8 +23,8 @@ namespace {
 
 using device::has_vector_rows;
 
-// Kernels read and write 16 bytes (8 columns of a row) at a time. Copies are padded with columns of zeros,
-// which change no result.
+// Kernels read and write 16 bytes (8 columns of a row) at a time. Copies are padded with zero columns, which
+// change no result.
 constexpr std::int64_t vector_columns = 8;
 Readable readable(const Context& ctx, const Tensor& x) {
     return {ctx, x, has_vector_rows(x), vector_columns};
@@ -64,7 +64,7 @@ bool is_of_keys(const ScoreOptions::Bias& bias) {
     return bias.strides[2] == 0 && has_tiles(bias);
 }
 
-/// The options in the order that kernels of RuleKind::pair_bias need: the bias of pairs is the first one.
+/// The options in the order that RuleKind::pair_bias kernels need: the pair bias is the first one.
 struct KernelScores {
     ScoreOptions scores;
     RuleKind rule = RuleKind::any;
@@ -95,8 +95,8 @@ struct KernelScores {
     }
 };
 
-/// Returns the number of parts into which the sum of a bias's gradient is divided, so that there are about as
-/// many thread blocks as a large GPU has multiprocessors.
+/// Returns into how many parts a bias gradient's sum is divided, so that there are about as many thread
+/// blocks as a large GPU has multiprocessors.
 std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queries, std::int64_t keys) {
     constexpr std::int64_t enough_blocks = 128, tile = 128;
     const std::int64_t tiles = std::int64_t{gradient.batches} * gradient.heads *
@@ -106,8 +106,8 @@ std::int64_t parts_of_pair_bias(const BiasGradient& gradient, std::int64_t queri
                                     std::max<std::int64_t>(1, summed));
 }
 
-/// Returns the number of batches whose dQ is summed at the same time. Calls with biases often have many
-/// batches of short sequences. The float32 sums of all batches would then be the largest tensor of the pass.
+/// Returns for how many batches dQ is summed at the same time. Calls with biases often have many batches with
+/// short sequences. Float32 accumulators for all batches would then be the largest tensor of the pass.
 std::int64_t batches_at_once(const ScoreOptions& scores, std::int64_t batch_size, std::int64_t sums_of_batch,
                              std::int64_t blocks_of_batch) {
     constexpr std::int64_t max_sums = 12 << 20, enough_blocks = 2048;
@@ -162,7 +162,8 @@ void flash_16bit_forward(const Context& ctx, const ResolvedOptions& options, con
     }
     KernelScores kernel(options, q_in.dtype(), k_in.size(1), head_dim);
     if (few_queries && kernel.rule != RuleKind::none) kernel.rule = RuleKind::any;
-    // softmax's maximum is taken of S times prescale, and rules apply to products with the whole scale.
+    // The softmax maximum is taken after S is multiplied by prescale, and rules apply to products with the
+    // whole scale.
     const bool scales_late =
         options.scale > 0 && (kernel.rule == RuleKind::none || kernel.rule == RuleKind::dropout);
     const Bits16ForwardParameters parameters{
@@ -250,8 +251,8 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
     const int head_dim = padded_head_dim(Bits16HeadDims{}, std::max(sizes.qk_dim, sizes.v_dim));
     const Tensor statistics = empty(ctx, {2, batch_heads, padded_rows}, DType::f32);
     const std::int64_t batch_size = saved.q.size(0);
-    // A dry run does not know the GPU. So a dry run counts the sums of all heads, which the kernels without
-    // the ring need.
+    // A dry run does not know the GPU. So it counts dQ accumulators for all heads, which kernels without the
+    // ring need.
     if (!ctx.is_planning()) gradtile::cuda::use_device(ctx.device());
     const bool uses_hopper =
         !ctx.is_planning() && !why_not_hopper_backward(options, sizes, batch_heads,
@@ -271,7 +272,7 @@ void flash_16bit_backward(const Context& ctx, const ResolvedOptions& options, co
               DType::f32);
     const std::int64_t turns_per_block = options.deterministic ? backward_turns : 0;
     const std::int64_t turn_count = batch_heads * (padded_rows / backward_row_padding) * turns_per_block;
-    // An upper bound, which a dry run can also compute: a block of rows has at least 64 rows.
+    // An upper bound, which a dry run can also compute: a row block has at least 64 rows.
     const std::int64_t ring_counters =
         options.deterministic || options.packed ? 0 : batch_heads * (padded_rows / 64 + 1);
     const Readable d_lse = contiguous(ctx, d_out.lse);

@@ -117,7 +117,7 @@ KernelPlan backward_plan(const Call& call) {
     return plan;
 }
 
-/// Adds the candidates of a list whose plans differ from all before.
+/// Collects the candidates whose plans differ from all earlier plans.
 class Candidates {
   public:
     explicit Candidates(std::function<KernelPlan()> plan) : plan_(std::move(plan)) { add({}); }
@@ -127,7 +127,7 @@ class Candidates {
         const auto has_this_plan = [&](const KernelCandidate& other) { return other.plan == plan; };
         if (std::ranges::none_of(list_, has_this_plan)) list_.push_back({choice, plan});
     }
-    /// Half as many heads in a set, twice as many, one, and all.
+    /// Half as many heads per set, twice as many, one, and all.
     void add_sets(std::int64_t heads) {
         const auto policy = policy_plan().set_heads;
         if (!policy) return;

@@ -1,23 +1,22 @@
 #pragma once
-/// FlashAttention-2 backward (Dao 2023, algorithm 2) with the asynchronous products and copies of Hopper. A
-/// thread block takes blocks of keys, one after the other, and loops over the blocks of rows that see them.
+/// FlashAttention-2 backward (Dao 2023, algorithm 2) with Hopper's asynchronous products and copies. A thread
+/// block takes key blocks, one after the other, and loops over the row blocks that see them.
 ///
-/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the accumulators of P^T, rounded to 16 bits, are
-/// already the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums
-/// over the keys of both warpgroups. The product of the next S runs while a warpgroup waits for the dS of the
-/// other one.
+/// S^T = K Q^T and dP^T = V dO^T have keys as rows, so the P^T accumulators, rounded to 16 bits, are already
+/// the left operand of dV = P^T dO. dS passes through shared memory, because a row of dQ = dS K sums over
+/// both warpgroups' keys. The next S is computed while a warpgroup waits for the other warpgroup's dS.
 ///
-/// dQ is summed in float32 in global memory. A thread of the producer's warpgroup adds from shared memory, so
-/// that consumers wait neither for turns nor for the memory system: d_q_bulk.cuh. The sums exist for the
-/// heads in flight only (d_q_ring.cuh), unless the order of the additions is fixed, sequences are packed or
+/// dQ is summed in float32 in global memory. A thread in the producer warpgroup adds from shared memory, so
+/// that consumers wait neither for turns nor for the memory system: d_q_bulk.cuh. The dQ accumulators exist
+/// for the heads in flight only (d_q_ring.cuh), unless the addition order is fixed, sequences are packed or
 /// long, or the head dim is 128.
 ///
 /// Reading order: the kernel below; the tasks and the producer in backward_steps.cuh; the consumers' steps in
-/// backward_consumer.cuh and their loop in backward_loop.cuh; the fastest form of a block of rows, for plain
+/// backward_consumer.cuh and their loop in backward_loop.cuh; the fastest way to add a row block, for plain
 /// scores at head dim 64, in backward_16_bit_p.cuh; the additions to dQ in d_q_bulk.cuh and d_q_ring.cuh;
 /// biases in backward_biases.cuh. backward_columns.cuh is another kernel, for head dims above 128.
 ///
-/// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
+/// P is multiplied by p_factor until dV and dS are complete, so that small P are also normal numbers in
 /// binary16.
 #include <gradtile/attention/cuda/hopper/backward_loop.cuh>
 #include <gradtile/attention/cuda/hopper/d_q_bulk.cuh>
@@ -33,9 +32,9 @@ struct HopperBackwardPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = tiles_;
-    /// Whether the sums of dQ may exist for the heads in flight only.
+    /// Whether the dQ accumulators may exist for the heads in flight only.
     static constexpr bool may_sum_in_ring = tiles.may_sum_in_ring && !in_turns && !is_packed;
-    // Finishers, and producers of biases, need more registers than other producers.
+    // Finishers and bias producers need more registers than other producers.
     static constexpr int producer_registers = !may_sum_in_ring ? (rule == HopperRule::biases ? 40 : 24)
                                               : head_dim == 64 ? 56
                                                                : 40,

@@ -1,12 +1,12 @@
 #pragma once
-/// The contributions of a block of 128 rows at head dim 64. In float32, S^T, dP^T, dK and dV take all
-/// registers but 48, so P^T is rounded at once: to the left operand of dV, and to binary16 for dS^T. The 11
-/// significant bits of binary16 cost dS, which is rounded to 16 bits too, no accuracy. Then the registers of
-/// S^T are free for the next one, and dK takes dS^T from registers:
+/// Adds a 128-row block at head dim 64. In float32, S^T, dP^T, dK and dV take all registers but 48, so P^T is
+/// rounded at once: to the left operand of dV, and to binary16 for dS^T. Binary16 has 11 significant bits,
+/// which cost dS no accuracy, since dS is rounded to 16 bits, too. Then S^T's registers are free for the next
+/// S^T, and dK takes dS^T from registers:
 ///
 ///     P^T = exp(S^T - LSE)               during dP^T = V dO^T
 ///     dS^T = P^T (dP^T - D)              during dV += P^T dO
-///     dQ = dS K                          when dS of both warpgroups is in shared memory, after the next S^T
+///     dQ = dS K                          when both warpgroups' dS is in shared memory, after the next S^T
 ///     dQ to shared memory                during dK += dS^T Q
 #include <gradtile/attention/cuda/hopper/backward_consumer.cuh>
 

@@ -1,11 +1,11 @@
 #pragma once
-/// Biases in the backward pass, whose scores have keys as rows. The producer copies a tile of the matrix of
-/// queries and keys with every block of rows. Biases of keys stay in registers for a whole task.
+/// Biases in the backward pass, whose scores have keys as rows. The producer copies a bias tile with every
+/// row block. Key biases stay in registers for all row blocks in a head.
 #include <gradtile/attention/cuda/hopper/bias_tiles.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// The shared memory of the bias tiles; empty for policies without biases.
+/// Shared memory for the bias tiles; empty for policies without biases.
 template <class Policy, bool has_biases = Policy::rule == HopperRule::biases>
 struct BackwardBiasShared {
     static constexpr int bytes = 0;
@@ -16,7 +16,7 @@ struct BackwardBiasShared {
 template <class Policy>
 struct BackwardBiasShared<Policy, true> {
     using Tile = BiasTile<Policy::tiles.rows>;
-    // A float32 tile takes two stages for a block of rows, a 16-bit tile takes one.
+    // For a row block, a float32 bias takes two stages and a 16-bit bias takes one.
     static constexpr int bytes = 64 << 10, stages = bytes / Tile::bytes;
     struct Rings {
         Ring<stages> matrix;
@@ -24,7 +24,7 @@ struct BackwardBiasShared<Policy, true> {
     };
 };
 
-/// The loads of bias tiles by the producer. Without biases the functions do nothing.
+/// Loads bias tiles in the producer. Without biases the functions do nothing.
 template <class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
 class BackwardBiasProducer {
   public:
@@ -39,7 +39,7 @@ class BackwardBiasProducer<Policy, Shared, true> {
   public:
     __device__ __forceinline__ BackwardBiasProducer(std::uint32_t base, typename Shared::Rings& rings)
         : base_(base), matrix_(rings.biases.matrix) {}
-    /// Loads the tile of a block of rows of a head. Q and dO of the block must have been loaded before:
+    /// Loads a head's bias tile for a row block. The row block's Q and dO must have been loaded before:
     /// consumers need them to release the previous tile.
     template <class Task>
     __device__ __forceinline__ void load(const HopperBackwardParameters& p, const Task& task, int head,
@@ -60,7 +60,7 @@ class BackwardBiasProducer<Policy, Shared, true> {
     RingPosition<Shared::Biases::stages> matrix_;
 };
 
-/// Adds biases to the scores of a consumer warp. Without biases the functions do nothing.
+/// Adds biases to a consumer warp's scores. Without biases the functions do nothing.
 template <class T, class Policy, class Shared, bool has_biases = Policy::rule == HopperRule::biases>
 class BackwardBiasReader {
   public:
@@ -81,7 +81,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
     static constexpr int rows = Policy::tiles.rows;
 
   public:
-    /// `key` is the warp's first one in a tile of 128.
+    /// `key` is the warp's first key in a 128-key tile.
     __device__ __forceinline__ BackwardBiasReader(std::uint32_t base, typename Shared::Rings& rings, int key)
         : tiles_(base + Shared::biases), key_(key), matrix_(rings.biases.matrix) {}
 
@@ -92,10 +92,10 @@ class BackwardBiasReader<T, Policy, Shared, true> {
         has_large_lse_ = *p.rows.has_large_lse != 0;
         read_keys(p, task.head * p.rows.sizes.group);
     }
-    /// Computes the scores of the next block of rows, in base 2 unless an LSE is large.
+    /// Computes the next row block's scores, in base 2 unless an LSE is large.
     __device__ __forceinline__ void add_to(const HopperBackwardParameters& p, FragmentC (&s)[1][rows / 8],
                                            int head) {
-        if (head != head_) read_keys(p, head);  // each head of a group has its own biases
+        if (head != head_) read_keys(p, head);  // each head in a group has its own biases
         const float scale = has_large_lse_ ? p.rows.scale : p.rows.scale_log2, unit = score_unit();
         if (p.biases.matrix == BiasMatrix::bits16) {
             matrix_.wait_full();
@@ -161,7 +161,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
             of_keys_[half] = key < p.rows.mask.keys ? score_unit() * biases.template sum<T>(key) : 0.0f;
         }
     }
-    /// `tile` has 64 keys, and `key` is the warp's first one in it.
+    /// `tile` has 64 keys, and `key` is the warp's first key in it.
     __device__ __forceinline__ void add_float32(FragmentC (&s)[1][rows / 8], std::uint32_t tile, int key,
                                                 float scale, float unit) const {
         const int row = lane_index() % 4 * 2, lane_key = key + lane_index() / 4;
@@ -195,7 +195,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
     int key_;
     int task_key_ = 0, batch_ = 0, head_ = -1;
     bool has_large_lse_ = false;
-    float of_keys_[2] = {};  ///< the biases of a lane's two keys, in the units of the scores
+    float of_keys_[2] = {};  ///< biases for a lane's two keys, in the scores' units
     RingPosition<Shared::Biases::stages> matrix_;
 };
 

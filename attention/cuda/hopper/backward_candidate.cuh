@@ -1,5 +1,5 @@
 #pragma once
-/// The backward kernels of the tiles in candidates.h.
+/// Backward kernels with the tiles in candidates.h.
 #include <gradtile/attention/cuda/hopper/launch_candidate.h>
 #include <gradtile/attention/cuda/hopper/backward.cuh>
 

@@ -1,7 +1,7 @@
 #pragma once
-/// FlashAttention-2 backward (Dao 2023, algorithm 2) on Hopper for head dims above 128. dK and dV of 64 keys
-/// take all registers of two warpgroups, so the warpgroups divide the columns of dK, dV and dQ, and each
-/// score is computed by one of them:
+/// FlashAttention-2 backward (Dao 2023, algorithm 2) on Hopper for head dims above 128. dK and dV for 64 keys
+/// take all registers of two warpgroups, so the warpgroups divide the dK, dV and dQ columns, and each score
+/// is computed by only one warpgroup:
 ///
 ///     warpgroup 0                                    warpgroup 1
 ///     S^T = K Q^T, P^T                               dP^T = V dO^T
@@ -11,10 +11,10 @@
 ///         <---- dS^T in shared memory ----
 ///     S^T of the next rows; dK += dS^T Q             dQ = dS K, dK += dS^T Q, its columns
 ///
-/// Warpgroup 0 computes the exponentials of the next rows while warpgroup 1 multiplies and adds to dQ. If the
-/// order of these additions is fixed, the producer's warpgroup waits for their turns: column_turns.cuh.
+/// Warpgroup 0 computes the next rows' exponentials while warpgroup 1 multiplies and adds to dQ. If the order
+/// in which they add is fixed, the producer warpgroup waits for their turns: column_turns.cuh.
 ///
-/// P is multiplied by p_factor until dV and dS are complete: then also small P are normal numbers in
+/// P is multiplied by p_factor until dV and dS are complete, so that small P are also normal numbers in
 /// binary16. The warpgroups exchange P in binary16, whose 11 significant bits, unlike bfloat16's 8, cost dS
 /// no accuracy.
 #include <gradtile/attention/cuda/hopper/tiles.h>
@@ -25,19 +25,19 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// The shared memory of a thread block.
+/// A thread block's shared memory.
 template <class Policy>
 struct HopperColumnsShared {
     static constexpr HopperColumnsTiles tiles = Policy::tiles;
-    // A warpgroup reads half of the columns, which must be whole panels.
+    // A warpgroup reads half the columns, which must be whole panels.
     static constexpr int panel_columns(int columns) { return columns % 128 == 0 ? 64 : 32; }
     using KTile = PanelTile<tiles.keys, Policy::qk_dim, panel_columns(Policy::qk_dim)>;
     using VTile = PanelTile<tiles.keys, Policy::v_dim, panel_columns(Policy::v_dim)>;
     using QTile = PanelTile<tiles.rows, Policy::qk_dim, panel_columns(Policy::qk_dim)>;
     using DoTile = PanelTile<tiles.rows, Policy::v_dim, panel_columns(Policy::v_dim)>;
     using DsTile = PanelTile<tiles.keys, tiles.rows>;            ///< dS^T
-    static constexpr int p_bytes = 2 * tiles.keys * tiles.rows;  ///< of P^T, in the order of the lanes
-    static constexpr bool stages_in_kv = true;  ///< whether dK and dV are staged in the memory of K and V
+    static constexpr int p_bytes = 2 * tiles.keys * tiles.rows;  ///< P^T, in lane order
+    static constexpr bool stages_in_kv = true;  ///< whether dK and dV are staged in K's and V's memory
     static constexpr int statistics_bytes = 4 * tiles.rows;
     static constexpr int k = 0, v = k + KTile::bytes, q = v + VTile::bytes,
                          d_o = q + tiles.stages * QTile::bytes, d_s = d_o + tiles.stages * DoTile::bytes,
@@ -68,13 +68,13 @@ class ColumnsConsumer {
     using Task = TaskOf<Policy>;
     static constexpr HopperColumnsTiles tiles = Policy::tiles;
     static constexpr int rows = tiles.rows;
-    static constexpr int qk_columns = Policy::qk_dim / 2, v_columns = Policy::v_dim / 2;  ///< of a warpgroup
+    static constexpr int qk_columns = Policy::qk_dim / 2, v_columns = Policy::v_dim / 2;  ///< per warpgroup
     static constexpr int first_qk_column = warpgroup * qk_columns, first_v_column = warpgroup * v_columns;
     using Scores = FragmentC[1][rows / 8];             ///< S^T and P^T, or dP^T and dS^T
     using LeftOperand = FragmentA[rows / 16][1];       ///< P^T in 16 bits
     using QkFragments = FragmentC[1][qk_columns / 8];  ///< dK or dQ
     using VFragments = FragmentC[1][v_columns / 8];    ///< dV
-    /// Numbers of barriers.
+    /// Barrier numbers.
     static constexpr int p_is_ready = 1, d_s_is_ready = 2, of_warpgroup = 3 + warpgroup;
 
   public:
@@ -135,7 +135,7 @@ class ColumnsConsumer {
         stage_ ^= 1;
     }
 
-    /// Warpgroup 0 adds the contributions of all rows of a task to dK, dV and dQ.
+    /// Warpgroup 0 adds the contributions from all rows in a task to dK, dV and dQ.
     __device__ __forceinline__ void loop_over_rows_with_p(QkFragments& d_k, VFragments& d_v,
                                                           const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
@@ -182,7 +182,7 @@ class ColumnsConsumer {
         advance();
     }
 
-    /// Warpgroup 1 adds the contributions of all rows of a task to dK, dV and dQ.
+    /// Warpgroup 1 adds the contributions from all rows in a task to dK, dV and dQ.
     __device__ __forceinline__ void loop_over_rows_with_d_s(QkFragments& d_k, VFragments& d_v,
                                                             const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
@@ -231,7 +231,7 @@ class ColumnsConsumer {
         start_a_b<T, DoTile>(d_v[0], left, d_o() + DoTile::column_offset(first_v_column));
         commit_products();
     }
-    /// Starts dK += dS^T Q, this warpgroup's columns, for the rows of a stage.
+    /// Starts dK += dS^T Q, this warpgroup's columns, for a stage's rows.
     __device__ __forceinline__ void start_d_k(QkFragments& d_k, int stage) const {
         begin_products();
         start_a_b<T, DsTile, QTile>(
@@ -239,7 +239,7 @@ class ColumnsConsumer {
             base_ + Shared::q + stage * QTile::bytes + QTile::column_offset(first_qk_column));
         commit_products();
     }
-    /// Starts dQ = dS K, this warpgroup's columns, for the rows of a stage.
+    /// Starts dQ = dS K, this warpgroup's columns, for a stage's rows.
     __device__ __forceinline__ void start_d_q(QkFragments& d_q, int stage) const {
         begin_products();
         start_at_b<T, DsTile, KTile>(d_q[0], base_ + Shared::d_s + stage * DsTile::bytes,
@@ -279,7 +279,7 @@ class ColumnsConsumer {
             }
         }
     }
-    /// The lane's piece i of P^T in shared memory.
+    /// The shared-memory address of the lane's piece i in P^T.
     __device__ __forceinline__ std::uint32_t lane_address(int i) const {
         return base_ + Shared::p + i * 16 * warpgroup_threads + (warp_ * 32 + lane_index()) * 16;
     }
@@ -293,7 +293,7 @@ class ColumnsConsumer {
         wait_for_warpgroup();
     }
 
-    /// Uses atomic additions, because other blocks of keys add to the same rows, in any order or, if
+    /// Uses atomic additions, because other key blocks add to the same rows, in any order or, if
     /// deterministic, in turns.
     __device__ __forceinline__ void add_d_q(const QkFragments& d_q, const Task& task, RowPosition at) {
         const int batch_head = task.batch_head(p_, at.head), padded_row = task.first_padded_row() + at.row;
@@ -307,8 +307,9 @@ class ColumnsConsumer {
         turns_.has_added();
     }
 
-    /// Stores this warpgroup's columns of dK and dV through the memory of the same columns of K and V, which
-    /// no product reads any more: the other warpgroup's products with all columns precede its last barrier.
+    /// Stores this warpgroup's dK and dV columns. They are staged in the memory of the same columns of K and
+    /// V, which no product reads any more: the other warpgroup's products with all columns precede its last
+    /// barrier.
     __device__ __forceinline__ void store(const QkFragments& d_k, const VFragments& d_v, const Task& task) {
         const std::uint32_t k = base_ + Shared::k + KTile::column_offset(first_qk_column),
                             v = base_ + Shared::v + VTile::column_offset(first_v_column);
@@ -343,7 +344,7 @@ class ColumnsConsumer {
     typename Shared::Rings& rings_;
     RingPosition<1> kv_;
     RingPosition<tiles.stages> tasks_;
-    int stage_ = 0, round_ = 0;  ///< of Q, dO and dS; round_ is the round's parity
+    int stage_ = 0, round_ = 0;  ///< for Q, dO and dS; round_ is the round's parity
     int warp_;                   ///< the warp's number in its warpgroup
     TurnsOfConsumer<Policy::in_turns> turns_;
 };

@@ -1,13 +1,13 @@
 #pragma once
-/// The consumer warpgroups of the Hopper backward kernel (backward.cuh).
+/// Consumer warpgroups for the Hopper backward kernel (backward.cuh).
 #include <gradtile/attention/cuda/hopper/backward_shared.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// A consumer warpgroup. It computes dK and dV of 64 keys of each task, and its part of dQ.
+/// A consumer warpgroup. It computes dK and dV for 64 keys in each task, and its part of dQ.
 ///
-/// The steps below are in the order of the mathematics. The two functions that add a block of rows put them
-/// in the order in which the tensor cores work best, and are defined in files of their own.
+/// The steps below are in mathematical order. The two functions that add a row block put them in the order in
+/// which the tensor cores work best, and are defined in their own files.
 template <class T, class Policy>
 class BackwardConsumer {
     using Shared = HopperBackwardShared<Policy>;
@@ -21,8 +21,8 @@ class BackwardConsumer {
     using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
     using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
     using Kept = KeptQueries<rows>;
-    // A warpgroup computes 64 rows of dQ: all columns of half a block of 128 rows, or half of the columns of
-    // a block of 64 rows.
+    // A warpgroup computes 64 dQ rows: all columns of half a 128-row block, or half the columns of a 64-row
+    // block.
     static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
     using DqFragments = FragmentC[1][d_q_columns / 8];
 
@@ -67,11 +67,11 @@ class BackwardConsumer {
         store(d_k, d_v, task);
     }
 
-    /// Adds the contributions of all rows that see the task's keys to dK and dV, and the contribution of the
-    /// keys to dQ of these rows.
+    /// Adds the contributions from all rows that see the task's keys to dK and dV, and the keys'
+    /// contributions to these rows' dQ.
     __device__ __forceinline__ void loop_over_rows(Gradient& d_k, Gradient& d_v, const Task& task);
-    /// The contributions of a block of rows, whose S^T is complete in `s`: backward_loop.cuh or, if
-    /// tiles.keeps_p_in_16_bits, backward_16_bit_p.cuh. If there is a next block, its S^T is complete
+    /// Adds the contributions from a row block whose S^T is complete in `s`; defined in backward_loop.cuh or,
+    /// if tiles.keeps_p_in_16_bits, backward_16_bit_p.cuh. If there is a next row block, its S^T is complete
     /// afterwards.
     template <bool has_next>
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& s, const Task& task,
@@ -80,7 +80,7 @@ class BackwardConsumer {
     __device__ __forceinline__ void add_rows_with_16_bit_p(Gradient& d_k, Gradient& d_v, Scores& s,
                                                            const Task& task, RowPosition at);
 
-    // Addresses in shared memory: the tiles and the LSE of a stage's rows, and a buffer of dS^T.
+    // Addresses in shared memory: the tiles and LSE for a stage's rows, and a dS^T buffer.
     __device__ __forceinline__ std::uint32_t q_tile(int stage) const {
         return base_ + Shared::q + stage * RowTile::bytes;
     }
@@ -94,7 +94,7 @@ class BackwardConsumer {
         return base_ + Shared::d_s + buffer * DsTile::bytes;
     }
 
-    /// Starts S^T = K Q^T for the rows of a stage.
+    /// Starts S^T = K Q^T for a stage's rows.
     __device__ __forceinline__ void start_scores(Scores& s, int stage, int round) const {
         Barrier(base_ + Shared::q_ring + 8 * stage).wait(round);
         begin_products();
@@ -103,7 +103,7 @@ class BackwardConsumer {
         commit_products();
     }
 
-    /// Draws which elements of a block of rows are kept.
+    /// Draws which elements in a row block are kept.
     __device__ __forceinline__ void draw(const Task& task, RowPosition at) {
         if constexpr (!Policy::may_drop) return;
         if (Policy::rule == HopperRule::formula && !drops(p_.rows.scores)) return kept_.keep_all();
@@ -113,7 +113,7 @@ class BackwardConsumer {
     __device__ __forceinline__ int warp_key(const Task& task) const {
         return task.key + warpgroup_ * 64 + warp_ * 16;
     }
-    /// Starts dP^T = V dO^T for the rows of a stage.
+    /// Starts dP^T = V dO^T for a stage's rows.
     __device__ __forceinline__ void start_d_p(Scores& d_p, int stage, int round) const {
         Barrier(base_ + Shared::d_o_ring + 8 * stage).wait(round);
         begin_products();
@@ -157,12 +157,12 @@ class BackwardConsumer {
         for (int i = 0; i < rows / 16; ++i) store_matrices(d_s[i][0], rows_of_warp.at(0, i * 16));
         publish_shared_writes();
     }
-    /// Waits until dS of both warpgroups is in shared memory.
+    /// Waits until both warpgroups' dS is in shared memory.
     __device__ __forceinline__ void wait_for_d_s() const {
         if (is_first_of_warpgroup()) wait_until_stores_have_read();  // dQ may overwrite dK and dV
         wait_at(1, 2 * warpgroup_threads);
     }
-    /// Starts this warpgroup's part of dQ = dS K: its rows of dS or its columns of K.
+    /// Starts this warpgroup's part of dQ = dS K: its dS rows or its K columns.
     __device__ __forceinline__ void start_d_q(DqFragments& d_q, std::uint32_t d_s) const {
         begin_products();
         if constexpr (rows == 128) {
@@ -173,7 +173,7 @@ class BackwardConsumer {
         }
         commit_products();
     }
-    /// Copies dQ to shared memory for the thread that adds it to the sums.
+    /// Copies dQ to shared memory for the thread that adds it to the dQ accumulators.
     __device__ __forceinline__ void stage_d_q(const DqFragments& d_q) {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
@@ -237,9 +237,9 @@ class BackwardConsumer {
     RingPosition<2> tasks_;
     RingPosition<tiles.d_q_stages> d_q_;
     [[no_unique_address]] BackwardBiasReader<T, Policy, Shared> biases_;
-    int stage_ = 0, round_ = 0;  ///< of Q and dO; round_ is the round's parity
+    int stage_ = 0, round_ = 0;  ///< for Q and dO; round_ is the round's parity
     int warpgroup_, warp_;       ///< warp_ is the warp's number in its warpgroup
-    Kept kept_;                  ///< of the rows whose S is complete or next
+    Kept kept_;                  ///< for the rows whose S is complete or next
 };
 
 }  // namespace gradtile::attention::cuda::device

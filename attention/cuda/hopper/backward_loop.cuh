@@ -1,12 +1,12 @@
 #pragma once
-/// The loop over blocks of rows, and the contributions of a block with the fewest registers, where dK reads
-/// dS from shared memory:
+/// The loop over row blocks, and add_rows(), the form with the fewest registers, where dK reads dS from
+/// shared memory:
 ///
-///     S^T = K Q^T                        started one block of rows ahead
+///     S^T = K Q^T                        started one row block ahead
 ///     P^T = exp(S^T - LSE)
 ///     dV += P^T dO
 ///     dS^T = P^T (dP^T - D)              with dP^T = V dO^T
-///     dK += dS^T Q,  dQ = dS K           when dS of both warpgroups is in shared memory
+///     dK += dS^T Q,  dQ = dS K           when both warpgroups' dS is in shared memory
 #include <gradtile/attention/cuda/hopper/backward_16_bit_p.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -35,8 +35,8 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     add.template operator()</*has_next=*/false>(at);
 }
 
-/// Adds a block of rows, whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the
-/// other one's dS, and draws the dropout mask of the next rows while tensor cores compute dK and dQ.
+/// Adds a row block whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the other
+/// warpgroup's dS, and draws the next rows' dropout mask while tensor cores compute dK and dQ.
 template <class T, class Policy>
 template <bool has_next>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& d_k, Gradient& d_v, Scores& p,
@@ -61,7 +61,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     await_products<1>(d_p[0]);
     make_d_s(d_p, p);
     stage_d_s(d_s, d_p);
-    await_products<0>(d_v[0]);  // frees the registers of P before the next S needs them
+    await_products<0>(d_v[0]);  // frees P's registers before the next S needs them
     if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
 
     wait_for_d_s();

@@ -1,13 +1,12 @@
 #pragma once
-/// The shared memory of a thread block of the Hopper backward kernel (backward.cuh), and its rings of
-/// barriers.
+/// Shared memory for the Hopper backward kernel (backward.cuh), and its barrier rings.
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
 #include <gradtile/attention/cuda/hopper/backward_steps.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// The shared memory of a thread block.
+/// A thread block's shared memory.
 template <class Policy>
 struct HopperBackwardShared {
     static constexpr HopperBackwardTiles tiles = Policy::tiles;
@@ -19,7 +18,7 @@ struct HopperBackwardShared {
     using QTile = RowTile;
     using DoTile = RowTile;
     using DsTile = PanelTile<tiles.keys, tiles.rows>;  ///< dS^T
-    static constexpr bool stages_in_kv = false;  ///< whether dK and dV are staged in the memory of K and V
+    static constexpr bool stages_in_kv = false;        ///< whether dK and dV are staged in K's and V's memory
     static constexpr int statistics_bytes = 4 * tiles.rows;
     static constexpr int k = 0, v = k + KvTile::bytes, d_k = v + KvTile::bytes, d_v = d_k + KvTile::bytes,
                          q = d_v + KvTile::bytes, d_o = q + stages * RowTile::bytes,
@@ -35,8 +34,8 @@ struct HopperBackwardShared {
         FinishedRows finished;  ///< only if Policy::may_sum_in_ring
         [[no_unique_address]] typename BackwardBiasShared<Policy>::Rings biases;
     };
-    /// dQ of blocks of rows in float32, in the order of DqSums, for the thread that adds. If the memory of dK
-    /// and dV is large enough, dQ shares it, because dK and dV are staged at other times.
+    /// dQ row blocks in float32, in DqSums order, for the thread that adds. If dK's and dV's memory is large
+    /// enough, dQ shares it, because dK and dV are staged at other times.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
     static constexpr bool d_q_has_memory = tiles.d_q_stages * d_q_bytes > 2 * KvTile::bytes;
     using Biases = BackwardBiasShared<Policy>;

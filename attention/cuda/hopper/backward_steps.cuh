@@ -1,6 +1,5 @@
 #pragma once
-/// Steps that the Hopper kernels of the backward pass share: their tasks, the copies to shared memory, P, and
-/// the additions to dQ.
+/// Steps that the Hopper backward kernels share: tasks, copies to shared memory, P, and additions to dQ.
 #include <type_traits>
 
 #include <gradtile/attention/cuda/hopper/parameters.h>
@@ -15,12 +14,12 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// A block of keys of one K/V head, and the rows that see them: those of all heads of its group.
+/// A key block of one K/V head, and the rows that see it, from all query heads in the head's group.
 template <class Policy>
 struct KeyTask {
     int batch, head, key, block;
     int key_batch_head;      ///< batch * K/V heads + head
-    int begin_row, end_row;  ///< the same for every head of the group; begin_row is a multiple of the rows
+    int begin_row, end_row;  ///< the same for every head in the group; begin_row is a multiple of tiles.rows
 
     /// What the producer writes to shared memory for the consumers: the task's number.
     using Descriptor = int;
@@ -40,7 +39,7 @@ struct KeyTask {
         batch = key_batch_head / key_heads;
         head = key_batch_head - batch * key_heads;
         // The first keys come first: under a causal mask most rows see them. With in_turns the last keys come
-        // first: blocks of keys that run at the same time then reach a block of rows one after the other.
+        // first: key blocks that run at the same time then reach a row block one after the other.
         block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
         key = block * tiles.keys;
         begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
@@ -59,14 +58,14 @@ struct KeyTask {
     }
     __device__ int first_padded_row() const { return 0; }
     __device__ int sequence_index() const { return batch; }
-    /// The slot of the sums of dQ, and how many heads have used it before.
+    /// The task's slot in the dQ accumulator ring, and how many heads have used it before.
     __device__ int slot(const HopperBackwardParameters& p) const { return key_batch_head % p.ring.slots; }
     __device__ int earlier_uses(const HopperBackwardParameters& p) const {
         return key_batch_head / p.ring.slots;
     }
 };
 
-/// A block of keys of one head of a packed sequence. Rows and keys count from the sequence's start.
+/// A key block of one head in a packed sequence. Rows and keys count from the sequence's start.
 template <class Policy>
 struct PackedKeyTask {
     /// What the producer writes to shared memory for the consumers.
@@ -123,7 +122,7 @@ struct PackedKeyTask {
     __device__ int sequence_index() const { return sequence; }
 };
 
-/// The tasks of a policy's kernel.
+/// The task type for a policy's kernel.
 template <class Policy>
 using TaskOf = std::conditional_t<Policy::is_packed, PackedKeyTask<Policy>, KeyTask<Policy>>;
 
@@ -149,7 +148,7 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
         tasks.advance();
         if (Task::is_end(p, descriptor)) return;
         const Task task(p, descriptor);
-        // Consumers that stage dK and dV in the memory of K and V wait for K and V in any case.
+        // Consumers that stage dK and dV in K's and V's memory wait for K and V in any case.
         if (!Shared::stages_in_kv && !task.has_rows()) continue;
         if constexpr (Policy::may_sum_in_ring) wait_for_slot(p, task);
         kv.wait_empty();
@@ -183,8 +182,8 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
     }
 }
 
-/// Returns the statistics (LSE or D) of a lane's two rows in column tile n of accumulators whose columns are
-/// rows of Q, as in S^T. `of_rows` is the address of the statistics of a block of rows in shared memory.
+/// Returns the statistics (LSE or D) for a lane's two rows in column tile n. The accumulators' columns are Q
+/// rows, as in S^T. `of_rows` is the address in shared memory where the row block's statistics begin.
 __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -193,8 +192,8 @@ __device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
     return pair;
 }
 
-/// Replaces S^T by P^T times p_factor, also where a row does not see a key. With biases, S^T are the scores
-/// in base 2; else S^T are products. `lse` is the address of the rows' LSE in shared memory.
+/// Replaces S^T by P^T times p_factor, also where a row does not see a key. With biases, S^T holds scores in
+/// base 2; else it holds products. `lse` is the address in shared memory where the rows' LSE begins.
 template <class Policy, int n_tiles>
 __device__ __forceinline__ void exponentiate(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                              const Bits16BackwardParameters& p) {
@@ -208,8 +207,8 @@ __device__ __forceinline__ void exponentiate(FragmentC (&s)[1][n_tiles], std::ui
     }
 }
 
-/// Adds the terms of the rule to S^T and replaces S^T by P^T times p_factor. (at.row, key) is the warp's
-/// first pair.
+/// Adds the rule's terms to S^T and replaces S^T by P^T times p_factor. (at.row, key) is the warp's first
+/// pair.
 template <class Policy, int n_tiles>
 __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                    const Bits16BackwardParameters& p, const DeviceMask& seen,
@@ -221,7 +220,7 @@ __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], s
     if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed(s, 0, seen, key, at.row);
 }
 
-/// Replaces dP^T by dS^T for P^T in binary16. `deltas` is the address of D in shared memory.
+/// Replaces dP^T by dS^T, from P^T in binary16. `deltas` is D's address in shared memory.
 template <int n_tiles>
 __device__ __forceinline__ void make_d_s_of_binary16(FragmentC (&d_p)[1][n_tiles],
                                                      const FragmentA (&p)[n_tiles / 2],
@@ -239,8 +238,8 @@ __device__ __forceinline__ void make_d_s_of_binary16(FragmentC (&d_p)[1][n_tiles
     }
 }
 
-/// Replaces S^T by P^T times p_factor, and rounds P^T without dropped elements to the left operand of dV.
-/// With a function of products (softcap), s becomes P^T times the derivative of this function.
+/// Replaces S^T by P^T times p_factor, and rounds P^T without dropped elements to the left operand of dV. If
+/// a function is applied to products (softcap), s becomes P^T times this function's derivative.
 template <class T, class Policy, int n_tiles, class Kept>
 __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2][1],
                                                   FragmentC (&s)[1][n_tiles], std::uint32_t lse,
@@ -281,9 +280,9 @@ __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2]
 
 namespace gradtile::attention::cuda {
 
-/// Fills in the tasks of a backward pass and their order. If sequences are packed, also enqueues the kernels
-/// that write the tables of tasks. `row_bytes` are hopper_backward_row_bytes(). Returns the number of padded
-/// rows of all heads.
+/// Fills in the backward tasks and their order. If sequences are packed, also enqueues the kernels that write
+/// the task tables. `row_bytes` is hopper_backward_row_bytes(). Returns the number of padded rows over all
+/// heads.
 template <class Policy>
 std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTensors& x,
                            std::int64_t row_bytes, const Context& ctx) {
@@ -312,8 +311,8 @@ std::int64_t prepare_tasks(HopperBackwardParameters& p, const HopperBackwardTens
     return rows;
 }
 
-/// Returns tiles of an sm_80 kernel with the same turns as a Hopper kernel: prepare_backward_kernel() sets
-/// one counter for each of eight warps.
+/// Returns sm_80 tiles with the same turns as a Hopper kernel: prepare_backward_kernel() sets one counter for
+/// each of eight warps.
 template <class Tiles>
 constexpr Bits16BackwardTiles tiles_of_turns(Tiles tiles) {
     return {.rows = tiles.rows,

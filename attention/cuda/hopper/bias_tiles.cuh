@@ -1,5 +1,5 @@
 #pragma once
-/// Tiles of a bias in shared memory, and biases of keys, for the Hopper kernels.
+/// Bias tiles in shared memory, and key biases, for the Hopper kernels.
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/device/panel_tile.cuh>
@@ -8,14 +8,14 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// A tile of the matrix, 256 bytes of each row: 128 keys in 16 bits, or 64 keys in float32.
+/// A bias matrix tile with 256 bytes per row: 128 keys in 16 bits, or 64 keys in float32.
 template <int rows>
 using BiasTile = PanelTile<rows, 128>;
 constexpr int bias_tile_keys(BiasMatrix matrix) {
     return matrix == BiasMatrix::float32 ? 64 : 128;
 }
 
-/// Starts to load a tile.
+/// Starts loading a tile.
 template <class Tile>
 __device__ __forceinline__ void load_bias_tile(std::uint32_t to, const HopperBiases& biases, int batch,
                                                int head, int row, int key, Barrier barrier) {
@@ -27,13 +27,13 @@ __device__ __forceinline__ void load_bias_tile(std::uint32_t to, const HopperBia
                  barrier);
 }
 
-/// The biases of keys of one batch and head.
+/// The key biases for one batch and head.
 class KeyBiases {
   public:
     __device__ __forceinline__ KeyBiases(const HopperBiases& biases, int batch, int head)
         : first_(biases.of_keys[0].rows_of(batch, head)), second_(biases.of_keys[1].rows_of(batch, head)) {}
 
-    /// The sum of the biases of a key. The key must exist. T is the dtype of biases that are not float32.
+    /// The sum of a key's biases. The key must exist. T is the dtype for biases that are not float32.
     template <class T>
     __device__ __forceinline__ float sum(int key) const {
         float sum = 0;
@@ -42,8 +42,8 @@ class KeyBiases {
         return sum;
     }
 
-    /// sums[i] = the sum for key + 32 i, or 0 for keys >= end. `end` is positive. All loads of a bias are in
-    /// flight at the same time: one after the other they would take as long as a stage's products.
+    /// sums[i] = the sum for key + 32 i, or 0 for keys >= end. `end` is positive. All loads from a bias are
+    /// in flight at the same time: one after the other they would take as long as a stage's products.
     template <class T, int count>
     __device__ __forceinline__ void sum(float (&sums)[count], int key, int end) const {
 #pragma unroll

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Biases as the Hopper kernels read them: at most one matrix of queries and keys, in tiles by TMA,
-/// and biases with one number for each key.
+/// INTERNAL. Biases as the Hopper kernels read them: at most one [queries, keys] matrix, in tiles by TMA, and
+/// biases with one number per key.
 #include <array>
 
 #include <gradtile/attention/score_rule.h>
@@ -9,7 +9,7 @@
 
 namespace gradtile::attention::cuda {
 
-/// The elements of the matrix of queries and keys.
+/// Element type in the [queries, keys] bias matrix.
 enum class BiasMatrix : std::uint8_t {
     none,    ///< there is no such bias
     bits16,  ///< q's dtype
@@ -17,10 +17,10 @@ enum class BiasMatrix : std::uint8_t {
 };
 
 struct HopperBiases {
-    gradtile::cuda::TensorMap map;  ///< of the matrix: boxes of rows of 128 bytes
+    gradtile::cuda::TensorMap map;  ///< for the matrix; boxes have 128-byte rows
     BiasMatrix matrix = BiasMatrix::none;
-    int batch_divisor = 1;  ///< batch b of q reads batch b / batch_divisor of the matrix
-    int head_step = 0;      ///< head h of q reads head h * head_step of the matrix
+    int batch_divisor = 1;  ///< q's batch b reads the matrix's batch b / batch_divisor
+    int head_step = 0;      ///< q's head h reads the matrix's head h * head_step
     std::array<ScoreOptions::Bias, max_biases> of_keys{};
 
     HopperBiases() = default;
@@ -28,9 +28,9 @@ struct HopperBiases {
     HopperBiases(const ScoreOptions& scores, const Tensor& q, const device::DeviceMask& mask, int box_rows);
 };
 
-/// Returns the reason why the Hopper kernels cannot read these biases; nullptr if they can. `dtype` is q's.
+/// Returns why the Hopper kernels cannot read these biases; nullptr if they can. `dtype` is q's.
 const char* why_no_hopper_biases(const ScoreOptions& scores, DType dtype);
-/// The index of the matrix of queries and keys among the call's biases, or -1.
+/// The [queries, keys] matrix's index among the call's biases, or -1.
 int bias_matrix_index(const ScoreOptions& scores);
 
 }  // namespace gradtile::attention::cuda

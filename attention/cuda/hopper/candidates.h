@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. Tiles that `gradtile bench attention --tune` compares with those of the policy (tiles.h). A
-/// build with -DGRADTILE_TUNE=ON has kernels for these tiles: bfloat16, dense, without score rules, not
+/// INTERNAL. Tiles that `gradtile bench attention --tune` compares with the policy's tiles (tiles.h). A build
+/// with -DGRADTILE_TUNE=ON has kernels for these tiles: bfloat16, dense, without score rules, not
 /// deterministic. To try other tiles, add them here.
 #include <span>
 
@@ -9,7 +9,7 @@
 namespace gradtile::attention::cuda {
 
 namespace candidates {
-// In the order of HopperForwardTiles: consumers, keys, stages of K and V, stages of Q, turns.
+// Order as in HopperForwardTiles: consumers, keys, K/V stages, Q stages, turns.
 inline constexpr HopperForwardTiles
     forward_32[] = {{3, 128, 2, 2, false},
                     {3, 128, 2, 1, true},
@@ -22,15 +22,15 @@ inline constexpr HopperForwardTiles
     forward_128[] = {{2, 128, 2, 2, false}, {2, 128, 2, 1, true}, {2, 176, 2, 1, true}, {2, 96, 2, 2, true}},
     forward_192[] = {{2, 112, 2, 1, true}, {2, 96, 2, 1, false}, {2, 80, 2, 1, false}},
     forward_256[] = {{2, 80, 2, 1, true}, {2, 64, 2, 1, false}};
-// In the order of HopperBackwardTiles: rows, P in 16 bits, ring of sums, stages of dQ. 64 rows at head dim 32
-// would need a product of 16 columns, which the kernels do not have; 128 rows at 128 do not fit the
+// Order as in HopperBackwardTiles: rows, P in 16 bits, dQ accumulator ring, dQ stages. 64 rows at head dim 32
+// would need a 16-column product, which the kernels do not have; 128 rows at head dim 128 do not fit the
 // registers.
 inline constexpr HopperBackwardTiles backward_32[] = {{128, false, true, 1}},
                                      backward_64[] = {{64, false, true, 2}},
                                      backward_128[] = {{64, false, false, 1}};
 }  // namespace candidates
 
-/// `head_dim` is that of the forward kernel.
+/// `head_dim` is the forward kernel's.
 constexpr std::span<const HopperForwardTiles> hopper_forward_candidates(int head_dim) {
     using namespace candidates;
     if (head_dim <= 32) return forward_32;
@@ -40,8 +40,7 @@ constexpr std::span<const HopperForwardTiles> hopper_forward_candidates(int head
     if (head_dim <= 192) return forward_192;
     return forward_256;
 }
-/// `head_dim` is that of the backward kernel. Head dims above hopper_backward_keys_max_head_dim have no
-/// candidates.
+/// `head_dim` is the backward kernel's. Head dims above hopper_backward_keys_max_head_dim have no candidates.
 constexpr std::span<const HopperBackwardTiles> hopper_backward_candidates(int head_dim) {
     using namespace candidates;
     if (head_dim <= 32) return backward_32;

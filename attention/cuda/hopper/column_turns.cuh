@@ -1,15 +1,15 @@
 #pragma once
-/// The turns of the warpgroups of backward_columns.cuh, if the additions to dQ have a fixed order. A turn is
-/// of one warpgroup's columns of a block of rows. Warps of the producer's warpgroup keep the turns: one warp
-/// waits for them in global memory, and one for each warpgroup passes them when the additions are complete.
+/// Turns for the warpgroups in backward_columns.cuh, if additions to dQ have a fixed order. A turn is for one
+/// warpgroup's columns in a row block. Warps in the producer warpgroup handle the turns: one warp waits for
+/// them in global memory, and one per consumer warpgroup passes them on when the additions are complete.
 /// Consumers only use barriers in shared memory. Measured on an H100 at head dim 256: a backward pass with
-/// turns takes 1.2 times as long as one without; with consumers that wait themselves, 1.5 times. One fence
-/// for both warpgroups instead of two delays the next thread block: 1.3 times.
+/// turns takes 1.2 times as long as one without, and 1.5 times if consumers wait themselves. One fence for
+/// both warpgroups, instead of two, delays the next thread block: 1.3 times.
 ///
 /// Memory order. The consumers' additions (red, relaxed) precede their arrivals at `added`, which release to
-/// the thread block. The thread that passes the turn acquires them there, and its fence at GPU scope and its
-/// release of the counter follow; both are cumulative. The next waiter acquires the counter before it arrives
-/// at `come`, where its consumers acquire.
+/// the thread block. The thread that passes the turn acquires them there. Then it executes a fence at GPU
+/// scope and releases the counter; both are cumulative. The next waiter acquires the counter before it
+/// arrives at `come`, where its consumers acquire.
 ///
 /// No deadlock. Waits for a turn only depend on tasks that were taken before, and no thread waits for a turn
 /// before it passes one.
@@ -17,13 +17,13 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// Barriers in shared memory for the turns of a warpgroup. Addition n of a thread block uses stage n % stages
-/// in round n / stages.
+/// Barriers in shared memory for one warpgroup's turns. A thread block's addition n uses stage n % stages in
+/// round n / stages.
 struct TurnBarriers {
     static constexpr int stages = 2;
     std::uint64_t come[stages];     ///< the turn has come
     std::uint64_t added[stages];    ///< all warps have started their additions
-    std::uint64_t noticed[stages];  ///< the thread that passes the turn has noticed that
+    std::uint64_t noticed[stages];  ///< the thread that passes the turn has seen `added`
 
     __device__ __forceinline__ void initialize() {
         for (int stage = 0; stage < stages; ++stage) {
@@ -52,7 +52,7 @@ template <>
 class TurnsOfConsumer<true> {
   public:
     __device__ __forceinline__ explicit TurnsOfConsumer(TurnBarriers& barriers) : barriers_(barriers) {}
-    /// Waits until the warpgroup may add to a block of rows.
+    /// Waits until the warpgroup may add to a row block.
     __device__ __forceinline__ void wait() { barriers_.wait(barriers_.come, n_); }
     /// Called after the additions have been started. All lanes must call this function.
     __device__ __forceinline__ void has_added() {
@@ -65,8 +65,8 @@ class TurnsOfConsumer<true> {
     unsigned n_ = 0;  ///< modulo two rounds
 };
 
-/// Calls f(n, the first padded row, of all heads, of a block of rows, the block of keys) for addition n of
-/// the thread block. One thread runs this.
+/// Calls f(n, padded_row, block) for the thread block's addition n. `padded_row` is the row block's first
+/// row, counted over all heads' padded rows; `block` is the key block. One thread runs this.
 template <class Policy, class Rings, class F>
 __device__ __forceinline__ void for_each_addition(const HopperBackwardParameters& p, Rings& rings, F&& f) {
     constexpr auto tiles = Policy::tiles;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void for_each_addition(const HopperBackwardParameters
     }
 }
 
-/// The counter of a warpgroup's columns of the block of rows that begins at `padded_row`.
+/// The turn counter for a warpgroup's columns in the row block that begins at `padded_row`.
 template <class Policy>
 __device__ __forceinline__ std::int32_t* turn_of(const HopperBackwardParameters& p, std::int64_t padded_row,
                                                  int warpgroup) {
@@ -99,8 +99,7 @@ __device__ __forceinline__ std::int32_t* turn_of(const HopperBackwardParameters&
     return p.rows.turns + padded_row / tiles.rows * 4 * tiles.consumers + warpgroup;
 }
 
-/// Waits for the turns of both warpgroups. Warpgroup 1 adds first, as in all thread blocks. One thread runs
-/// this.
+/// Waits for both warpgroups' turns. Warpgroup 1 adds first, as in all thread blocks. One thread runs this.
 template <class Policy, class Rings>
 __device__ __forceinline__ void wait_for_turns(const HopperBackwardParameters& p, Rings& rings) {
     for_each_addition<Policy>(p, rings, [&](unsigned n, std::int64_t padded_row, int block) {
@@ -116,7 +115,7 @@ __device__ __forceinline__ void wait_for_turns(const HopperBackwardParameters& p
     });
 }
 
-/// Passes the turns of a warpgroup when its additions are complete. One thread runs this.
+/// Passes a warpgroup's turns on when its additions are complete. One thread runs this.
 template <class Policy, class Rings>
 __device__ __forceinline__ void pass_turns(const HopperBackwardParameters& p, Rings& rings, int warpgroup) {
     TurnBarriers& barriers = rings.turns[warpgroup];

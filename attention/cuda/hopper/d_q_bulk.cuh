@@ -1,17 +1,17 @@
 #pragma once
-/// The additions to dQ by one thread of the producer's warpgroup. The thread adds blocks of rows of dQ from
-/// shared memory by the copy engine, so that consumers wait neither for turns nor for the memory system.
+/// Additions to dQ by one thread in the producer warpgroup. The thread lets the copy engine add dQ row blocks
+/// from shared memory, so that consumers wait neither for turns nor for the memory system.
 #include <gradtile/attention/cuda/device/turns.cuh>
 #include <gradtile/attention/cuda/hopper/backward_shared.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// The turns of the thread that adds in bulk. The thread passes a turn when the additions of this turn are
+/// Turns for the thread that adds in bulk. The thread passes a turn on when the turn's additions are
 /// complete, and starts the next additions in the meantime. Without `in_turns`, the functions do nothing.
 template <bool in_turns>
 class BulkTurn {
   public:
-    /// Waits until all blocks of keys after `block` have added.
+    /// Waits until all key blocks after `block` have added.
     __device__ __forceinline__ void wait(const std::int32_t* turn, int block) {
         if constexpr (in_turns) {
             if (load_acquire(turn) != block) {
@@ -51,8 +51,8 @@ class BulkTurn {
     std::int32_t* to_pass_ = nullptr;  ///< the turn whose additions may not be complete
 };
 
-/// Adds the dQ of all tasks to its sums, in turns if Policy::in_turns. One thread runs this. The additions to
-/// several blocks of rows are on their way at the same time.
+/// Adds all tasks' dQ to the accumulators, in turns if Policy::in_turns. One thread runs this. Additions to
+/// several row blocks are in flight at the same time.
 template <class Policy>
 __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, std::uint32_t base,
                                             typename HopperBackwardShared<Policy>::Rings& rings) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
     RingPosition d_q(rings.d_q);
     BulkTurn<Policy::in_turns> turn;
     AdditionCounter<Policy> counter(rings);
-    order_with_copies();  // the previous kernel cleared the sums
+    order_with_copies();  // the previous kernel cleared the accumulators
     for (;;) {
         tasks.wait_full();
         const auto descriptor = rings.task[tasks.stage()];
@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
         if (Task::is_end(p, descriptor)) break;
         const Task task(p, descriptor);
         const int end_head = (task.head + 1) * p.rows.sizes.group;
-        // The number of the first query head's sums, minus the number of this head.
+        // The accumulators for query head h have index sums_offset + h.
         int sums_offset = task.batch_head(p, 0);
         if constexpr (Policy::may_sum_in_ring)
             if (p.ring.slots > 0) sums_offset = (task.slot(p) - task.head) * p.rows.sizes.group;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
             std::int32_t* const turn_of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
             d_q.wait_full();
             turn.wait(turn_of_rows, task.block);
-            if constexpr (Policy::may_sum_in_ring) order_with_copies();  // finishers cleared the sums
+            if constexpr (Policy::may_sum_in_ring) order_with_copies();  // finishers cleared the accumulators
             add_floats(p.rows.d_q_sums + row * Policy::head_dim,
                        base + Shared::d_q + d_q.stage() * Shared::d_q_bytes, Shared::d_q_bytes);
             commit_stores();

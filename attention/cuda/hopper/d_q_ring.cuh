@@ -1,18 +1,19 @@
 #pragma once
-/// The sums of dQ for the heads in flight only: a ring of slots that stays in the L2 cache. The thread that
-/// adds dQ (d_q_bulk.cuh) counts the additions to each block of rows. The thread block that adds last hands
-/// the block of rows to one of its finishers, two warps of the producer's warpgroup: a finisher rounds the
-/// sums to 16 bits, stores dQ and clears the sums for the next head of the slot.
+/// The dQ accumulator ring: float32 accumulators for the heads in flight only, in slots that stay in the L2
+/// cache. The thread that adds dQ (d_q_bulk.cuh) counts the additions to each row block. The thread block
+/// that adds last hands the row block to one of its finishers, two warps in the producer warpgroup: a
+/// finisher rounds the accumulators to 16 bits, stores dQ and clears the accumulators for the slot's next
+/// head.
 ///
 /// Memory order. A thread counts an addition after it is complete and ordered with its other accesses
 /// (await_stores, order_with_copies); the count releases at GPU scope. The thread that reads the last count
-/// executes a fence and hands the rows over, so the finisher sees all additions. The finisher clears the sums
-/// before it releases `finished`, which the producer of the slot's next head acquires; the adding thread
-/// acquires the cleared sums through the barriers of the loads and of dQ.
+/// executes a fence and hands the rows over, so the finisher sees all additions. The finisher clears the
+/// accumulators before it releases `finished`, which the producer for the slot's next head acquires; the
+/// adding thread acquires the cleared accumulators through the load barriers and the dQ barriers.
 ///
-/// No deadlock. Tasks are taken in the order of their numbers, and a task waits only for K/V heads whose
-/// tasks all have smaller numbers, because a ring has at least as many slots as a set of TaskOrder has heads.
-/// A producer that waits has started all loads of its earlier tasks, so that these end without it.
+/// No deadlock. Tasks are taken in numerical order, and a task waits only for K/V heads whose tasks all have
+/// smaller numbers, because a ring has at least as many slots as a TaskOrder set has heads. A producer that
+/// waits has started all loads for its earlier tasks, so that these end without it.
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/cuda/16bit/backward_rows.cuh>
@@ -21,8 +22,8 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The number of blocks of `block_keys` keys that add to the block of rows from `row` on: KeyTask visits a
-/// block of rows if a block of keys contains a key at or after the first one that row `row` sees, and begins
+/// Returns how many key blocks of `block_keys` keys add to the row block that starts at `row`. KeyTask visits
+/// this row block if the key block contains a key at or after the first key that `row` sees, and begins
 /// before the end of the keys that the last row sees.
 __host__ __device__ inline int additions_to(const DeviceMask& mask, int row, int block_rows, int block_keys) {
     const int first = row + mask.offset - mask.left, begin = first > 0 ? first : 0,
@@ -37,7 +38,7 @@ __device__ __forceinline__ void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-/// Waits until the earlier users of a task's slot are finished.
+/// Waits until the heads that used the task's slot before are finished.
 template <class Task>
 __device__ __forceinline__ void wait_for_slot(const HopperBackwardParameters& p, const Task& task) {
     if (p.ring.slots == 0) return;
@@ -49,22 +50,22 @@ __device__ __forceinline__ void wait_for_slot(const HopperBackwardParameters& p,
 
 constexpr int d_q_finishers = 2;
 
-/// A block of rows whose sums are complete.
+/// A row block whose accumulators are complete.
 struct FinishedBlock {
-    int batch, head, row;  ///< of the query head; head -1: there are no more blocks
-    int slot, sums_head;   ///< of the ring
+    int batch, head, row;  ///< query head and first row; head -1: there are no more blocks
+    int slot, sums_head;   ///< in the ring
 };
 
-/// Blocks of rows on their way to the finishers, in shared memory. Finisher i takes every second one from
-/// block i on.
+/// Row blocks on their way to the finishers, in shared memory. Finisher i takes every second row block,
+/// starting with block i.
 struct FinishedRows {
     Ring<2 * d_q_finishers> ring;
     FinishedBlock blocks[2 * d_q_finishers];
 };
 
-/// Counts the additions of a thread block to blocks of rows, and hands complete ones to the finishers. The
+/// Counts a thread block's additions to row blocks, and hands complete row blocks to the finishers. The
 /// thread that adds calls this. The thread must not wait for the memory system, so an addition is counted two
-/// blocks of rows after its start, and the count is read with the next block. Without a ring, the functions
+/// row blocks after its start, and the count is read with the next row block. Without a ring, the functions
 /// do nothing.
 template <class Policy, bool may_sum_in_ring = Policy::may_sum_in_ring>
 class AdditionCounter {
@@ -93,7 +94,7 @@ class AdditionCounter<Policy, true> {
         started_[1] = started_[0];
         started_[0] = at;
     }
-    /// Called after the last rows of a task. Counts all of its additions.
+    /// Called after a task's last rows. Counts all its additions.
     template <class Task>
     __device__ __forceinline__ void end_task(const HopperBackwardParameters& p, const Task& task) {
         if (p.ring.slots == 0) return;
@@ -113,8 +114,8 @@ class AdditionCounter<Policy, true> {
   private:
     static constexpr RowPosition none{-1, 0};
 
-    /// Hands over the rows that were counted by the last call if they are complete, and counts the additions
-    /// that were started before the last two calls of has_started().
+    /// Hands over the rows that the last call counted if they are complete, and counts the additions that
+    /// were started before the last two calls to has_started().
     template <class Task>
     __device__ __forceinline__ void advance(const HopperBackwardParameters& p, const Task& task) {
         constexpr int rows = Policy::tiles.rows;
@@ -159,13 +160,13 @@ __device__ __forceinline__ void store_four(std::uint16_t* to, float a, float b, 
                  : "memory");
 }
 
-/// Rounds a block of rows of dQ to 16 bits, stores it and clears its sums. One warp calls this.
+/// Rounds a dQ row block to 16 bits, stores it and clears its accumulators. One warp calls this.
 template <class T, class Policy>
 __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters& p, float* sums,
                                                  std::uint16_t* d_q, int rows_left) {
-    // All columns of 16 rows at a time, two fragments of 8 columns in each step of i. A lane loads 32
-    // adjacent bytes of a pair of fragments: four columns of row lane / 2 % 8 and of the row 8 below. All
-    // loads precede the stores, because each waits for the L2 cache.
+    // Processes all columns for 16 rows at a time, with two 8-column fragments in each step i. A lane loads
+    // 32 adjacent bytes from each fragment pair: four columns in row lane / 2 % 8 and four in the row 8
+    // below. All loads precede the stores, because each load waits for the L2 cache.
     constexpr int pairs = Policy::head_dim / 16;
     const int lane = lane_index(), column = lane / 16 * 8 + lane % 2 * 4;
     const float factor = Policy::may_drop ? p.scale * p.dropout_scale : p.scale;
@@ -208,7 +209,7 @@ __device__ __forceinline__ void finish_row_block(const Bits16BackwardParameters&
     }
 }
 
-/// Finishes the blocks of rows that the thread block completes. A warp, the finisher, calls this.
+/// Finishes the row blocks that the thread block completes. One warp, the finisher, calls this.
 template <class T, class Policy>
 __device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& p, FinishedRows& finished,
                                                 int finisher) {
@@ -231,7 +232,8 @@ __device__ __forceinline__ void finish_d_q_sums(const HopperBackwardParameters& 
     }
 }
 
-/// Runs before the kernels that use the ring: clears its sums and counters, and dQ of rows that see no key.
+/// Runs before the kernels that use the ring: clears its accumulators and counters, and dQ for rows that see
+/// no key.
 template <int head_dim, int block_rows, int block_keys>
 __global__ void __launch_bounds__(256)
     clear_d_q_ring_kernel(const __grid_constant__ HopperBackwardParameters p) {

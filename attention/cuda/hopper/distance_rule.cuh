@@ -18,8 +18,8 @@ __device__ __forceinline__ bool drops(const ScoreOptions& scores) {
     return scores.dropout.threshold != 0;
 }
 
-/// Adds the terms of the distance to S, products that are not scaled yet; scale_log2 = log2(e) * scale. (row,
-/// key) is the warp's first pair.
+/// Adds the distance terms to S, which holds products that are not scaled yet; scale_log2 = log2(e) * scale.
+/// (row, key) is the warp's first pair.
 template <RowsAre rows_are, int n_tiles>
 __device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_tiles],
                                                             const ScoreOptions& scores,
@@ -36,9 +36,9 @@ __device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_
 struct HopperMath : FastMath {
     __device__ __forceinline__ static float quotient(float x, float y) { return x * __fdividef(1.0f, y); }
 };
-/// Applies the formula's function to products that are not scaled yet. Its value is divided by the scale,
-/// too: c tanh(scale S / c) / scale = c' tanh(S / c') with c' = c / scale. Calls f(n, e, derivative) for each
-/// element.
+/// Applies the formula's function to products that are not scaled yet. The function's value is divided by the
+/// scale, too: c tanh(scale S / c) / scale = c' tanh(S / c') with c' = c / scale. Calls f(n, e, derivative)
+/// for each element.
 template <int n_tiles, class F>
 __device__ __forceinline__ void apply_to_unscaled_products(FragmentC (&s)[1][n_tiles],
                                                            const ScoreOptions& scores, float scale_log2,

@@ -1,8 +1,8 @@
 #pragma once
-/// The forward pass for few queries and many keys with the asynchronous products and copies of Hopper, for 33
-/// to 64 rows: see few_queries.h. With more than 32 rows the products take so long that they must overlap
-/// with the copies. A producer warp copies blocks of keys, and one consumer warpgroup computes; two thread
-/// blocks share a multiprocessor.
+/// The forward pass for few queries and many keys with Hopper's asynchronous products and copies, for 33 to
+/// 64 rows: see few_queries.h. With more than 32 rows the products take so long that they must overlap with
+/// the copies. A producer warp copies key blocks, and one consumer warpgroup computes; two thread blocks
+/// share a multiprocessor.
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/device/merge_splits.cuh>
@@ -15,7 +15,7 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// The shared memory of a thread block.
+/// A thread block's shared memory.
 template <int head_dim>
 struct FewQueriesShared {
     static constexpr FewQueriesTiles tiles{head_dim, 4};
@@ -30,7 +30,7 @@ struct FewQueriesShared {
     static constexpr int bytes = ring + static_cast<int>(sizeof(Ring<stages>));
 };
 
-/// Copies rows of Q to shared memory, zeros for rows that do not exist. Row r is query r % queries of head
+/// Copies Q rows to shared memory, zeros for rows that do not exist. Row r is query r % queries in head
 /// first_head + r / queries.
 template <class Tile>
 __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16ForwardParameters& p,
@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16
     publish_shared_writes();
 }
 
-/// Stores O and LSE of the lane's rows: the final results or, if the keys are split, the results of a split.
+/// Stores O and LSE for the lane's rows: the final results or, if the keys are split, one split's results.
 template <class T, int head_dim>
 __device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim / 8],
                                                const ExactLse (&lse)[2], const Bits16ForwardParameters& p,

@@ -1,11 +1,11 @@
 #pragma once
-/// FlashAttention-2 forward (Dao 2023, algorithm 1) with the asynchronous products and copies of Hopper.
+/// FlashAttention-2 forward (Dao 2023, algorithm 1) with Hopper's asynchronous products and copies.
 ///
-/// The kernel is persistent: a thread block computes one block of rows after the other. Its producer warp
-/// copies Q, K and V to shared memory ahead of time, also those of the next block of rows. Each consumer
-/// warpgroup takes 64 rows. It starts the product with the next block of keys, and O += P V of the present
-/// one, before it computes exponentials, so that the tensor cores do not wait for them (Shah et al. 2024,
-/// "FlashAttention-3", algorithm 2). Other warpgroups use the tensor cores in the meantime.
+/// The kernel is persistent: a thread block computes one row block after the other. Its producer warp copies
+/// Q, K and V to shared memory ahead of time, also for the next row block. Each consumer warpgroup takes 64
+/// rows. It starts S for the next key block, and O += P V for the present one, before it computes
+/// exponentials, so that the tensor cores do not wait for them (Shah et al. 2024, "FlashAttention-3",
+/// algorithm 2). Other warpgroups use the tensor cores in the meantime.
 #include <gradtile/attention/cuda/hopper/parameters.h>
 #include <gradtile/attention/cuda/hopper/schedule.h>
 #include <gradtile/attention/cuda/hopper/tiles.h>
@@ -19,7 +19,7 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
-/// A block of rows of one head.
+/// A row block of one head.
 struct RowTask {
     int batch, head;
     int row;  ///< -1: there are no more tasks
@@ -39,7 +39,7 @@ struct RowTask {
     __device__ int sequence() const { return batch; }
 };
 
-/// A block of rows of one head of a packed sequence. Rows and keys count from the sequence's start.
+/// A row block of one head in a packed sequence. Rows and keys count from the sequence's start.
 struct PackedRowTask {
     int head;
     int row;  ///< -1: there are no more tasks
@@ -71,7 +71,7 @@ struct PackedRowTask {
     __device__ int sequence() const { return index; }
 };
 
-/// The shared memory of a thread block.
+/// A thread block's shared memory.
 template <class Policy>
 struct HopperForwardShared {
     static constexpr HopperForwardTiles tiles = Policy::tiles;
@@ -86,14 +86,14 @@ struct HopperForwardShared {
     struct Rings {
         Ring<tiles.q_stages> q;
         Ring<tiles.stages> k, v;
-        Task tasks[tiles.q_stages];  ///< of the stages of Q
+        Task tasks[tiles.q_stages];  ///< one per Q stage
         Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
     };
     static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
     static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
 };
 
-/// The blocks of keys that rows see, [begin, end).
+/// The key blocks that rows see, [begin, end).
 struct KeyBlocks {
     int begin, end;
 
@@ -106,7 +106,8 @@ struct KeyBlocks {
     }
 };
 
-/// Calls f(task) for the tasks of this thread block: pairs of blocks of rows, or single ones.
+/// Calls f(task) for each row block that this thread block computes. A task in p.order is a pair of row
+/// blocks, or a single one.
 template <class Policy, class F>
 __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters& p, F&& f) {
     constexpr HopperForwardTiles tiles = Policy::tiles;
@@ -119,8 +120,8 @@ __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters&
         if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
     }
 }
-/// Calls f(task) for the tasks of this thread block in packed sequences. The lengths of the sequences are not
-/// known when the kernel is launched, so thread blocks take tasks from a counter, long ones first.
+/// Calls f(task) for this thread block's tasks in packed sequences. The sequence lengths are not known when
+/// the kernel is launched, so thread blocks take tasks from a counter, long ones first.
 template <class Policy, class F>
 __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardParameters& p, F&& f) {
     PackedCounters* const counters = p.row_tasks.counters();
@@ -128,7 +129,7 @@ __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardPara
     order.parts = counters->tasks;
     const int tasks = order.batch_heads * order.parts;
     for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
-        // The result of the atomic addition arrives while this task's copies are started.
+        // The result of atomicAdd arrives while this task's copies are started.
         const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
         const TaskOrder::Task at = order(index);
         const PackedTask task = p.row_tasks.first[at.part];
@@ -177,7 +178,7 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     q.full().arrive();
 }
 
-/// A consumer warpgroup. It computes O and LSE of 64 rows of each task.
+/// A consumer warpgroup. It computes O and LSE for 64 rows in each task.
 template <class T, class Policy>
 class ForwardConsumer {
     using Shared = HopperForwardShared<Policy>;
@@ -191,7 +192,7 @@ class ForwardConsumer {
     using Output = FragmentC[1][Policy::v_dim / 8];
     using Probabilities = FragmentA[tiles.keys / 16][1];
     using Kept = KeptKeys<tiles.keys>;
-    static constexpr int first_order = 1 + tiles.consumers;  ///< number of a barrier
+    static constexpr int first_order = 1 + tiles.consumers;  ///< first barrier number for turns
 
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
@@ -207,7 +208,7 @@ class ForwardConsumer {
           warp_row_(warp_index() % 4 * 16) {}
 
     __device__ __forceinline__ void consume() {
-        if (warpgroup_ == tiles.consumers - 1) pass_order();  // the first turn is that of warpgroup 0
+        if (warpgroup_ == tiles.consumers - 1) pass_order();  // warpgroup 0 has the first turn
         for (;;) {
             q_.wait_full();
             const Task task = Task::load(tasks_[q_.stage()]);
@@ -274,7 +275,7 @@ class ForwardConsumer {
             release(q_);
         }
         skip(own.begin - blocks.begin);
-        if (task.has_sink(p_))  // in the units of S, to which scale_log2 is still to be applied
+        if (task.has_sink(p_))  // in the units of S, before scale_log2 is applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         ExactLse lse[2];
         softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
@@ -288,8 +289,8 @@ class ForwardConsumer {
             base_ + Shared::k + k_.stage() * KTile::bytes);
         commit_products();
     }
-    // Warpgroups start the products of a block of keys in turns, so that the exponentials of one are computed
-    // during the products of another.
+    // Warpgroups start a key block's products in turns, so that one warpgroup's exponentials are computed
+    // during another's products.
     __device__ __forceinline__ void wait_for_order() const {
         if constexpr (tiles.ordered) wait_at(first_order + warpgroup_, 2 * warpgroup_threads);
     }
@@ -325,7 +326,7 @@ class ForwardConsumer {
         if (!seen.sees_all(row, 64, key, tiles.keys)) mask_scores(s, seen, row + warp_row_, key);
     }
 
-    /// Skips blocks of keys that only the rows of other warpgroups see.
+    /// Skips key blocks that only other warpgroups' rows see.
     __device__ __forceinline__ void skip(int blocks) {
         for (int i = 0; i < blocks; ++i) {
             wait_for_order();
@@ -379,7 +380,7 @@ class ForwardConsumer {
     RingPosition<tiles.q_stages> q_;
     RingPosition<tiles.stages> k_, v_;
     int warpgroup_;
-    int warp_row_;  ///< the warp's first row among those of its warpgroup
+    int warp_row_;  ///< the warp's first row in its warpgroup
 };
 
 template <class T, class Policy>
@@ -424,7 +425,7 @@ struct HopperForwardPolicy {
     static constexpr HopperForwardTiles tiles = tiles_;
 };
 
-/// Divides the rows of a dense call into tasks.
+/// Divides a dense call's rows into tasks.
 template <class Policy>
 void divide_rows(HopperForwardParameters& p, std::int64_t heads, std::int64_t processors,
                  std::int64_t bytes_per_head) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The forward kernels of the tiles in candidates.h.
+/// Forward kernels with the tiles in candidates.h.
 #include <gradtile/attention/cuda/hopper/launch_candidate.h>
 #include <gradtile/attention/cuda/hopper/forward.cuh>
 

@@ -25,11 +25,11 @@ bool is_turned_off() {
 enum class Pass : std::uint8_t { forward, backward };
 
 #ifdef GRADTILE_HAVE_HOPPER
-/// Returns the reason why scores with biases must not use the Hopper kernels; nullptr if they may.
+/// Returns why scores with biases must not use the Hopper kernels; nullptr if they may.
 const char* why_no_biases(const ScoreOptions& scores, Pass pass, std::initializer_list<Tensor> tensors) {
-    // Measured on an H100, 256 sequences x 8 heads x 512 tokens of head dim 32, a mask bias and a pair bias:
+    // Measured on an H100, 256 sequences x 8 heads x 512 tokens at head dim 32, a mask bias and a pair bias:
     // eight Hopper kernels took 0.59 to 0.75 ms, the kernel for all GPUs 0.58 to 0.62. In the backward pass,
-    // with the pair bias's gradient, the kernel for all GPUs took 2.35 to 2.77 ms, the Hopper kernels 1.31 to
+    // with the pair bias gradient, the kernel for all GPUs took 2.35 to 2.77 ms, the Hopper kernels 1.31 to
     // 1.56.
     if (pass == Pass::forward) return "with biases the kernel for all GPUs is as fast";
     if (scores.has_formula() || scores.drops()) return "the scores have biases and other rules";
@@ -38,8 +38,8 @@ const char* why_no_biases(const ScoreOptions& scores, Pass pass, std::initialize
     return why_no_hopper_biases(scores, tensors.begin()->dtype());
 }
 
-/// Returns the reason why score rules other than biases must not use the Hopper kernels; nullptr if they may.
-/// The kernels support every such rule, but not every scale and softcap.
+/// Returns why score rules other than biases must not use the Hopper kernels; nullptr if they may. The
+/// kernels support every such rule, but not every scale and softcap.
 const char* why_no_rule(const ScoreOptions& scores, double scale) {
     if (scores.scores_are_products) return nullptr;
     if (scores.alibi_batch_stride != 0) return "the slopes differ from batch to batch";
@@ -50,8 +50,8 @@ const char* why_no_rule(const ScoreOptions& scores, double scale) {
     return nullptr;
 }
 
-/// Whether a kernel's tile of `columns` columns has panels outside a tensor of `head_dim` columns. In the map
-/// of packed sequences, such loads fault: the map begins before the tensor, perhaps where no memory is.
+/// Whether a kernel tile with `columns` columns has panels outside a tensor with `head_dim` columns. In the
+/// map for packed sequences, such loads fault: the map begins before the tensor, perhaps where no memory is.
 bool has_panel_outside(std::int64_t head_dim, int columns) {
     // The narrowest panels that a kernel has: hopper/backward_columns.cuh.
     const int panel_columns = columns % 128 == 0 || columns == 64 ? 64 : 32;
@@ -63,7 +63,7 @@ bool has_panel_outside(const Tensor& q, const Tensor& v) {
     return has_panel_outside(q.size(3), columns) || has_panel_outside(v.size(3), v_columns);
 }
 
-/// Code for sm_90a runs on GPUs of compute capability 9.0 only.
+/// sm_90a code runs only on GPUs with compute capability 9.0.
 bool is_hopper() {
     int device = 0, major = 0, minor = 0;
     gradtile::cuda::cuda_check(cudaGetDevice(&device));

@@ -1,16 +1,16 @@
 #pragma once
-/// Dropout in the Hopper kernels: which elements of a warp's accumulators are kept.
+/// Dropout in the Hopper kernels: which elements in a warp's accumulators are kept.
 ///
-/// A Philox draw decides about eight neighbouring keys of a row (ScoreRule), but the accumulators give a lane
-/// single elements of many draws. So each lane makes one draw for every eight of its elements, and packs the
+/// A Philox draw covers eight neighbouring keys in a row (ScoreRule), but the accumulators give a lane single
+/// elements from many draws. So each lane makes one draw per eight elements that it holds, and packs the
 /// decisions so that the bits for one lane are contiguous. A few exchanges transpose the bits: in the end a
-/// lane has one bit for each of its elements. The exchanges cost one instruction for every five elements.
+/// lane has one bit per element. The exchanges cost one instruction per five elements.
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// The parameters that all draws of one head share.
+/// The parameters that all draws for one head share.
 struct HeadDraws {
     Philox::Key key;
     std::uint32_t head, sample, threshold;
@@ -26,8 +26,8 @@ __device__ __forceinline__ HeadDraws head_draws(const DropoutDraws& draws, const
             draws.threshold};
 }
 
-/// Selects bytes of (a, b) by their indices 0 to 7. A selector with bit 3 repeats the byte's sign in all its
-/// bits.
+/// Selects bytes from (a, b) by their indices 0 to 7. A selector with bit 3 set repeats the byte's sign in
+/// all its bits.
 __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t a, std::uint32_t b,
                                                       std::uint32_t selectors) {
     std::uint32_t bytes;
@@ -35,8 +35,8 @@ __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t a, std::uint
     return bytes;
 }
 
-/// Calls f(draw, w, bits) for each draw and each of its words w: bit 0 is set if key 2 w is kept, bit 16 if
-/// key 2 w + 1 is kept.
+/// Calls f(draw, w, bits) for each draw and each word w in it: bit 0 is set if key 2 w is kept, bit 16 if key
+/// 2 w + 1 is kept.
 template <int n, class F>
 __device__ __forceinline__ void for_each_pair_of_keys(Philox::Counter (&counters)[n], const HeadDraws& draws,
                                                       F&& f) {
@@ -49,18 +49,19 @@ __device__ __forceinline__ void for_each_pair_of_keys(Philox::Counter (&counters
         for (int w = 0; w < 4; ++w) f(d, w, __viaddmin_u16x2(__vmaxu2(counters[d][w], t), minus_t, 0x10001u));
 }
 
-/// The kept elements of 16 queries x `keys` keys. The accumulators' rows are queries.
+/// The kept elements among 16 queries x `keys` keys. The accumulators' rows are queries.
 template <int keys>
 class KeptKeys {
-    static constexpr int groups = (keys / 8 + 3) / 4;  ///< draws of a lane for each of its two rows
+    static constexpr int groups = (keys / 8 + 3) / 4;  ///< draws per lane for each of its two rows
     static_assert(groups <= 4);
 
   public:
     /// (row, key) is the warp's first pair; key is a multiple of 8.
     __device__ __forceinline__ void draw(const HeadDraws& draws, int row, int key) {
         const int lane = lane_index(), quad_lane = lane % 4;
-        // Lane q of a quad draws for the tiles 4 i + q. of_lanes[j]: what lanes 2 j and 2 j + 1 of the quad
-        // need, in bytes: {even keys of 2 j, of 2 j + 1, odd keys of 2 j, of 2 j + 1}.
+        // Lane q in a quad draws for tiles 4 i + q. of_lanes[j]: the bits that lanes 2 j and 2 j + 1 in the
+        // quad need, in bytes: {even keys for 2 j, even keys for 2 j + 1, odd keys for 2 j, odd keys for 2 j
+        // + 1}.
         std::uint32_t of_lanes[2] = {};
 #pragma unroll
         for (int i = 0; i < groups; ++i) {
@@ -83,7 +84,7 @@ class KeptKeys {
         bits_[0] = select_bytes(mine, others, first);
         bits_[1] = select_bytes(mine, others, first ^ 0x2222u);
     }
-    /// Sets dropped elements of P to 0.
+    /// Sets dropped P elements to 0.
     template <int k_tiles>
     __device__ __forceinline__ void drop_others(FragmentA (&p)[k_tiles][1]) const {
 #pragma unroll
@@ -97,12 +98,12 @@ class KeptKeys {
     }
 
   private:
-    /// One bit for each element of the lane, set if the element is kept. The bit of column tile n, column e
-    /// (0 or 1) and row h * 8 (h is 0 or 1) is bit n / 4 * 2 + h of byte n % 2 * 2 + e of bits_[n % 4 / 2].
+    /// One bit per element in the lane, set if the element is kept. The bit for column tile n, column e (0 or
+    /// 1) and row h * 8 (h is 0 or 1) is bit n / 4 * 2 + h in byte n % 2 * 2 + e of bits_[n % 4 / 2].
     std::uint32_t bits_[2];
 };
 
-/// The kept elements of 16 keys x `rows` queries. The accumulators' rows are keys.
+/// The kept elements among 16 keys x `rows` queries. The accumulators' rows are keys.
 template <int rows>
 class KeptQueries {
     static_assert(rows % 64 == 0);
@@ -113,8 +114,8 @@ class KeptQueries {
         const int lane = lane_index();
 #pragma unroll
         for (int part = 0; part < rows / 64; ++part) {
-            // Nibble k % 2 * 4 + k / 2 is about key k of each group: bit 2 g + e of a nibble is about group g
-            // and row 2 lane + e.
+            // Nibble k % 2 * 4 + k / 2 is for key k in each group: its bit 2 g + e is for group g and row 2
+            // lane + e.
             std::uint32_t x = 0;
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
@@ -126,7 +127,7 @@ class KeptQueries {
                     x += bits << (4 * w + 2 * g + e);
                 });
             }
-            // Each step swaps a bit of the nibble's number with a bit of the lane's number.
+            // Each step swaps a bit in the nibble number with a bit in the lane number.
             x = select_bytes(x, __shfl_xor_sync(~0u, x, 4), lane & 4 ? 0x3276 : 0x5410);
             x = select_bytes(x, __shfl_xor_sync(~0u, x, 16), lane & 16 ? 0x3715 : 0x6240);
             const std::uint32_t other = __shfl_xor_sync(~0u, x, 8),

@@ -1,16 +1,16 @@
 #pragma once
-/// The gradient of a bias that is a matrix of queries and keys, with the asynchronous products and copies of
-/// Hopper. A thread block owns a tile of the gradient and loops over the batches and heads that share it, as
-/// the sequences of an Evoformer share a pair bias. The tile of the bias stays in shared memory and the sum
-/// of dS in registers, so the order of the additions is fixed. Where the gradient has few tiles, several
-/// thread blocks divide the batches and heads of a tile, and another kernel adds their sums in a fixed order.
+/// The gradient of a pair bias, a [queries, keys] matrix, with Hopper's asynchronous products and copies. A
+/// thread block owns a gradient tile and loops over the batches and heads that share it, as the sequences in
+/// an Evoformer share a pair bias. The bias tile stays in shared memory and the dS sum in registers, so the
+/// addition order is fixed. Where the gradient has few tiles, several thread blocks divide a tile's batches
+/// and heads, and another kernel adds their sums in a fixed order.
 #include <gradtile/attention/cuda/16bit/pair_bias_gradient.cuh>
 #include <gradtile/attention/cuda/hopper/bias_tiles.cuh>
 
 namespace gradtile::attention::cuda {
 
 struct HopperBiasGradientParameters {
-    gradtile::cuda::TensorMap q, d_o, k, v;  ///< boxes of a tile's rows or keys
+    gradtile::cuda::TensorMap q, d_o, k, v;  ///< boxes: a tile's rows or keys
     HopperBiases biases;
     Bits16BackwardParameters rows;
     BiasGradient gradient;
@@ -19,12 +19,12 @@ struct HopperBiasGradientParameters {
 
 namespace device {
 
-/// The shared memory of a thread block.
+/// A thread block's shared memory.
 template <class Policy>
 struct HopperBiasGradientShared {
     static constexpr HopperBiasGradientTiles tiles = Policy::tiles;
     static_assert(tiles.rows == tiles.keys);
-    using InputTile = PanelTile<tiles.rows, Policy::head_dim>;  ///< of Q, dO, K or V
+    using InputTile = PanelTile<tiles.rows, Policy::head_dim>;  ///< Q, dO, K or V
     using BiasTile = device::BiasTile<tiles.rows>;
     static constexpr int statistics_bytes = 4 * tiles.rows;
     static constexpr int stage_inputs = 4 * InputTile::bytes, stage_numbers = 3 * statistics_bytes;
@@ -38,7 +38,7 @@ struct HopperBiasGradientShared {
     static_assert(sizeof(Rings) <= HopperBiasGradientTiles::ring_bytes);
     static_assert(rings + HopperBiasGradientTiles::ring_bytes == tiles.shared_bytes(Policy::head_dim));
 
-    /// The addresses of a stage.
+    /// A stage's addresses.
     struct Stage {
         std::uint32_t q, d_o, k, v, lse, delta, key_biases;
         __device__ __forceinline__ Stage(std::uint32_t base, int stage)
@@ -117,8 +117,8 @@ __device__ __forceinline__ void produce_bias_gradient(
     }
 }
 
-/// Writes the biases of keys of each stage, in base 2 unless an LSE is large. Several warps run this and take
-/// the stages in turns, since one warp's loads from the L2 cache take longer than the products of a stage.
+/// Writes each stage's key biases, in base 2 unless an LSE is large. Several warps run this and take the
+/// stages in turns, since one warp's loads from the L2 cache take longer than a stage's products.
 template <class T, class Policy>
 __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParameters& p, std::uint32_t base,
                                                    typename HopperBiasGradientShared<Policy>::Rings& rings,
@@ -154,8 +154,8 @@ __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParam
     }
 }
 
-/// A consumer warpgroup. It computes 64 rows of the tile, half of the keys at a time: the products of one
-/// half are computed during the exponentials of the other one.
+/// A consumer warpgroup. It computes 64 rows in the tile, half the keys at a time: the products for one half
+/// are computed during the exponentials for the other half.
 template <class T, class Policy>
 class BiasGradientConsumer {
     using Shared = HopperBiasGradientShared<Policy>;
@@ -163,7 +163,7 @@ class BiasGradientConsumer {
     using BiasTile = typename Shared::BiasTile;
     static constexpr auto tiles = Policy::tiles;
     static constexpr int half_keys = tiles.keys / 2, half_tiles = half_keys / 8;
-    using HalfTile = PanelTile<half_keys, Policy::head_dim>;  ///< half of the rows of a panel
+    using HalfTile = PanelTile<half_keys, Policy::head_dim>;  ///< half a panel's rows
     using Half = FragmentC[1][half_tiles];
 
   public:
@@ -206,8 +206,8 @@ class BiasGradientConsumer {
     }
 
   private:
-    /// Adds dS of batch and head number n. The products of the first half of the keys must be complete. Also
-    /// computes the products of the first half of the next batch and head.
+    /// Adds dS for batch and head number n. The products for the first half of the keys must be complete.
+    /// Also computes these products for the next batch and head.
     template <bool has_next>
     __device__ __forceinline__ void add(Half (&sum)[2], Half (&s)[2], Half (&d_p)[2],
                                         const BiasGradientWork& work, int n, bool sees_all) {
@@ -227,7 +227,7 @@ class BiasGradientConsumer {
         stages_ = next;
     }
 
-    /// Starts S = Q K^T and dP = dO V^T for half of the keys.
+    /// Starts S = Q K^T and dP = dO V^T for half the keys.
     __device__ __forceinline__ void start(Half& s, Half& d_p, int stage, int half) const {
         const typename Shared::Stage at(base_, stage);
         const int rows = warpgroup_row_ * Tile::row_bytes, keys = half * half_keys * Tile::row_bytes;
@@ -237,7 +237,7 @@ class BiasGradientConsumer {
         commit_products();
     }
 
-    /// sum += P (dP - D) of batch and head number n.
+    /// sum += P (dP - D) for batch and head number n.
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
                                             const typename Shared::Stage& at, const BiasGradientWork& work,
                                             int n, bool sees_all, int half) const {
@@ -267,7 +267,7 @@ class BiasGradientConsumer {
                 });
         }
     }
-    /// Calls probability(product, row of the lane, bias, bias of the key) for each pair.
+    /// Calls probability_of(product, lane's row, bias, key bias) for each pair.
     template <class Probability>
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
                                             const typename Shared::Stage& at, const BiasGradientWork& work,
@@ -325,7 +325,7 @@ class BiasGradientConsumer {
     std::uint32_t base_;
     RingPosition<1> bias_;
     RingPosition<tiles.stages> stages_;
-    int warpgroup_row_, row_;  ///< the first rows of the warpgroup and of the warp in the tile
+    int warpgroup_row_, row_;  ///< the warpgroup's and the warp's first row in the tile
 };
 
 template <class T, class Policy>
@@ -360,7 +360,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 
 }  // namespace device
 
-/// There is a kernel for each form of P, and both are launched: one kernel for both would spill registers.
+/// P has two forms, with a large LSE and without. Each has its own kernel, and both are launched: one kernel
+/// for both would spill registers.
 template <int head_dim_, bool has_large_lse_>
 struct HopperBiasGradientPolicy {
     static constexpr int head_dim = head_dim_;

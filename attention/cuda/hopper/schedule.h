@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The order of the tasks of the Hopper kernels. The numbers are the policy's (tiles.h), unless a
+/// INTERNAL. Task order for the Hopper kernels. The numbers are the policy's (tiles.h), unless a
 /// ForcedKernelChoice replaces them.
 #include <gradtile/attention/cuda/hopper/tiles.h>
 #include <gradtile/attention/internal/kernel_choice.h>
@@ -7,13 +7,13 @@
 
 namespace gradtile::attention::cuda {
 
-/// Replaces the heads of a set by those of a forced choice.
+/// Replaces the number of heads per set if a forced choice gives one.
 inline void force_set_heads(device::TaskOrder& order) {
     if (const auto heads = forced_kernel_choice().set_heads)
         order.cached_heads = std::clamp(*heads, 1, std::max(1, order.batch_heads));
 }
 
-/// The order of tasks of which every head has `parts`, if sets are to be balanced.
+/// Task order with balanced sets, for `parts` tasks per head.
 inline device::TaskOrder hopper_task_order(std::int64_t heads, int parts, std::int64_t bytes_per_head) {
     device::TaskOrder order(heads, parts, bytes_per_head);
     order.balance_sets(hopper_processors);
@@ -22,12 +22,12 @@ inline device::TaskOrder hopper_task_order(std::int64_t heads, int parts, std::i
 }
 
 struct HopperForwardSchedule {
-    int row_blocks;  ///< the number of blocks of rows of a head
-    bool pairs;      ///< a task is a pair of blocks of rows, counted from both ends; else one block
+    int row_blocks;  ///< row blocks per head
+    bool pairs;      ///< a task is a pair of row blocks, counted from both ends; else one row block
     device::TaskOrder order;
 };
 
-/// The schedule of a dense call. `block_rows` is the rows of a block.
+/// The schedule for a dense call. `block_rows`: rows per row block.
 inline HopperForwardSchedule hopper_forward_schedule(std::int64_t heads, int rows, int block_rows,
                                                      std::int64_t processors, std::int64_t bytes_per_head) {
     HopperForwardSchedule schedule{
@@ -40,7 +40,7 @@ inline HopperForwardSchedule hopper_forward_schedule(std::int64_t heads, int row
     return schedule;
 }
 
-/// Bytes of K and V per query head.
+/// K and V bytes per query head.
 constexpr std::int64_t hopper_forward_head_bytes(std::int64_t keys, int qk_dim, int v_dim, int group) {
     return 2 * keys * (qk_dim + v_dim) / group;
 }
