@@ -1,5 +1,5 @@
-// Replaces the CUDA functions of attention in a build without the CUDA toolkit. Each function throws an
-// Error.
+// Replaces attention's CUDA functions in a build without the CUDA toolkit. Each function throws an Error,
+// except has_tile_candidates(), which returns false.
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_candidates.h>

@@ -73,7 +73,7 @@ struct BiasGradientProblem {
     A scale;
     ScoreOptions scores;
 
-    /// D of row i, which is number `statistics` of the call.
+    /// D for row i; `statistics` is the row's index in [B, H, Sq].
     __device__ A delta_of(std::int64_t batch, std::int64_t head, std::int64_t i,
                           std::int64_t statistics) const {
         if (delta != nullptr) return delta[statistics] * delta_factor;
@@ -89,10 +89,9 @@ struct BiasGradientProblem {
     }
 };
 
-constexpr int bias_tile = 16;  // rows and keys of a tile; one thread per pair
+constexpr int bias_tile = 16;  // rows and keys per tile; one thread per pair
 
-/// Computes a tile of the gradient. Along an axis over which the gradient is summed, the
-/// tile has length 1.
+/// Computes a gradient tile. Along an axis over which the gradient is summed, the tile has length 1.
 template <class T>
 __device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const BiasGradient& g,
                                        std::int64_t tile) {
@@ -109,7 +108,7 @@ __device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const Bi
         if (j < visible.begin || j >= visible.end) continue;
         const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + i;
         const A lse = p.lse[statistics];
-        if (lse == -static_cast<A>(HUGE_VAL)) continue;  // all scores of the row are -inf
+        if (lse == -static_cast<A>(HUGE_VAL)) continue;  // all scores in the row are -inf
         const ScoreRule<A> rule = p.scores.template rule_of<A>(batch, head);
         const int key_head = head / p.sizes.group;
         const A product =
@@ -117,7 +116,7 @@ __device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const Bi
         const int row_index = static_cast<int>(i), key_index = static_cast<int>(j);
         const A remainder = p.lse_remainder == nullptr ? A(0) : p.lse_remainder[statistics];
         const A probability = exp(score_of<T>(rule, product, row_index, key_index).value - lse - remainder);
-        if (probability == 0) continue;  // dO, V and D of a hidden pair may be NaN
+        if (probability == 0) continue;  // a hidden pair's dO, V and D may be NaN
         const A d_p = p.dot(p.d_o.head(batch, head).row(i), p.v.head(batch, key_head).row(j), p.sizes.v_dim);
         const A factor = kept(rule, row_index, key_index) * rule.dropout_scale;
         sum += probability * (d_p * factor - p.delta_of(batch, head, i, statistics));
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(bias_tile* bias_tile)
                          const __grid_constant__ BiasGradient g, std::int64_t tiles) {
     if (p.enabled != nullptr && *p.enabled == 0) return;
     for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        __syncthreads();  // all threads have read the sums of the previous tile
+        __syncthreads();  // all threads have read the previous tile's sums
         add_bias_gradient_tile<T>(p, g, tile);
     }
 }

@@ -1,8 +1,8 @@
 #pragma once
-/// INTERNAL. Gradients of biases and of the sink on the GPU. The gradient of a bias is a sum of dS over the
-/// axes along which the bias is broadcast. One thread block computes each element of the gradient alone, in a
-/// fixed order: the block recomputes P and dS of all pairs that contribute to the element. So the kernels
-/// need neither atomic additions nor scratch memory, and their results are equal to the bit in every run.
+/// INTERNAL. Bias and sink gradients on the GPU. A bias gradient sums dS over the axes along which the bias
+/// is broadcast. One thread block computes each gradient element alone, in a fixed order: the block
+/// recomputes P and dS for all pairs that contribute to the element. So the kernels need neither atomic
+/// additions nor scratch memory, and their results are bitwise identical in every run.
 #include <cuda_runtime_api.h>
 
 #include <gradtile/attention/cuda/packed_tasks.h>
@@ -10,16 +10,16 @@
 
 namespace gradtile::attention::cuda {
 
-/// The gradient of one bias.
+/// One bias gradient.
 struct BiasGradient {
     std::byte* data = nullptr;
     DType dtype = DType::f32;
     std::int64_t strides[4] = {};  ///< [batch, head, row, column], in elements
     int batches = 1, heads = 1;    ///< lengths of the gradient's first two axes
     bool sums_rows = false, sums_keys = false;
-    int summed_batches = 1, summed_heads = 1;  ///< batches and heads of q that add to one element
+    int summed_batches = 1, summed_heads = 1;  ///< q batches and heads that add to one element
 
-    /// `into` has the shape of the bias; stride 0 stands for length 1.
+    /// `into` has the bias's shape; stride 0 stands for length 1.
     BiasGradient(const Tensor& into, const ScoreOptions::Bias& bias, std::int64_t batch_size,
                  std::int64_t query_heads);
 };
@@ -31,7 +31,7 @@ void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const 
                           std::int64_t delta_rows, double delta_factor, const Tensor& into,
                           const PackedOffsets& padded = {});
 
-/// The inputs of the kernels that compute gradients of biases pair by pair. T is the dtype of q.
+/// Inputs for the kernels that compute bias gradients pair by pair. T is q's dtype.
 template <class T>
 struct BiasGradientInputs {
     using A = Accumulator<T>;
@@ -45,7 +45,7 @@ struct BiasGradientInputs {
     const int* enabled = nullptr;  ///< the kernels do nothing if this is 0; null: they compute
 };
 
-/// Computes the gradients of the biases that `into` has tensors for.
+/// Computes the bias gradients for which `into` has tensors.
 template <class T>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
                            const BiasGradientInputs<T>& inputs, const Gradients& into);

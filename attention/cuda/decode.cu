@@ -1,10 +1,10 @@
-// decode.h on the GPU. Lanes of a warp hold columns of K and V, 16 bytes each, so that a warp reads whole
-// cache lines and no tensor cores are needed: with one query, the call takes the time of reading K and V.
+// decode.h on the GPU. Each lane holds 16-byte vectors from K and V rows, so that a warp reads whole cache
+// lines. Tensor cores are not needed: with one query, the call takes only as long as reading K and V.
 //
-// With few keys, the time of a call is the latency of memory accesses that depend on each other. So the first
-// keys and values are read before the preceding kernel has ended, except the new key and value, which only
-// that kernel may write. The splits of a text are thread blocks of one cluster and merge their results in
-// shared memory.
+// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
+// keys and values are read before the preceding kernel has ended, except the new key and value, which that
+// kernel may still be writing. A text's splits are thread blocks in clusters; each cluster merges its results
+// in shared memory.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -26,14 +26,13 @@ namespace {
 
 namespace kernels = gradtile::cuda::device;
 
-/// The thread block of a kernel. `lanes` lanes read a key together; each of them reads `vectors` vectors of
-/// 16 bytes.
+/// The thread block's layout. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors.
 template <int lanes, int vectors, int heads_together>
 struct DecodeBlock {
-    // With more heads there are fewer threads, because the results of the warps in shared memory are larger.
+    // With more heads there are fewer threads, because each warp's results take more shared memory.
     static constexpr int threads = heads_together > 4 ? 128 : 256, warps = threads / 32;
-    /// The number of keys that each thread reads at once. A vector of 16 bytes of K and one of V take 8
-    /// registers together.
+    /// The keys that each thread reads at once. A 16-byte K vector and a 16-byte V vector together take 8
+    /// registers.
     static constexpr int unroll = std::max(1, (heads_together > 4   ? 1
                                                : heads_together > 2 ? 2
                                                                     : 4) /
@@ -42,7 +41,8 @@ struct DecodeBlock {
     static constexpr int pass_keys = keys * unroll;
 };
 
-/// Rows of heads: element (row, head, column) is at data + row * row_stride + head * head_stride + column.
+/// Rows that hold heads: element (row, head, column) is at data + row * row_stride + head * head_stride +
+/// column.
 template <class T>
 struct HeadsOfRows {
     T* data;
@@ -71,22 +71,21 @@ struct DecodeParameters {
     const std::int32_t *slots, *positions;
     int heads, group, head_sets, head_dim;  // group: query heads that share a K/V head
     int cache_slots, context;
-    device::DeviceMask mask;  // of a row at the end of the context
+    device::DeviceMask mask;  // for a row at the context's end
     ScoreOptions scores;
     float scale;
-    int cluster_log2;           // 2^cluster_log2 splits are the thread blocks of a cluster
-    int* counters;              // of finished splits [R, Hkv, head_sets]
+    int cluster_log2;           // a cluster has 2^cluster_log2 thread blocks, one per split
+    int* counters;              // finished splits [R, Hkv, head_sets]
     float *part_o, *part_sums;  // [R, Hq, clusters, D], [R, Hq, clusters, 2]: maximum, sum of exponentials
 };
 
-/// The keys of a split.
+/// A split's keys.
 struct KeysOfSplit {
     int begin, end;
     int splits;  // splits that have keys
 };
 
-/// Few keys are divided into few splits: one split for each pass of a thread block, until the splits fill a
-/// cluster.
+/// Few keys are divided into few splits: one split per thread block pass, until the splits fill a cluster.
 template <class Block>
 __device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
     const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
@@ -102,26 +101,26 @@ __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
 }
 
-/// Results of a block in shared memory.
+/// A block's results in shared memory.
 template <class Block, int heads_together, int max_dim>
 struct DecodeShared {
     float warp_o[Block::warps][heads_together][max_dim];
     float2 warp_sums[Block::warps][heads_together];
-    // The columns that this block merges, from each block of the cluster. The number of columns per block is
-    // rounded up.
+    // The columns that this block merges, from each block in the cluster. The columns per block are rounded
+    // up.
     float cluster_o[heads_together * max_dim + DecodePlan::max_cluster];
     float2 cluster_sums[DecodePlan::max_cluster][heads_together];  // like warp_sums: maximum and sum
     std::uint64_t barrier;
     bool is_last;
 };
 
-/// One column of o over a part of the keys: the largest score, and relative to it the sum of exponentials
-/// and the sum of o.
+/// Partial result for one o column over some keys: the largest score and, relative to it, the sum of
+/// exponentials and the unnormalized o.
 struct PartOfKeys {
     float maximum, sum, o;
 };
 
-/// The sum of `count` parts, in their order.
+/// Merges `count` parts, in order.
 template <class PartAt>
 __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
     PartOfKeys all{-std::numeric_limits<float>::max(), 0, 0};
@@ -136,7 +135,7 @@ __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
     return all;
 }
 
-/// The grid is (splits, Hkv * head_sets, R), with clusters of splits.
+/// The grid is (splits, Hkv * head_sets, R); clusters span the split axis.
 template <class T, int lanes, int vectors, int heads_together>
 __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::threads)
     decode_kernel(const DecodeParameters<T> p) {
@@ -201,8 +200,8 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
     const int clusters_of_grid = splits >> p.cluster_log2, cluster_size = 1 << p.cluster_log2,
               cluster = split >> p.cluster_log2, rank = split & (cluster_size - 1),
               clusters = (keys.splits + cluster_size - 1) >> p.cluster_log2,
-              blocks = min(cluster_size, keys.splits - cluster * cluster_size);  // of this cluster, with keys
-    // Block r of the cluster merges the columns from r * share on.
+              blocks = min(cluster_size, keys.splits - cluster * cluster_size);  // in this cluster, with keys
+    // In the cluster, block r merges the columns from r * share on.
     const int share = (block_columns + max(blocks, 1) - 1) / max(blocks, 1),
               own_columns = max(0, min(share, block_columns - rank * share));
     const bool has_keys = keys.begin < keys.end;
@@ -338,7 +337,7 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
                 }
     }
 
-    // The sum over the keys of a warp.
+    // Reduces over the warp's keys.
 #pragma unroll
     for (int h = 0; h < heads_together; ++h) {
         float all = maximum[h];

@@ -1,5 +1,5 @@
-// Chooses the GPU kernels for a flash call by dtype. kernel_candidates.cu lists the alternatives of a call
-// for measurements.
+// Chooses the GPU kernels for a flash call by dtype. kernel_candidates.cu lists a call's alternatives for
+// measurements.
 #include <gradtile/attention/cuda/kernels.h>
 
 namespace gradtile::attention::cuda {

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Scores of any size, and results that are not finite.
+/// INTERNAL. Large scores, and results that are not finite.
 #include <cmath>
 
 #include <gradtile/attention/internal/attention_backend.h>
@@ -7,7 +7,7 @@
 
 namespace gradtile::attention::cuda {
 
-/// A log-sum-exp as a float32 and what its rounding lost.
+/// A log-sum-exp as a float32, and the remainder that its rounding lost.
 struct ExactLse {
     float lse, remainder;
 
@@ -19,20 +19,19 @@ struct ExactLse {
     }
 };
 
-/// The flags of a call (ResolvedOptions::flags) for kernels; null without biases.
+/// A call's flags (ResolvedOptions::flags) for kernels; null without biases.
 inline int* non_finite_flag(const ResolvedOptions& options) {
     return options.flags.defined() ? options.flags.data<std::int32_t>() : nullptr;
 }
-/// Kernels of the backward pass compute P in the exact form if this flag is set. Only biases make scores
-/// large.
+/// Backward kernels compute P in the exact form if this flag is set. Only biases make scores large.
 inline int* large_lse_flag(const ResolvedOptions& options) {
     return options.flags.defined() ? options.flags.data<std::int32_t>() + 1 : nullptr;
 }
-/// Enqueues a search for elements of x [B, S, H, D] that are not finite, which sets the flag. Does nothing
-/// without biases.
+/// Enqueues a kernel that sets the non-finite flag if an element in x [B, S, H, D] is not finite. Does
+/// nothing without biases.
 void find_non_finite(const Context& ctx, const ResolvedOptions& options, const Tensor& x);
-/// The same for the gradients of a backward pass: what is not finite in K, V or dO of a hidden pair reaches
-/// dQ, and what is not finite in Q reaches dK.
+/// The same for a backward pass's gradients. In a hidden pair, non-finite K, V or dO reaches dQ, and
+/// non-finite Q reaches dK.
 inline void find_non_finite_gradients(const Context& ctx, const ResolvedOptions& options,
                                       const Gradients& into) {
     find_non_finite(ctx, options, into.q);

@@ -1,4 +1,4 @@
-// The plan of a call with few queries, and the scratch memory of its splits.
+// Plans calls with few queries, and allocates scratch memory for their splits.
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/cuda/shared_memory_limits.h>
 #include <gradtile/attention/internal/kernel_choice.h>
@@ -9,7 +9,7 @@
 namespace gradtile::attention::cuda {
 namespace {
 
-/// Replaces the number of splits. Scratch memory is planned for limit_of_splits() at most.
+/// Replaces the split count. Scratch memory is planned for limit_of_splits() at most.
 void force_splits(FewQueriesPlan& plan, std::int64_t keys, int most) {
     const SplittableWork work = work_of(plan, keys);
     const KeySplits splits = work.split(

@@ -1,11 +1,11 @@
 #pragma once
-/// INTERNAL. Few queries against many keys, as when a model generates text: the plan of the kernels in
+/// INTERNAL. Few queries against many keys, as when a model generates text: the plan for the kernels in
 /// 16bit/few_queries.cuh and f32/few_queries.cu. This header is plain C++, so that tests can check plans
 /// without a GPU.
 ///
-/// One thread block computes all rows of a K/V head, that is, the queries of all query heads that share the
-/// K/V head. If there are fewer such blocks than the GPU can run at the same time, the keys are split between
-/// several blocks, whose results are merged by their LSE.
+/// One thread block computes all rows for a K/V head, that is, the queries from all query heads that share
+/// the K/V head. If there are fewer such blocks than the GPU can run at the same time, the keys are split
+/// between several blocks, whose results are merged by their LSE.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -16,34 +16,33 @@
 
 namespace gradtile::attention::cuda {
 
-/// Tiles of the 16-bit kernels.
+/// Tiles for the 16-bit kernels.
 struct FewQueriesTiles {
     static constexpr int threads = 128, keys = 64;
     static constexpr int max_rows = 64;
-    int head_dim, row_tiles;  ///< row_tiles: tiles of 16 rows, 1, 2 or 4
+    int head_dim, row_tiles;  ///< row_tiles: 1, 2 or 4 tiles with 16 rows each
 
-    /// The number of blocks of K and V in shared memory. They take 64 to 96 KB up to head dim 128, where two
-    /// thread blocks share a multiprocessor, and 144 or 192 KB beyond.
+    /// K/V blocks in shared memory. They take 64 to 96 KB up to head dim 128, where two thread blocks share a
+    /// multiprocessor, and 144 or 192 KB beyond.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : head_dim <= 96 ? 4 : 3; }
-    /// The number of row tiles of a warp. Two tiles halve the reads of K and V from shared memory; from 192
-    /// columns on, O of two tiles would take all registers.
+    /// Row tiles per warp. Two tiles halve the K/V reads from shared memory; from 192 columns on, O for two
+    /// tiles would take all registers.
     constexpr int warp_row_tiles() const { return row_tiles == 4 && head_dim <= 128 ? 2 : 1; }
     constexpr int shared_bytes() const { return 2 * head_dim * (16 * row_tiles + 2 * stages() * keys); }
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
 };
 
-/// Tiles of the float32 kernels, which use no tensor cores: up to 16 rows, the time of the products is less
-/// than that of reading K and V.
+/// Tiles for the float32 kernels, which use no tensor cores: with up to 16 rows, the products take less time
+/// than reading K and V.
 struct F32FewQueriesTiles {
     static constexpr int threads = 128, warps = 4, keys = 32;
     static constexpr int max_rows = 16;
     int head_dim, rows;  ///< rows: 1, 4, 8 or 16
 
-    /// The number of rows of a warp. Each element of K and V that a warp reads from shared memory is used for
-    /// all of these rows.
+    /// Rows per warp. A warp uses each K/V element that it reads from shared memory for all these rows.
     constexpr int warp_rows() const { return std::min(rows, 4); }
-    /// The number of blocks of K and V in shared memory. They take 64 to 96 KB up to head dim 128, where two
-    /// thread blocks share a multiprocessor, and 192 KB beyond.
+    /// K/V blocks in shared memory. They take 64 to 96 KB up to head dim 128, where two thread blocks share a
+    /// multiprocessor, and 192 KB beyond.
     constexpr int stages() const { return head_dim <= 32 ? 8 : head_dim <= 64 ? 6 : 3; }
     constexpr int shared_bytes() const { return 4 * head_dim * (rows + 2 * stages() * keys); }
     constexpr int blocks_per_sm() const { return head_dim <= 128 ? 2 : 1; }
@@ -51,33 +50,33 @@ struct F32FewQueriesTiles {
 
 struct FewQueriesShape {
     std::int64_t batch, queries, keys;  ///< `keys` counts the keys that at least one query sees
-    std::int64_t heads, group;          ///< query heads, and how many of them share a K/V head
-    int head_dim;                       ///< the head dim of the kernel
-    /// True if heads have different score rules. A thread block then computes the rows of one head only.
+    std::int64_t heads, group;          ///< query heads, and how many share a K/V head
+    int head_dim;                       ///< the kernel's head dim
+    /// True if heads have different score rules. A thread block then computes only one head's rows.
     bool rule_of_each_head;
     bool is_f32 = false;
 };
 
-/// The time that a thread block needs besides processing its keys, in units of the time of one block of keys.
+/// The time that a thread block needs besides processing its keys. The unit is the time for one key block.
 inline constexpr std::int64_t start_up = 2;
 
 /// How a call is divided into thread blocks. heads_together = 0: the call uses the kernels for many queries.
 struct FewQueriesPlan {
-    int heads_together = 0;              ///< query heads of a thread block
-    int rows = 0;                        ///< rows of a thread block
-    int splits = 1, keys_per_split = 0;  ///< keys_per_split: a multiple of FewQueriesTiles::keys
+    int heads_together = 0;              ///< query heads per thread block
+    int rows = 0;                        ///< rows per thread block
+    int splits = 1, keys_per_split = 0;  ///< keys_per_split is divisible by FewQueriesTiles::keys
     std::int64_t blocks_per_split = 0;
-    int concurrent_blocks = 0;  ///< the number of thread blocks that can run at the same time
+    int concurrent_blocks = 0;  ///< thread blocks that can run at the same time
 
     explicit operator bool() const { return heads_together > 0; }
 };
 
 inline constexpr int max_splits = 256;
-/// The largest number of thread blocks, as a multiple of the number that can run at the same time. More
-/// blocks save no time.
+/// Keys are split into at most max_runs times as many thread blocks as can run at the same time. More blocks
+/// save no time.
 inline constexpr int max_runs = 4;
-/// The largest number of thread blocks that a GPU of up to 192 multiprocessors runs at the same time. A dry
-/// run without a GPU uses this number.
+/// The most thread blocks that a GPU with up to 192 multiprocessors runs at the same time. A dry run without
+/// a GPU uses this number.
 inline constexpr int max_concurrent_blocks = 2 * 192;
 
 inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int concurrent_blocks) {
@@ -128,17 +127,17 @@ FewQueriesPlan few_queries_plan(const Context& ctx, const ResolvedOptions& optio
 /// Returns a text that describes a plan, for bench attention --explain.
 std::string explain(const FewQueriesPlan& plan, int head_dim, const ResolvedOptions& options);
 
-/// The parts of a forward pass whose keys are split.
+/// How a forward pass splits its keys.
 struct SplitParameters {
     int heads_together, splits, keys_per_split;
     int first_key, end_key;  ///< the keys that at least one query sees
     std::int64_t all_rows;   ///< B * Hq * Sq
-    int columns;             ///< the length of a row of `o`
+    int columns;             ///< the row length in `o`
     float* o;                ///< [splits, all_rows, columns]; unused without splits
     ExactLse* lse;           ///< [splits, all_rows]; unused without splits
 };
 
-/// Scratch memory of a plan's splits; empty without splits.
+/// Scratch memory for a plan's splits; empty without splits.
 class SplitResults {
   public:
     /// v [B, Sk, Hkv, Dv], lse [B, Hq, Sq].

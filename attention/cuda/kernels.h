@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The CUDA implementations of Algorithm::flash: a forward and a backward function for each family
-/// of dtypes, between which attention/cuda/dispatch.cpp chooses. Arguments and dry runs are as in
+/// INTERNAL. The CUDA implementations of Algorithm::flash: a forward and a backward function for each dtype
+/// family, between which attention/cuda/dispatch.cpp chooses. Arguments and dry runs are as in
 /// attention_backend.h. All work is enqueued on ctx.stream(); the host does not wait.
 #include <gradtile/attention/cuda/few_queries.h>
 #include <gradtile/attention/internal/attention_backend.h>
@@ -14,11 +14,11 @@ namespace gradtile::attention::cuda {
 ForwardFunction flash_f64_forward;
 BackwardFunction flash_f64_backward;
 
-/// float32 on tensor cores, with the accuracy of float32.
+/// float32 on tensor cores, with float32 accuracy.
 ForwardFunction flash_f32_forward;
 BackwardFunction flash_f32_backward;
 ExplainFunction explain_f32_forward;
-/// The forward pass of calls with few queries, by their plan (few_queries_plan()).
+/// The forward pass for calls with few queries. `plan` comes from few_queries_plan().
 void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                              const FewQueriesPlan& plan);
 

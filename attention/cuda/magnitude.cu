@@ -1,4 +1,4 @@
-// Finds the largest magnitude of each head, for kernels that scale numbers into binary16's range.
+// Finds each head's largest magnitude, for kernels that scale numbers into binary16's range.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -18,15 +18,15 @@ struct MeasureParameters {
         bool of_queries;
     } tensors[max_tensors];
     int sequences, key_heads;
-    std::uint32_t* largest;  ///< [tensors, sequences, key_heads], 0 before the launch; the query heads of a
-                             ///< group share an element
+    std::uint32_t* largest;  ///< [tensors, sequences, key_heads], 0 before the launch; a group's query heads
+                             ///< share an element
     PackedOffsets packed;
 };
 
 constexpr int measure_lanes = 16, measure_rows_at_once = 16;
 
-/// Grid: (sequences * heads, blocks of rows, tensors). Infinities and NaN are skipped, because no power of
-/// two brings them into range.
+/// Grid: (sequences * heads, row blocks, tensors). Infinities and NaN are skipped, because no power of two
+/// brings them into range.
 __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
     measure_kernel(const __grid_constant__ MeasureParameters p) {
     const MeasureParameters::Input& t = p.tensors[blockIdx.z];
@@ -86,7 +86,7 @@ void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& 
     }
     if (magnitudes.elements() == 0 || max_heads == 0 || max_rows == 0) return;
     constexpr std::int64_t rows_per_block = 8 * measure_rows_at_once, max_blocks = 1024;
-    // For packed sequences, the number of rows is an average, because the host does not know their lengths.
+    // For packed sequences, the row count is an average, because the host does not know their lengths.
     const std::int64_t rows = packed ? ceil_div(max_rows, magnitudes.size(1)) : max_rows;
     const dim3 blocks(static_cast<unsigned>(magnitudes.size(1) * max_heads),
                       static_cast<unsigned>(std::min(ceil_div(rows, rows_per_block), max_blocks)),

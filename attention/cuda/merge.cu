@@ -1,4 +1,4 @@
-// Merges partial results of attention; see merge.h.
+// Merges partial attention results; see merge.h.
 #include <gradtile/attention/internal/merge_backend.h>
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
@@ -14,7 +14,7 @@ __device__ __forceinline__ To as(From value) {
     return gradtile::cuda::device::convert<To>(value);
 }
 
-/// Each warp merges one row of one head.
+/// Each warp merges one row in one head.
 template <class T>
 __global__ void __launch_bounds__(32 * warps_per_block)
     merge_kernel(device::TensorView<T> o, Accumulator<T>* lse, device::TensorView<const T> o_a,

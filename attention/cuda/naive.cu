@@ -1,6 +1,6 @@
-// The textbook algorithm on the GPU: S and P are whole matrices in memory, in the dtype of the inputs. cuBLAS
-// computes the matrix products; one kernel computes the softmax of the rows, and one its backward pass. Both
-// apply the score rule.
+// The textbook algorithm on the GPU: S and P are whole matrices in memory, in the inputs' dtype. cuBLAS
+// computes the matrix products; one kernel computes the row softmax, and one its backward pass. Both apply
+// the score rule.
 #include <cmath>
 #include <cstdint>
 
@@ -25,13 +25,13 @@ namespace core_device = gradtile::cuda::device;
 constexpr int threads_per_row = 128;
 constexpr int warps_per_row = threads_per_row / 32;
 
-/// Combines one value of every thread of the block, in a fixed order. All threads get the result.
+/// Combines one value from every thread in the block, in a fixed order. All threads get the result.
 template <class A, class Combine>
 __device__ A reduce_over_block(A value, Combine combine) {
     __shared__ A of_warp[warps_per_row];
     for (int distance = 16; distance > 0; distance /= 2)
         value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    __syncthreads();  // all threads have read the values of the previous reduction
+    __syncthreads();  // all threads have read the previous reduction's values
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     A result = of_warp[0];
@@ -39,7 +39,7 @@ __device__ A reduce_over_block(A value, Combine combine) {
     return result;
 }
 
-/// The mask and the score rules of all rows of a call.
+/// Mask and score rules for all rows in a call.
 struct RowRules {
     Mask mask;
     ScoreOptions scores;
@@ -56,9 +56,8 @@ struct RowRules {
 };
 
 /// Replaces the products s [rows, keys] by P: probabilities for visible keys, 0 for the others. One thread
-/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives the derivatives of the
-/// scores with respect to the products. lse and derivatives may be null. With drops_elements, dropout
-/// multiplies P.
+/// block per row; row = (batch, head, query). `derivatives` [rows, keys] receives the score derivatives with
+/// respect to the products. lse and derivatives may be null. With drops_elements, dropout multiplies P.
 template <class T>
 __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
                                const __grid_constant__ RowRules rules, bool drops_elements) {
@@ -134,7 +133,7 @@ __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumula
     }
 }
 
-/// Multiplies dS [rows, keys] by the derivatives of the scores, for visible keys.
+/// Multiplies dS [rows, keys] by the score derivatives, for visible keys.
 template <class T>
 __global__ void differentiate_scores_kernel(T* d_s, const T* derivatives,
                                             const __grid_constant__ RowRules rules) {
@@ -146,8 +145,7 @@ __global__ void differentiate_scores_kernel(T* d_s, const T* derivatives,
                                                  core_device::convert<A>(derivatives[begin + j]));
 }
 
-/// Computes the gradient of a bias as a sum of dS [B, H, Sq, Sk]. Each thread block computes one element of
-/// the gradient.
+/// Computes a bias gradient as a sum over dS [B, H, Sq, Sk]. Each thread block computes one gradient element.
 template <class T>
 __global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ BiasGradient g, int heads,
                                          std::int64_t queries, std::int64_t keys) {
@@ -163,7 +161,7 @@ __global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ B
     if (threadIdx.x == 0) block.store(g, 0, 0, sum, queries, keys);
 }
 
-/// Launches a kernel with one thread block for each row.
+/// Launches a kernel with one thread block per row.
 template <class Kernel, class... Arguments>
 void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Arguments... arguments) {
     if (rows == 0) return;
@@ -183,8 +181,8 @@ __global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool of_queries, s
         head[i] = T{};
 }
 
-/// A copy of a [B, S, H, D] tensor in the order [B, H, S, D]. In the copy, query heads that share a K/V head
-/// are adjacent, so their rows form one matrix: [B * Hkv, group * Sq, D].
+/// A [B, S, H, D] tensor copied to the order [B, H, S, D]. In the copy, query heads that share a K/V head are
+/// adjacent, so their rows form one matrix: [B * Hkv, group * Sq, D].
 class ByHead {
   public:
     ByHead(const Context& ctx, const Tensor& x, std::int64_t key_heads)

@@ -1,4 +1,4 @@
-// Searches results of attention for numbers that are not finite; see repair_forward().
+// Searches attention results for numbers that are not finite; see repair_forward().
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,8 +15,8 @@ using namespace device;
 
 constexpr int scan_threads = 256;
 
-/// Sets *found to 1 if an element of x is not finite. Element n of a flat x is n * column_stride elements
-/// from the first one; otherwise rows of `columns` elements lie in [B, S, H].
+/// Sets *found to 1 if an element in x is not finite. In a flat x, element n is n * column_stride elements
+/// from the first one. Otherwise x [B, S, H] holds rows with `columns` elements each.
 template <class T>
 __global__ void __launch_bounds__(scan_threads)
     find_non_finite_kernel(TensorView<const T> x, bool is_flat, std::int64_t column_stride,
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(scan_threads)
     if (__syncthreads_or(is_found) && threadIdx.x == 0) *found = 1;
 }
 
-/// The distance between neighbouring elements of x if it is the same for all, else 0.
+/// The distance between neighbouring elements in x if it is the same for all, else 0.
 std::int64_t flat_stride(const Tensor& x) {
     const std::int64_t step = x.size(3) > 1 ? x.stride(3) : x.stride(2);
     std::int64_t stride = step;

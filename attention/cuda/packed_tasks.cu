@@ -1,4 +1,4 @@
-// Makes the tables of tasks for packed sequences.
+// Makes the task tables for packed sequences.
 #include <gradtile/attention/cuda/packed_tasks.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 
@@ -7,8 +7,9 @@ namespace {
 
 constexpr int threads = 256, warps = threads / 32;
 
-/// A sequence with n blocks has one task of each rank 1 to n. Tasks are ordered by decreasing rank, then by
-/// sequence. The grid has one block per sequence, and one for the rows or keys after the last sequence.
+/// A sequence with n blocks has one task for each rank from 1 to n. Tasks are ordered by decreasing rank,
+/// then by sequence. The grid has one block per sequence, and one for the rows or keys after the last
+/// sequence.
 __global__ void __launch_bounds__(threads)
     make_tasks_kernel(PackedOffsets offsets, PackedOrder order, int block, PackedTasks table) {
     gradtile::cuda::device::await_predecessor();

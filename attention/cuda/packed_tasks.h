@@ -1,8 +1,8 @@
 #pragma once
 /// INTERNAL. Packed sequences on the GPU. The host does not know their lengths: kernels read the offsets when
 /// they run, so that a captured CUDA graph can be replayed with other offsets. A small kernel first writes a
-/// table of tasks, each a block of rows or keys of one sequence. The table is long enough for every division
-/// of the total number of rows or keys into sequences.
+/// task table. A task is a row block or a key block in one sequence. The table is long enough for every way
+/// to divide the total rows or keys into sequences.
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -12,9 +12,9 @@
 
 namespace gradtile::attention::cuda {
 
-/// The offsets of packed sequences. An offset outside the tensors is replaced by the nearest valid offset.
-/// The rows and keys after the last sequence count as sequence number `count`. These rows see no keys, and no
-/// row sees these keys.
+/// Packed sequence offsets. An offset outside the tensors is replaced by the nearest valid offset. The rows
+/// and keys after the last sequence count as sequence number `count`. These rows see no keys, and no row sees
+/// these keys.
 struct PackedOffsets {
     const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1] each; null if sequences are not packed
     int count = 0;
@@ -38,7 +38,7 @@ struct PackedOffsets {
     };
     __device__ Range queries(int sequence) const { return range(q, sequence, total_queries); }
     __device__ Range keys(int sequence) const { return range(k, sequence, total_keys); }
-    /// Returns the sequence of a row of q.
+    /// Returns the sequence that contains q row `row`.
     __device__ int sequence_of_query(int row) const { return sequence_of(q, row); }
     __device__ int sequence_of_key(int key) const { return sequence_of(k, key); }
 
@@ -64,16 +64,16 @@ struct PackedOffsets {
 
 /// In scratch memory with padded rows, packed sequences begin at multiples of this number.
 constexpr int packed_row_padding = 128;
-/// Returns the number of padded rows of all packed sequences together.
+/// Returns how many padded rows all packed sequences need together.
 inline std::int64_t padded_packed_rows(const PackedSequences& packed, std::int64_t total) {
     return (total / packed_row_padding + packed.count + 2) * packed_row_padding;
 }
-/// The first padded row of a sequence. Its rows, rounded up, end before the next sequence begins.
+/// A sequence's first padded row. Its rows, rounded up, end before the next sequence begins.
 GRADTILE_HOST_DEVICE inline int packed_padded_row(int sequence, int first_query) {
     return (first_query / packed_row_padding + sequence) * packed_row_padding;
 }
 
-/// A block of rows or keys of one sequence.
+/// A row block or a key block in one sequence.
 struct alignas(16) PackedTask {
     int sequence;  ///< -1: the table has more elements than there are tasks
     int block;     ///< the block's number within the sequence
@@ -87,10 +87,10 @@ struct PackedCounters {
     int taken;  ///< 0 at first; kernels add to it
 };
 
-/// The tasks of one kernel; empty unless the call is packed.
+/// One kernel's tasks; empty unless the call is packed.
 struct PackedTasks {
     PackedTask* first = nullptr;
-    int count = 0;  ///< elements of the table, which depends on the totals only
+    int count = 0;  ///< table elements; depends on the totals only
 
     GRADTILE_HOST_DEVICE explicit operator bool() const { return first != nullptr; }
     /// The counters follow the last element.
@@ -99,8 +99,8 @@ struct PackedTasks {
     }
 };
 
-/// Allocates a table that is long enough for blocks of 16 or more rows or keys, with its counters. Unless the
-/// call is packed, the table is empty.
+/// Allocates a table that is long enough for blocks with 16 or more rows or keys, with its counters. Unless
+/// the call is packed, the table is empty.
 inline Tensor packed_task_table(const Context& ctx, const PackedSequences& packed, std::int64_t total) {
     const std::int64_t tasks = packed ? total / 16 + packed.count + 2 : 0;
     return empty(ctx, {tasks * std::int64_t{sizeof(PackedTask) / sizeof(std::int32_t)}}, DType::i32);
@@ -109,13 +109,13 @@ inline PackedTask* packed_tasks_in(const Tensor& table) {
     return table.elements() == 0 ? nullptr : reinterpret_cast<PackedTask*>(table.data<std::int32_t>());
 }
 
-/// A table divides the rows or the keys of each sequence into blocks. The blocks with the most work under a
-/// causal mask come first: the last rows, which see the most keys, and the first keys, which most rows see.
-/// The last keys come first where blocks of keys add to dQ in turns.
+/// A table divides each sequence's rows or keys into blocks. The blocks with the most work under a causal
+/// mask come first: the last rows, which see the most keys, and the first keys, which most rows see. The last
+/// keys come first where key blocks add to dQ in turns.
 enum class PackedOrder : std::uint8_t { last_rows_first, first_keys_first, last_keys_first };
 
-/// Enqueues the kernel that writes the tasks of `block` rows or keys to `table`. Long sequences come first,
-/// block by block, so that short tasks fill the end of a run.
+/// Enqueues the kernel that writes tasks with `block` rows or keys each to `table`. Long sequences come
+/// first, block by block, so that short tasks fill the end of a run.
 PackedTasks make_packed_tasks(cudaStream_t stream, const PackedOffsets& offsets, PackedOrder order, int block,
                               PackedTask* table);
 

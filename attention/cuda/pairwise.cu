@@ -1,7 +1,7 @@
-// FlashAttention-2 by single pairs of a row and a key, on square tiles, without tensor cores. A pair with P =
-// 0 adds nothing, whatever its inputs are. These kernels compute float64, for gradient checks, and repeat
-// calls of other dtypes whose hidden inputs are not finite. One thread computes each sum in a fixed order, so
-// results are equal to the bit in every run.
+// FlashAttention-2 on square tiles, with one thread per (row, key) pair and without tensor cores. A pair with
+// P = 0 adds nothing, whatever its inputs are. These kernels compute float64, for gradient checks, and repeat
+// calls in other dtypes whose hidden inputs are not finite. One thread computes each sum in a fixed order, so
+// results are bitwise identical in every run.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -25,17 +25,16 @@ using namespace device;
 
 constexpr int max_head_dim = 256;
 
-/// Chooses the side length of the square tiles. A thread block has one thread for each element of a tile of
-/// S.
+/// Chooses the tile size; tiles are square. A thread block has one thread per element of an S tile.
 struct PairwiseChoice {
     static constexpr int tiles(int shared_limit) {
         return shared_bytes(16, max_head_dim, max_head_dim) <= shared_limit ? 16 : 8;
     }
-    /// Bytes of `tile` rows of q, k, v and d_o, and of two tiles of pairs (P and dS), in float64.
+    /// Shared-memory bytes in float64: `tile` rows each for q, k, v and d_o, and two pair tiles (P and dS).
     static constexpr int shared_bytes(int tile, int qk_dim, int v_dim) {
         return static_cast<int>(sizeof(double)) * tile * (2 * padded(qk_dim) + 2 * padded(v_dim) + 2 * tile);
     }
-    /// Row length of a tile in shared memory. It is odd, so that threads that read a column use different
+    /// A tile's row length in shared memory. It is odd, so that threads that read a column use different
     /// banks.
     __host__ __device__ static constexpr int padded(int d) { return d | 1; }
 };
@@ -43,7 +42,7 @@ __device__ constexpr int padded(int d) {
     return PairwiseChoice::padded(d);
 }
 
-/// staged [tile, padded(d)] = rows first .. first + tile - 1 of x; rows from `end` on become 0.
+/// staged [tile, padded(d)] = x rows first .. first + tile - 1; rows from `end` on become 0.
 template <int tile, class T>
 __device__ void load(Accumulator<T>* staged, StridedRows<const T> x, std::int64_t first, std::int64_t end,
                      int d) {
@@ -62,7 +61,7 @@ __device__ A dot(const A* a, const A* b, int n) {
     return sum;
 }
 
-/// Reductions of `value` over the threads of one row of a tile.
+/// Reduce `value` over the threads that share a tile row.
 template <int tile, class A>
 __device__ A row_max(A value) {
     for (int distance = tile / 2; distance > 0; distance /= 2) {
@@ -78,14 +77,14 @@ __device__ A row_sum(A value) {
     return value;
 }
 
-/// Sums for one row of a result. A thread keeps columns y, y + tile, ..
+/// Accumulators for one result row. Each thread holds columns y, y + tile, ..
 template <class A, int tile>
 struct RowSums {
     static constexpr int columns_per_thread = max_head_dim / tile;
     A value[columns_per_thread] = {};
 
-    /// Adds weights [tile] (`step` elements apart) times staged [tile, padded(d)]. A weight of 0 belongs to a
-    /// hidden pair: a NaN of its row or key must not reach the sum.
+    /// Adds weights [tile] (`step` elements apart) times staged [tile, padded(d)]. Skips zero weights: the
+    /// pair may be hidden, and a NaN in its row or key must not reach the sum.
     __device__ void add_product(const A* weights, int step, const A* staged, int d, int y) {
 #pragma unroll
         for (int n = 0; n < columns_per_thread; ++n) {
@@ -124,12 +123,12 @@ struct PairwiseProblem {
     __device__ SequenceOfPair sequence_of_query(std::int64_t batch, std::int64_t i) const {
         return SequenceOfPair::of_query(mask, packed, batch, i);
     }
-    /// The keys that at least one of the rows [first, end) sees: both ends grow with the row.
+    /// The keys that at least one row in [first, end) sees. Both range ends grow with the row.
     __device__ IndexRange visible_keys(std::int64_t batch, std::int64_t first, std::int64_t end) const {
         return {sequence_of_query(batch, first).visible_keys(first).begin,
                 sequence_of_query(batch, end - 1).visible_keys(end - 1).end};
     }
-    /// Contains the rows that see at least one of the keys [first, end).
+    /// Contains the rows that see at least one key in [first, end).
     __device__ IndexRange seeing_rows(std::int64_t batch, std::int64_t first, std::int64_t end) const {
         if (!packed) return mask.seeing_rows({first, end});
         return {SequenceOfPair::of_key(mask, packed, batch, first).queries().begin,
@@ -137,18 +136,18 @@ struct PairwiseProblem {
     }
 };
 
-/// A tile of rows or keys of one head.
+/// One head's tile of rows or keys, from `first` on.
 struct TileOfHead {
     std::int64_t batch, head, first;
 };
-/// Calls f(TileOfHead) for the thread block's tiles of a sequence of `length` rows or keys. All threads of
-/// the block must call this function.
+/// Calls f(TileOfHead) for each tile that this thread block processes. A head has `length` rows or keys. All
+/// threads in the block must call this function.
 template <int tile, class F>
 __device__ __forceinline__ void for_each_tile(std::int64_t batch_size, std::int64_t heads,
                                               std::int64_t length, F&& f) {
     const std::int64_t tiles = (length + tile - 1) / tile;
     for (std::int64_t task = blockIdx.x; task < batch_size * heads * tiles; task += gridDim.x) {
-        __syncthreads();  // all threads have read the shared memory of the previous tile
+        __syncthreads();  // all threads have read the previous tile's shared memory
         const std::int64_t batch_head = task / tiles;
         f(TileOfHead{batch_head / heads, batch_head % heads, task % tiles * tile});
     }
@@ -160,7 +159,7 @@ struct PairwiseOutputs {
     Accumulator<T>*lse, *lse_remainder, *row_max, *row_sum;  ///< all but lse may be null
 };
 
-/// Computes O and LSE of `tile` query rows of one head.
+/// Computes O and LSE for `tile` query rows in one head.
 template <class T, int tile>
 __device__ void forward_tile(const PairwiseProblem<T>& p, const PairwiseOutputs<T>& out,
                              Accumulator<T>* shared, const TileOfHead& at) {
@@ -169,7 +168,7 @@ __device__ void forward_tile(const PairwiseProblem<T>& p, const PairwiseOutputs<
     A* const k = q + tile * padded(p.sizes.qk_dim);
     A* const v = k + tile * padded(p.sizes.qk_dim);
     A* const probabilities = v + tile * padded(p.sizes.v_dim);
-    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row of the tile; y: key, or column of O
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row in the tile; y: key, or O column
     const auto [batch, head, first_row] = at;
     const std::int64_t i = first_row + x;
     const StridedRows<const T> k_rows = p.k.head(batch, head / p.sizes.group);
@@ -247,13 +246,13 @@ struct PairwiseBackwardProblem {
     TensorView<const T> o, d_o;
     const A *lse, *lse_remainder, *d_lse;  ///< [B, H, Sq]; the latter two may be null
 
-    /// The index of a row in these arrays.
+    /// A row's index in these arrays.
     __device__ std::int64_t number(std::int64_t batch, std::int64_t head, std::int64_t i) const {
         return (batch * forward.sizes.heads + head) * forward.mask.queries + i;
     }
 };
 
-/// The numbers of a row from which dS follows.
+/// The row statistics that dS needs.
 template <class A>
 struct RowNumbers {
     A lse, remainder, delta;  ///< delta: D = rowsum(dO * O) - dLSE
@@ -268,8 +267,8 @@ __device__ RowNumbers<Accumulator<T>> row_numbers(const PairwiseBackwardProblem<
             b.d_lse == nullptr ? d_o_times_o : d_o_times_o - b.d_lse[number]};
 }
 
-/// The two factors of one pair in the gradients. The first multiplies dO in dV: P without dropped elements.
-/// The second multiplies K in dQ and Q in dK. pair_of() computes both from rows in shared memory.
+/// One pair's two gradient factors. `p` multiplies dO in dV: it is P after dropout. `d_s` multiplies K in dQ
+/// and Q in dK. pair_of() computes both from rows in shared memory.
 template <class A>
 struct Pair {
     A p, d_s;
@@ -284,13 +283,13 @@ __device__ Pair<A> pair_of(const PairwiseProblem<T>& f, const SequenceOfPair& se
               key = static_cast<int>(j - sequence.first_key);
     const Score<A> score = score_of<T>(rule, f.scale * dot(q, k, f.sizes.qk_dim), row, key);
     const A p = exp(score.value - numbers.lse - numbers.remainder);
-    if (p == 0) return {A(0), A(0)};  // dO, V and D of a hidden pair may be NaN
+    if (p == 0) return {A(0), A(0)};  // a hidden pair's dO, V and D may be NaN
     const A factor = kept(rule, row, key) * rule.dropout_scale;
     const A d_s = p * (factor * dot(d_o, v, f.sizes.v_dim) - numbers.delta);
     return {p * factor, d_s * score.derivative};
 }
 
-/// Computes dK and dV of `tile` keys of one K/V head.
+/// Computes dK and dV for `tile` keys in one K/V head.
 template <class T, int tile>
 __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const TensorView<T>& d_k_out,
                                    const TensorView<T>& d_v_out, Accumulator<T>* shared,
@@ -305,7 +304,7 @@ __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const Te
     A* const p = d_o + tile * padded(v_dim);
     A* const d_s = p + tile * tile;
     const int x = threadIdx.x / tile,
-              y = threadIdx.x % tile;  // x: key of the tile; y: row, or column of dK and dV
+              y = threadIdx.x % tile;  // x: key in the tile; y: row, or dK/dV column
     const auto [batch, key_head, first_key] = at;
     const std::int64_t j = first_key + x;
     load<tile>(k, f.k.head(batch, key_head), first_key, f.mask.keys, qk_dim);
@@ -324,7 +323,7 @@ __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const Te
             load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
             load<tile>(d_o, b.d_o.head(batch, head), first_row, f.mask.queries, v_dim);
             __syncthreads();
-            A part = 0;  // of rowsum(dO * O): the columns x, x + tile, ..
+            A part = 0;  // partial rowsum(dO * O) over columns x, x + tile, ..
             for (int c = x; exists && c < v_dim; c += tile)
                 part += d_o[y * padded(v_dim) + c] * gradtile::cuda::device::convert<A>(o_rows.row(i)[c]);
             p[x * tile + y] = part;
@@ -361,8 +360,8 @@ __global__ void __launch_bounds__(tile* tile)
     });
 }
 
-/// Computes dQ of `tile` rows of one head. It recomputes P and dS, so that each element of dQ is one sum
-/// instead of additions from every block of keys.
+/// Computes dQ for `tile` rows in one head. It recomputes P and dS, so that each dQ element is one sum
+/// instead of additions from every key block.
 template <class T, int tile>
 __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const TensorView<T>& d_q_out,
                                    Accumulator<T>* shared, const TileOfHead& at) {
@@ -374,7 +373,7 @@ __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const Te
     A* const k = d_o + tile * padded(v_dim);
     A* const v = k + tile * padded(qk_dim);
     A* const d_s = v + tile * padded(v_dim);
-    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row of the tile; y: key, or column of dQ
+    const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row in the tile; y: key, or dQ column
     const auto [batch, head, first_row] = at;
     const std::int64_t i = first_row + x;
     const bool exists = i < f.mask.queries;
@@ -419,8 +418,8 @@ __global__ void __launch_bounds__(tile* tile)
     });
 }
 
-/// Launches a kernel for the tiles of `batch_heads` sequences. kernel_of(SharedMemory<limit>{}) returns the
-/// kernel with the tiles of that limit.
+/// Launches a kernel over the tiles in `batch_heads` heads, each with `length` rows or keys.
+/// kernel_of(SharedMemory<limit>{}) returns the kernel whose tiles fit that limit.
 template <class T, class KernelOf, class... Arguments>
 void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::int64_t batch_heads,
             const PairwiseProblem<T>& problem, const Arguments&... arguments) {

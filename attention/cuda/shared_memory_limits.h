@@ -1,11 +1,11 @@
 #pragma once
-/// INTERNAL. Selects the instantiation of a kernel by head dim, and by the shared memory that a thread block
-/// may use. This header is plain C++, so that tests can check the choices for every GPU without a GPU.
+/// INTERNAL. Selects a kernel instantiation by head dim, and by the shared memory that a thread block may
+/// use. This header is plain C++, so that tests can check the choices for every GPU without a GPU.
 namespace gradtile::attention::cuda {
 
 template <int dim>
 struct HeadDim {};
-/// Head dims that have kernels of their own, in increasing order. Other head dims use the kernel of the next
+/// Head dims that have their own kernels, in increasing order. Other head dims use the kernel for the next
 /// larger one, which fills the missing columns with zeros in shared memory.
 template <int... dims>
 struct HeadDims {};
@@ -28,7 +28,7 @@ int padded_head_dim(Dims dims, int d) {
 // GPUs differ in the shared memory that a thread block may use, so kernels with large tiles are compiled with
 // up to three tile sizes.
 
-/// Limits of shared memory per thread block, in bytes: on compute capability 9.0 and 10.x; on 8.0 and 8.7; on
+/// Shared memory limits per thread block, in bytes: on compute capability 9.0 and 10.x; on 8.0 and 8.7; on
 /// 8.6, 8.9 and 12.x.
 inline constexpr int shared_memory_limits[] = {227 * 1024, 163 * 1024, 99 * 1024};
 inline constexpr int shared_memory_classes = 3;
@@ -45,7 +45,7 @@ struct SharedMemory {};
 
 /// Calls f(SharedMemory<limit>{}) with the largest limit that is at most `available` bytes. f compiles one
 /// kernel per limit, with the tiles Choice::tiles(limit). Limits with the same tiles share one kernel: f is
-/// then called with the largest of them. f is not instantiated for limits that no GPU of this build has.
+/// then called with the largest such limit. f is not instantiated for limits that no GPU in this build has.
 template <class Choice, int index = 0, class F>
 void visit_shared_memory(int available, F&& f) {
     constexpr int limit = shared_memory_limits[index];

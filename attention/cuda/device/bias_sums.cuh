@@ -1,13 +1,13 @@
 #pragma once
-/// The part of a bias's gradient that one thread block computes, and the tiles of pairs that it sums.
+/// The part of a bias gradient that one thread block computes, and the pair tiles that it sums.
 #include <gradtile/attention/cuda/bias_gradients.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::attention::cuda::device {
 
-/// Returns the number of thread blocks that compute one gradient. Each tile of rows and keys, in each batch
-/// and head of the gradient, has one thread block.
+/// Returns how many thread blocks compute one gradient: one per tile (rows and keys) in each gradient batch
+/// and head.
 inline unsigned bias_blocks(const BiasGradient& g, std::int64_t queries, std::int64_t keys, int tile_rows,
                             int tile_keys) {
     const std::int64_t row_tiles = g.sums_rows ? 1 : (queries + tile_rows - 1) / tile_rows;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_bias_gradient(const BiasGradient& g, int b
 }
 
 struct BiasBlock {
-    int batch, head;        ///< batch and head of the gradient
+    int batch, head;        ///< gradient batch and head
     std::int64_t row, key;  ///< the tile's first pair; 0 along summed axes
     std::int64_t end_row, end_key;
     int tile_rows, tile_keys;
@@ -53,12 +53,12 @@ struct BiasBlock {
         end_key = g.sums_keys ? keys : key + 1;
     }
 
-    /// A tile of pairs of one of q's heads.
+    /// A pair tile in one q head.
     struct Pairs {
         int batch, head;
         std::int64_t row, key;
     };
-    /// Returns the number of tiles of pairs whose dS this block adds up.
+    /// Returns how many pair tiles contribute to this block's sum.
     __device__ int count(const BiasGradient& g) const {
         return g.summed_batches * g.summed_heads * row_steps() * key_steps();
     }
@@ -72,7 +72,7 @@ struct BiasBlock {
                 key + std::int64_t{key_step} * tile_keys};
     }
 
-    /// Writes element (x, y) of the tile, unless it lies beyond the gradient's end.
+    /// Writes the tile's element (x, y), unless it lies beyond the gradient's end.
     template <class A>
     __device__ __forceinline__ void store(const BiasGradient& g, int x, int y, A sum, std::int64_t queries,
                                           std::int64_t keys) const {

@@ -7,7 +7,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// A sequence of a batch, or a packed sequence.
+/// A batch's sequence, or a packed sequence.
 struct BlockSequence {
     DeviceMask mask;
     int index;                   ///< the sequence's number in the call; dropout and score rules depend on it
@@ -19,7 +19,7 @@ struct BlockSequence {
     __device__ static BlockSequence of_batch(const DeviceMask& mask, int batch) {
         return {mask, batch, batch, 0, 0, 0, false};
     }
-    /// Returns the sequence of a task. `mask` is the mask of the whole tensors.
+    /// Returns a task's sequence. `mask` covers the whole tensors.
     __device__ static BlockSequence of_task(DeviceMask mask, const PackedOffsets& offsets,
                                             const PackedTask& task) {
         mask.queries = task.queries;
@@ -53,10 +53,10 @@ struct BlockSequence {
     }
 };
 
-/// The sequence of one row or key, for kernels that compute single pairs (row, key). Rows and keys are
-/// numbered as in the tensors.
+/// The sequence that contains one row or key, for kernels that compute single pairs (row, key). Rows and keys
+/// are numbered as in the tensors.
 struct SequenceOfPair {
-    Mask mask;  ///< the sequence's mask; row 0 and key 0 are the first of the sequence
+    Mask mask;  ///< the sequence's mask; row 0 and key 0 begin the sequence
     std::int64_t index, first_query = 0, first_key = 0;
     bool is_rest = false;  ///< true for the rows and keys after the last packed sequence
 
@@ -70,7 +70,7 @@ struct SequenceOfPair {
         return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
                       : SequenceOfPair{mask, batch};
     }
-    /// Returns the keys of this sequence that row i sees. If row i belongs to another sequence, the range is
+    /// Returns the keys in this sequence that row i sees. If row i belongs to another sequence, the range is
     /// empty.
     __device__ IndexRange visible_keys(std::int64_t i) const {
         if (is_rest || i < first_query || i >= first_query + mask.queries) return {first_key, first_key};

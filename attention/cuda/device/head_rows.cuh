@@ -17,15 +17,15 @@ struct TensorView {
     }
 };
 
-/// Returns a view: tensor_view<const float>(q) to read, tensor_view<float>(o) to write. T may also be the
-/// unsigned integer of the elements' size, for kernels that work with bits.
+/// Returns a view: tensor_view<const float>(q) to read, tensor_view<float>(o) to write. T may also be an
+/// unsigned integer with the elements' size, for kernels that work with bits.
 template <class T>
 TensorView<T> tensor_view(const Tensor& x) {
     return {reinterpret_cast<T*>(x.raw_data()), x.stride(0), x.stride(1), x.stride(2)};
 }
 
-/// Whether kernels can read and write rows in vectors of `bytes` bytes: the elements of a row are adjacent,
-/// and the address and the length of every row are multiples of `bytes`.
+/// Whether kernels can read and write rows in `bytes`-byte vectors: a row's elements are adjacent, and every
+/// row's address and length are divisible by `bytes`.
 inline bool has_vector_rows(const Tensor& x, std::int64_t bytes = 16) {
     const std::int64_t elements = bytes / static_cast<std::int64_t>(size_of(x.dtype()));
     bool result = x.stride(3) == 1 && x.size(3) % elements == 0 &&
@@ -34,9 +34,9 @@ inline bool has_vector_rows(const Tensor& x, std::int64_t bytes = 16) {
     return result;
 }
 
-/// Sizes that all kernels of a call need.
+/// Sizes that all kernels in a call need.
 struct Sizes {
-    int heads, group;  ///< the query heads, and how many of them share a K/V head
+    int heads, group;  ///< the query heads, and how many share a K/V head
     int qk_dim, v_dim;
 };
 inline Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {

@@ -1,6 +1,5 @@
 #pragma once
-/// The largest magnitude of each head, and the power of two by which a head's numbers are multiplied so that
-/// they fit binary16's range.
+/// Each head's largest magnitude, and the power of two that scales the head's numbers into binary16's range.
 #include <cstdint>
 #include <initializer_list>
 
@@ -14,7 +13,7 @@ namespace gradtile::attention::cuda::device {
 struct PowerOfTwo {
     float factor, inverse;
 
-    /// `largest` is the bits of a float32 that is finite and not negative.
+    /// `largest` holds the bits of a finite, non-negative float32.
     __device__ explicit PowerOfTwo(std::uint32_t largest) {
         set_exponent(min(127 + 13 - static_cast<int>(largest >> 23), 126));
     }
@@ -31,7 +30,7 @@ struct PowerOfTwo {
     }
 };
 
-/// Returns the power of two for one head of one tensor. magnitudes: [tensors, sequences, key heads], written
+/// Returns the power of two for one head in one tensor. magnitudes: [tensors, sequences, key heads], written
 /// by measure().
 __device__ __forceinline__ PowerOfTwo range_of(const std::uint32_t* magnitudes, int tensor, int sequences,
                                                int sequence, int key_heads, int key_head) {
@@ -55,8 +54,8 @@ struct Measured {
     Tensor x;
     bool of_queries = false;
 };
-/// Writes the largest finite magnitude of each tensor per sequence and key head, as the bits of a float32.
-/// The query heads of a group share one element. There may be at most five tensors.
+/// Writes each tensor's largest finite magnitude per sequence and key head, as float32 bits. A group's query
+/// heads share one element. There may be at most five tensors.
 void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& packed,
              std::initializer_list<Measured> tensors);
 

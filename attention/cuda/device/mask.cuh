@@ -1,6 +1,6 @@
 #pragma once
-/// The mask of mask.h for kernels, with 32-bit indices. An unbounded side of the window is represented by a
-/// length greater than both sequences, so kernels need no branch for it.
+/// The mask from mask.h for kernels, with 32-bit indices. An unbounded window side is represented by a length
+/// greater than both sequences, so kernels need no branch for it.
 #include <gradtile/attention/mask.h>
 #include <gradtile/core/check.h>
 #include <gradtile/attention/cuda/device/mma.cuh>
@@ -33,14 +33,14 @@ struct DeviceMask {
     __device__ int first_row(int key) const { return max(0, key - offset - right); }
     __device__ int end_row(int key) const { return min(queries, key - offset + left + 1); }
 
-    /// Whether every row of [row, row + rows) sees every key of [key, key + columns). Rows beyond the last
-    /// one are treated like existing rows. The sides of the window limit only the diagonal key - row.
+    /// Whether every row in [row, row + rows) sees every key in [key, key + columns). Rows beyond the last
+    /// one are treated like existing rows. The window sides limit only the diagonal key - row.
     __device__ bool sees_all(int row, int rows, int key, int columns) const {
         const int diagonal = key - row;
         return diagonal >= offset - left + rows - 1 && diagonal + columns <= offset + right + 1 &&
                key + columns <= keys;
     }
-    /// Whether some of these rows may see some of these keys.
+    /// Whether some row in [row, row + rows) may see some key in [key, key + columns).
     __device__ bool sees_any(int row, int rows, int key, int columns) const {
         const int diagonal = key - row;
         return diagonal + columns > offset - left && diagonal < offset + right + rows && key < keys;

@@ -1,6 +1,6 @@
 #pragma once
-/// Merges results of disjoint sets of keys by their LSE: the results of a thread block's warps, and the
-/// results of the thread blocks that share a row. See few_queries.h.
+/// Merges results for disjoint key sets by their LSE, between a thread block's warps and between the thread
+/// blocks that share a row. See few_queries.h.
 #include <type_traits>
 
 #include <gradtile/attention/cuda/few_queries.h>
@@ -14,8 +14,8 @@ namespace device {
 
 inline constexpr int merge_threads = 128;
 
-/// Merges results of disjoint sets of keys. weight() returns the factor of one result. O of a result is
-/// already divided by the result's sum of P.
+/// Merges results for disjoint key sets. weight() returns one result's factor. Each result's O is already
+/// divided by its own P sum.
 struct LseMerge {
     float maximum = -INFINITY, sum = 0;
 
@@ -36,19 +36,19 @@ struct LseMerge {
     __device__ ExactLse lse() const { return ExactLse::of(maximum, sum); }
 };
 
-/// The LSE of a head's sink alone.
+/// The LSE for a head's sink alone.
 __device__ __forceinline__ ExactLse sink_of(const ScoreOptions& scores, int head) {
     return {scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride], 0};
 }
-/// Writes the LSE of row `index` of [B, Hq, Sq].
+/// Writes the LSE for row `index` in [B, Hq, Sq].
 template <class Parameters>
 __device__ __forceinline__ void store_lse(const Parameters& p, std::int64_t index, const ExactLse& lse) {
     p.lse[index] = lse.lse;
     if (p.lse_remainder != nullptr) p.lse_remainder[index] = lse.remainder;
 }
 
-/// Merges the results of the splits. The grid has one block per row [B, Hq, Sq]. T is the dtype of O, and
-/// Parameters is the parameter type of the kernel that wrote the splits.
+/// Merges the splits' results. The grid has one block per row [B, Hq, Sq]. T is O's dtype, and Parameters is
+/// the parameter type of the kernel that wrote the splits.
 template <class T, class Parameters>
 __global__ void __launch_bounds__(merge_threads)
     merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensor-core products of sm_80 for one warp: m16n8k16 products of 16-bit operands with float32 sums.
+/// sm_80 tensor core products for one warp: m16n8k16 with 16-bit operands and float32 sums.
 #include <cstdint>
 #include <type_traits>
 
@@ -9,7 +9,7 @@
 
 namespace gradtile::attention::cuda::device {
 
-using namespace gradtile::cuda::device;  // helper functions that all kernels of gradtile share
+using namespace gradtile::cuda::device;  // helper functions that all gradtile kernels share
 
 /// c += a * b, where b is 16 x 8.
 template <class T>

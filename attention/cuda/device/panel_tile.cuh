@@ -1,5 +1,5 @@
 #pragma once
-/// Tiles of 16-bit elements in shared memory for TMA and wgmma.
+/// 16-bit tiles in shared memory for TMA and wgmma.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
@@ -8,9 +8,9 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// A row-major tile in panels: all rows of the first 64 columns, then all rows of the next 64 and so on (32
-/// columns if there is no multiple of 64, or on request). Within a panel, the 16-byte chunks of a row are
-/// swizzled as TMA and wgmma require: a tile must begin at a multiple of 1024 bytes.
+/// A tile in column panels: the first 64 columns for all rows, then the next 64 columns and so on. Panels
+/// have 32 columns if `columns` is not divisible by 64, or on request. Each panel is row-major. The 16-byte
+/// chunks in a row are swizzled as TMA and wgmma require: a tile must be 1024-byte aligned.
 template <int rows_, int columns_, int panel_columns_ = columns_ % 64 == 0 ? 64 : 32>
 struct PanelTile {
     static constexpr int rows = rows_, columns = columns_;
@@ -23,19 +23,19 @@ struct PanelTile {
         row_bytes == 128 ? gradtile::cuda::Swizzle::of_128_bytes : gradtile::cuda::Swizzle::of_64_bytes;
     static_assert(columns % panel_columns == 0 && panel_bytes % 1024 == 0);
 
-    // Read by LanePointer, with which warps store results in the tile.
+    // LanePointer reads these constants; warps use it to store results in the tile.
     static constexpr int span_bytes = row_bytes, span_distance = panel_bytes;
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
         const int swizzle = row_bytes == 128 ? row & 7 : row >> 1 & 3;
         return static_cast<std::uint32_t>(row * row_bytes + (chunk ^ swizzle) * 16);
     }
 
-    /// The distance of a column, a multiple of 16, from the tile's first column.
+    /// Bytes from the tile's first column to `column`, which must be divisible by 16.
     __device__ static constexpr std::uint32_t column_offset(int column) {
         return static_cast<std::uint32_t>(column / panel_columns * panel_bytes + column % panel_columns * 2);
     }
 
-    /// Starts loads of the rows of a head from `row` on, which report to `barrier`.
+    /// Starts to load a head's rows from at.row on. The loads report to `barrier`.
     __device__ static void load(std::uint32_t tile, const gradtile::cuda::TensorMap& map, BoxPosition at,
                                 Barrier barrier) {
 #pragma unroll
@@ -43,19 +43,19 @@ struct PanelTile {
             load_box(tile + i * panel_bytes, map, {at.column + i * panel_columns, at.row, at.head, at.batch},
                      barrier);
     }
-    /// Describes an operand whose summed axis is the tile's columns, from `column` (a multiple of 16) on. The
+    /// Describes an operand whose summed axis is the tile's columns, from `column` (divisible by 16) on. The
     /// operand's first row is the tile's first row.
     __device__ __forceinline__ static std::uint64_t by_columns(std::uint32_t tile, int column) {
         return operand_description<row_bytes>(tile + column_offset(column), 0);
     }
-    /// Describes an operand whose summed axis is the tile's rows, from `row` (a multiple of 16) on. The
+    /// Describes an operand whose summed axis is the tile's rows, from `row` (divisible by 16) on. The
     /// operand's first column is the tile's first column.
     __device__ __forceinline__ static std::uint64_t by_rows(std::uint32_t tile, int row) {
         return operand_description<row_bytes>(tile + row * row_bytes, panel_bytes);
     }
 };
 
-/// Starts c = a b^T: the product of 64 rows of `a` and all rows of `b`, over their columns.
+/// Starts c = a b^T for 64 rows in `a` and all rows in `b`, summed over their columns.
 template <class T, class TileA, class TileB>
 __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std::uint32_t a,
                                            std::uint32_t b) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std:
             c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
 }
 
-/// Starts c += a b for a [64, rows of b] in registers. c has `tiles` tiles of 8 columns; only the first
-/// 8 * tiles columns of `b` are used.
+/// Starts c += a b for a [64, TileB::rows] in registers. c has 8 * tiles columns; only the first 8 * tiles
+/// columns in `b` are used.
 template <class T, class TileB, int tiles>
 __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA (&a)[TileB::rows / 16][1],
                                           std::uint32_t b) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], const FragmentA
         Product<T, 8 * tiles>::template start<Order::output>(c, a[k][0], TileB::by_rows(b, k * 16), true);
 }
 
-/// Starts c += a b for 64 rows of `a` in shared memory.
+/// Starts c += a b for 64 rows in `a`, which is in shared memory.
 template <class T, class TileA, class TileB, int tiles>
 __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
     static_assert(TileA::columns == TileB::rows);
@@ -86,8 +86,8 @@ __device__ __forceinline__ void start_a_b(FragmentC (&c)[tiles], std::uint32_t a
                                                                                TileB::by_rows(b, k), true);
 }
 
-/// Starts c = a^T b, summed over the rows of `a` and `b`, for 64 columns of `a`, all of one panel, and as
-/// many columns of `b` as c has.
+/// Starts c = a^T b, summed over the rows in `a` and `b`, for 64 columns in `a`, all in one panel, and as
+/// many columns in `b` as c has.
 template <class T, class TileA, class TileB, int tiles>
 __device__ __forceinline__ void start_at_b(FragmentC (&c)[tiles], std::uint32_t a, std::uint32_t b) {
     static_assert(TileA::rows == TileB::rows && TileA::panel_columns == 64);

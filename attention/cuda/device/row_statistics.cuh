@@ -30,7 +30,7 @@ struct RowStatistics {
     Sizes sizes;
 };
 
-/// Elements c to c + 3 of a row; elements from `columns` on are 0.
+/// A row's elements c to c + 3; elements from `columns` on are 0.
 template <class T>
 struct Four {
     Accumulator<T> e[4];

@@ -1,6 +1,6 @@
 #pragma once
-/// Applies the score rule (score_rule.h) in kernels, to single pairs (query, key) and to the accumulators of
-/// tensor cores.
+/// Applies the score rule (score_rule.h) in kernels, to single pairs (query, key) and to tensor core
+/// accumulators.
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
 #include <gradtile/attention/cuda/device/softmax.cuh>
@@ -8,12 +8,11 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// tanh with a relative error of 2^-21, and without branches.
+/// Branch-free tanh with relative error 2^-21.
 __device__ __forceinline__ float tanh_fast(float x) {
     const float y = fabsf(x), square = x * x;
     const float large = 1 - __fdividef(2.0f, exp2_fast(y * (2 * log2_e)) + 1);
-    // A polynomial in y^2 for tanh(y) / y - 1. It interpolates the function at Chebyshev nodes of [0,
-    // 0.64^2].
+    // A polynomial in y^2 for tanh(y) / y - 1, interpolated at Chebyshev nodes in [0, 0.64^2].
     float small = -0.00599296125f;
     small = fmaf(small, square, 0.0209241482f);
     small = fmaf(small, square, -0.0538351413f);
@@ -23,7 +22,7 @@ __device__ __forceinline__ float tanh_fast(float x) {
     return copysignf(y < 0.625f ? small : large, x);
 }
 
-/// Fast mathematical functions that ScoreFormula calls for the accumulators of tensor cores.
+/// Fast mathematical functions that ScoreFormula calls for tensor core accumulators.
 struct FastMath {
     __device__ __forceinline__ static float tanh(float x) { return tanh_fast(x); }
     __device__ __forceinline__ static float quotient(float x, float y) { return x * (1 / y); }
@@ -42,14 +41,14 @@ struct PreciseMath {
     __device__ __forceinline__ static int abs(int x) { return ::abs(x); }
 };
 
-/// T is the dtype of biases that are not float32.
+/// T: the bias dtype if it is not float32.
 template <class T, class A>
 __device__ __forceinline__ A bias_at(const BiasRows& bias, std::int64_t i, std::int64_t j) {
     return bias.dtype == DType::f32 ? gradtile::cuda::device::convert<A>(bias.element<float>(i, j))
                                     : gradtile::cuda::device::convert<A>(bias.element<T>(i, j));
 }
 
-/// Returns the score of query i and key j. Both must exist.
+/// Returns the score for query i and key j. Both must exist.
 template <class T, class A>
 __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product, int i, int j) {
     Score<A> score{product, A(1)};
@@ -62,13 +61,13 @@ __device__ __forceinline__ Score<A> score_of(const ScoreRule<A>& rule, A product
     for (int n = static_cast<int>(max_biases) - 1; n >= 0; --n) {
         if (rule.biases[n].data == nullptr) continue;
         const A term = bias_at<T, A>(rule.biases[n], i, j);
-        // A bias of -inf hides the key even if the product is not a number.
+        // A -inf bias hides the key even if the product is NaN.
         score.value = term == -static_cast<A>(HUGE_VAL) ? term : score.value + term;
     }
     return score;
 }
 
-/// Returns which elements dropout keeps: bit c is set if column 8 * group + c of row i is kept.
+/// Returns which elements dropout keeps: bit c is set if row i keeps column 8 * group + c.
 template <class A>
 __device__ __forceinline__ std::uint32_t kept_bits(const ScoreRule<A>& rule, int i, int group) {
     const Philox::Counter words = Philox::draw(rule.counter_of(i, group), rule.key);
@@ -78,21 +77,21 @@ __device__ __forceinline__ std::uint32_t kept_bits(const ScoreRule<A>& rule, int
     return bits;
 }
 
-/// Returns dropout's factor of query i and key j, without the scale of kept elements: 0 or 1.
+/// Returns the dropout factor for query i and key j, without the scale for kept elements: 0 or 1.
 template <class A>
 __device__ __forceinline__ A kept(const ScoreRule<A>& rule, int i, int j) {
     if (!rule.drops()) return 1;
     return kept_bits(rule, i, j / 8) >> j % 8 & 1u ? A(1) : A(0);
 }
 
-/// The order of bits that say which of 32 neighbouring keys of a row are kept: key 8 g + 2 w + h has bit 8 (g
-/// / 2) + g % 2 + 2 w + 16 h. The order results from comparing the upper and the lower half of each random
-/// word at the same time. The function returns the first bit of group g.
+/// Returns the first bit for group `group` in a word that says which of 32 neighbouring keys a row keeps.
+/// Key 8 g + 2 w + h has bit 8 (g / 2) + g % 2 + 2 w + 16 h. The bits have this order because the upper and
+/// the lower half of each random word are compared at the same time.
 constexpr int kept_bit_of_group(int group) {
     return group / 2 * 8 + group % 2;
 }
-/// Sets bits[r] to the kept keys of row rows[r], beginning at first_key, a multiple of 8. The four lanes of a
-/// quad must pass the same rows, because each lane makes one of a row's four random draws.
+/// Sets bits[r] to the keys that row rows[r] keeps, from first_key on, which must be divisible by 8. A quad's
+/// four lanes must pass the same rows, because each lane makes one of a row's four random draws.
 template <int n>
 __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, const int (&rows)[n],
                                                int first_key, std::uint32_t (&bits)[n]) {
@@ -118,11 +117,11 @@ __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, con
     }
 }
 
-/// What the rows of accumulators are: queries in the forward pass, keys in the backward pass.
+/// What accumulator rows are: queries in the forward pass, keys in the backward pass.
 enum class RowsAre : std::uint8_t { queries, keys };
 
 /// How add_matrix() may read a matrix. checked: element by element, and tests whether each element exists.
-/// all_exist: element by element without the test. pairs: two neighbours of a row at once, which must be
+/// all_exist: element by element without the test. pairs: two neighbours in a row at once, which must be
 /// adjacent and aligned in memory.
 enum class MatrixReads : std::uint8_t { checked, all_exist, pairs };
 
@@ -220,7 +219,7 @@ __device__ __forceinline__ void add_terms(FragmentC (&s)[m_tiles][n_tiles], cons
     }
 }
 
-/// Applies the formula's function of the product. Unless `derivatives` is null, it receives the derivatives.
+/// Applies the formula's product function. Writes the derivatives to `derivatives` unless it is null.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void apply_to_products(FragmentC (&s)[m_tiles][n_tiles],
                                                   const ScoreFormula<float> formula,
@@ -275,8 +274,8 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
     }
 }
 
-/// The elements of a lane's accumulators that dropout keeps. The rows of the accumulators are keys, and the
-/// columns are queries in `tiles` tiles of eight.
+/// Says which elements in a lane's accumulators dropout keeps. Accumulator rows are keys. Accumulator columns
+/// are queries, in `tiles` tiles with eight columns each.
 template <int tiles>
 class KeptOfColumns {
   public:
@@ -295,7 +294,7 @@ class KeptOfColumns {
             for (int e = 0; e < 2; ++e)
                 bits_[n][e] = __shfl_sync(~0u, drawn[n], lane % 4 * 8 + e * 4) >> shift;
     }
-    /// Whether element e of the lane's fragment in row tile m and column tile n is kept.
+    /// Returns whether element e in the lane's fragment for row tile m and column tile n is kept.
     __device__ __forceinline__ bool operator()(int m, int n, int e) const {
         return bits_[n][e % 2] >> kept_bit_of_group(m * 2 + e / 2) & 1u;
     }
@@ -304,14 +303,14 @@ class KeptOfColumns {
     std::uint32_t bits_[tiles][2];
 };
 
-/// A bias with one number for each key, in shared memory. Rows begin at multiples of 16 bytes, and the number
-/// of keys is a multiple of 8.
+/// A bias with one number per key, in shared memory. Rows are 16-byte aligned, and the key count is divisible
+/// by 8.
 template <int tile_keys>
 struct KeyBiasTile {
     static constexpr int bytes = 4 * tile_keys;
     std::uint32_t address;
 
-    /// Starts to copy the bias of the keys that begin at `key`. `thread` counts the calling threads from 0.
+    /// Starts to copy the bias for the keys from `key` on. `thread` counts the calling threads from 0.
     __device__ __forceinline__ void load_async(const BiasRows& bias, int key, int end_key, int thread) const {
         const int element_bytes = static_cast<int>(size_of(bias.dtype)),
                   in_tile = thread * 16 / element_bytes;
@@ -319,7 +318,7 @@ struct KeyBiasTile {
         copy_16_bytes_async(address + thread * 16, bias.data + (key + in_tile) * element_bytes,
                             key + in_tile < end_key);
     }
-    /// Returns the bias of keys in_tile and in_tile + 1. T is the dtype of biases that are not float32.
+    /// Returns the bias for keys in_tile and in_tile + 1. T: the bias dtype if it is not float32.
     template <class T>
     __device__ __forceinline__ float2 pair(DType dtype, int in_tile) const {
         float2 two;
@@ -336,8 +335,7 @@ struct KeyBiasTile {
     }
 };
 
-/// s = factor * s + a tile of a bias. The accumulators' rows are queries; `tile` is the warp's part of the
-/// tile.
+/// s = factor * s + a bias tile. The accumulators' rows are queries; `tile` points to the warp's part.
 template <class T, class BiasTile, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_bias_tile(FragmentC (&s)[m_tiles][n_tiles], float factor,
                                               const LanePointer<BiasTile>& tile) {
@@ -356,7 +354,7 @@ __device__ __forceinline__ void add_bias_tile(FragmentC (&s)[m_tiles][n_tiles], 
             }
         }
 }
-/// s = factor * s + the bias of keys. The warp's first column is key `in_tile`.
+/// s = factor * s + the key bias. The warp's first column is key `in_tile`.
 template <class T, int tile_keys, int m_tiles, int n_tiles>
 __device__ __forceinline__ void add_key_bias(FragmentC (&s)[m_tiles][n_tiles], float factor,
                                              const KeyBiasTile<tile_keys>& tile, DType dtype, int in_tile) {
@@ -370,7 +368,7 @@ __device__ __forceinline__ void add_key_bias(FragmentC (&s)[m_tiles][n_tiles], f
     }
 }
 
-/// The rule of one head in shared memory. In registers the rule would take too many of them.
+/// One head's rule in shared memory, because it would take too many registers.
 struct SharedRule {
     alignas(8) unsigned char bytes[sizeof(ScoreRule<float>)];
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Tiles of 16-bit elements in shared memory, and the products of such tiles. The layout of the tiles avoids
-/// bank conflicts of row-wise copies and of ldmatrix.
+/// 16-bit tiles in shared memory, and their products. The tile layout avoids bank conflicts in row-wise
+/// copies and in ldmatrix.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/mma.cuh>
@@ -8,10 +8,10 @@
 namespace gradtile::attention::cuda::device {
 
 /// A row-major tile whose 16-byte chunks are permuted within a row (XOR swizzle). ldmatrix reads the same
-/// chunk of 8 rows at the same time, so these chunks must be in 8 different groups of 4 banks. If the length
-/// of a row is a multiple of 128 bytes, all rows start at bank 0, and the chunk number is XORed with the row
-/// number. Otherwise the length is an odd multiple of 64 bytes, and rows start at bank 0 and bank 16
-/// alternately. Then two neighbouring rows use the same XOR, of two bits.
+/// chunk from 8 rows at the same time, so these chunks must be in 8 different 4-bank groups. If the row
+/// length is divisible by 128 bytes, all rows start at bank 0, and the chunk number is XORed with the row
+/// number. Otherwise the row length is an odd multiple of 64 bytes, and rows start at bank 0 and bank 16
+/// alternately. Then two neighbouring rows use the same two-bit XOR.
 template <int rows_, int columns_>
 struct Tile {
     static constexpr int rows = rows_;
@@ -19,9 +19,9 @@ struct Tile {
     static constexpr int row_bytes = 2 * columns;
     static constexpr int bytes = rows * row_bytes;
     static constexpr int row_chunks = columns / 8;
-    /// Bytes of a span; chunks are permuted within a span.
+    /// Bytes per span; chunks are permuted within a span.
     static constexpr int span_bytes = columns % 64 == 0 ? 128 : 64;
-    static constexpr int span_distance = span_bytes;  ///< bytes between spans of one row
+    static constexpr int span_distance = span_bytes;  ///< bytes between a row's spans
     static_assert(columns % 32 == 0 && rows % 8 == 0);
 
     __device__ static constexpr std::uint32_t offset(int row, int chunk) {
@@ -30,14 +30,14 @@ struct Tile {
     }
 };
 
-/// Starts an asynchronous copy of a tile. Rows from `valid_rows` on and columns from `valid_columns` on (a
-/// multiple of 8) become 0.
+/// Starts an asynchronous tile copy. Rows from `valid_rows` on and columns from `valid_columns` on (divisible
+/// by 8) become 0.
 template <class Tile, int threads, class T>
 __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* source, std::int64_t row_stride,
                                                 int valid_rows, int valid_columns) {
-    // Each thread copies chunks of one column. If possible, the distance of a thread's rows is a multiple of
-    // 8, so that the swizzle does not change, and one source address, one target address and constant steps
-    // suffice. Some threads may have nothing to copy.
+    // Each thread copies chunks in one column. If possible, the distance between a thread's rows is divisible
+    // by 8, so that the swizzle does not change, and one source address, one target address and constant
+    // steps suffice. Some threads may have nothing to copy.
     constexpr int at_once = threads / Tile::row_chunks, step = at_once >= 8 ? at_once / 8 * 8 : at_once;
     const int thread = static_cast<int>(reread_thread_index());
     if (step * Tile::row_chunks != threads && thread >= step * Tile::row_chunks) return;
@@ -69,8 +69,8 @@ class LanePointer {
         const int lane = lane_index();
         return LanePointer(tile + Tile::offset((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
     }
-    /// The address for the 16 x 16 block at (row, column), both multiples of 16. In unrolled loops the
-    /// address is an XOR, the same for all rows, plus a constant. Tiles must start at multiples of 128 bytes.
+    /// The address for the 16 x 16 block at (row, column), both divisible by 16. In unrolled loops the
+    /// address is an XOR, the same for all rows, plus a constant. Tiles must be 128-byte aligned.
     __device__ std::uint32_t at(int row, int column) const {
         const int in_span = column * 2 % Tile::span_bytes, span = column * 2 / Tile::span_bytes;
         return (base_ ^ static_cast<std::uint32_t>(in_span)) +
@@ -83,8 +83,8 @@ class LanePointer {
 };
 
 /// c[16 m_tiles, 8 n_tiles] += a * b^T for a [.., depth] and b [8 n_tiles, depth], both in shared memory.
-/// Only `unrolled` steps of 16 along the depth are unrolled: with more the compiler loads so far ahead that
-/// registers spill.
+/// Only `unrolled` depth steps (16 elements each) are unrolled: with more the compiler loads so far ahead
+/// that registers spill.
 template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_a_bt(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               LanePointer<TileB> b) {
@@ -124,8 +124,8 @@ __device__ __forceinline__ void multiply_a_b(FragmentC (&c)[m_tiles][n_tiles],
         }
 }
 
-/// c += a^T * b for a [depth, 16 m_tiles] and b [depth, 8 n_tiles], both in shared memory, read from the
-/// given columns of their tiles on (multiples of 16).
+/// c += a^T * b for a [depth, 16 m_tiles] and b [depth, 8 n_tiles], both in shared memory, read from columns
+/// a_column and b_column on (both divisible by 16).
 template <class T, int depth, int unrolled, class TileA, class TileB, int m_tiles, int n_tiles>
 __device__ __forceinline__ void multiply_at_b(FragmentC (&c)[m_tiles][n_tiles], LanePointer<TileA> a,
                                               int a_column, LanePointer<TileB> b, int b_column) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
             for (int e = 0; e < 4; ++e) c[m][n][e] = 0;
 }
 
-/// Calls f(element, m, n, e) for every element of accumulators.
+/// Calls f(element, m, n, e) for every accumulator element.
 template <int m_tiles, int n_tiles, class F>
 __device__ __forceinline__ void for_each_element(FragmentC (&c)[m_tiles][n_tiles], F&& f) {
 #pragma unroll
@@ -179,8 +179,8 @@ __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float fa
             for (float& element : c[m][n]) element *= factor;
 }
 
-/// Multiplies row i of a lane's rows by factor[i]: row lane/4 of row tile m is number 2 m, row lane/4 + 8 is
-/// number 2 m + 1.
+/// Multiplies a lane's row i by factor[i]. In row tile m, i = 2 m is row lane/4, and i = 2 m + 1 is row
+/// lane/4 + 8.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void scale_rows(FragmentC (&c)[m_tiles][n_tiles],
                                            const float (&factor)[2 * m_tiles]) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void scale_rows(FragmentC (&c)[m_tiles][n_tiles],
             for (int e = 0; e < 4; ++e) c[m][n][e] *= factor[2 * m + e / 2];
 }
 
-/// Rounds 16 columns of a product's accumulators to operand A of the next product.
+/// Rounds 16 accumulator columns to operand A for the next product.
 template <class T>
 __device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& left, const FragmentC& right) {
     a[0] = pack<T>(left[0], left[1]);
@@ -201,8 +201,7 @@ __device__ __forceinline__ void pack_fragment(FragmentA& a, const FragmentC& lef
     a[3] = pack<T>(right[2], right[3]);
 }
 
-/// Rounds all accumulators of a product to operand A of the next product; the columns of c become the summed
-/// axis.
+/// Rounds all accumulators to operand A for the next product; c's columns become the summed axis.
 template <class T, int m_tiles, int n_tiles>
 __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles],
                                              const FragmentC (&c)[m_tiles][n_tiles]) {
@@ -212,7 +211,7 @@ __device__ __forceinline__ void as_operand_a(FragmentA (&a)[n_tiles / 2][m_tiles
         for (int m = 0; m < m_tiles; ++m) pack_fragment<T>(a[k][m], c[m][2 * k], c[m][2 * k + 1]);
 }
 
-/// Writes a warp's results to the warp's rows of a shared tile. store_staged_rows() then copies these rows to
+/// Writes a warp's results to the warp's rows in a shared tile. store_staged_rows() then copies these rows to
 /// global memory, 16 bytes per lane.
 template <class T, class Tile, int m_tiles, int n_tiles>
 __device__ __forceinline__ void stage_rows(std::uint32_t warp_rows, const FragmentC (&c)[m_tiles][n_tiles]) {

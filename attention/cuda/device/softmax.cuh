@@ -1,5 +1,5 @@
 #pragma once
-/// The online softmax of a warp's rows (docs/numerics.md), in base 2. A lane has two states per row tile m:
+/// Online softmax over a warp's rows (docs/numerics.md), in base 2. A lane has two states per row tile m:
 /// state 2 m belongs to row lane/4, state 2 m + 1 to row lane/4 + 8.
 #include <cfloat>
 
@@ -8,14 +8,14 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// 2^x with a relative error of 2^-22; results below 2^-126 are 0.
+/// 2^x with relative error 2^-22; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-/// Reductions over the four lanes that share a row of an accumulator.
+/// Reduce over the four lanes that share an accumulator row.
 __device__ __forceinline__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -27,7 +27,7 @@ __device__ __forceinline__ float row_sum(float x) {
 
 inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.44269504088896341f;
 
-/// Whether all of a lane's elements are finite.
+/// Returns whether all elements in this lane are finite.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ bool is_finite(const FragmentC (&x)[m_tiles][n_tiles]) {
     float zero = 0;
@@ -40,20 +40,21 @@ __device__ __forceinline__ bool is_finite(const FragmentC (&x)[m_tiles][n_tiles]
     return zero == 0;
 }
 
-/// From this magnitude of a maximum or an LSE on, kernels subtract it from the scores before they multiply by
-/// log2(e): in the fused form, which multiplies first, the rounding of the product would reach P as a factor
-/// of 2^(2^-24 |log2(e) LSE|).
+/// If a maximum or an LSE has at least this magnitude, kernels subtract it from the scores before they
+/// multiply by log2(e). The fused form multiplies first, so the product's rounding would multiply P by
+/// 2^(2^-24 |log2(e) LSE|).
 inline constexpr float large_lse = 4096;
 __device__ __forceinline__ bool is_large(float lse) {
     return fabsf(lse) >= large_lse && fabsf(lse) < INFINITY;
 }
 
-/// The LSE of the rows of one head, for scores that may be large.
+/// Row LSEs for one head whose scores may be large.
 struct RowReferences {
-    const float *lse, *remainder;  ///< of the head's first row; remainder may be null
+    const float *lse, *remainder;  ///< point to row 0; remainder may be null
     int rows;
 
-    /// The arrays are [B, Hq, Sq]; `sequence_rows` rows begin at `first` of the head's `all_rows`.
+    /// The arrays are [B, Hq, Sq]. A head has `all_rows` rows; the sequence's `sequence_rows` rows begin at
+    /// `first`.
     __device__ __forceinline__ RowReferences(const float* lses, const float* remainders,
                                              std::int64_t batch_head, int all_rows, int first,
                                              int sequence_rows)
@@ -64,23 +65,23 @@ struct RowReferences {
                                              std::int64_t batch_head, int all_rows)
         : RowReferences(lses, remainders, batch_head, all_rows, 0, all_rows) {}
 
-    /// The LSE of a row; +inf, which makes P = 0, for a row that sees no key or does not exist.
+    /// Returns the row's LSE, or +inf, which makes P = 0, if the row sees no key or does not exist.
     __device__ __forceinline__ ExactLse operator()(int row) const {
         const float value = row < rows ? lse[row] : -INFINITY;
         if (value == -INFINITY) return {INFINITY, 0};
         return {value, remainder == nullptr ? 0.0f : remainder[row]};
     }
 };
-/// Returns 2^exponent P of a score. The scores of the forward pass may be rounded in another order, so P is
+/// Returns 2^exponent P for a score. The forward pass may have rounded its scores in another order, so P is
 /// limited to 1.
 __device__ __forceinline__ float exact_probability(float score, const ExactLse& row, float exponent = 0) {
     const float x = fmaf(score - row.lse, log2_e, fmaf(row.remainder, -log2_e, exponent));
     return exp2_fast(x > exponent ? exponent : x);
 }
 
-/// The textbook form of the online softmax: P is relative to the running maximum, and each update returns the
-/// factor for the previous sums. Kernels that add P V to O outside the tensor cores use it, because this
-/// addition applies the factor at no cost. Scores are in base 2, or natural: see large_lse.
+/// The textbook online softmax: P is relative to the running maximum, and each update returns the factor for
+/// the previous sums. Kernels that add P V to O outside the tensor cores use it, because this addition
+/// applies the factor at no cost. Scores are in base 2, or natural: see large_lse.
 template <int m_tiles, bool is_natural = false>
 class OnlineSoftmax {
     static constexpr float unit = is_natural ? log2_e : 1.0f;
@@ -94,12 +95,12 @@ class OnlineSoftmax {
         }
     }
 
-    /// Sets the state of row i, of which `sum_of_lane` is this lane's part of the sum.
+    /// Sets row i's state; `sum_of_lane` is this lane's partial sum.
     __device__ __forceinline__ void set(int i, float maximum, float sum_of_lane) {
         maximum_[i] = maximum;
         sum_[i] = sum_of_lane;
     }
-    /// The running maximum of row i, in the units of the scores.
+    /// Row i's running maximum, in the scores' units.
     __device__ __forceinline__ float maximum(int i) const {
         return maximum_[i];
     }
@@ -130,8 +131,8 @@ class OnlineSoftmax {
         }
     }
 
-    /// Adds a sink (a logit without a key), in the units of the scores, to every row. Returns the factor for
-    /// the previous sums.
+    /// Adds a sink (a logit without a key, in the scores' units) to every row. Returns the factor for the
+    /// previous sums.
     __device__ __forceinline__ void add_sink(float sink, float (&factor)[2 * m_tiles]) {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
@@ -139,17 +140,17 @@ class OnlineSoftmax {
             const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast((maximum_[i] - reference) * unit);
             maximum_[i] = next;
-            // Four lanes share a row. Only the first of them adds the sink.
+            // Four lanes share a row. Only the first adds the sink.
             sum_[i] =
                 fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast((sink - reference) * unit) : 0.0f);
         }
     }
 
-    /// The sum of P over row i: 0 for a row without visible keys, at least 1 for others.
+    /// Returns P summed over row i: 0 for a row without visible keys, at least 1 for others.
     __device__ __forceinline__ float sum(int i) const {
         return row_sum(sum_[i]);
     }
-    /// The natural log-sum-exp of row i; `sum` must be sum(i).
+    /// Row i's natural log-sum-exp; `sum` must be sum(i).
     __device__ __forceinline__ ExactLse lse(int i, float sum) const {
         if constexpr (is_natural) return ExactLse::of(maximum_[i], sum);
         return {sum == 0 ? -INFINITY : fmaf(maximum_[i], ln_2, logf(sum)), 0};
@@ -157,12 +158,12 @@ class OnlineSoftmax {
 
   private:
     float maximum_[2 * m_tiles];
-    float sum_[2 * m_tiles];  ///< the sum of P over this lane's columns; row_sum() adds the lanes
+    float sum_[2 * m_tiles];  ///< P summed over this lane's columns; row_sum() adds the lanes
 };
 
-/// An online softmax that rarely rescales. Kernels that sum P V in the accumulators of the tensor cores use
-/// it, because there each rescaling multiplies all of O. With is_natural, S are the scores, which may be
-/// large (see large_lse), and scale_log2 is log2(e).
+/// An online softmax that rarely rescales. Kernels that accumulate P V on tensor cores use it, because there
+/// each rescaling multiplies the whole O. With is_natural, S holds the scores, which may be large (see
+/// large_lse), and scale_log2 is log2(e).
 template <int m_tiles, bool is_natural = false>
 class LazyOnlineSoftmax {
   public:
@@ -175,8 +176,8 @@ class LazyOnlineSoftmax {
         }
     }
 
-    /// Replaces S by P relative to the row's reference. If the reference changes, rescales o, the sum of the
-    /// previous blocks.
+    /// Replaces S by P relative to the row's reference. If the reference changes, rescales o, the previous
+    /// blocks' sum.
     template <int n_tiles, int o_tiles>
     __device__ __forceinline__ void update(FragmentC (&s)[m_tiles][n_tiles],
                                            FragmentC (&o)[m_tiles][o_tiles]) {
@@ -184,14 +185,14 @@ class LazyOnlineSoftmax {
         exponentiate(s);
     }
 
-    // The steps of update(), for kernels that compute o at the same time.
+    // update() in steps, for kernels that compute o at the same time.
 
-    /// Raises each row's reference to the row's maximum of S if that is necessary. Returns whether the caller
+    /// Raises each row's reference to the row's maximum in S if that is necessary. Returns whether the caller
     /// must then rescale o; the answer is the same in all lanes.
     ///
     /// The reference follows the running maximum only if P would otherwise exceed 2^8. With random scores
-    /// this happens only in the first block, so most blocks do not rescale o. Values of P up to 2^8 cost no
-    /// accuracy, because floating-point roundings are relative.
+    /// this happens only in the first block, so most blocks do not rescale o. P values up to 2^8 cost no
+    /// accuracy, because floating-point rounding is relative.
     template <int n_tiles>
     __device__ __forceinline__ bool raise_reference(const FragmentC (&s)[m_tiles][n_tiles]) {
         float maximum[2 * m_tiles];
@@ -236,15 +237,14 @@ class LazyOnlineSoftmax {
             sum_[i] += sum;
         }
     }
-    /// Multiplies o by the factors of the latest change of the references.
+    /// Multiplies o by the factors from the latest reference change.
     template <int o_tiles>
     __device__ __forceinline__ void rescale(FragmentC (&o)[m_tiles][o_tiles]) const {
         scale_rows(o, factor_);
     }
 
-    /// Adds a sink (a logit without a key), in the units of S, to every row. The caller must call this
-    /// function after the last update(), so that a large sink does not change the reference while P is
-    /// summed.
+    /// Adds a sink (a logit without a key, in S units) to every row. The caller must call this function after
+    /// the last update(), so that a large sink does not change the reference while P is summed.
     template <int o_tiles>
     __device__ __forceinline__ void add_sink(float sink, FragmentC (&o)[m_tiles][o_tiles]) {
         if (sink == -INFINITY) return;
@@ -258,8 +258,8 @@ class LazyOnlineSoftmax {
             if (lane_index() % 4 == 0) sum_[i] += exp2_fast((sink - reference_[i]) * scale_log2_);
     }
 
-    /// Computes o = factor sum P V / sum P (0 for rows without visible keys) and lse, the natural log-sum-exp
-    /// of the rows.
+    /// Computes o = factor sum P V / sum P (0 for rows without visible keys) and lse, each row's natural
+    /// log-sum-exp.
     template <int o_tiles>
     __device__ __forceinline__ void finish(FragmentC (&o)[m_tiles][o_tiles], ExactLse (&lse)[2 * m_tiles],
                                            float factor = 1.0f) {
@@ -296,7 +296,7 @@ class LazyOnlineSoftmax {
             has_large_ = __any_sync(~0u, large);
         }
     }
-    /// exponentiate() for references of any size.
+    /// exponentiate() that also handles large references: subtracts before scaling.
     template <int n_tiles>
     __device__ __forceinline__ void exponentiate_large(FragmentC (&s)[m_tiles][n_tiles]) {
 #pragma unroll
@@ -315,10 +315,10 @@ class LazyOnlineSoftmax {
     }
 
     float scale_log2_;
-    float reference_[2 * m_tiles];  ///< the reference in units of S: P = 1 where S equals it
-    float sum_[2 * m_tiles];        ///< the sum of P over this lane's columns; row_sum() adds the lanes
-    float factor_[2 * m_tiles];     ///< the factors of the latest change of the references
-    bool has_large_ = false;        ///< a reference of the warp's rows is large; only with is_natural
+    float reference_[2 * m_tiles];  ///< in S units: P = 1 where S equals the reference
+    float sum_[2 * m_tiles];        ///< P summed over this lane's columns; row_sum() adds the lanes
+    float factor_[2 * m_tiles];     ///< factors from the latest reference change
+    bool has_large_ = false;        ///< a row in this warp has a large reference; only with is_natural
 };
 
 }  // namespace gradtile::attention::cuda::device

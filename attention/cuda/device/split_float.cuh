@@ -1,21 +1,21 @@
 #pragma once
-/// Products of float32 matrices on tensor cores, with the accuracy of float32.
+/// float32 matrix products on tensor cores, with float32 accuracy.
 ///
-/// A float32 number x is represented by two binary16 numbers: x = high + 2^-11 low. Each of the two has 11
+/// A float32 number x is represented by two binary16 numbers: x = high + 2^-11 low. Each part has 11
 /// significant bits, and `low` has its own sign, so the relative error is at most 2^-23. Binary16 has only
-/// five bits of exponent. Therefore the low part is stored multiplied by 2^11, so that it has the range of
-/// the high part, and the numbers of every head are first multiplied by a power of two that brings the
-/// largest just below 2^14 (device/magnitude.cuh). Numbers down to 2^-28 of the largest then keep all 22
-/// bits. Smaller numbers have an error of at most 2^-50 of the largest.
+/// five exponent bits. Therefore the low part is stored multiplied by 2^11, so that it has the same range as
+/// the high part. For the same reason, every head is first multiplied by a power of two that brings its
+/// largest number just below 2^14 (device/magnitude.cuh). Numbers down to 2^-28 times the largest then keep
+/// all 22 bits. For smaller numbers the error is at most 2^-50 times the largest.
 ///
-/// A product of two such numbers has four terms, of which three are computed. The fourth, low * low, is at
-/// most 2^-22 of the whole, 2^-24 on average. Three products of bf16 would have only 16 bits. Six products of
-/// bf16 have 24 bits and cost twice as much. Three products of tf32 also cost twice as much.
+/// The product of two such numbers has four terms. Three are computed. The fourth, low * low, is at most
+/// 2^-22 times the product, 2^-24 on average. Three bf16 products would have only 16 bits. Six bf16 products
+/// have 24 bits and cost twice as much. Three tf32 products also cost twice as much.
 ///
-/// Tensor cores truncate the sums that a float32 addition rounds, so the errors of long sums would add up in
-/// one direction. Therefore there are two accumulators. `large` sums only the product high * high, over a few
+/// Tensor cores truncate the sums that a float32 addition rounds, so errors in long sums would add up in one
+/// direction. Therefore there are two accumulators. `large` sums only the product high * high, over a few
 /// steps. `large` is then added, with rounding, to a sum outside the tensor cores. `small` sums the other two
-/// products; its truncation errors are 2^-11 of those of `large`.
+/// products; its truncation errors are 2^-11 times those in `large`.
 #include <cstdint>
 
 #include <gradtile/attention/cuda/device/head_rows.cuh>
@@ -42,18 +42,18 @@ __device__ __forceinline__ std::uint32_t rematerialize(std::uint32_t x) {
     return x;
 }
 
-/// Bytes of a split tile in shared memory: one Tile per plane, one after the other.
+/// Shared-memory bytes per split tile: one Tile per plane, one after the other.
 template <class Tile>
 inline constexpr int split_bytes = planes* Tile::bytes;
 
-/// Copies a tile of float32 rows from global memory to shared memory and splits it into planes. Between
-/// load() and store() the tile is in registers, so its loads can run while the previous tile is still in use.
-/// An asynchronous copy could not split the tile.
+/// Copies a float32 tile from global memory to shared memory and splits it into planes. Between load() and
+/// store() the tile is in registers, so its loads can run while the previous tile is still in use. An
+/// asynchronous copy could not split the tile.
 template <class Tile, int threads>
 class SplitTile {
   public:
-    /// Rows from valid_rows on and columns from valid_columns on become 0. `vectors` requires that rows begin
-    /// at multiples of 16 bytes and that valid_columns is a multiple of 4.
+    /// Rows from valid_rows on and columns from valid_columns on become 0. `vectors` requires that rows are
+    /// 16-byte aligned and that valid_columns is divisible by 4.
     __device__ __forceinline__ void load(StridedRows<const float> rows, int first, int valid_rows,
                                          int valid_columns, bool vectors) {
         const int thread = reread_thread_index();
@@ -78,8 +78,8 @@ class SplitTile {
         }
     }
 
-    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance of the two planes in
-    /// bytes, which is larger than the default if this tile is a part of a longer tile.
+    /// Stores the rows times `factor`, a power of two. plane_bytes is the distance between the two planes in
+    /// bytes; it exceeds the default if this tile is a part of a longer tile.
     __device__ __forceinline__ void store(std::uint32_t tile, float factor,
                                           int plane_bytes = Tile::bytes) const {
         const int thread = reread_thread_index();
@@ -90,7 +90,8 @@ class SplitTile {
             std::uint32_t pair[4][planes];
 #pragma unroll
             for (int p = 0; p < 4; ++p) split(pair[p], x_[i][2 * p] * factor, x_[i][2 * p + 1] * factor);
-            // A step of 8 rows does not change the swizzle, so one address and constant offsets suffice.
+            // If `step` is divisible by 8, the swizzle does not change, so one address and constant offsets
+            // suffice.
             const std::uint32_t to = step % 8 == 0
                                          ? tile + Tile::offset(row, chunk) + i * step * Tile::row_bytes
                                          : tile + Tile::offset(row + i * step, chunk);
@@ -104,7 +105,7 @@ class SplitTile {
     }
 
   private:
-    // The number of rows between two rounds. A thread has the same columns in every round.
+    // Rows between two rounds. A thread has the same columns in every round.
     static constexpr int step = threads / Tile::row_chunks;
     static constexpr int rounds = (Tile::rows + step - 1) / step;
     float x_[rounds][8];
@@ -116,7 +117,7 @@ using SplitA = FragmentA[planes][m_tiles];
 template <int n_tiles>
 using SplitB = std::uint32_t[planes][n_tiles][2];
 
-/// Loads the 16 m_tiles x 16 block of A at (row, column) from a tile that holds A or, if `transposed`, A^T.
+/// Loads A's block [16 m_tiles, 16] at (row, column) from a tile that holds A or, if `transposed`, A^T.
 template <bool transposed = false, class Tile, int m_tiles>
 __device__ __forceinline__ void load_a(SplitA<m_tiles>& a, const LanePointer<Tile>& from, int row,
                                        int column) {
@@ -149,14 +150,14 @@ __device__ __forceinline__ void load_b(SplitB<n_tiles>& b, const LanePointer<Til
         }
 }
 
-/// Splits columns [16 k, 16 k + 16) of accumulators into operand A of the next product.
+/// Splits accumulator columns [16 k, 16 k + 16) into operand A for the next product.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const FragmentC (&c)[m_tiles][n_tiles],
                                                 int k) {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-        // Rows 0-7 and 8-15 of the left eight columns, then of the right eight columns.
+        // Rows 0-7 and 8-15 in the left eight columns, then in the right eight columns.
         for (int i = 0; i < 4; ++i) {
             const FragmentC& from = c[m][2 * k + i / 2];
             std::uint32_t pair[planes];
@@ -166,8 +167,7 @@ __device__ __forceinline__ void split_operand_a(SplitA<m_tiles>& a, const Fragme
         }
 }
 
-/// Splits all columns of accumulators into operands A of the next product: the first n_tiles / 2 steps of
-/// `a`.
+/// Splits all accumulator columns into operand A for the next product: a[0] .. a[n_tiles / 2 - 1].
 template <int k_steps, int m_tiles, int n_tiles>
 __device__ __forceinline__ void split_operands_a(SplitA<m_tiles> (&a)[k_steps],
                                                  const FragmentC (&c)[m_tiles][n_tiles]) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void split_operands_a(SplitA<m_tiles> (&a)[k_steps],
     for (int k = 0; k < n_tiles / 2; ++k) split_operand_a(a[k], c, k);
 }
 
-/// Accumulators of a product of split operands.
+/// Accumulators for a product of split operands.
 template <int m_tiles, int n_tiles>
 class SplitSum {
   public:
@@ -246,8 +246,8 @@ __device__ __forceinline__ void multiply_split_a_b(SplitSum<m_tiles, n_tiles>& s
     }
 }
 
-/// Stores two adjacent elements of a row. `pairs` requires that rows begin at multiples of 8 bytes and have
-/// even lengths.
+/// Stores two adjacent elements in a row. `pairs` requires that rows are 8-byte aligned and have even
+/// lengths.
 __device__ __forceinline__ void store_pair(float* row, int column, int columns, float first, float second,
                                            bool pairs) {
     if (pairs) {

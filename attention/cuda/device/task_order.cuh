@@ -5,11 +5,11 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// Maps a thread block's index to a (batch, head) and a part of its sequence. Thread blocks start in the
-/// order of their index. Long tasks should start first, so that short tasks fill the end of the run. Parts
-/// are therefore numbered by decreasing work, and part 0 of all heads precedes part 1. But the parts of one
-/// head read the same tensors, which should stay in the L2 cache. Therefore the heads are divided into sets
-/// whose tensors fit the cache, and this order applies within a set.
+/// Maps a thread block's index to a (batch, head) and a part of its sequence. Thread blocks usually start in
+/// index order. Long tasks should start first, so that short tasks fill the end of the run. Parts are
+/// therefore numbered by decreasing work, and part 0 in all heads precedes part 1. But one head's parts read
+/// the same tensors, which should stay in the L2 cache. Therefore the heads are divided into sets whose
+/// tensors fit the cache, and this order applies within a set.
 struct TaskOrder {
     int batch_heads = 0, parts = 0, cached_heads = 1;
 
@@ -22,8 +22,7 @@ struct TaskOrder {
                                                       1, std::max<std::int64_t>(1, batch_head_count)));
     }
     /// Makes the sets about equal, with at least a task for every multiprocessor. Smaller sets would not
-    /// reduce the tensors that are in use at the same time, and the long tasks of the last set would start
-    /// late.
+    /// reduce the tensors that are in use at the same time, and the last set's long tasks would start late.
     void balance_sets(int processors) {
         cached_heads = std::max(cached_heads, (processors + parts - 1) / std::max(1, parts));
         const int sets = std::max(1, (batch_heads + cached_heads - 1) / cached_heads);
@@ -45,14 +44,14 @@ struct TaskOrder {
     }
 };
 
-/// Iterates over the blocks of rows that see a block of keys: over the query heads of the group and, for each
-/// head, over the rows in increasing order.
+/// Iterates over the row blocks that see a key block: over the group's query heads and, for each head, over
+/// the rows in increasing order.
 struct RowPosition {
     int head, row;
 };
 template <int rows>
 struct RowBlocks {
-    int begin_row, end_row;  ///< the range of rows, equal for all heads; begin_row is a multiple of `rows`
+    int begin_row, end_row;  ///< the row range, equal for all heads; begin_row is divisible by `rows`
 
     __device__ RowPosition after(RowPosition at) const {
         return at.row + rows < end_row ? RowPosition{at.head, at.row + rows}

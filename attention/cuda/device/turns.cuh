@@ -1,15 +1,14 @@
 #pragma once
-/// Deterministic dQ: the blocks of keys that add to one piece of dQ take turns, so that its float32 additions
-/// have the same order in every run. For each piece of dQ, a counter in global memory holds the number of the
-/// block whose turn it is.
+/// Deterministic dQ: key blocks that add to the same piece of dQ take turns, so that its float32 additions
+/// have the same order in every run. For each piece, a counter in global memory holds the current turn.
 #include <cstdint>
 
 namespace gradtile::attention::cuda::device {
 
-/// Returns the number of the next task. Tasks are numbered in the order in which thread blocks start.
-/// blockIdx would not do: a block may only wait for blocks that already run, and CUDA does not guarantee that
-/// blocks start in the order of their index. All threads must call this function. After the call `shared` may
-/// be used for other data.
+/// Returns the next task's number. Tasks are numbered in the order in which thread blocks start. blockIdx
+/// would not do: a block may only wait for blocks that already run, and CUDA does not guarantee that blocks
+/// start in index order. All threads must call this function. After the call `shared` may be used for other
+/// data.
 __device__ __forceinline__ int take_task(std::int32_t* next_task, void* shared) {
     auto* const task = static_cast<std::int32_t*>(shared);
     if (threadIdx.x == 0) *task = atomicAdd(next_task, 1);
@@ -25,8 +24,7 @@ __device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter
     return value;
 }
 
-/// The turns of a piece of dQ to which one warp of each block adds. All lanes of the warp must call the
-/// functions.
+/// Turns for a piece of dQ to which one warp per block adds. All lanes in the warp must call these functions.
 struct WarpTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
         if (threadIdx.x % 32 == 0) {
@@ -43,13 +41,13 @@ struct WarpTurn {
     }
 };
 
-/// The turns of a piece of dQ to which all warps of a block add. One thread calls the functions, with
-/// barriers between the calls and the additions. Every thread must execute __threadfence() before the barrier
-/// that precedes pass().
+/// Turns for a piece of dQ to which all warps in a block add. One thread calls these functions, with barriers
+/// between the calls and the additions. Every thread must execute __threadfence() before the barrier that
+/// precedes pass().
 struct BlockTurn {
     __device__ __forceinline__ static void wait(const std::int32_t* counter, int turn) {
         // The limit is far longer than any kernel runs, so only a defect reaches it. An error is better than
-        // a wait without end.
+        // an endless wait.
         constexpr int max_polls = 1 << 28;
         for (int polls = 0; load_acquire(counter) != turn; ++polls) {
             if (polls == max_polls) __trap();

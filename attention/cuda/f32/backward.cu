@@ -1,9 +1,8 @@
-// The backward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 2). Each thread block
-// takes a block of keys, keeps its dK and dV in registers, loops over steps of query rows, and adds its part
-// to dQ.
+// FlashAttention-2 backward pass in float32 on the GPU (Dao 2023, algorithm 2). Each thread block takes a key
+// block, keeps its dK and dV in registers, loops over query rows in steps, and adds its part to dQ.
 //
-// S and P are computed transposed, with keys as rows. The accumulators of P^T and dS^T are then already
-// operand A of dV += P^T dO and dK += dS^T Q, and only dQ += dS K needs dS in shared memory.
+// S and P are computed transposed, with keys as rows. The P^T and dS^T accumulators are then already operand
+// A for dV += P^T dO and dK += dS^T Q, and only dQ += dS K needs dS in shared memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,22 +31,21 @@ namespace {
 
 using namespace device;
 
-/// The sizes and the layout of shared memory of the backward kernel, fixed at compile time.
+/// The backward kernel's sizes and shared-memory layout, fixed at compile time.
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32BackwardPolicy {
     static constexpr int head_dim = head_dim_;
     /// Whether the kernel applies score rules and takes packed sequences.
     static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_;
     static constexpr F32BackwardTiles tiles = F32BackwardChoice<head_dim>::tiles(shared_limit);
-    static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles of a warp's part of S^T
-    static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< columns of a warp's dK and dV
-    static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< columns of a warp's dQ
+    static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles in a warp's S^T part
+    static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< dK and dV columns per warp
+    static constexpr int d_q_columns = head_dim / (tiles.warps() / 2);     ///< dQ columns per warp
     using KvTile = Tile<tiles.keys(), head_dim>;
     using KvPiece = Tile<std::min(tiles.keys(), 32), head_dim>;  ///< the keys that are copied at one time
-    using RowTile = Tile<tiles.rows, head_dim>;                  ///< the rows of Q or dO in one step
+    using RowTile = Tile<tiles.rows, head_dim>;                  ///< Q or dO rows in one step
     using DsTile = Tile<tiles.keys(), tiles.rows>;               ///< dS^T or P^T
-    // Offsets in shared memory, in bytes. P^T uses the memory of dS^T unless both are needed at the same
-    // time.
+    // Offsets in shared memory, in bytes. P^T uses dS^T's memory unless both are needed at the same time.
     static constexpr int k = 0, v = k + split_bytes<KvTile>, q = v + split_bytes<KvTile>,
                          d_o = q + split_bytes<RowTile>, d_s = d_o + split_bytes<RowTile>,
                          p = d_s + (tiles.factor_tiles() - 1) * split_bytes<DsTile>,
@@ -71,7 +69,7 @@ __device__ __forceinline__ void add_pair(float* row, int column, int columns, fl
     if (column + 1 < columns) atomicAdd(row + column + 1, second);
 }
 
-/// The addresses in the tiles from which a lane loads.
+/// The tile addresses from which a lane loads.
 template <class Policy>
 struct Lanes {
     LanePointer<typename Policy::KvTile> k, v;
@@ -90,7 +88,7 @@ struct Lanes {
           p(p.stacked(base + Policy::p)) {}
 };
 
-/// A warp's part of its block: 16 keys and, for these keys, some rows of S and some columns of dK and dV.
+/// A warp's part in its block: 16 keys and, for these keys, some S rows and some dK and dV columns.
 template <class Policy>
 struct WarpPart {
     int warp, lane;
@@ -137,8 +135,8 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
     if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed(x, 0, mask, key, row);
 }
 
-/// Computes P^T for a call with a score rule. Also computes the derivatives of the scores, and returns which
-/// elements dropout keeps: bit 4 n + e belongs to element e of tile n.
+/// Computes P^T for a call with a score rule. Also computes the score derivatives, and returns which elements
+/// dropout keeps: bit 4 n + e belongs to element e in tile n.
 template <class Policy>
 __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Policy::s_tiles],
                                                            FragmentC (&derivatives)[1][Policy::s_tiles],
@@ -171,7 +169,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
     return kept_elements;
 }
 
-/// Computes P^T, without dropped elements, and dS^T of a warp's keys and rows; (first_key, first_row) is the
+/// Computes P^T, without dropped elements, and dS^T for a warp's keys and rows; (first_key, first_row) is the
 /// block's first pair.
 template <class Policy>
 __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][Policy::s_tiles],
@@ -217,7 +215,7 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
         }
 }
 
-/// Stores the warp's part of P^T or dS^T, the first s_tiles / 2 steps of `factor`, to shared memory.
+/// Stores the warp's P^T or dS^T part, factor[0] .. factor[s_tiles / 2 - 1], to shared memory.
 template <class Policy, int k_steps>
 __device__ __forceinline__ void store_factor(const LanePointer<typename Policy::DsTile>& to,
                                              const SplitA<1> (&factor)[k_steps],
@@ -229,7 +227,7 @@ __device__ __forceinline__ void store_factor(const LanePointer<typename Policy::
             store_matrices(factor[k][plane][0],
                            to.at(part.key, part.row + k * 16) + plane * Policy::DsTile::bytes);
 }
-/// Loads all rows of P^T or dS^T that belong to the warp's keys from shared memory.
+/// Loads P^T or dS^T for the warp's keys and all query rows from shared memory.
 template <class Policy, int k_steps>
 __device__ __forceinline__ void load_factor(SplitA<1> (&factor)[k_steps],
                                             const LanePointer<typename Policy::DsTile>& from,
@@ -253,7 +251,7 @@ __device__ __forceinline__ void add_product(FragmentC (&c)[1][n_tiles], const Sp
     }
 }
 
-/// dV += P^T dO and dK += dS^T Q. Warps that share keys exchange their rows of P^T and dS^T through shared
+/// dV += P^T dO and dK += dS^T Q. Warps that share keys exchange their P^T and dS^T parts through shared
 /// memory. Ends with a barrier, after which dS^T is in shared memory for dQ and all warps have read Q and dO.
 template <class Policy>
 __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::columns / 8],
@@ -291,14 +289,14 @@ __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::colu
     }
 }
 
-/// dQ += scale dS K. Each warp computes 16 rows and a part of the columns.
+/// dQ += scale dS K. Each warp computes some columns for 16 rows.
 template <class Policy>
 __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const Lanes<Policy>& lanes,
                                         const Units& units, const WarpPart<Policy>& part,
                                         const BlockSequence& sequence, RowPosition at) {
     const int row = at.row + part.warp % 2 * 16 + part.lane / 4;
     const StridedRows<float> d_q_rows = sequence.queries(p.d_q, at.head);
-    constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // tiles of eight columns at a time
+    constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // 8-column tiles at a time
 #pragma unroll
     for (int c = 0; c < Policy::d_q_columns; c += group * 8) {
         const int column = part.warp / 2 * Policy::d_q_columns + c;
@@ -324,7 +322,7 @@ __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const La
     }
 }
 
-/// Stores the warp's rows of dK or dV, times `factor`.
+/// Stores the warp's dK or dV rows, times `factor`.
 template <int n_tiles>
 __device__ __forceinline__ void store_rows(const FragmentC (&c)[1][n_tiles], StridedRows<float> to, int row,
                                            int end, int column, int columns, float factor, bool pairs) {
@@ -354,8 +352,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     BlockSequence own_sequence;
     __shared__ BlockSequence shared_sequence;
     int key_head, key_block;
-    // Tasks are in increasing order of their keys, because with a causal mask most rows see the first keys.
-    // If dQ is added in turns, tasks are in decreasing order; Turns gives the reason.
+    // Tasks are in increasing key order, because with a causal mask most rows see the first keys. If dQ is
+    // added in turns, tasks are in decreasing key order; Turns gives the reason.
     if (Policy::may_be_packed && p.packed) {
         key_head = p.turns ? task % key_heads : task / p.key_tasks.count;
         const PackedTask of_block = p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
@@ -389,7 +387,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     RowStep<Policy> step(p, sequence, base, statistics, units);
     const bool has_large_lse = Policy::has_rule && p.has_large_lse != nullptr && *p.has_large_lse != 0;
     RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
-    // The score rules of this step's head and of the next step's head; a head's rule is rules[head % 2].
+    // Score rules for this step's head and the next step's head; a head's rule is rules[head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
         if constexpr (Policy::has_rule) {

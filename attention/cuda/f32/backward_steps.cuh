@@ -1,6 +1,6 @@
 #pragma once
-/// The steps of query rows over which the float32 backward kernel loops: how a step is copied to shared
-/// memory, and in which order blocks of keys add to the step's dQ.
+/// The float32 backward kernel loops over query rows in steps. RowStep copies a step to shared memory. Turns
+/// fixes the order in which key blocks add to a step's dQ.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -13,10 +13,10 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The order in which blocks of keys add to dQ, for each step of rows. The last block that the rows see adds
-/// first, the first block last; the step's counter holds the number of blocks that have added. With a causal
-/// mask, blocks then rarely wait: a block starts with the rows for which it is the last block, where it is
-/// the first to add. At later rows, the block that must add before it is usually one step ahead.
+/// The order in which key blocks add to dQ, for each row step. The last key block that the rows see adds
+/// first, the first key block last; the step's counter says how many blocks have added. With a causal mask,
+/// blocks then rarely wait: a block starts with the rows for which it is the last block, where it is the
+/// first to add. At later rows, the block that must add before it is usually one step ahead.
 template <class Policy>
 struct Turns {
     static constexpr int rows = Policy::tiles.rows;
@@ -39,8 +39,8 @@ struct Turns {
     }
 };
 
-/// Copies a step of rows to shared memory: Q, dO, LSE and D. load() starts to load the next step while the
-/// kernel uses this step. store() writes the next step to shared memory.
+/// Copies a row step to shared memory: Q, dO, LSE and D. load() starts to load the next step while the kernel
+/// uses this step. store() writes the next step to shared memory.
 template <class Policy>
 class RowStep {
   public:

@@ -1,6 +1,6 @@
-// The forward pass for few queries and many keys in float32: see few_queries.h. The products are float32,
-// without tensor cores. The warps of a thread block divide the rows, and the keys of each block of keys,
-// among them. The warps then merge their results by LSE, and the thread blocks that share a row do the same.
+// Float32 forward pass for few queries and many keys: see few_queries.h. The products are float32, without
+// tensor cores. The warps in a thread block divide the rows, and the keys in each key block, among
+// themselves. The warps then merge their results by LSE, and the thread blocks that share a row do the same.
 #include <algorithm>
 #include <cstdint>
 #include <numbers>
@@ -33,23 +33,23 @@ struct F32FewQueriesParameters {
     ScoreOptions scores;
 };
 
-/// The division of a block of keys between lanes and warps.
+/// How lanes and warps divide a key block.
 template <int head_dim_, int rows_>
 struct FewQueriesPolicy {
     static constexpr F32FewQueriesTiles tiles{head_dim_, rows_};
     static constexpr int head_dim = head_dim_, rows = rows_, warp_rows = tiles.warp_rows(),
                          key_warps = tiles.warps * warp_rows / rows, warp_keys = tiles.keys / key_warps;
-    /// In S = Q K^T four lanes share a key. Each of the four lanes has a quarter of the columns, and every
-    /// keys_at_once-th key.
+    /// In S = Q K^T four lanes share a key. Each lane has a quarter of the columns for every keys_at_once-th
+    /// key.
     static constexpr int key_lanes = 4, keys_at_once = 32 / key_lanes, lane_keys = warp_keys / keys_at_once;
-    /// In O a lane has `vector` neighbouring columns in each of `vectors` parts of the columns.
+    /// In O a lane has `vector` neighbouring columns in each of the `vectors` column parts.
     static constexpr int vector = std::min(4, head_dim / 32), vectors = head_dim / 32 / vector;
-    static constexpr int chunks = head_dim / 4;  ///< chunks of 16 bytes in a row
+    static constexpr int chunks = head_dim / 4;  ///< 16-byte chunks per row
     static constexpr int tile_floats = tiles.keys * head_dim;
 };
 
-/// Returns the place of a chunk in a row of K. Eight lanes read 16 bytes each at the same time: four chunks
-/// of two neighbouring rows. These eight chunks must be in different banks.
+/// Returns a chunk's position in a K row. Eight lanes read 16 bytes each at the same time: four chunks per
+/// row from two neighbouring rows. These eight chunks must be in different banks.
 __device__ __forceinline__ int k_chunk(int row, int chunk) {
     return chunk ^ (row & 1) * 4;
 }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void read_vector(float (&x)[n], const float* from) {
     }
 }
 
-/// Starts to copy a block of K or V. Rows from `valid_rows` on and columns from `valid_columns` on become 0.
+/// Starts to copy a K or V block. Rows from `valid_rows` on and columns from `valid_columns` on become 0.
 template <class Policy, bool is_k>
 __device__ __forceinline__ void load_block(float* to, const StridedRows<const float>& rows, int first,
                                            int valid_rows, int valid_columns) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_block(float* to, const StridedRows<const fl
     }
 }
 
-/// s = Q K^T of a warp's rows and keys. All four lanes of a key receive its products.
+/// s = Q K^T for a warp's rows and keys. All four lanes that share a key receive its products.
 template <class Policy>
 __device__ __forceinline__ void multiply_q_k(float (&s)[Policy::warp_rows][Policy::lane_keys], const float* q,
                                              const float* k, int lane) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[Policy::warp_rows][Polic
         for (float& x : row) x = row_sum(x);
 }
 
-/// The online softmax of one row of a warp, of natural scores. All lanes have the same maximum; the sum is
+/// Online softmax for one row in a warp, with natural scores. All lanes have the same maximum; the sum is
 /// over the lane's keys.
 struct WarpSoftmax {
     float maximum = -INFINITY, sum = 0;
@@ -243,8 +243,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                     p_tile[n * Policy::keys_at_once + lane / Policy::key_lanes][r] = s[r][n];
         }
         __syncwarp();
-        // Each block of keys has a sum of its own. Then the number of roundings grows with the number of
-        // blocks and not with the number of keys.
+        // Each key block has its own sum, so that o is rounded once per key block instead of once per key.
         float sum[warp_rows][vectors][vector] = {};
         const float* const v_rows = stage + Policy::tile_floats + lane * vector;
 #pragma unroll 4
@@ -272,7 +271,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                     o[r][part][c] = fmaf(o[r][part][c], factor[r], sum[r][part][c]);
     }
 
-    // The warps store their results in the memory of K and V.
+    // The warps reuse the K/V memory for their results.
     wait_for_copies<0>();
     __syncthreads();
     float* const warp_o = kv_tiles;  // [key_warps, rows, head_dim]
@@ -358,8 +357,8 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
                                              .lse = lse.data<float>(),
                                              .lse_remainder = data_or_null<float>(saved.lse_remainder),
                                              .batch_size = static_cast<int>(q_in.size(0)),
-                                             // The sizes of the copies: a copy pads its columns with zeros to
-                                             // a multiple of 4, because the kernel loads 4 columns at a time.
+                                             // The copies' sizes: a copy pads its columns with zeros to a
+                                             // multiple of 4, because the kernel loads 4 columns at a time.
                                              .sizes = sizes_of(q.tensor(), k.tensor(), v_in),
                                              .mask = DeviceMask(options.mask),
                                              .scale = static_cast<float>(options.scale),

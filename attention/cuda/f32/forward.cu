@@ -1,5 +1,5 @@
-// The forward pass of FlashAttention-2 in float32 on the GPU (Dao 2023, algorithm 1). Each thread block takes
-// a block of query rows and loops over the tiles of K and V.
+// FlashAttention-2 forward pass in float32 on the GPU (Dao 2023, algorithm 1). Each thread block takes a
+// block of query rows and loops over the K and V tiles.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -29,20 +29,20 @@ struct F32ForwardParameters {
     TensorView<float> o;
     float* lse;                       ///< [B, Hq, Sq], natural log
     float* lse_remainder;             ///< [B, Hq, Sq], or null
-    const std::uint32_t* magnitudes;  ///< largest magnitudes of q, k, v: see measure()
+    const std::uint32_t* magnitudes;  ///< largest |q|, |k| and |v|: see measure()
     DeviceMask mask;
     Sizes sizes;
-    int measured_sequences;  ///< number of sequences in `magnitudes`
+    int measured_sequences;  ///< sequences in `magnitudes`
     float scale_log2;        ///< log2(e) * scale
     ScoreOptions scores;
     PackedOffsets packed;
-    PackedTasks row_tasks;  ///< the tasks (blocks of rows) if sequences are packed
+    PackedTasks row_tasks;  ///< the tasks (row blocks) if sequences are packed
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
 };
 
-/// The forward kernel's tile sizes and its layout of shared memory, fixed at compile time.
+/// The forward kernel's tile sizes and shared-memory layout, fixed at compile time.
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;
@@ -51,7 +51,7 @@ struct F32ForwardPolicy {
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
-    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< the rows of Q that are copied at one time
+    using QPiece = Tile<2 * tiles.keys, head_dim>;  ///< Q rows that are copied at one time
     using KvTile = Tile<tiles.keys, head_dim>;
     // Offsets in shared memory, in bytes.
     static constexpr int q = 0, k = q + split_bytes<QTile>, v = k + split_bytes<KvTile>;
@@ -62,7 +62,7 @@ struct F32ForwardPolicy {
 template <class VTile, int k_steps, int m_tiles, int o_tiles>
 __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const float (&factor)[2 * m_tiles],
                                         const SplitA<m_tiles> (&p)[k_steps], const LanePointer<VTile>& v) {
-    constexpr int group = 4;  // tiles of eight columns at a time
+    constexpr int group = 4;  // 8-column tiles at a time
 #pragma unroll
     for (int column = 0; column < o_tiles; column += group) {
         SplitSum<m_tiles, group> sum;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_p_v(FragmentC (&o)[m_tiles][o_tiles], const 
     }
 }
 
-/// Stores O = o / (sum of P) and LSE of a warp's rows; `row` is the lane's first row.
+/// Stores O = o / sum(P) and the LSE for a warp's rows; `row` is the lane's first row.
 template <int m_tiles, int o_tiles, bool is_natural>
 __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const FragmentC (&o)[m_tiles][o_tiles],
                                         const OnlineSoftmax<m_tiles, is_natural>& softmax, float v_inverse,
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int end_key = mask.end_key(last_row);
     const int first_key = mask.first_key(first_row) / keys * keys;
 
-    SplitTile<KvTile, threads> next;  // the next tile of K or V
+    SplitTile<KvTile, threads> next;  // the next K or V tile
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
 #pragma unroll 1
     for (int row = 0; row < rows; row += QPiece::rows) {

@@ -20,8 +20,8 @@ namespace {
 using namespace tiled;
 using device::has_vector_rows, device::tensor_view;
 
-/// Kernels with tensor cores read and write 16 bytes of a row at a time. Copies are padded with columns of
-/// zeros, which change no result.
+/// Kernels with tensor cores read and write rows 16 bytes at a time. Copies are padded with zero columns,
+/// which change no result.
 constexpr std::int64_t vector_columns = 8;
 
 template <class T>
@@ -32,7 +32,7 @@ Readable readable(const Context& ctx, const Tensor& x) {
     if constexpr (has_tensor_cores<T>) return {ctx, x, has_vector_rows(x), vector_columns};
     return {ctx, x};
 }
-/// An output of T, or a sum of Accumulator<T>.
+/// An output with dtype T, or sums with dtype Accumulator<T>.
 template <class T>
 Writable output_of(const Context& ctx, const Tensor& x) {
     if constexpr (has_tensor_cores<T>) return {ctx, x, x.dtype(), has_vector_rows(x), vector_columns};
@@ -73,13 +73,13 @@ void forward_typed(const Context& ctx, const ResolvedOptions& options, const Sav
     find_non_finite(ctx, options, saved.o);
 }
 
-/// exp(remainder) of rows: memory_efficient divides exp(score - LSE) by it.
+/// exp(remainder) per row: memory_efficient divides exp(score - LSE) by it.
 template <class A>
 struct RemainderFactor {
     const A* remainder;
     __device__ A operator()(std::int64_t row) const { return exp(remainder[row]); }
 };
-/// The remainder of the LSE of rows, from flash1's m and l.
+/// Each row's LSE remainder, from flash1's m and l.
 template <class A>
 struct RemainderOfSums {
     const A *lse, *row_max, *row_sum;
@@ -100,7 +100,7 @@ void map_rows(const Context& ctx, const Tensor& out, const F& f) {
                            {.threads = threads}, out.data<A>(), out.elements(), f);
 }
 
-/// Gradients of biases in 16 bits: their kernels read LSE and D in padded rows.
+/// 16-bit bias gradients: their kernels read LSE and D in padded rows.
 class Bits16BiasGradients {
   public:
     Bits16BiasGradients(const Context& ctx, const Saved& saved, const Gradients& into)
@@ -173,11 +173,11 @@ class Bits16BiasGradients {
 /// How a backward pass divides its work. The numbers do not depend on the GPU, so that a dry run knows them.
 struct BackwardPlan {
     bool is_flash1;
-    int splits;  ///< see TiledBackwardParameters; 0: one for each block of rows
+    int splits;  ///< see TiledBackwardParameters; 0: one per row block
     int d_q_parts;
 };
 BackwardPlan flash1_plan(const Saved& saved) {
-    // If there are too few heads, several thread blocks divide the keys of a head; each has at least min_keys
+    // If there are too few heads, several thread blocks divide a head's keys; each has at least min_keys
     // keys.
     constexpr std::int64_t enough_blocks = 128, min_keys = 512;
     const std::int64_t heads = std::max<std::int64_t>(1, saved.q.size(0) * saved.k.size(2));
@@ -201,14 +201,13 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
     const Writable d_q = sums_of<T>(ctx, into.q), d_k = sums_of<T>(ctx, into.k),
                    d_v = sums_of<T>(ctx, into.v);
     const Tensor delta = empty_like(ctx, saved.lse), scaled_lse = empty_like(ctx, saved.lse);
-    // The parts of dQ that thread blocks sum at the same time. If there is only one part, dQ itself is the
-    // part.
+    // The dQ parts that thread blocks sum at the same time. If there is only one part, dQ itself is the part.
     const Shape& d_q_shape = d_q.tensor().shape();
     const Tensor parts = empty(
         ctx,
         {plan.d_q_parts > 1 ? plan.d_q_parts : 0, d_q_shape[0], d_q_shape[1], d_q_shape[2], d_q_shape[3]},
         dtype_of<A>);
-    // exp of the LSE's remainder for memory_efficient, the remainder itself for flash1's gradients of biases.
+    // exp(LSE remainder) for memory_efficient, the remainder itself for flash1's bias gradients.
     const bool has_remainder =
         options.scores.has_biases() && (plan.is_flash1 || saved.lse_remainder.defined());
     const Tensor remainders = empty(ctx, has_remainder ? saved.lse.shape() : Shape{0}, dtype_of<A>);
@@ -283,7 +282,7 @@ void backward_typed(const Context& ctx, const ResolvedOptions& options, const Sa
                              saved.q.size(1), 1.0, into.sink);
 }
 
-/// Returns the text of explain_forward() for a call.
+/// Returns the explain_forward() text for a call.
 template <class T>
 std::string explain(const ResolvedOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
                     BlockSizes (*forward_blocks)(const TiledForwardParameters<T>&),

@@ -1,20 +1,19 @@
 #pragma once
-/// FlashAttention (Dao et al. 2022) on the GPU: algorithm 1 forward, algorithm 4 backward. The outer loop of
-/// both passes is over blocks of keys, which stay in shared memory, the paper's fast memory. Every block of
-/// keys loads, updates and stores O, m and l of the rows that see it; the backward pass does the same with
-/// dQ.
+/// FlashAttention (Dao et al. 2022) on the GPU: algorithm 1 forward, algorithm 4 backward. In both passes the
+/// outer loop is over key blocks, which stay in shared memory, the paper's fast memory. Every key block
+/// loads, updates and stores O, m and l for the rows that see it; the backward pass does the same with dQ.
 ///
-/// The paper's first version has one thread block for each head. Here, if there are too few heads to fill the
-/// GPU, several thread blocks compute one head: they divide its rows in the forward pass, and its blocks of
-/// keys in the backward pass. In the forward pass rows are independent of each other, so each warp has its
-/// own rows and waits for other warps only when the block of keys changes.
+/// The paper's first version has one thread block per head. Here, if there are too few heads to fill the GPU,
+/// several thread blocks compute one head: they divide its rows in the forward pass, and its key blocks in
+/// the backward pass. In the forward pass rows are independent, so each warp has its own rows and waits for
+/// other warps only when the key block changes.
 #include <gradtile/attention/cuda/tiled/tiles.cuh>
 #include <gradtile/core/cuda/device/async_copy.cuh>
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Shared memory: K and V of a block of keys, in tiles; the rows of Q of every warp, in stages; scratch
-/// memory of every warp. S stays in registers.
+/// Shared memory holds a key block's K and V in tiles, each warp's Q rows in stages, and each warp's scratch
+/// memory. S stays in registers.
 template <class Tiles, int shared_limit>
 struct Flash1ForwardLayout {
     static constexpr int fast_bytes = shared_limit - rule_shared_bytes;
@@ -22,7 +21,7 @@ struct Flash1ForwardLayout {
         return key_tiles * 2 * Tiles::key_bytes +
                Tiles::warps * (query_stages * Tiles::query_bytes + Tiles::scratch_bytes);
     }
-    /// The paper's B_c = ceil(M / 4d) for a fast memory of M elements, in whole tiles; smaller if the other
+    /// The paper's B_c = ceil(M / 4d) for a fast memory with M elements, in whole tiles; smaller if the other
     /// tiles would not fit.
     static constexpr int choose_key_tiles() {
         const int m = fast_bytes / int{sizeof(typename Tiles::T)}, d = Tiles::head_dim;
@@ -55,8 +54,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     const StridedRows<A> o = p.o_sums.head(batch, head);
     const std::int64_t statistics = std::int64_t{batch_head} * mask.queries;
     A *const m = p.row_max + statistics, *const l = p.row_sum + statistics;
-    // The strips of rows are assigned to the warps of all splits in turn. Only the strip's warp reads and
-    // writes O, m and l of a strip.
+    // Row strips are assigned in turn to the warps in all splits. Only a strip's warp reads and writes the
+    // strip's O, m and l.
     constexpr int strip = Tiles::warp_rows;
     const int own_row = (split * Tiles::warps + warp) * strip, step = p.splits * Tiles::warps * strip;
     const auto scratch = Tiles::at(shared, Layout::scratch + warp * Tiles::scratch_bytes);
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         const int end_key = min(block + Layout::keys, mask.keys);
         const int first_row = mask.first_row(block), end_row = mask.end_row(end_key - 1);
         if (first_row >= end_row) continue;
-        __syncthreads();  // all warps have read the previous block of keys
+        __syncthreads();  // all warps have read the previous key block
         for (int key = block; key < end_key; key += Tiles::keys) {
             const int tile = (key - block) / Tiles::keys * Tiles::key_bytes;
             Tiles::load_keys(Tiles::at(shared, Layout::k + tile),
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             Tiles::load_keys(Tiles::at(shared, Layout::v + tile),
                              rows_from(v, key, mask.keys, p.sizes.v_dim));
         }
-        // `row` begins the first strip of this warp that contains a row >= first_row.
+        // `row` begins this warp's first strip that contains a row >= first_row.
         const int earlier = max(0, first_row - (own_row + strip) + 1);
         int row = own_row + (earlier + step - 1) / step * step;
         load_queries(0, row, end_row);
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     }
 }
 
-/// Shared memory: K and V of the block of keys, the stages of Q and dO, P and dS.
+/// Shared memory holds the key block's K and V, the Q and dO stages, P and dS.
 template <class Tiles>
 struct Flash1BackwardLayout {
     static constexpr int k = 0, v = Tiles::key_bytes, rows = 2 * Tiles::key_bytes,
@@ -143,13 +142,13 @@ struct Flash1BackwardLayout {
                          d_s = p + Tiles::pair_bytes, bytes = d_s + Tiles::pair_bytes;
 };
 
-/// A step of the loop over the query heads of a group and, for each, over blocks of rows.
+/// One step in the loop over a group's query heads and, for each head, over row blocks.
 struct RowStep {
     int head, row;
 };
 
-/// `splits` thread blocks for each (batch, K/V head) divide the blocks of keys. Each thread block adds to its
-/// own part of dQ, so the order of the additions is fixed.
+/// For each (batch, K/V head), `splits` thread blocks divide the key blocks. Each thread block adds to its
+/// own part of dQ, so the addition order is fixed.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     flash1_backward_kernel(const __grid_constant__ TiledBackwardParameters<typename Tiles::T> p) {
@@ -194,7 +193,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         typename Tiles::KeySums d_k, d_v;
         // If first_row >= end_row, no row sees the keys.
         RowStep at{first_row < end_row ? first_head : first_head + p.sizes.group, first_row};
-        __syncthreads();  // all warps have read the previous block of keys
+        __syncthreads();  // all warps have read the previous key block
         Tiles::load_keys(k_tile, rows_from(k, key, mask.keys, p.sizes.qk_dim));
         Tiles::load_keys(v_tile, rows_from(v, key, mask.keys, p.sizes.v_dim));
         load_rows(0, at);
@@ -234,9 +233,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     }
 }
 
-/// Returns the number of thread blocks that divide the rows of a head: the smallest number that keeps 90% of
-/// the multiprocessors busy, averaged over the run time; if there is none, the number that keeps the most
-/// busy. The paper's first version has one thread block per head.
+/// Returns how many thread blocks divide a head's rows: the smallest number that keeps 90% of the
+/// multiprocessors busy, averaged over the run time; if there is none, the number that keeps the most busy.
+/// The paper's first version has one thread block per head.
 inline int flash1_row_splits(std::int64_t heads, std::int64_t row_blocks, std::int64_t processors) {
     constexpr std::int64_t most = 32;
     int best = 1;

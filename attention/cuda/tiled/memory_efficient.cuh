@@ -1,10 +1,10 @@
 #pragma once
 /// Memory-efficient attention (Rabe & Staats 2021) on the GPU. In the forward pass each thread block computes
-/// a block of rows and loops over blocks of keys. Each row keeps a running maximum and a running sum, and its
-/// output is rescaled when the maximum changes. The output stays in registers up to a head dim of 128 and in
-/// global memory above, as in the kernels of xformers. The backward pass recomputes P from the LSE, block of
-/// rows by block of rows: dQ of the block stays in registers, and its contributions are added to dK and dV in
-/// global memory.
+/// a row block and loops over key blocks. Each row keeps a running maximum and a running sum, and its output
+/// is rescaled when the maximum changes. The output stays in registers up to a head dim of 128 and in global
+/// memory above, as in the xformers kernels. The backward pass recomputes P from the LSE, row block by row
+/// block: the row block's dQ stays in registers, and its contributions are added to dK and dV in global
+/// memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/tiled/tiles.cuh>
@@ -12,8 +12,8 @@
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Shared memory: Q of every warp, then the stages of K and V, then scratch memory of every warp. If two
-/// stages fit, the next keys are copied while the current keys are in use.
+/// Shared memory holds each warp's Q, then the K and V stages, then each warp's scratch memory. If two stages
+/// fit, the next keys are copied while the current keys are in use.
 template <class Tiles, int shared_limit>
 struct MemoryEfficientForwardLayout {
     static constexpr int q = 0, kv = Tiles::warps * Tiles::query_bytes, stage_bytes = 2 * Tiles::key_bytes;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     state.store_lse(p.lse + first, p.lse_remainder == nullptr ? nullptr : p.lse_remainder + first, rows);
 }
 
-/// Shared memory: Q and dO of the block of rows, the stages of K and V, P and dS.
+/// Shared memory holds the row block's Q and dO, the K and V stages, P and dS.
 template <class Tiles>
 struct MemoryEfficientBackwardLayout {
     static constexpr int q = 0, d_o = Tiles::row_bytes, kv = 2 * Tiles::row_bytes,
@@ -102,7 +102,7 @@ struct MemoryEfficientBackwardLayout {
                          d_s = p + Tiles::pair_bytes, bytes = d_s + Tiles::pair_bytes;
 };
 
-/// The gradients of one block of rows of one head.
+/// Computes the gradients for one row block in one head.
 template <class Tiles>
 __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters<typename Tiles::T>& p,
                                                    unsigned char* shared,
@@ -133,7 +133,7 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
         commit_copies();
     };
 
-    __syncthreads();  // the previous block of rows is complete
+    __syncthreads();  // the previous row block is complete
     if (threadIdx.x == 0) rule.set(p.scores.template rule_of<A>(batch, head));
     Tiles::load_rows(q_tile, rows_from(p.q.head(batch, head), first_row, mask.queries, p.sizes.qk_dim));
     Tiles::load_rows(d_o_tile, rows_from(p.d_o.head(batch, head), first_row, mask.queries, p.sizes.v_dim));
@@ -174,7 +174,7 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
         rows_from(p.d_q.head(batch, head), first_row, mask.queries, p.sizes.qk_dim), p.scale);
 }
 
-/// `splits` thread blocks for each (batch, K/V head) divide the blocks of rows of its query heads. With one
+/// For each (batch, K/V head), `splits` thread blocks divide the row blocks in its query heads. With one
 /// split, the additions to dK and dV have a fixed order, because one thread makes all additions to an
 /// element.
 template <class Tiles>
@@ -212,7 +212,7 @@ void launch_memory_efficient_backward(const Context& ctx, const TiledBackwardPar
         constexpr int bytes = MemoryEfficientBackwardLayout<Tiles>::bytes;
         static_assert(bytes + rule_shared_bytes <= limit);
         TiledBackwardParameters<T> parameters = p;
-        // Without a fixed order, each block of rows has a thread block of its own.
+        // Without a fixed order, each row block has its own thread block.
         if (p.splits == 0)
             parameters.splits = std::max(1, (p.mask.queries + Tiles::rows - 1) / Tiles::rows * p.sizes.group);
         launch_blocks(ctx, memory_efficient_backward_kernel<Tiles>,

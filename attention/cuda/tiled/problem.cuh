@@ -1,6 +1,6 @@
 #pragma once
-/// The parts that the kernels of memory_efficient and flash1 have in common: the score rule of a head, which
-/// lies in shared memory, and the functions that write results to global memory.
+/// Parts that the memory_efficient and flash1 kernels share: a head's score rule in shared memory, and
+/// functions that write results to global memory.
 #include <gradtile/attention/cuda/tiled/parameters.h>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
@@ -9,7 +9,7 @@ namespace gradtile::attention::cuda::tiled {
 
 using namespace device;
 
-/// Shared memory for the rule of one head.
+/// Shared memory for one head's rule.
 template <class A>
 struct RuleInShared {
     alignas(8) unsigned char bytes[sizeof(ScoreRule<A>)];
@@ -23,7 +23,7 @@ struct RuleInShared {
     }
 };
 
-/// How scores follow from products: the same for all pairs of a head.
+/// How scores follow from products; the same for all pairs in a head.
 template <class A>
 struct Scoring {
     const DeviceMask& mask;
@@ -31,7 +31,7 @@ struct Scoring {
     A scale;
 };
 
-/// Rows of a matrix that a tile covers.
+/// Matrix rows that a tile covers.
 template <class T>
 struct RowsInMemory {
     T* first;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void put(A* to, A value) {
         atomicAdd(to, value);
     }
 }
-/// Like put(), for two adjacent numbers at an address that is a multiple of 8 bytes.
+/// Like put(), for two adjacent numbers at an 8-byte-aligned address.
 template <Write write>
 __device__ __forceinline__ void put_pair(float* to, float first, float second) {
     if constexpr (write == Write::store) {

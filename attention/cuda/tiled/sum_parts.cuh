@@ -1,12 +1,12 @@
 #pragma once
-/// Adds the parts of dQ that thread blocks of flash1 sum at the same time.
+/// Adds the dQ parts that flash1's thread blocks sum at the same time.
 #include <gradtile/attention/cuda/device/head_rows.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda::tiled {
 
-/// x [B, S, H, D] = the sum of parts [count, B, S, H, D], which are contiguous, in the order of the parts.
-/// One thread for each element.
+/// x [B, S, H, D] = the sum over parts [count, B, S, H, D], which are contiguous, in part order. One thread
+/// per element.
 template <class A>
 __global__ void sum_parts_kernel(device::TensorView<A> x, const A* parts, int count, std::int64_t elements,
                                  int rows, int heads, int columns) {

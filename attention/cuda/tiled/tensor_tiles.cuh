@@ -1,6 +1,6 @@
 #pragma once
-/// Tiles of 16-bit numbers for memory_efficient and flash1: products on tensor cores, with sums in float32.
-/// thread_tiles.cuh has the same interface for float32 and float64.
+/// 16-bit tiles for memory_efficient and flash1: tensor core products with float32 sums. thread_tiles.cuh has
+/// the same interface for float32 and float64.
 #include <cfloat>
 
 #include <gradtile/attention/cuda/device/shared_tile.cuh>
@@ -9,7 +9,7 @@
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Where a tile lies in shared memory.
+/// A tile's address in shared memory.
 struct TensorAddresses {
     using Address = std::uint32_t;
     __device__ __forceinline__ static Address at(unsigned char* shared, int offset) {
@@ -17,7 +17,7 @@ struct TensorAddresses {
     }
 };
 
-/// Starts to copy a tile, which the threads of one warp do alone.
+/// Starts to copy a tile with the threads in one warp.
 template <class Tile, class T>
 __device__ __forceinline__ void load_by_warp_async(std::uint32_t tile, const RowsInMemory<const T>& from) {
     constexpr int pieces = Tile::rows * Tile::row_chunks;
@@ -31,21 +31,21 @@ __device__ __forceinline__ void load_by_warp_async(std::uint32_t tile, const Row
     }
 }
 
-/// The tiles of a forward pass. A warp computes `warp_rows` rows alone; all warps read the same keys.
+/// Forward tiles. A warp computes `warp_rows` rows alone; all warps read the same keys.
 template <class T_, int head_dim_, bool has_rule_, int warps_>
 struct TensorForwardTiles : TensorAddresses {
     using T = T_;
     using A = float;
     static constexpr int head_dim = head_dim_;
     static constexpr bool has_rule = has_rule_;
-    /// The number of 16-row tiles per warp. With two tiles, each loaded fragment of K or V is used in two
-    /// products; rules and wide heads leave no registers for a second tile.
+    /// 16-row tiles per warp. With two tiles, each loaded K or V fragment is used in two products; rules and
+    /// wide heads leave no registers for a second tile.
     static constexpr int row_tiles = head_dim <= (has_rule ? 32 : 64) ? 2 : 1;
     static constexpr int warps = warps_, threads = 32 * warps, warp_rows = 16 * row_tiles;
-    static constexpr int keys = head_dim <= 128 ? 64 : 32;  ///< of a tile of K or V
+    static constexpr int keys = head_dim <= 128 ? 64 : 32;  ///< keys per K or V tile
     using QueryTile = Tile<warp_rows, head_dim>;
     using KeyTile = Tile<keys, head_dim>;
-    // Bytes of a warp's rows of Q, of a tile of K or V, and of a warp's scratch memory.
+    // Bytes for a warp's Q rows, for a K or V tile, and for a warp's scratch memory.
     static constexpr int query_bytes = QueryTile::bytes, key_bytes = KeyTile::bytes, scratch_bytes = 0;
 
     __device__ __forceinline__ static void load_queries(std::uint32_t to, const RowsInMemory<const T>& from) {
@@ -55,7 +55,7 @@ struct TensorForwardTiles : TensorAddresses {
         load_tile_async<KeyTile, threads>(to, from.first, from.stride, from.rows, from.columns);
     }
 
-    /// O and the softmax of a warp's rows, in registers.
+    /// O and the softmax state for a warp's rows, in registers.
     class Rows {
       public:
         /// The state before the first key. A sink counts as a key whose value is 0.
@@ -66,7 +66,7 @@ struct TensorForwardTiles : TensorAddresses {
             for (int i = 0; i < lane_rows; ++i) softmax_.set(i, has_rule ? sink : sink * log2_e, l);
         }
 
-        /// Adds the keys of a tile, the first of which is number `key`; `row` is the warp's first row.
+        /// Adds a tile's keys. `key` is the tile's first key, and `row` is the warp's first row.
         __device__ __forceinline__ void add_keys(std::uint32_t q, std::uint32_t k, std::uint32_t v,
                                                  std::uint32_t, const Scoring<float>& scoring, int row,
                                                  int key) {
@@ -92,7 +92,7 @@ struct TensorForwardTiles : TensorAddresses {
             multiply_a_b<T>(o_, probabilities, LanePointer<KeyTile>::stacked(v));
         }
 
-        /// Writes m, in the units of the softmax, and l of the rows that exist.
+        /// Writes m (in the softmax's units) and l for the rows that exist.
         __device__ __forceinline__ void store_statistics(float* m, float* l, int rows) const {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
@@ -115,7 +115,8 @@ struct TensorForwardTiles : TensorAddresses {
             });
         }
 
-        /// Writes factor O / l, which is 0 for rows that see no key, and reads O again.
+        /// store_output() writes factor O / l, which is 0 for rows that see no key. load_output() computes O
+        /// from O / l.
         template <class Out>
         __device__ __forceinline__ void store_output(const RowsInMemory<Out>& to, float factor) const {
             for_each_row([&](int i, int row) {
@@ -152,7 +153,7 @@ struct TensorForwardTiles : TensorAddresses {
             });
         }
 
-        /// Writes the LSE of the rows and, unless it is null, its remainder.
+        /// Writes each row's LSE and, unless `remainder` is null, its remainder.
         __device__ __forceinline__ void store_lse(float* lse, float* remainder, int rows) const {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
@@ -165,7 +166,8 @@ struct TensorForwardTiles : TensorAddresses {
 
       private:
         static constexpr int lane_rows = 2 * row_tiles;
-        /// Calls f(i, row) for every row of a lane, also for those that do not exist: f may exchange numbers.
+        /// Calls f(i, row) for every row in this lane, even for rows that do not exist, because f may
+        /// exchange numbers between lanes.
         template <class F>
         __device__ __forceinline__ static void for_each_row(F&& f) {
 #pragma unroll
@@ -176,9 +178,8 @@ struct TensorForwardTiles : TensorAddresses {
     };
 };
 
-/// Sizes of the tiles of a backward pass. Warps are arranged in two ways: for S, dP and dQ along `row_warps`
-/// strips of 16 rows, for dK and dV along strips of 16 keys. Warps that share a strip divide the keys of S
-/// and the columns of gradients.
+/// Backward tile sizes. Warps are arranged in two ways: along `row_warps` 16-row strips for S, dP and dQ, and
+/// along 16-key strips for dK and dV. Warps that share a strip divide the S keys and the gradient columns.
 struct TensorBackwardSizes {
     int warps, row_warps, keys, stages;
 
@@ -206,7 +207,7 @@ __device__ __forceinline__ void multiply_shared_a_b(FragmentC (&c)[1][n_tiles], 
     }
 }
 
-/// The tiles of a backward pass. Policy::sizes is a TensorBackwardSizes.
+/// Backward tiles. Policy::sizes is a TensorBackwardSizes.
 template <class T_, int head_dim_, bool has_rule_, class Policy>
 struct TensorBackwardTiles : TensorAddresses {
     using T = T_;
@@ -228,8 +229,7 @@ struct TensorBackwardTiles : TensorAddresses {
         load_tile_async<KeyTile, threads>(to, from.first, from.stride, from.rows, from.columns);
     }
 
-    /// The numbers per row from which P and dS of a lane's rows are computed. Rows that do not exist get P =
-    /// 0.
+    /// The row statistics from which a lane computes P and dS. Rows that do not exist get P = 0.
     class Statistics {
       public:
         /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
@@ -250,8 +250,8 @@ struct TensorBackwardTiles : TensorAddresses {
         float reference[2], inverse_sum[2], delta[2];
     };
 
-    /// Computes P without dropped elements and dS of all pairs of the tile and writes them to shared memory.
-    /// (row, key) is the tile's first pair.
+    /// Computes P without dropped elements, and dS, for all pairs in the tile and writes both to shared
+    /// memory. (row, key) is the tile's first pair.
     __device__ __forceinline__ static void compute_pairs(std::uint32_t q, std::uint32_t d_o, std::uint32_t k,
                                                          std::uint32_t v, std::uint32_t p, std::uint32_t d_s,
                                                          const Statistics& statistics,
@@ -311,7 +311,7 @@ struct TensorBackwardTiles : TensorAddresses {
         }
     }
 
-    /// A gradient of a warp's strip of rows or keys: some of its columns.
+    /// Some gradient columns for a warp's row strip or key strip.
     template <int strips>
     class Sums {
       public:

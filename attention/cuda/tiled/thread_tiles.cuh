@@ -1,9 +1,9 @@
 #pragma once
-/// Tiles of float32 or float64 numbers for memory_efficient and flash1, without tensor cores. Each thread
-/// computes a square of `micro` x `micro` scores in registers, so that a number that it loads from shared
-/// memory enters several products. tensor_tiles.cuh has the same interface for 16-bit numbers.
+/// float32 or float64 tiles for memory_efficient and flash1, without tensor cores. Each thread computes
+/// `micro` x `micro` scores in registers, so that it uses each number from shared memory in several products.
+/// tensor_tiles.cuh has the same interface for 16-bit numbers.
 ///
-/// A sum of many terms is a sum of partial sums, each over one tile, which loses fewer digits.
+/// Long sums add partial sums, each over one tile or 32 columns, which loses fewer digits.
 #include <cmath>
 
 #include <gradtile/attention/cuda/tiled/problem.cuh>
@@ -11,9 +11,9 @@
 
 namespace gradtile::attention::cuda::tiled {
 
-/// Sizes of the tiles. A half-warp of 16 lanes shares `micro` neighbouring rows. Lane y of it takes the keys
-/// y, y + 16,
-/// .. and, of a result, groups of `group` neighbouring columns, 16 groups apart.
+/// Tile sizes. A half-warp (16 lanes) shares `micro` neighbouring rows. Its lane y takes every 16th key from
+/// key y on. In results, lane y takes groups with `group` neighbouring columns each; its groups are 16 groups
+/// apart.
 template <class A_, int head_dim_, bool has_rule_, int micro_>
 struct ThreadTiles {
     using T = A_;
@@ -24,11 +24,11 @@ struct ThreadTiles {
     static constexpr int warps = 8, threads = 32 * warps, warp_rows = 2 * micro;
     static constexpr int rows = warps * warp_rows, keys = 16 * micro;
     static_assert(rows == keys);
-    /// Numbers that are loaded from shared memory at a time. They also pad the rows of tiles, so that threads
-    /// that read neighbouring rows use different banks.
+    /// Numbers per shared-memory load. Tile rows are also padded by this many numbers, so that threads that
+    /// read neighbouring rows use different banks.
     static constexpr int vector = 16 / int{sizeof(A)};
     static constexpr int row_length = head_dim + vector, pair_length = keys + vector;
-    static constexpr int lane_columns = head_dim / 16;  ///< of a lane's results
+    static constexpr int lane_columns = head_dim / 16;  ///< result columns per lane
     static constexpr int group = lane_columns < vector ? lane_columns : vector;
 
     __device__ __forceinline__ static Address at(unsigned char* shared, int offset) {
@@ -48,7 +48,7 @@ struct ThreadTiles {
 #pragma unroll
         for (int i = 0; i < n; ++i) x[i] = packed[i];
     }
-    /// Reductions over the lanes of a half-warp.
+    /// Reduce over a half-warp's lanes.
     __device__ __forceinline__ static A row_max(A x) {
 #pragma unroll
         for (int distance = 8; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(~0u, x, distance));
@@ -60,8 +60,8 @@ struct ThreadTiles {
         return x;
     }
 
-    /// Copies a tile of `tile_rows` rows. `step` threads share the copy, and this thread is number `thread`
-    /// of them. Rows and columns that do not exist become 0.
+    /// Copies a tile with `tile_rows` rows. `step` threads share the copy, and `thread` is this thread's
+    /// index among them. Rows and columns that do not exist become 0.
     template <int tile_rows, int step>
     __device__ __forceinline__ static void load(Address to, const RowsInMemory<const A>& from, int thread) {
 #pragma unroll 4
@@ -75,9 +75,9 @@ struct ThreadTiles {
         load<keys, threads>(to, from, static_cast<int>(threadIdx.x));
     }
 
-    /// c = x y^T for a lane's rows of x, which are adjacent, and keys of y, which are 16 rows apart.
+    /// c = x y^T for a lane's rows in x, which are adjacent, and its keys in y, which are 16 rows apart.
     __device__ __forceinline__ static void multiply_transposed(A (&c)[micro][micro], const A* x, const A* y) {
-        constexpr int depth = 32;  // columns of a partial sum
+        constexpr int depth = 32;  // columns per partial sum
 #pragma unroll
         for (int a = 0; a < micro; ++a)
 #pragma unroll
@@ -106,12 +106,12 @@ struct ThreadTiles {
         }
     }
 
-    /// How a product reads a tile of pairs as its left factor: the factor's rows are the tile's rows or the
+    /// How a product reads a pair tile as its left factor: the factor's rows are the tile's rows or the
     /// tile's keys.
     enum class Factor : std::uint8_t { by_rows, by_keys };
 
-    /// sums = scale * sums + factor * right for a lane's rows and columns. `pairs` is the element of the
-    /// factor's tile that belongs to the lane's first row and to right's first row.
+    /// sums = scale * sums + factor * right for a lane's rows and columns. `pairs` points into the factor's
+    /// tile, at the lane's first row and right's first row.
     template <Factor factor>
     __device__ __forceinline__ static void add_product(A (&sums)[micro][lane_columns],
                                                        const A (&scale)[micro], const A* pairs,
@@ -156,7 +156,7 @@ struct ThreadTiles {
     __device__ __forceinline__ static bool sees(const DeviceMask& mask, int row, int key) {
         return row < mask.queries && key >= mask.first_key(row) && key < mask.end_key(row);
     }
-    /// The score of a pair that exists, and its derivative by the product.
+    /// The score for an existing pair, and its derivative with respect to the product.
     __device__ __forceinline__ static Score<A> score(const Scoring<A>& scoring, A product, int row, int key) {
         if constexpr (has_rule) {
             return score_of<A>(*scoring.rule, scoring.scale * product, row, key);
@@ -166,7 +166,7 @@ struct ThreadTiles {
     }
 };
 
-/// The tiles of a forward pass.
+/// Forward tiles.
 template <class A_, int head_dim_, bool has_rule_, int micro_>
 struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
     using Base = ThreadTiles<A_, head_dim_, has_rule_, micro_>;
@@ -182,7 +182,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         Base::template load<warp_rows, 32>(to, from, lane_index());
     }
 
-    /// O and the softmax of a warp's rows, in registers.
+    /// O and the softmax state for a warp's rows, in registers.
     class Rows {
       public:
         /// The state before the first key. A sink counts as a key whose value is 0.
@@ -196,7 +196,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             }
         }
 
-        /// Adds the keys of a tile, the first of which is number `key`; `row` is the warp's first row.
+        /// Adds a tile's keys. `key` is the tile's first key, and `row` is the warp's first row.
         __device__ __forceinline__ void add_keys(Address q, Address k, Address v, Address p,
                                                  const Scoring<A>& scoring, int row, int key) {
             if (!scoring.mask.sees_any(row, warp_rows, key, keys)) return;
@@ -234,7 +234,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             __syncwarp();  // the half-warps have read P
         }
 
-        /// Writes m and l of the rows that exist.
+        /// Writes m and l for the rows that exist.
         __device__ __forceinline__ void store_statistics(A* m, A* l, int rows) const {
             for_each_row(rows, [&](int a, int row) {
                 if (Base::half_lane() != 0) return;
@@ -252,7 +252,8 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         /// Does nothing, because store_statistics() already writes m in base e.
         __device__ __forceinline__ void store_max_in_base_e(A*, int) const {}
 
-        /// Writes factor O / l, which is 0 for rows that see no key, and reads O again.
+        /// store_output() writes factor O / l, which is 0 for rows that see no key. load_output() computes O
+        /// from O / l.
         template <class Out>
         __device__ __forceinline__ void store_output(const RowsInMemory<Out>& to, A factor) const {
             for_each_row(to.rows, [&](int a, int row) {
@@ -274,7 +275,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             });
         }
 
-        /// Writes the LSE of the rows and, unless it is null, its remainder.
+        /// Writes each row's LSE and, unless `remainder` is null, its remainder.
         __device__ __forceinline__ void store_lse(A* lse, A* remainder, int rows) const {
             for_each_row(rows, [&](int a, int row) {
                 if (Base::half_lane() != 0) return;
@@ -287,7 +288,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         }
 
       private:
-        /// Calls f(a, row) for every row of a lane that exists.
+        /// Calls f(a, row) for each existing row in this lane.
         template <class F>
         __device__ __forceinline__ static void for_each_row(int rows, F&& f) {
 #pragma unroll
@@ -298,8 +299,7 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
     };
 };
 
-/// The tiles of a backward pass. Each warp takes a strip of rows for S, dP and dQ, and a strip of keys for dK
-/// and dV.
+/// Backward tiles. Each warp takes a row strip for S, dP and dQ, and a key strip for dK and dV.
 template <class A_, int head_dim_, bool has_rule_, int micro_>
 struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
     using Base = ThreadTiles<A_, head_dim_, has_rule_, micro_>;
@@ -318,8 +318,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         return warp_index() * warp_rows + Base::first_row();
     }
 
-    /// The numbers per row from which P and dS of a lane's rows are computed. Rows that do not exist get P =
-    /// 0.
+    /// The row statistics from which a lane computes P and dS. Rows that do not exist get P = 0.
     class Statistics {
       public:
         /// The pointers belong to the tile's first row; if `sums` is null, every sum is 1.
@@ -340,8 +339,8 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         A reference[micro], inverse_sum[micro], delta[micro];
     };
 
-    /// Computes P without dropped elements and dS of all pairs of the tile and writes them to shared memory.
-    /// (row, key) is the tile's first pair.
+    /// Computes P without dropped elements, and dS, for all pairs in the tile and writes both to shared
+    /// memory. (row, key) is the tile's first pair.
     __device__ __forceinline__ static void compute_pairs(Address q, Address d_o, Address k, Address v,
                                                          Address p, Address d_s, const Statistics& statistics,
                                                          const Scoring<A>& scoring, A dropout_scale, int row,
@@ -368,7 +367,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
             }
     }
 
-    /// A gradient of a warp's rows or keys.
+    /// A gradient for a warp's rows or keys.
     class Sums {
       public:
         A x[micro][lane_columns] = {};
@@ -398,7 +397,7 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
         }
     };
     struct RowSums : Sums {
-        /// Adds the matrix product of `pairs` and y [keys, ..] to the sums.
+        /// x += pairs y for y [keys, ..]
         __device__ __forceinline__ void add(const A* pairs, const A* y) {
             Sums::template add<Base::Factor::by_rows>(pairs + first_of_lane() * pair_length, y);
         }

@@ -1,5 +1,5 @@
 #pragma once
-/// Chooses the tiles of memory_efficient and flash1 on the GPU by dtype, head dim and shared memory.
+/// Chooses tiles for memory_efficient and flash1 on the GPU by dtype, head dim and shared memory.
 #include <algorithm>
 
 #include <gradtile/attention/cuda/shared_memory_limits.h>
@@ -11,12 +11,12 @@ namespace gradtile::attention::cuda::tiled {
 
 using TiledHeadDims = HeadDims<32, 64, 128, 256>;
 
-/// Upper bound of the shared memory that a kernel uses in addition to its tiles, in bytes.
+/// Upper bound on the shared memory that a kernel uses in addition to its tiles, in bytes.
 inline constexpr int rule_shared_bytes = 512;
 
 // ---- Tensor cores ----
 
-/// Backward sizes of memory_efficient, whose outer loop is over rows. Per lane, dQ takes head_dim / 2
+/// Backward sizes for memory_efficient, whose outer loop is over rows. Per lane, dQ takes head_dim / 2
 /// registers.
 struct RowsAreOuter {
     template <int head_dim, bool has_rule>
@@ -26,7 +26,7 @@ struct RowsAreOuter {
         {.warps = 4, .row_warps = 4, .keys = 32, .stages = 1},
         {.warps = 4, .row_warps = 2, .keys = 32, .stages = 1}};
 };
-/// Backward sizes of flash1, whose outer loop is over keys: B_c = keys and B_r = 16 row_warps. The paper's
+/// Backward sizes for flash1, whose outer loop is over keys: B_c = keys and B_r = 16 row_warps. The paper's
 /// B_c = ceil(M / 4d) would need more registers for dK and dV than there are.
 struct KeysAreOuter {
     template <int head_dim, bool has_rule>
@@ -39,8 +39,8 @@ struct KeysAreOuter {
         {.warps = 4, .row_warps = 2, .keys = 32, .stages = 1}};
 };
 
-/// Chooses the first candidate whose tiles of K, V, Q, dO, P and dS fit. The tiles of the inner loop are
-/// needed `stages` times.
+/// Chooses the first candidate whose K, V, Q, dO, P and dS tiles fit. The inner loop's tiles are needed
+/// `stages` times.
 template <class Order, int head_dim, bool has_rule, int shared_limit>
 struct TensorBackwardPolicy {
     static constexpr bool rows_are_outer = std::is_same_v<Order, RowsAreOuter>;
@@ -58,8 +58,8 @@ struct TensorBackwardPolicy {
 
 // ---- Without tensor cores ----
 
-/// The most scores of a thread along each axis: 4 x 4, in float64 2 x 2 for the registers, or fewer if
-/// `tiles` tiles of rows and `pair_tiles` tiles of pairs do not fit. 0 if nothing fits.
+/// Scores per thread along each axis: 4, in float64 2 to save registers, or fewer if `tiles` row tiles and
+/// `pair_tiles` pair tiles do not fit. 0 if nothing fits.
 template <class A, int head_dim, int tiles, int pair_tiles, int shared_limit>
 inline constexpr int micro_of = [] {
     for (int micro = sizeof(A) == 8 ? 2 : 4; micro > 0; micro /= 2) {
@@ -70,7 +70,8 @@ inline constexpr int micro_of = [] {
     return 0;
 }();
 
-/// Calls f for a choice of tiles, or throws Error if the GPU has too little shared memory for the head dim.
+/// Calls f<Tiles, limit>() if the tiles fit. Otherwise throws Error: the GPU has too little shared memory for
+/// the head dim.
 template <class Tiles, int limit, bool fits, class F>
 void call_if_fits(int head_dim, F&& f) {
     if constexpr (fits) {
@@ -86,7 +87,7 @@ struct EveryLimit {
     static constexpr int tiles(int shared_limit) { return shared_limit; }
 };
 
-/// Calls f<head_dim, limit, has_rule>() for the arguments of a call.
+/// Calls f<head_dim, limit, has_rule>() for a call's arguments.
 template <bool tensor_cores, class Parameters, class F>
 void visit_sizes(const Parameters& p, F&& f) {
     visit_head_dim(TiledHeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim),
@@ -103,8 +104,8 @@ void visit_sizes(const Parameters& p, F&& f) {
                    });
 }
 
-/// Calls f<Tiles, limit>() for the tiles of a forward pass. With tensor cores, thread blocks for head dims up
-/// to 64 have `narrow_warps` warps, others 8.
+/// Calls f<Tiles, limit>() with the forward tiles. With tensor cores, thread blocks for head dims up to 64
+/// have `narrow_warps` warps, others 8.
 template <class T, int narrow_warps, class F>
 void visit_forward_tiles(const TiledForwardParameters<T>& p, F&& f) {
     visit_sizes<sizeof(T) == 2>(p, [&]<int head_dim, int limit, bool has_rule>() {
@@ -118,7 +119,7 @@ void visit_forward_tiles(const TiledForwardParameters<T>& p, F&& f) {
         }
     });
 }
-/// Calls f<Tiles, limit>() for the tiles of a backward pass.
+/// Calls f<Tiles, limit>() with the backward tiles.
 template <class T, class Order, class F>
 void visit_backward_tiles(const TiledBackwardParameters<T>& p, F&& f) {
     visit_sizes<sizeof(T) == 2>(p, [&]<int head_dim, int limit, bool has_rule>() {
