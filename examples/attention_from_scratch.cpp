@@ -57,7 +57,7 @@ struct Statistics {
     }
 };
 
-/// Step 3: online softmax. One pass finds maximum and sum, so a row of P need not exist.
+/// Step 3: online softmax. One pass finds maximum and sum, so no row of P needs to be stored.
 Vector online_attention(const Inputs& x) {
     Vector o(N * d);
     for (int i = 0; i < N; ++i) {
@@ -69,7 +69,7 @@ Vector online_attention(const Inputs& x) {
     return o;
 }
 
-/// Step 4: tiling. Processes the tile of `size` rows from i0 on and `size` keys from j0 on. Tiles may come in
+/// Step 4: tiling. Processes one tile: `size` rows from i0 on and `size` keys from j0 on. Tiles may come in
 /// any order. O is rescaled when the maximum changes, so each key is read once per row.
 void attend_tile(const Inputs& x, int i0, int j0, int size, std::vector<Statistics>& rows, Vector& o) {
     for (int i = i0; i < i0 + size; ++i)
@@ -80,8 +80,8 @@ void attend_tile(const Inputs& x, int i0, int j0, int size, std::vector<Statisti
         }
 }
 
-/// Steps 5 and 6. The outer loop of flash1 is over keys, so O, maximum and sum of every row are loaded and
-/// stored for each block of keys. The outer loop of flash2 is over rows, so these stay on the chip.
+/// Steps 5 and 6. flash1's outer loop is over keys, so every row's O, maximum and sum are loaded and stored
+/// for each key block. flash2's outer loop is over rows, so these stay on the chip.
 Vector tiled_attention(const Inputs& x, int size, bool keys_outside, Vector& lse) {
     Vector o(N * d);
     std::vector<Statistics> rows(N);
@@ -122,8 +122,7 @@ int main() {
     const Tensor q = random(1), k = random(2), v = random(3), d_o = random(4);
     const Inputs x{to_host(ctx, q), to_host(ctx, k), to_host(ctx, v)};
     bool ok = true;
-    // Each result is a sum of at most N terms. The magnitude of a term is a few units, and a term has a few
-    // roundings.
+    // Each result is a sum of at most N terms. A term has a magnitude of a few units and a few roundings.
     const double bound = 64 * N * std::numeric_limits<double>::epsilon();
     const auto agree = [&](const char* what, const Vector& result, const Tensor& expected) {
         const Comparison difference = compare(from_host(ctx, result, expected.shape(), DType::f64), expected);

@@ -30,8 +30,8 @@ std::string weeks(std::uint32_t lines) {
     return text;
 }
 
-/// Looks at each pair of neighbouring words in a line. Counts the pairs in which the second word is the day
-/// after the first, and counts all pairs.
+/// Counts all pairs of neighbouring words within lines, and the pairs in which the second word is the day
+/// after the first.
 std::pair<int, int> count_correct(const std::string& text) {
     int correct = 0, all = 0;
     std::istringstream lines(text);

@@ -1,7 +1,7 @@
-// The attention of AlphaFold's Evoformer (Jumper et al. 2021, supplement, algorithms 7, 13 and 14): MSA row
-// attention with a mask bias and a pair bias, and triangle attention, which is the same call with other
-// meanings of the axes. The results and the gradients of q, k, v and the pair bias are compared with those of
-// the algorithm that stores S and P.
+// Attention in AlphaFold's Evoformer (Jumper et al. 2021, supplement, algorithms 7, 13 and 14): MSA row
+// attention with a mask bias and a pair bias, and triangle attention, which is the same call with other axis
+// meanings. The results and the q, k, v and pair bias gradients are compared with those from the algorithm
+// that stores S and P.
 #include <iostream>
 #include <limits>
 
@@ -14,8 +14,8 @@ using namespace gradtile;
 
 constexpr std::int64_t heads = 4, head_dim = 16;
 
-/// q, k, v [B N, L, H, D]: N rows of length L for each of B samples. The mask bias [B N, 1, 1, L] hides
-/// columns, -inf, in all heads. All N rows of a sample share its pair bias [B, H, L, L].
+/// q, k, v [B N, L, H, D]: N rows of length L for each of B samples. The mask bias [B N, 1, 1, L] is -inf in
+/// hidden columns, for all heads. All N rows in a sample share its pair bias [B, H, L, L].
 struct RowAttention {
     Tensor q, k, v, mask_bias, pair_bias;
 
@@ -27,7 +27,7 @@ struct RowAttention {
     }
 };
 
-/// Random inputs in which `hidden` columns at the end are padding.
+/// Random inputs in which the last `hidden` columns are padding.
 RowAttention random_rows(const Context& ctx, std::int64_t samples, std::int64_t rows, std::int64_t length,
                          std::int64_t hidden) {
     const Shape shape{samples * rows, length, heads, head_dim};
@@ -51,7 +51,7 @@ bool agree(const Context& ctx, const char* name, const RowAttention& x) {
         return std::array{saved.o, d.q, d.k, d.v, d.biases[1]};
     };
     const auto flash = run(attention::Algorithm::flash2), naive = run(attention::Algorithm::naive);
-    // The longest sums, those of the pair bias's gradient, have a term for every sequence and token of the
+    // The longest sums, those in the pair bias gradient, have a term for every sequence and token in the
     // sample, and each term has a few roundings.
     const auto terms = static_cast<double>(x.q.size(0) * x.q.size(1));
     bool ok = true;
@@ -66,16 +66,16 @@ bool agree(const Context& ctx, const char* name, const RowAttention& x) {
 
 int main() {
     const Context ctx{Device::cpu()};
-    // Two samples, each an alignment of 6 sequences of 40 residues, of which 3 residues are padding.
+    // Two samples, each an alignment with 6 sequences and 40 residues, 3 of which are padding.
     bool ok = agree(ctx, "MSA row attention", random_rows(ctx, 2, 6, 40, 3));
 
-    // Edges (i, j) of one sample's pair representation, [I, J, H, D]. Around the starting node i, edge (i, j)
-    // attends to the edges (i, k): rows are i, columns k, and the bias of (j, k) comes from the third edge.
+    // Edges (i, j) in one sample's pair representation, [I, J, H, D]. Around the starting node i, edge (i, j)
+    // attends to the edges (i, k): rows are i, columns k, and the bias for (j, k) comes from the third edge.
     RowAttention edges = random_rows(ctx, 1, 24, 24, 2);
     ok &= agree(ctx, "triangle attention, starting node", edges);
 
-    // Around the ending node j, edge (i, j) attends to the edges (k, j), so the rows of the call are the
-    // nodes j. Transposed views swap the axes.
+    // Around the ending node j, edge (i, j) attends to the edges (k, j), so the call's rows are the nodes j.
+    // Transposed views swap the axes.
     for (Tensor* x : {&edges.q, &edges.k, &edges.v}) *x = x->transpose(0, 1);
     ok &= agree(ctx, "triangle attention, ending node", edges);
     return ok ? 0 : 1;

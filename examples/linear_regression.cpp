@@ -1,5 +1,5 @@
 // Fits y = x W^T + b, with three features x, to points that satisfy such an equation exactly. Shows the layer
-// contract: forward, the gradient of the loss, backward, and a step of gradient descent.
+// contract: forward, the loss gradient, backward, and a gradient descent step.
 #include <cmath>
 #include <iostream>
 

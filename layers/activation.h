@@ -1,5 +1,5 @@
 #pragma once
-/// The activations of the MLP: the enumeration and the table of their properties. The formulas are in
+/// MLP activations: the enumeration and a table with their properties. The formulas are in
 /// activation_formulas.h.
 #include <gradtile/core/enum_names.h>
 
@@ -18,8 +18,8 @@ struct ActivationTraits {
     /// A gated activation maps x [.., 2C], which packs gate and up, to y [.., C]; the MLP then has a third
     /// matrix. Other activations map x [.., C] to y [.., C].
     bool gated;
-    /// Used in error bounds: the error of an element of y is at most this many float32 roundings, the error
-    /// of an element of dx at most twice as many.
+    /// Used in error bounds: the error in an element of y is at most this many float32 roundings, in an
+    /// element of dx at most twice as many.
     int roundings;
 };
 

@@ -6,7 +6,7 @@
 namespace gradtile::cpu {
 namespace {
 
-/// Passes the functions of vector_math to the formulas, so that the compiler can vectorise loops over the
+/// Passes vector_math's functions to the formulas, so that the compiler can vectorise loops over the
 /// formulas.
 struct Math {
     template <class S>

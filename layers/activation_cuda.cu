@@ -34,7 +34,7 @@ struct Backward {
     }
 };
 
-/// Backward that also sums the columns of dx: a Source of column_sums.cuh.
+/// Backward that also sums dx's columns: a Source for column_sums.cuh.
 template <class T, class Formula>
 struct BackwardSummed {
     template <int n>

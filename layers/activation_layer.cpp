@@ -1,4 +1,4 @@
-// ActivationLayer: checks, allocation, and the choice of the backend.
+// ActivationLayer: checks, allocation, and backend choice.
 #include <gradtile/layers/activation_layer.h>
 
 #include <gradtile/core/internal/overlap.h>

@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// Slope number `index` (from 0) of a power of two of heads.
+/// Slope number `index` (from 0) if `heads` is a power of two.
 double slope_of(std::int64_t index, std::int64_t heads) {
     return std::exp2(-8.0 * static_cast<double>(index + 1) / static_cast<double>(heads));
 }

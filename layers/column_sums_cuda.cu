@@ -5,7 +5,7 @@
 namespace gradtile::cuda {
 namespace {
 
-/// A Source of column_sums.cuh that sums the elements of a matrix.
+/// A Source for column_sums.cuh that sums a matrix's elements.
 template <class T>
 struct Matrix {
     template <int n>

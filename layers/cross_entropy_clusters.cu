@@ -1,9 +1,9 @@
-// Softmax cross-entropy of wide rows on Hopper and later: every logit is read from global memory once and its
-// gradient is written once.
+// Softmax cross-entropy for wide rows on Hopper and later: every logit is read from global memory once and
+// its gradient is written once.
 //
-// A thread block cluster holds a row in shared memory, each block a part of it. A block's shared memory is a
-// ring of stages, which one warp fills by bulk copies and the other warps consume in two passes: the softmax,
-// and then the gradient, which frees the stages. The ring is larger than the part of a row, and freed stages
+// A thread block cluster holds a row in shared memory, one row part per block. A block's shared memory is a
+// stage ring, which one warp fills by bulk copies and the other warps consume in two passes: first the
+// softmax, then the gradient, which frees the stages. The ring is larger than a row part, and freed stages
 // are filled with the next rows at once. So global memory is read during both passes.
 #include <map>
 #include <utility>
@@ -25,10 +25,10 @@ struct RingOfRows {
     static constexpr int bytes = stages * stage_bytes;
     /// A cluster may have up to 8 blocks on every GPU that has clusters.
     static constexpr int max_cluster = 8;
-    /// The part of a row that a block holds is smaller than the ring: in the other stages, the next row is
-    /// loaded during the softmax, when no stage is freed.
+    /// A row part is smaller than the ring: the other stages load the next row during the softmax, when no
+    /// stage is freed.
     static constexpr int max_part_vectors = 10 * stage_vectors;
-    /// An upper bound of the shared memory in addition to the ring.
+    /// Upper bound for the shared memory in addition to the ring.
     static constexpr int bytes_of_barriers = 3 << 10;
     /// Shorter rows would spend more time in the exchange between warps than in copies.
     static constexpr std::int64_t min_row_bytes = 48 << 10;
@@ -38,28 +38,28 @@ template <class L>
 struct ClusterRows {
     CrossEntropy<L> c;
     int cluster;       ///< thread blocks that hold a row together
-    int part_vectors;  ///< 16-byte vectors of a row that a block holds; the last block may hold fewer
+    int part_vectors;  ///< 16-byte vectors per row part; the last block may hold fewer
 };
 
 #ifdef GRADTILE_HAS_CLUSTERS
 
-/// The softmax of each warp of the cluster for a row. Rows use the two sets of places in turn: a warp sends
-/// its softmax of row i only when all warps have sent theirs of row i - 1. All warps have then read the
-/// softmaxes of row i - 2, which those of row i overwrite.
+/// Every warp's softmax of a row, for the whole cluster. Consecutive rows alternate between two buffers: a
+/// warp sends its softmax of row i only when all warps have sent theirs of row i - 1. All warps have then
+/// read the softmaxes of row i - 2, which those of row i overwrite.
 template <class Tiles>
 struct SharedSoftmax {
     float2 of_warps[2][Tiles::max_cluster * Tiles::warps];  // largest, sum
     std::uint64_t barriers[2];
 };
 
-/// Combines the softmaxes of all threads that compute.
+/// Combines the softmaxes from all computing threads.
 template <class Tiles>
 class SoftmaxExchange {
   public:
     __device__ __forceinline__ SoftmaxExchange(SharedSoftmax<Tiles>& shared, int cluster)
         : shared_(shared), cluster_(cluster), rank_(device::rank_in_cluster()) {}
 
-    /// One thread calls this; publish_barriers() and a barrier of the cluster follow.
+    /// One thread calls this; publish_barriers() and a cluster barrier follow.
     __device__ __forceinline__ void initialize() const {
         for (int turn = 0; turn < 2; ++turn) {
             barrier(turn).initialize(is_alone() ? Tiles::warps : 1);
@@ -80,7 +80,7 @@ class SoftmaxExchange {
 
   private:
     /// A kernel that is launched without clusters must not execute st.async: it is an illegal instruction
-    /// there. So the warps of a block that holds a row alone store and arrive as usual.
+    /// there. So if a block holds a row alone, its warps use a plain store and a plain arrive.
     __device__ __forceinline__ bool is_alone() const { return cluster_ == 1; }
     __device__ __forceinline__ device::Barrier barrier(int turn) const {
         return device::Barrier(device::shared_address(&shared_.barriers[turn]));
@@ -115,12 +115,12 @@ class SoftmaxExchange {
     int cluster_, rank_, turn_ = 0, round_ = 0;
 };
 
-/// The logits of a row that a block holds.
+/// The row part that this block holds.
 template <class L>
 struct PartOfRow {
     static constexpr int n = device::vector_length<L>;
     L* logits;
-    /// first: the index in the row of the part's first logit; length: the number of logits in the part.
+    /// first: the part's first logit, as an index in the row; length: how many logits the part has.
     int first, length;
 
     __device__ __forceinline__ PartOfRow(const ClusterRows<L>& rows, std::int64_t row)
@@ -131,7 +131,7 @@ struct PartOfRow {
     __device__ __forceinline__ int vectors() const { return (length + n - 1) / n; }
 };
 
-/// Calls process(row, target) for the rows of this cluster. Reads a row's target while the row before is
+/// Calls process(row, target) for this cluster's rows. Reads a row's target while the previous row is
 /// processed.
 template <class L, class Process>
 __device__ __forceinline__ void for_each_row(const ClusterRows<L>& rows, Process&& process) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void load_rows(const ClusterRows<L>& rows, device::Ri
     });
 }
 
-/// This thread's vectors of a stage, which begins at vector `begin` of the part.
+/// This thread's vectors in a stage, which begins at vector `begin` of the part.
 template <class Tiles, class L>
 struct VectorsOfStage {
     static constexpr int count = Tiles::stage_vectors / Tiles::threads;
@@ -174,13 +174,13 @@ struct VectorsOfStage {
 #pragma unroll
         for (int k = 0; k < count; ++k) packed[k] = stage[threadIdx.x + k * Tiles::threads];
     }
-    /// The index in the part of the first logit of vector k.
+    /// The index of vector k's first logit in the part.
     __device__ __forceinline__ static int logit(int begin, int k) {
         return (begin + static_cast<int>(threadIdx.x) + k * Tiles::threads) * device::vector_length<L>;
     }
 };
 
-/// The softmax over this thread's logits of the part.
+/// The softmax over this thread's logits in the part.
 template <class Tiles, class L>
 __device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, const uint4* data,
                                                      device::RingPosition<Tiles::stages>& place) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, c
 #pragma unroll
         for (int k = 0; k < vectors.count; ++k) {
             device::unpack<L>(values + k * n, vectors.packed[k]);
-            // After the end of the row, the stage holds other bytes.
+            // The stage holds other bytes beyond the row's end.
             if (const int left = part.length - vectors.logit(begin, k); left < n) {
 #pragma unroll
                 for (int j = 0; j < n; ++j)
@@ -224,7 +224,7 @@ struct OwnTarget {
     float logit = 0;
 };
 
-/// Writes the gradient of the part and frees its stages. `target` is an index in the part, or outside it.
+/// Writes the part's gradient and frees its stages. `target` is an index in the part, or outside it.
 template <class Tiles, class L>
 __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, const uint4* data,
                                                     device::RingPosition<Tiles::stages>& place, int target,
@@ -256,7 +256,7 @@ __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, co
     return own;
 }
 
-/// Writes the loss and the gradient of a row without a valid target: 0 if the target is ignored, else NaN.
+/// Writes the loss and the gradient for a row without a valid target: 0 if the target is ignored, else NaN.
 template <class Tiles, class L>
 __device__ void write_part_without_target(const ClusterRows<L>& rows, std::int64_t row, bool ignored) {
     constexpr int n = PartOfRow<L>::n;
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(Tiles::threads + 32, Tiles::blocks)
 #endif
 }
 
-/// The number of clusters that run at the same time.
+/// How many clusters can run at the same time.
 template <class L, class Tiles>
 int clusters_at_once(int cluster) {
     constexpr auto kernel = cross_entropy_clusters_kernel<L, Tiles>;
@@ -337,7 +337,7 @@ int clusters_at_once(int cluster) {
     return known[{device, cluster}] = clusters;
 }
 
-/// The number of blocks that hold a row; 0 if they are too many for a cluster.
+/// How many blocks share a row; 0 if the row does not fit in the largest cluster.
 template <class Tiles>
 int cluster_for(std::int64_t row_vectors) {
     for (int cluster = 1; cluster <= Tiles::max_cluster; cluster *= 2)

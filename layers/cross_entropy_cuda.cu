@@ -14,7 +14,7 @@ namespace {
 
 constexpr int count_threads = 1024;
 
-/// count = the number of targets that are not ignored.
+/// Counts the targets that are not ignored.
 __global__ void __launch_bounds__(count_threads)
     count_kernel(double* count, const std::int32_t* targets, std::int64_t n) {
     device::await_predecessor();
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(count_threads)
     }
 }
 
-/// The number of logits that a thread loads at the same time.
+/// Logits that a thread loads at the same time.
 template <class S>
 inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
 
@@ -54,7 +54,7 @@ __device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row
     return {all.largest, factor / all.sum, factor};
 }
 
-/// Writes the loss and gradient of a row without a valid target: 0 if the target is ignored, else NaN.
+/// Writes the loss and gradient for a row without a valid target: 0 if the target is ignored, else NaN.
 template <int team, class L>
 __device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t row, int thread,
                                          bool ignored) {
@@ -69,7 +69,7 @@ __device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t 
 
 constexpr int narrow_threads = 256;
 
-/// The width of the widest row that a warp holds.
+/// Maximum row width for one warp.
 template <class L>
 inline constexpr int narrow = 32 * items<Accumulator<L>>;
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     using S = Accumulator<L>;
     device::await_predecessor();
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
-    if (row >= c.rows) return;  // all lanes of a warp have the same row
+    if (row >= c.rows) return;  // all lanes in a warp have the same row
     const int lane = threadIdx.x % 32, target = c.targets[row];
     if (!is_valid_target(c, target)) {
         write_row_without_target<32>(c, row, lane, target == ignored_target);
@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
 // ---- Wide rows that cross_entropy_in_clusters() does not take: one block per row ----
 // A block uses each row twice: for the softmax and for the gradient. A row that fits in shared memory is kept
 // there between the two uses; every thread accesses only its own vectors. A longer row is read twice. Each
-// block processes several rows. If rows are kept, a thread that writes a vector of the gradient also starts
-// to copy a vector of the next row to the freed place in shared memory, so that global memory is read and
-// written at the same time. Otherwise the next row's first logits are loaded while the gradient is written.
+// block processes several rows. If rows are kept, a thread that writes a gradient vector also starts to copy
+// a vector from the next row to the freed place in shared memory, so that global memory is read and written
+// at the same time. Otherwise the next row's first logits are loaded while the gradient is written.
 
 constexpr int wide_threads = 512;  // the number is small, so that each thread has registers for many logits
 constexpr std::size_t bytes_of_sums = 3 << 10;  // shared memory for reductions; the rest can hold a row
@@ -129,7 +129,7 @@ struct WideRow {
         head = (n - misalignment) % n;
         vectors = (width - head) / n;
     }
-    /// The number of elements before and after the vectors. Thread i < edges() processes the element at
+    /// How many elements are before and after the vectors. Thread i < edges() processes the element at
     /// edge().
     __device__ int edges() const { return width - vectors * n; }
     __device__ int edge() const {
@@ -139,7 +139,7 @@ struct WideRow {
     __device__ bool has_edge() const { return static_cast<int>(threadIdx.x) < edges(); }
     __device__ uint4* vector(int i) const { return reinterpret_cast<uint4*>(data + head) + i; }
 
-    /// Loads the next `held` vectors of this thread, from vector `begin` of the row on.
+    /// Loads this thread's next `held` vectors, starting at the row's vector `begin`.
     __device__ __forceinline__ void load(uint4 (&packed)[held], int begin) const {
 #pragma unroll
         for (int k = 0; k < held; ++k) {
@@ -149,8 +149,8 @@ struct WideRow {
     }
 };
 
-/// Adds the next `held` vectors of this thread, from vector `begin` of the row on. vector_of(i, k) returns
-/// vector i of the row, which is the thread's k-th vector.
+/// Adds this thread's next `held` vectors, starting at the row's vector `begin`. vector_of(i, k) returns the
+/// row's vector i, which is the thread's k-th vector.
 template <class L, class S, class VectorOf>
 __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
                                             VectorOf&& vector_of) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
     own.add(reinterpret_cast<const S(&)[row.held * row.n]>(values));
 }
 
-/// Returns the softmax over this thread's elements of the row. The elements are in `kept`. If `kept` is null,
+/// Returns the softmax over this thread's elements in the row. The elements are in `kept`. If `kept` is null,
 /// `packed` holds the first elements, and the function loads the others.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
@@ -191,7 +191,7 @@ __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&
     return own;
 }
 
-/// Computes vector i of the gradient from the logits and writes it.
+/// Computes gradient vector i from the logits and writes it.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& logits, int target,
                                              const RowGradient<S>& gradient) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const
     *row.vector(i) = device::pack<L>(values);
 }
 
-/// Writes the gradient of the elements before and after the vectors.
+/// Writes the gradient for the elements before and after the vectors.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
                                             const RowGradient<S>& gradient) {
@@ -217,15 +217,15 @@ __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
                               (row.edge() == target ? gradient.factor : S(0)));
 }
 
-/// Starts copying vector i of a row to shared memory.
+/// Starts copying a row's vector i to shared memory.
 template <class L>
 __device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, int i) {
     using namespace device;
     if (i < row.vectors) copy_16_bytes_async(shared_address(kept + i), row.vector(i), true);
 }
 
-/// Blocks per multiprocessor. The shared memory holds two rows of 16-bit logits, so one is read while the
-/// other is written.
+/// Blocks per multiprocessor. Shared memory holds two 16-bit logit rows, so one is read while the other is
+/// written.
 template <class L>
 inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
 

@@ -10,7 +10,7 @@
 namespace gradtile {
 namespace {
 
-/// The weight and its gradient [columns, C]; on a GPU including the rows of zeros after the vocabulary's.
+/// The weight and its gradient [columns, C]; on a GPU including the zero rows after the vocabulary's.
 struct Projection {
     Tensor weight, grad;
     std::int64_t columns() const { return weight.size(0); }
@@ -20,10 +20,10 @@ struct Projection {
           grad(ctx.device().is_cpu() ? parameter.grad() : parameter.padded_grad()) {}
 };
 
-/// Allocates the logits [rows, columns] of a chunk. Every chunk reads and writes the whole weight gradient
-/// once, so chunks must not be small. On the CPU a chunk has 64 MiB, which are 333 rows for GPT-2's
-/// vocabulary. On a GPU, 65,536 tokens would be 197 such chunks, and accessing the gradient of 154 MB in each
-/// would take as long as the products; so a chunk has 1 GiB there.
+/// Allocates a chunk's logits [rows, columns]. Every chunk reads and writes the whole weight gradient once,
+/// so chunks must not be small. On the CPU a chunk has about 64 MiB, which are 320 rows for GPT-2's
+/// vocabulary. On a GPU, 65,536 tokens would need 205 such chunks, and accessing the 154 MB gradient in each
+/// would take as long as the products; so a chunk has about 1 GiB there.
 Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype) {
     const bool cpu = ctx.device().is_cpu();
     const std::int64_t budget = cpu ? std::int64_t{64} << 20 : std::int64_t{1} << 30;
@@ -34,14 +34,14 @@ Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t colum
     return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
 }
 
-/// The type of logits in training. On a GPU it is x's type, which halves the memory traffic of 16-bit
+/// The logits' dtype in training. On a GPU it is x's dtype, which halves the memory traffic in 16-bit
 /// training.
 DType training_logits(const Context& ctx, DType dtype) {
     return ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
 }
 
-/// A 16-bit matrix in the memory of a float32 matrix, with rows at the same addresses. Rounded gradients of
-/// logits then need no additional memory.
+/// A 16-bit matrix in a float32 matrix's memory, with rows at the same addresses. Rounded logit gradients
+/// then need no additional memory.
 Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
     return Tensor(std::make_shared<Tensor>(matrix), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
                   {2 * matrix.stride(0), 1});
@@ -62,8 +62,8 @@ Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) 
     return {x.reshape({targets.elements(), x.size(-1)}), targets.reshape({targets.elements()})};
 }
 
-/// The number that the sum of losses is divided by. On the CPU targets are always counted, because counting
-/// also refuses targets outside the vocabulary.
+/// The divisor for the loss sum. On the CPU targets are always counted, because counting also refuses targets
+/// outside the vocabulary.
 Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabulary,
                const Tensor& target_count) {
     if (target_count.defined() && !ctx.device().is_cpu()) return target_count;
@@ -72,8 +72,8 @@ Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabular
     return target_count.defined() ? target_count : count;
 }
 
-/// The number of rows to process. A dry run processes only two chunks, because further chunks use the same
-/// memory and there may be billions.
+/// How many rows to process. A dry run processes only two chunks, because further chunks use the same memory
+/// and there may be billions.
 std::int64_t rows_to_visit(const Context& ctx, std::int64_t rows, std::int64_t chunk) {
     return ctx.is_planning() ? std::min(rows, 2 * chunk) : rows;
 }

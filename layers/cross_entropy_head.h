@@ -1,13 +1,13 @@
 #pragma once
-/// The last layer of a language model: projection onto the vocabulary and softmax cross-entropy. Training
-/// works on chunks of rows, so that the full logits are never stored.
+/// A language model's last layer: projection onto the vocabulary and softmax cross-entropy. Training works on
+/// row chunks, so that the full logits are never stored.
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
-/// logits = x weight^T; loss = the mean of logsumexp(logits) - logits[target] over all targets that are not
+/// logits = x weight^T; loss = mean(logsumexp(logits) - logits[target]) over all targets that are not
 /// ignored. x [..,C] has the weight's dtype; targets [..] are int32, and -1 means "ignored". On the CPU, any
 /// other target outside [0, V) throws Error with position, value and V. A GPU step does not wait for the
 /// device, so there such a target makes the loss NaN, and the trainer refuses the step; the host checks data
@@ -20,10 +20,10 @@ struct CrossEntropyHead {
         Tensor dx;  ///< [..,C]
     };
 
-    /// The logits of one chunk, and their gradients in the same memory.
+    /// One chunk's logits, and their gradients in the same memory.
     struct Chunk {
-        Tensor logits;    ///< [rows, columns]; on a GPU with columns of zeros after the vocabulary's
-        Tensor d_logits;  ///< a tensor of the same shape in x's dtype
+        Tensor logits;    ///< [rows, columns]; on a GPU, zero columns follow the vocabulary's
+        Tensor d_logits;  ///< same shape, in x's dtype
     };
 
     /// Registers name.weight [V,C], normal with the given standard deviation.
@@ -33,11 +33,11 @@ struct CrossEntropyHead {
     /// vocabulary_multiple (ParameterStore::add), otherwise products are slow.
     explicit CrossEntropyHead(const Parameter& weight);
 
-    /// Returns the sum of the losses divided by target_count, float64 [1] on the device. The default count is
-    /// the number of targets that are not ignored. The result is then the mean loss of these targets (0 if
-    /// all targets are ignored). With the count of a whole step, the results of its micro-batches add up to
-    /// the mean of the step. The same pass adds the gradient of gradient_scale * loss to the weight's
-    /// gradient. So a factor of the loss must be passed to forward, not to backward.
+    /// Returns the loss sum divided by target_count, float64 [1] on the device. By default, target_count is
+    /// the number of targets that are not ignored. The result is then the mean loss over these targets (0 if
+    /// all targets are ignored). If target_count is the count in a whole step, the micro-batch results add up
+    /// to the step's mean. The same pass adds the gradient of gradient_scale * loss to the weight's gradient.
+    /// So a loss factor must be passed to forward, not to backward.
     Tensor forward(const Context& ctx, const Tensor& x, const Tensor& targets, Saved& saved,
                    double gradient_scale = 1.0, const Tensor& target_count = {}) const;
     /// Returns dx [..,C], the gradient of gradient_scale * loss.
@@ -46,11 +46,11 @@ struct CrossEntropyHead {
     /// Allocates the chunk that forward uses for `rows` rows of x.
     Chunk training_chunk(const Context& ctx, std::int64_t rows) const;
 
-    /// Used for evaluation; computes no gradients. Returns float64 [2]: the sum of the losses and the number
-    /// of targets that are not ignored.
+    /// Used for evaluation; computes no gradients. Returns float64 [2]: the loss sum and the number of
+    /// targets that are not ignored.
     Tensor loss(const Context& ctx, const Tensor& x, const Tensor& targets) const;
-    /// Used for evaluation, like loss(). Returns the loss of each target, float64 in the shape of targets; 0
-    /// where the target is ignored.
+    /// Used for evaluation, like loss(). Returns the loss per target, float64, in the same shape as targets;
+    /// 0 where the target is ignored.
     Tensor losses(const Context& ctx, const Tensor& x, const Tensor& targets) const;
     /// Used for sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
     /// because all their logits are stored.
@@ -59,8 +59,7 @@ struct CrossEntropyHead {
     Parameter weight;
 
   private:
-    /// Returns the losses of rows x [N,C], and writes the number of targets [N] that are not ignored to
-    /// `count`.
+    /// Returns the losses of rows x [N,C], and writes to `count` how many targets [N] are not ignored.
     Tensor row_losses(const Context& ctx, const Tensor& x, const Tensor& targets, const Tensor& count) const;
 };
 

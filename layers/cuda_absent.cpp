@@ -1,4 +1,4 @@
-// The CUDA functions of the layers in a build without the CUDA toolkit. Each of these functions throws Error.
+// The layers' CUDA functions in a build without the CUDA toolkit. Each function throws Error.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/column_sums_backend.h>

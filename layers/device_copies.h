@@ -1,5 +1,5 @@
 #pragma once
-/// A constant tensor of the host, for example a table, with a copy on each device that needs one.
+/// A constant host tensor, for example a table, with a copy on each device that needs one.
 #include <memory>
 
 #include <gradtile/core/tensor.h>
@@ -14,7 +14,7 @@ class DeviceCopies {
 
     const Tensor& original() const;
     /// Returns the values in float32 or float64 on ctx's device. The first call for a GPU copies them to
-    /// memory of the GPU's system allocator, and waits for the copy. In a dry run the result's elements
+    /// memory from the GPU's system allocator, and waits for the copy. In a dry run the result's elements
     /// cannot be read, and the result does not count in the memory plan.
     Tensor on_device(const Context& ctx, DType dtype) const;
 

@@ -8,10 +8,10 @@ namespace gradtile {
 /// a captured CUDA graph can be replayed with other documents.
 struct Documents {
     /// int32 [B D + 1]. Window b has D documents, which may be empty: documents b D to (b + 1) D - 1.
-    /// Document d has the tokens offsets[d] to offsets[d + 1] - 1 of the batch [B,T] in row-major order. The
+    /// Document d has tokens offsets[d] to offsets[d + 1] - 1 in the batch [B,T], in row-major order. The
     /// last offset is B T.
     Tensor offsets = {};
-    Tensor positions = {};  ///< int32 [B,T]: index of each token in its document
+    Tensor positions = {};  ///< int32 [B,T]: each token's index in its document
 
     explicit operator bool() const { return offsets.defined(); }
     /// D, the number of documents per window, which is the same for all windows (some documents may be

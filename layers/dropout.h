@@ -11,8 +11,8 @@
 
 namespace gradtile {
 
-/// Dropout on x [B,..,C] of any floating dtype: axis 0 counts samples, the axes in between count tokens, and
-/// the last axis counts columns. A rank-2 x is one sample. Rows are contiguous.
+/// Dropout on x [B,..,C] with any floating dtype: axis 0 counts samples, the axes in between count tokens,
+/// and the last axis counts columns. A rank-2 x is one sample. Rows are contiguous.
 struct Dropout {
     struct Saved {
         DropoutKey key;

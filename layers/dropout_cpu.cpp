@@ -8,12 +8,12 @@
 namespace gradtile::cpu {
 namespace {
 
-constexpr int draws = 16;  // Philox calls that run at the same time: one AVX-512 register of counters
-constexpr int segment = 8 * draws;  // columns of these calls; one call gives 16 bits to each of 8 columns
+constexpr int draws = 16;           // concurrent Philox calls: their counters fill one AVX-512 register
+constexpr int segment = 8 * draws;  // columns for these calls; one call gives 16 bits to each of 8 columns
 static_assert(std::endian::native == std::endian::little,
               "16-bit halves of words are read from memory in little-endian order");
 
-/// Draws the 16 bits of each of `segment` columns of one row, starting at column 8 * first_group.
+/// Draws 16 bits for each of `segment` columns in one row, starting at column 8 * first_group.
 void draw_segment(std::uint16_t* bits, std::uint32_t first_group, std::uint32_t token, std::uint32_t sample,
                   Philox::Key key) {
     std::uint32_t words[4 * draws];

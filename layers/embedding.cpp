@@ -69,8 +69,8 @@ void Embedding::start_token_sort(const Context& ctx, Saved& saved) const {
 
 namespace {
 
-/// Adds each row of dy to the gradient's row of its token. `order` contains the sorted positions of `tokens`;
-/// if it is null, a GPU sorts the positions here.
+/// Adds each row of dy to its token's gradient row. `order` contains the sorted positions of `tokens`; if it
+/// is null, a GPU sorts the positions here.
 void add_rows_of_tokens(const Context& ctx, const Parameter& weight, const Tensor& dy, const Tensor& tokens,
                         std::shared_ptr<const Embedding::TokenOrder> order) {
     if (weight.is_frozen()) return;

@@ -20,14 +20,14 @@ struct Embedding {
               std::int64_t width, double init_std = 0.02);
 
     /// On the CPU, a token outside [0, V) throws Error with position, token and V. A GPU step does not wait
-    /// for the device, so there such a token gets a row of NaN, which makes the loss NaN; the host checks
-    /// data files against the vocabulary when it opens them.
+    /// for the device, so there such a token gets a NaN row, which makes the loss NaN; the host checks data
+    /// files against the vocabulary when it opens them.
     Tensor forward(const Context& ctx, const Tensor& tokens, Saved& saved) const;
     /// Starts sorting token positions on the side stream. Call after forward. On a GPU, backward needs the
     /// sorted positions, which depend on the tokens only; without this call, backward sorts them itself.
     void start_token_sort(const Context& ctx, Saved& saved) const;
-    /// Adds to the weight's gradient. The rows of dy that belong to a token are added in order of position,
-    /// so the sum is the same in every run and for every number of threads. Tokens have no gradient.
+    /// Adds to the weight's gradient. The rows of dy that belong to a token are added in position order, so
+    /// the sum is the same in every run and for any number of threads. Tokens have no gradient.
     void backward(const Context& ctx, const Tensor& dy /*[B,T,C]*/, const Saved& saved) const;
 
     Parameter weight;

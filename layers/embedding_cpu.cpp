@@ -37,8 +37,8 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
         using Sum = Accumulator<T>;
         const TensorRows<T> dys(dy, "embedding");
         Sum* grad = weight_grad.data<Sum>();
-        // Each block adds all positions for its own range of columns. So only one block writes an element,
-        // and the rows of dy that belong to a token are added in order of position.
+        // Each block adds all positions for its own column range. So only one block writes an element, and
+        // the rows of dy that belong to a token are added in position order.
         constexpr std::int64_t columns = 64;
         parallel_ranges(ctx, width, columns, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = 0; i < count; ++i)

@@ -19,8 +19,8 @@ using Input = device::DeviceRows<const T>;
 constexpr int gather_threads = 256;
 constexpr int gather_unroll = 2;  // vectors that a thread loads at the same time
 
-/// y[i] = weight[ids[i]], n columns per vector. A token outside the vocabulary gives a row of NaN. Rows of y
-/// are stored with store_streaming, because only rows of the weight are read again.
+/// y[i] = weight[ids[i]], n columns per vector. A token outside the vocabulary gives a NaN row. Rows of y are
+/// stored with store_streaming, because only weight rows are read again.
 template <int n, class T>
 __global__ void __launch_bounds__(gather_threads)
     gather_kernel(T* y, const T* weight, const std::int32_t* ids, std::int64_t vocabulary,
@@ -60,10 +60,9 @@ __global__ void __launch_bounds__(gather_threads)
 }
 
 // ---- Token embedding, backward ----
-// The rows of each token are added in order of position, in runs whose borders depend only on the tokens. A
-// warp adds 32 vectors of each row; the grid's second axis divides wider rows. Threads use few registers, so
-// that many warps can load at the same time. Half as many warps, each of which loads more rows at a time,
-// were slower.
+// The rows of each token are added in position order, in runs whose borders depend only on the tokens. A warp
+// adds 32 vectors per row; the grid's second axis divides wider rows. Threads use few registers, so that many
+// warps can load at the same time. Half as many warps, each loading more rows at a time, were slower.
 
 constexpr int add_threads = 128, add_warps = add_threads / 32;
 constexpr int add_unroll = 4;  // rows that a warp loads at the same time
@@ -74,11 +73,11 @@ struct EmbeddingGradient {
     Input<T> dy;
     device::TokenRuns runs;
     int width;
-    Accumulator<T>* partials;  // [slots, C]: partial sums over the pieces of long runs
+    Accumulator<T>* partials;  // [slots, C]: partial sums over long-run pieces
     int piece_blocks;          // the first blocks add pieces in turn; the others add windows
 };
 
-/// sums += the rows at places [begin, end). The warp holds the positions of 64 places, two in each lane.
+/// sums += the rows at places [begin, end). The warp holds the positions for 64 places, two per lane.
 template <int n, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T>& g, int begin, int end,
                                          const std::int32_t (&positions)[2], int column) {
@@ -102,8 +101,8 @@ __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T
     }
 }
 
-/// The short runs that begin in a window. A warp holds 64 sorted places from the window's first on, two in
-/// each lane; the runs are at the places [begin, end) of these 64.
+/// The short runs that begin in a window. A warp holds 64 sorted places, starting at the window's first
+/// place, two per lane; the runs are at places [begin, end) among these 64.
 struct WindowRuns {
     std::int32_t tokens[2], positions[2];
     std::uint64_t begins;  ///< bit i is set if a run begins at place i
@@ -147,8 +146,8 @@ struct WindowRuns {
     }
 };
 
-/// A warp adds the short runs that begin in a window. While it adds one run, it loads the gradient and the
-/// first row of the next.
+/// A warp adds the short runs that begin in a window. While it adds one run, it loads the next run's gradient
+/// and first row.
 template <int n, class T>
 __device__ __forceinline__ void add_short_runs(const EmbeddingGradient<T>& g, int window) {
     using S = Accumulator<T>;
@@ -184,7 +183,7 @@ __device__ __forceinline__ void add_short_runs(const EmbeddingGradient<T>& g, in
     }
 }
 
-/// Adds the `pieces` partial sums of a run to the run's gradient.
+/// Adds the run's `pieces` partial sums to its gradient.
 template <int n, class S>
 __device__ __forceinline__ void add_partials(S* gradient, const S* partials, int pieces, int width) {
     S sums[n] = {};
@@ -205,9 +204,8 @@ __device__ __forceinline__ void add_partials(S* gradient, const S* partials, int
     device::accumulate<n>(gradient, sums);
 }
 
-/// A block adds the rows of a piece. If the run has only this piece, the sum is added to the gradient.
-/// Otherwise it is stored as a partial sum, and the block that finishes last adds all partial sums of the run
-/// to the gradient.
+/// A block adds a piece's rows. If the run has only this piece, the sum is added to the gradient. Otherwise
+/// it is stored as a partial sum, and the last block to finish adds the run's partial sums to the gradient.
 template <int n, class T>
 __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const device::RunPiece& piece) {
     using S = Accumulator<T>;
@@ -216,7 +214,7 @@ __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const d
     __shared__ alignas(16) S of_warp[add_warps][columns];
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    // The thread's column of a group when the sums of the warps are added.
+    // This thread's column in a group, for adding up the warp sums.
     const int own = static_cast<int>(threadIdx.x) * m;
     S* const gradient = g.weight + g.runs.sorted.keys[piece.begin] * std::int64_t{g.width};
     S* const partials = g.partials + piece.slot * std::int64_t{g.width};
@@ -293,7 +291,7 @@ constexpr int sample_threads = 256;
 constexpr int sample_unroll = 8;  // samples that a thread loads at the same time
 constexpr int max_sample_lanes = 8;
 
-/// weight_grad[t] += the sum over samples of dy[sample, t]. `lanes` threads share n columns; each adds every
+/// weight_grad[t] += sum over samples of dy[sample, t]. `lanes` threads share n columns; each adds every
 /// lanes-th sample. With one lane, a block reads 4 KiB of neighbouring elements at a time.
 template <int n, class T>
 __global__ void __launch_bounds__(sample_threads, 3)
@@ -340,8 +338,8 @@ __global__ void __launch_bounds__(sample_threads, 3)
     if (inside) device::store<n>(weight_grad + index * n, sums);
 }
 
-/// The number of threads that share a sum over samples: the smallest that gives enough threads for a large
-/// GPU. It is the same for every GPU, so that results do not depend on the GPU.
+/// How many threads share a sum over samples: the smallest number that gives enough threads for a large GPU.
+/// It is the same for every GPU, so that results do not depend on the GPU.
 int sample_lanes(std::int64_t vectors, std::int64_t samples) {
     constexpr std::int64_t enough_threads = 96 << 10;
     int lanes = 1;
@@ -349,7 +347,7 @@ int sample_lanes(std::int64_t vectors, std::int64_t samples) {
     return lanes;
 }
 
-/// Calls f with the vector length of T if vectors are possible, else with 1.
+/// Calls f with vector_length<T> if vectors are possible, else with 1.
 template <class T, class F>
 void with_vectors(bool possible, F&& f) {
     if (possible) {
@@ -407,7 +405,7 @@ void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Ten
             .width = static_cast<int>(width),
             .partials = scratch.data<S>(),
             .piece_blocks = 0};
-        // Only the device knows the number of pieces, which is rarely larger than enough_blocks.
+        // Only the device knows the piece count, which is rarely larger than enough_blocks.
         constexpr std::int64_t enough_blocks = 512;
         gradient.piece_blocks = static_cast<int>(std::min(gradient.runs.max_pieces(), enough_blocks));
         const bool vectors = gradient.dy.in_vectors() && device::on_vector_boundary(weight_grad) &&

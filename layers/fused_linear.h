@@ -1,8 +1,8 @@
 #pragma once
-/// A norm, a linear layer, an activation and an addition as one operator, for a step of generation. With few
+/// A norm, a linear layer, an activation and an addition as one operator, for a generation step. With few
 /// rows on a GPU, starting and ending a separate kernel for each part would take longer than the part's work.
-/// And the time of the product is the time of reading the weights, which the kernel can begin to read before
-/// its input rows are computed.
+/// And the product takes as long as reading the weights, which the kernel can begin to read before its input
+/// rows are computed.
 #include <optional>
 
 #include <gradtile/core/tensor.h>
@@ -28,8 +28,8 @@ struct FusedLinear {
 /// Writes y [rows, out] from x [rows, in]. All tensors have one floating dtype; y may also have its
 /// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU one kernel
 /// computes up to 8 rows, and rounds only norm(x) and y to 16 bits. This kernel may read parameters while the
-/// preceding kernel of the stream still runs, so the preceding kernel must not write parameters. Throws Error
-/// on other shapes or dtypes, and if y shares memory with another operand.
+/// stream's preceding kernel still runs, so the preceding kernel must not write parameters. Throws Error on
+/// other shapes or dtypes, and if y shares memory with another operand.
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
 
 }  // namespace gradtile

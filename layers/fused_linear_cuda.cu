@@ -1,7 +1,7 @@
-// fused_linear.h on the GPU for up to 8 rows. The time of such a product is the time of reading the weights,
-// if enough loads are in flight at any moment. So each lane copies its own 16-byte vectors of the weights to
-// a ring in shared memory, many vectors ahead, and the first ones before the preceding kernel has ended. No
-// other thread reads a lane's vectors, so the ring needs no barrier.
+// fused_linear.h on the GPU for up to 8 rows. Such a product takes as long as reading the weights, if enough
+// loads are in flight at any moment. So each lane copies its own 16-byte weight vectors to a ring in shared
+// memory, many vectors ahead, and the first ones before the preceding kernel has ended. No other thread reads
+// a lane's vectors, so the ring needs no barrier.
 #include <cstdlib>
 #include <string_view>
 
@@ -32,10 +32,10 @@ struct FusedLinearParameters {
     float eps;
     bool centred, gated, y_is_f32, has_activation;
     Activation activation;  // with has_activation
-    int parts_log2;         // 2^parts_log2 warps share a row of the weights
+    int parts_log2;         // 2^parts_log2 warps share a weight row
 };
 
-/// The range of columns of y that a thread block computes.
+/// The columns of y that a thread block computes.
 struct Columns {
     int begin, count;
 };
@@ -44,7 +44,7 @@ __host__ __device__ inline Columns columns_of(int block, int blocks, int out) {
     return {border(block), border(block + 1) - border(block)};
 }
 
-/// The sizes of the kernel's parts of shared memory.
+/// Shared memory for x, for the warps' rings, and for the dot products.
 struct FusedLinearShared {
     int x_bytes, ring_bytes, sums_bytes;
 
@@ -53,8 +53,8 @@ struct FusedLinearShared {
 __host__ __device__ inline int padded_vectors(int vectors) {
     return (vectors + 31) / 32 * 32;
 }
-/// `rows` is the kernel's number of rows, `sums` the number of dot products that a thread block computes for
-/// each row of x.
+/// `rows` is the kernel's row count, `sums` the number of dot products that a thread block computes per row
+/// of x.
 __host__ __device__ inline FusedLinearShared fused_linear_shared(int rows, int vectors, int warps, int stages,
                                                                  int sums) {
     return {rows * padded_vectors(vectors) * 16, warps * stages * 32 * 16, rows * sums * 4};
@@ -88,8 +88,7 @@ __device__ __forceinline__ float sum_of_row(float value, float* of_warp) {
     return value;
 }
 
-/// Normalises the rows of x and writes them to shared memory. Rows and vectors that do not exist become
-/// zeros.
+/// Normalises the rows of x and writes them to shared memory. Missing rows and vectors become zeros.
 template <class T, int rows, int warps>
 __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uint4* to, int vectors,
                                           uint4 first_weight, uint4 first_bias) {
@@ -136,7 +135,7 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
     }
 }
 
-/// The numbers that are added to the dot product of one element of y.
+/// Values that are added to the dot product for one element of y.
 struct Addends {
     float bias, bias_of_up, residual;
 };
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(warps * 32,
     float* const sums = reinterpret_cast<float*>(shared + rows * padded + warps * stages * 32);
 
     allow_successor();
-    // A task is a part of a row of the weights, whose vectors a warp reads in `steps` steps.
+    // A task is a part of a weight row. A warp reads its vectors in `steps` steps.
     const int parts = 1 << p.parts_log2, steps = (padded / 32 + parts - 1) >> p.parts_log2,
               tasks = weight_rows << p.parts_log2;
     struct Position {
@@ -321,8 +320,8 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
         std::min<std::int64_t>(out, std::int64_t{processors_of(ctx)} * tiles.blocks_of_multiprocessor));
     const int vectors = static_cast<int>(in * static_cast<std::int64_t>(size_of(x.dtype())) / 16);
     const int weight_rows = static_cast<int>(ceil_div(out, blocks)) * (gated ? 2 : 1);
-    // If there are few rows of the weights, each row is divided into parts, so that all warps have work. A
-    // part has at least four steps.
+    // If there are few weight rows, each row is divided into parts, so that all warps have work. A part has
+    // at least four steps.
     int parts_log2 = 0;
     while (weight_rows << (parts_log2 + 1) <= tiles.warps && vectors >= 32 * 4 << (parts_log2 + 1))
         ++parts_log2;

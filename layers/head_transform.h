@@ -1,26 +1,25 @@
 #pragma once
-/// The transformation of the queries and keys of a packed projection before attention, in one pass over
-/// memory: RMSNorm over the columns of each head (QK-norm; Henry et al. 2020, with the norm of rms_norm.h),
-/// and then rotary position embedding (rope.h). Either may be absent.
+/// Transforms a packed projection's queries and keys before attention, in one pass over memory: RMSNorm over
+/// each head's columns (QK-norm; Henry et al. 2020, with the norm from rms_norm.h), and then rotary position
+/// embedding (rope.h). Either may be absent.
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/rope.h>
 
 namespace gradtile {
 
-/// The transformation of x [B,T,H,D]. The first `queries` heads are queries, the others keys.
+/// How x [B,T,H,D] is transformed. The first `queries` heads are queries, the others keys.
 struct HeadTransform {
     std::int64_t queries = 0;
-    /// [D], in the dtype of x: the weights of the norm of queries and of keys. Both are undefined if there is
-    /// no norm.
+    /// [D], in x's dtype: the query norm and key norm weights. Both are undefined if there is no norm.
     Tensor q_weight = {}, k_weight = {};
     double epsilon = 0.0;
-    Rope::Angles angles = {};  ///< of T tokens, [T, D/2]; undefined if heads are not rotated
+    Rope::Angles angles = {};  ///< for T tokens, [T, D/2]; undefined if heads are not rotated
 
     bool has_norm() const { return q_weight.defined(); }
     bool rotates() const { return angles.cosines.defined(); }
 };
 
-/// The gradients of the weights, [D].
+/// Weight gradients, [D].
 struct HeadWeightGradients {
     GradientTarget q = {}, k = {};
 };
@@ -32,7 +31,7 @@ struct HeadWeightGradients {
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
                      const HeadTransform& transform);
 /// Replaces the gradient with respect to y, in `gradient` [B,T,H,D], by the gradient with respect to x. With
-/// a norm, also writes the weights' gradients; x and rstd are those of the forward pass.
+/// a norm, also writes the weight gradients; x and rstd are those from the forward pass.
 void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
                          const HeadTransform& transform, const HeadWeightGradients& weights = {});
 

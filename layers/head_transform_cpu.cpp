@@ -10,13 +10,13 @@
 namespace gradtile::cpu {
 namespace {
 
-/// The angles of one token; null without a rotation.
+/// One token's angles; null without a rotation.
 template <class S>
 struct TokenAngles {
     const S *cosines, *sines;
 };
 
-/// The heads of a token of x [B,T,H,D].
+/// A token's heads in x [B,T,H,D].
 template <class T>
 struct TokenHeads {
     T* data;
@@ -46,7 +46,7 @@ void scale_row(T* __restrict y, const T* __restrict x, const T* __restrict weigh
     for (std::int64_t i = 0; i < dim; ++i) y[i] = convert<T>(convert<S>(x[i]) * rstd * convert<S>(weight[i]));
 }
 
-/// y = x rstd weight, rotated by the angles of its token.
+/// y = x rstd weight, rotated by the token's angles.
 template <class T, class S>
 void scale_and_rotate_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
                           std::int64_t half, S rstd, const TokenAngles<S>& angles) {
@@ -60,7 +60,7 @@ void scale_and_rotate_row(T* __restrict y, const T* __restrict x, const T* __res
     }
 }
 
-/// Rotates the two halves of a row in place; sign -1 rotates back.
+/// Rotates a row's two halves in place; sign -1 rotates back.
 template <class T, class S>
 void rotate_row(T* __restrict first, T* __restrict second, std::int64_t half, const TokenAngles<S>& angles,
                 S sign) {
@@ -102,7 +102,7 @@ const Tensor& weight_of(const HeadTransform& transform, std::int64_t head) {
     return head < transform.queries ? transform.q_weight : transform.k_weight;
 }
 
-/// Tokens per partial sum: at most 64 partial sums, of at least 16 rows each.
+/// Tokens per partial sum. There are at most 64 partial sums. Each but the last covers at least 16 rows.
 std::int64_t tokens_per_partial(std::int64_t tokens, std::int64_t heads) {
     return std::max<std::int64_t>(ceil_div(std::int64_t{16}, std::max<std::int64_t>(1, heads)),
                                   ceil_div(tokens, std::int64_t{64}));

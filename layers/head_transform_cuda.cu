@@ -1,4 +1,4 @@
-// Norm and rotation of queries and keys on the GPU.
+// QK norm and rotation on the GPU.
 #include <numeric>
 
 #include <gradtile/layers/internal/head_transform_backend.h>
@@ -16,13 +16,13 @@ constexpr int head_threads = 128;
 // Blocks per multiprocessor: enough loads in flight for the memory's rate.
 constexpr int forward_blocks = 6, backward_blocks = 4;
 
-/// A team of threads processes one head of one token after the other. A thread holds `held` groups of n
-/// neighbouring columns of the first half of a head, and the columns that are rotated with them. Every team
-/// keeps its head, so that weights and sums of their gradients stay in registers.
+/// A team processes one head, token by token. A thread holds `held` column groups from the head's first half,
+/// with n neighbouring columns each, and the columns that are rotated with them. Every team keeps its head,
+/// so that weights and weight-gradient sums stay in registers.
 template <int team_, int held_, int n_>
 struct HeadTeam {
     static constexpr int team = team_, held = held_, n = n_, teams = head_threads / team;
-    static constexpr int pieces = 2 * held;  ///< `held` of the first half, then `held` of the second half
+    static constexpr int pieces = 2 * held;  ///< `held` in the first half, then `held` in the second half
     static constexpr int max_half = team * held * n;
 };
 
@@ -58,7 +58,7 @@ struct HeadArguments {
     Accumulator<T> epsilon, sign;
 };
 
-/// The place of a thread: its team's head and tokens, and its columns.
+/// A thread's place: its team's head and tokens, and its columns.
 template <class Team>
 struct HeadPlace {
     int lane, head;
@@ -67,7 +67,7 @@ struct HeadPlace {
     template <class T>
     __device__ __forceinline__ explicit HeadPlace(const HeadArguments<T>& p)
         : lane(static_cast<int>(threadIdx.x) % Team::team) {
-        // The number of teams is a multiple of that of heads.
+        // The team count is a multiple of the head count.
         const std::int64_t block = blockIdx.x * std::int64_t{Team::teams};
         const std::int64_t index = block + threadIdx.x / Team::team;
         first_token = index / p.heads;
@@ -85,7 +85,7 @@ __device__ __forceinline__ std::int64_t offset_of(const HeadTensor<T>& x, const 
     return sample * x.sample_stride + (token - sample * length.value) * x.token_stride + head * x.head_stride;
 }
 
-/// Calls f(k, column) for the columns in the first half of a head that a thread holds, n at a time.
+/// Calls f(k, column) for the thread's columns in the head's first half, n at a time.
 template <class Team, class F>
 __device__ __forceinline__ void for_each_held(const HeadPlace<Team>& at, int half, const F& f) {
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void for_each_held(const HeadPlace<Team>& at, int hal
     }
 }
 
-/// A thread's columns of a row.
+/// A thread's columns in a row.
 template <class Team, class T>
 struct HeadRow {
     Fetched<Team::n, T> piece[Team::pieces];
@@ -104,7 +104,7 @@ struct HeadRow {
     __device__ __forceinline__ void read(const T* row, const HeadPlace<Team>& at, int half, int dim) {
         for_each_held(at, half, [&](int k, int column) {
             piece[k].read(row + column);
-            // If dim is odd, the second half of a head has one column less.
+            // If dim is odd, a head's second half has one column less.
             if (half + column < dim) piece[Team::held + k].read(row + half + column);
         });
     }
@@ -127,14 +127,14 @@ __device__ __forceinline__ void write_row(T* row, const S (&values)[Team::pieces
     });
 }
 
-/// Rotates a thread's columns by the angles of a token. sign -1 rotates back.
+/// Rotates a thread's columns by a token's angles. sign -1 rotates back.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void rotate(S (&x)[Team::pieces][Team::n], const HeadArguments<T>& p,
                                        std::int64_t token, const HeadPlace<Team>& at, S sign) {
     const std::int64_t row = (token - p.length.quotient_of(token) * p.length.value) * p.half;
     for_each_held(at, p.half, [&](int k, int column) {
         S cosine[Team::n], sine[Team::n];
-        // Rows of the tables are on 16-byte boundaries if a row has whole vectors.
+        // Table rows are on 16-byte boundaries if a row has whole vectors.
         load<Team::n>(cosine, p.cosines + row + column);
         load<Team::n>(sine, p.sines + row + column);
 #pragma unroll
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     };
     fetch(at.first_token);
     std::int64_t index = at.first_token;
-    // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.
+    // All lanes in a warp stay in the loop, because lanes without a row still take part in reductions.
     for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
         S x[Team::pieces][Team::n];
         next.values(x);
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     }
 }
 
-/// Adds the sums of the block's teams in the order of the teams, separately for queries and keys, and stores
-/// the results in the block's row of p.partials.
+/// Adds the block's team sums in team order, separately for queries and keys, and stores the results in the
+/// block's row in p.partials.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, const HeadPlace<Team>& at,
                                                   const S (&sums)[Team::pieces][Team::n]) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, con
 }
 
 /// With n = x rstd, d the gradient with respect to n weight, and g = d weight: gradient = rstd (g - n mean(g
-/// n)); the weights' gradients are the sums of d n.
+/// n)); the weight gradients are the sums of d n.
 template <class Team, class T>
 __global__ void __launch_bounds__(head_threads, backward_blocks)
     differentiate_kernel(const HeadArguments<T> p) {
@@ -281,8 +281,8 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
     store_weight_sums<Team>(p, at, sums);
 }
 
-/// Returns the number of which the number of blocks must be a multiple, so that the number of teams is a
-/// multiple of that of heads: every team has at most 32 threads, so a block has a multiple of 4 teams.
+/// Returns the number by which the block count must be divisible, so that the team count is divisible by the
+/// head count. A block has a multiple of 4 teams, because every team has at most 32 threads.
 std::int64_t block_multiple(std::int64_t heads) {
     return heads / std::gcd(heads, std::int64_t{head_threads / 32});
 }
@@ -292,8 +292,8 @@ std::int64_t block_count(std::int64_t wanted, std::int64_t at_most, std::int64_t
                       std::max(multiple, at_most / multiple * multiple));
 }
 
-/// Calls f(HeadTeam) with the smallest team that holds a head in one vector of each half, or with single
-/// elements if a head does not consist of whole vectors.
+/// Calls f(HeadTeam) with the smallest team that holds a head with one vector per half and thread, or with
+/// single elements if a head does not consist of whole vectors.
 template <class T, class F>
 void with_head_team(std::int64_t half, bool vectors, F&& f) {
     constexpr int n = vector_length<T>;
@@ -308,7 +308,7 @@ void with_head_team(std::int64_t half, bool vectors, F&& f) {
     f(Single{});
 }
 
-/// Fills in the arguments of a kernel and calls launch_for(HeadTeam, arguments), which launches the kernel.
+/// Fills in a kernel's arguments and calls launch_for(HeadTeam, arguments), which launches the kernel.
 template <class T, class F>
 void with_arguments(const Tensor& y, const Tensor& rstd, const Tensor& x, const HeadTransform& transform,
                     F&& launch_for) {
@@ -361,7 +361,7 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
     });
 }
 
-/// The number of blocks that an H200's 132 multiprocessors hold. The number is the same for every GPU and
+/// Block count: at most what an H200's 132 multiprocessors hold. The count is the same for every GPU and
 /// every alignment, so that memory plans and results do not depend on them.
 std::int64_t head_partials(std::int64_t tokens, std::int64_t heads) {
     return block_count(ceil_div(tokens * heads, std::int64_t{64}), 132 * backward_blocks, heads);

@@ -12,7 +12,7 @@ namespace gradtile {
 /// leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for float64 x).
 struct LayerNorm {
     struct Saved {
-        Tensor x;           ///< [.., C]: the input, or the sum of a residual
+        Tensor x;           ///< [.., C]: the input, or a residual's sum
         Tensor mean, rstd;  ///< [rows]
     };
 
@@ -21,13 +21,13 @@ struct LayerNorm {
               double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the sum of a residual and stores the sum in saved.x. backward then computes the gradient
-    /// with respect to the sum.
+    /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
+    /// respect to the sum.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// Returns dx, contiguous. Writes the parameters' gradients as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// Adds the gradient with respect to x to dx, which already holds the other gradient of the residual
-    /// stream. Returns dx, on a GPU with its column sums if requested.
+    /// Adds the gradient with respect to x to dx, which already holds the residual stream's other gradient.
+    /// Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip) const;
 

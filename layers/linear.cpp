@@ -51,7 +51,7 @@ void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& grad
     if (adapter) adapter->add_backward(ctx, {}, rows_of(gradient.dy), rows_of(saved.x));
 }
 
-/// The gradients of weight and bias.
+/// The weight and bias gradients.
 void Linear::accumulate_own_gradients(const Context& ctx, const SummedGradient& gradient,
                                       const Saved& saved) const {
     if (!weight.is_frozen()) {

@@ -12,15 +12,15 @@ namespace gradtile {
 
 struct LinearOptions {
     bool bias = true;
-    Init init = Init::normal(0.02);  ///< of the weight; the bias is initialised to zero
+    Init init = Init::normal(0.02);  ///< applies to the weight; the bias starts at zero
 };
 
 /// y[.., o] = sum_i x[.., i] W[o, i] + b[o].
 ///   x [.., in], y [.., out] in the parameters' dtype; weight [out, in], bias [out] or none.
 ///   dx = dy W,  dW += dy^T x,  db += sum over rows of dy.
-/// With an adapter, y and the gradients also have the terms of LowRankAdapter. Frozen parameters get no
-/// gradient. Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do
-/// not depend on the number of threads. Throws Error on other shapes or dtypes.
+/// With an adapter, y and the gradients also have LowRankAdapter's terms. Frozen parameters get no gradient.
+/// Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do not
+/// depend on the number of threads. Throws Error on other shapes or dtypes.
 struct Linear {
     struct Saved {
         Tensor x;  // [.., in]; undefined unless backward needs it
@@ -38,9 +38,9 @@ struct Linear {
 
     std::int64_t in_features() const { return weight.shape()[1]; }
     std::int64_t out_features() const { return weight.shape()[0]; }
-    /// Whether backward reads x: for the gradient of the weight or of an adapter.
+    /// Whether backward reads x: for the weight's or an adapter's gradient.
     bool backward_needs_x() const { return adapter || !weight.is_frozen(); }
-    /// Whether backward uses the column sums of dy.
+    /// Whether backward uses dy's column sums.
     bool bias_has_gradient() const { return bias.defined() && !bias.is_frozen(); }
 
     Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;

@@ -1,5 +1,5 @@
-// linear_activation.h on the GPU: cuBLASLt, or a kernel of gradtile's own, fuses the activation or its
-// derivative with the product if this is faster than two operators.
+// linear_activation.h on the GPU: cuBLASLt, or gradtile's own kernel, fuses the activation or its derivative
+// with the product if this is faster than two operators.
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_lt.h>
 #include <gradtile/layers/internal/activation_backend.h>

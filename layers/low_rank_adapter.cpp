@@ -10,7 +10,7 @@ LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& na
                                std::int64_t out, const LowRankOptions& options)
     : scale(options.alpha / static_cast<double>(options.rank)) {
     check(options.rank >= 1, "low_rank_adapter ", name, ": rank ", options.rank, "; expected at least 1");
-    // The elements of A x then have the variance of x's elements.
+    // The elements of A x then have the same variance as those of x.
     a = parameters.add(name + ".lora_a", {options.rank, in},
                        Init::normal(1.0 / std::sqrt(static_cast<double>(in))));
     b = parameters.add(name + ".lora_b", {out, options.rank}, Init::zeros());

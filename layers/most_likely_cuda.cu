@@ -9,13 +9,13 @@ namespace {
 
 constexpr int argmax_threads = 1024;
 
-/// A logit and its index as one number. Numbers are ordered by logit; of equal logits, the smaller index has
-/// the larger number.
+/// A logit and its index in one integer. The integers are ordered by logit; if logits are equal, the smaller
+/// index has the larger integer.
 using Candidate = unsigned long long;
 
 __device__ __forceinline__ Candidate candidate(float logit, unsigned index) {
-    // The bits of floats, as integers, are in the order of the floats if those of negative floats are
-    // inverted. -0 equals 0.
+    // Compared as unsigned integers, the bits have the order of the floats if all bits of negative floats are
+    // inverted, and the sign bit of the others is set. -0 equals 0.
     const unsigned bits = __float_as_uint(logit == 0 ? 0.0f : logit);
     const unsigned ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return static_cast<Candidate>(ordered) << 32 | ~index;

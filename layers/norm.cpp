@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm: checks, allocation, and the choice of the backend.
+// LayerNorm and RMSNorm: checks, allocation, and backend choice.
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/layer_norm.h>
@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// The result y of a forward pass, and the values that backward needs.
+/// A forward pass's result y, and the values that backward needs.
 struct Normalized {
     Tensor y, x, mean, rstd;
 };
@@ -33,7 +33,7 @@ Normalized normalize(const Context& ctx, const char* op, const Residual& residua
     return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
-/// Computes dx and the parameters' gradients. Returns dx's column sums if they are requested, except on the
+/// Computes dx and the parameter gradients. Returns dx's column sums if they are requested, except on the
 /// CPU, where a separate pass is as fast.
 Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out,
                      ColumnSums sums = ColumnSums::skip) {

@@ -8,7 +8,8 @@
 namespace gradtile::cpu {
 namespace {
 
-/// Rows per partial sum. There are at most 64 partial sums, enough for 64 threads, of at least 16 rows each.
+/// Rows per partial sum. There are at most 64 partial sums, enough for 64 threads. Each but the last covers
+/// at least 16 rows.
 std::int64_t rows_per_partial(std::int64_t rows) {
     return std::max<std::int64_t>(16, (rows + 63) / 64);
 }
@@ -97,8 +98,8 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
     }
 }
 
-/// Each block sums the parameters' gradients over its rows into its own partial sums. The partial sums are
-/// then added in block order.
+/// Each block sums the parameter gradients over its rows into its own partial sums. The partial sums are then
+/// added in block order.
 template <class T, bool centred, bool accumulate>
 void backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     using S = Accumulator<T>;

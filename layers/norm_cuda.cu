@@ -22,7 +22,7 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
 #pragma unroll
         for (int k = 0; k < Team::held; ++k)
 #pragma unroll
-            for (int i = 0; i < n; ++i) sum += x[k][i];  // x is zero after the end of the row
+            for (int i = 0; i < n; ++i) sum += x[k][i];  // x is zero beyond the row's end
         mean = reduce_team<Team::team>(sum, Sum{}) / count;
     }
 #pragma unroll
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
     }
 }
 
-/// One block per row, of any width.
+/// One block per row, for any width.
 template <class T>
 __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const NormForward<T> norm) {
     using S = Accumulator<T>;
@@ -129,11 +129,11 @@ __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const No
 
 // ---- Backward ----
 // With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
-// RMSNorm; dweight += dy n; dbias += dy. Every block sums the parameters' gradients over its rows, each
-// thread for its own columns, and stores them in its part of `partials`. If requested, dx's column sums are
-// computed in the same way.
+// RMSNorm; dweight += dy n; dbias += dy. Every block sums the parameter gradients over its rows, each thread
+// for its own columns, and stores them in its part of `partials`. If requested, dx's column sums are computed
+// in the same way.
 
-/// A thread's vectors of the rows that its team processes next, in shared memory. No other thread reads them,
+/// A thread's vectors in the rows that its team processes next, in shared memory. No other thread reads them,
 /// so no barrier is needed.
 template <class Team>
 struct FetchedRows {
@@ -148,7 +148,7 @@ struct FetchedRows {
         std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
 };
 
-/// A thread's sums over its columns: the gradients of weight and bias, and, if requested, dx.
+/// A thread's sums over its columns: the weight and bias gradients, and, if requested, dx.
 template <class S, int held, int n, bool sums_dx>
 struct ColumnSums {
     static constexpr int kinds = sums_dx ? 3 : 2;
@@ -188,7 +188,7 @@ __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
 }
 
 /// Processes a row that is in shared memory: adds its terms to the thread's sums and writes dx. If a thread
-/// holds only one vector of each row, `only_weights` holds the weights of its columns.
+/// holds only one vector per row, `only_weights` holds the weights for its columns.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
                                                   ColumnSums<S, Team::held, n, sums_dx>& sums,
@@ -250,7 +250,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
     }
 }
 
-/// Adds the sums of the block's teams in their order and stores them in the block's part of the results.
+/// Adds the block's team sums in team order and stores them in the block's part of the results.
 template <class Team, bool sums_dx, class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
                                            const ColumnSums<S, Team::held, n, sums_dx>& sums, uint4* shared,
@@ -263,7 +263,7 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
     constexpr int kinds = ColumnSums<S, Team::held, n, sums_dx>::kinds, teams = Team::backward_teams;
     static_assert(std::size_t{kinds} * Team::backward_threads * Team::held * n * sizeof(S) <=
                   FetchedRows<Team>::bytes);
-    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], in the memory of the rows
+    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], in the rows' memory
     __syncthreads();
 #pragma unroll
     for (int kind = 0; kind < kinds; ++kind)
@@ -307,13 +307,13 @@ __global__ void __launch_bounds__(Team::backward_threads,
     };
     ColumnSums<S, Team::held, n, sums_dx> sums;
     await_predecessor();
-    Fetched<n, T> only_weights{};  // the weights, if a thread holds only one vector of each row
+    Fetched<n, T> only_weights{};  // the weights, if a thread holds only one vector per row
     if (Team::held == 1 && lane < vectors) only_weights.read(norm.weight + lane * n);
-    // Statistics of the current row and of the rows that are being copied.
+    // Statistics for the current row and for the rows that are being copied.
     Statistics<S> statistics[Team::fetched_rows];
 #pragma unroll
     for (int i = 0; i < Team::fetched_rows; ++i) statistics[i] = fetch(i, row - i * step);
-    // All lanes of a warp stay in the loop, because lanes without a row still take part in reductions.
+    // All lanes in a warp stay in the loop, because lanes without a row still take part in reductions.
     int stage = 0;
     for (; last >= 0; last -= step) {
         device::wait_for_copies<Team::fetched_rows - 1>();
@@ -404,7 +404,7 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
             if (norm.x.in_vectors() && norm.y.in_vectors() && on_vector_boundary(weight) &&
                 (!bias.defined() || on_vector_boundary(bias)) &&
                 (!branch.defined() || norm.branch.in_vectors())) {
-                // A draw of random numbers is for 8 columns, which are one vector only in 16 bits.
+                // One random draw covers 8 columns, which are one vector only in 16 bits.
                 if (mask.threshold != 0 && vector_length<T> != dropout_group) add_first();
                 with_row_team(x.size(-1) / vector_length<T>, [&]<class Team>(Team) {
                     if constexpr (std::is_null_pointer_v<Team>) {
@@ -424,8 +424,8 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
     });
 }
 
-/// The number of blocks that an H200's 132 multiprocessors hold: two each for GPT-2's widths, three each for
-/// heads and for wider rows. The number is the same for every GPU, so that memory plans and results do not
+/// Block count: for each of an H200's 132 multiprocessors, at most two blocks for GPT-2's widths, and three
+/// for heads and for wider rows. The count is the same for every GPU, so that memory plans and results do not
 /// depend on the GPU.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
     const std::int64_t blocks = width > 64 && width <= 1280 ? 264 : 396;

@@ -1,6 +1,6 @@
 #pragma once
-/// Callbacks from forward and backward. Another part of the program uses these callbacks to exchange values
-/// and gradients between processes, so layers do not depend on that part.
+/// Callbacks from forward and backward. The caller uses them to exchange values and gradients between
+/// processes, so that layers do not depend on the exchange.
 #include <functional>
 
 #include <gradtile/core/parameter_store.h>
@@ -9,17 +9,17 @@ namespace gradtile {
 
 struct ForwardHooks {
     /// Called before the first read of any parameter up to and including `last`, in the store's order. The
-    /// callback can wait until the values of these parameters have arrived from other processes.
+    /// callback can wait until these parameters' values have arrived from other processes.
     std::function<void(const Parameter& last)> before_use = {};
 };
 
 struct BackwardHooks {
     /// Called once per parameter, directly after the last contribution to its gradient was enqueued.
     std::function<void(const Parameter&)> gradient_complete = {};
-    /// Called directly before the attention of a transformer block is enqueued, which is a good time to start
-    /// an exchange between processes. Attention kernels have many short thread blocks, so a concurrent
-    /// exchange only uses its share of the multiprocessors. The thread blocks of a matrix product run as long
-    /// as the product itself, so a concurrent exchange would delay the whole product.
+    /// Called directly before a transformer block's attention is enqueued, which is a good time to start an
+    /// exchange between processes. Attention kernels have many short thread blocks, so a concurrent exchange
+    /// only uses its share of the multiprocessors. In a matrix product, thread blocks run as long as the
+    /// product itself, so a concurrent exchange would delay the whole product.
     std::function<void()> before_attention = {};
 };
 

@@ -9,10 +9,10 @@
 namespace gradtile {
 
 /// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [.., C]. Rows are contiguous; leading axes may be
-/// strided (two groups, see rows.h), so that heads [B,S,H,D] of a packed projection can be normalised.
+/// strided (two groups, see rows.h), so that heads [B,S,H,D] in a packed projection can be normalised.
 struct RMSNorm {
     struct Saved {
-        Tensor x;     ///< [.., C]: the input, or the sum of a residual
+        Tensor x;     ///< [.., C]: the input, or a residual's sum
         Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
     };
 
@@ -20,8 +20,8 @@ struct RMSNorm {
     RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the sum of a residual and stores the sum in saved.x. backward then computes the gradient
-    /// with respect to the sum.
+    /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
+    /// respect to the sum.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// Returns dx, contiguous. Writes the weight's gradient as Parameter::begin_gradient_write() says.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;

@@ -14,7 +14,7 @@
 
 namespace gradtile {
 
-/// Cosines and sines [P, D/2] of the first P positions: float64 for float64 values, else float32.
+/// Cosines and sines [P, D/2] for the first P positions: float64 for float64 values, else float32.
 struct Rope::Tables {
     struct Table {
         DeviceCopies cosines, sines;
@@ -96,7 +96,7 @@ Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType 
     if (ctx.is_planning()) return angles;  // a dry run makes no table
     const Tables::Table& table =
         tables_->of_first(end < 0 ? max_positions() : std::min(end, max_positions()));
-    // A table is an embedding of positions.
+    // Table rows are looked up with the embedding kernels: positions take the place of tokens.
     const auto look_up = [&](const Tensor& rows, const DeviceCopies& table) {
         on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions.reshape({tokens}),
                   table.on_device(ctx, accumulator_of(dtype)));

@@ -6,27 +6,27 @@
 
 namespace gradtile {
 
-/// Rotates each pair (x[i], x[i + D/2]) of a head at position t by the angle t * base^(-2i/D). x [B,S,H,D]
+/// Rotates each pair (x[i], x[i + D/2]) in a head at position t by the angle t * base^(-2i/D). x [B,S,H,D]
 /// has any floating dtype and a contiguous last axis. Batch, position and head axes may be strided, so one
-/// call can rotate the query and key heads of a packed projection in place.
+/// call can rotate a packed projection's query and key heads in place.
 class Rope {
   public:
     /// Rotates positions 0 .. max_positions-1. D must be even. The angles are computed in float64, in a table
-    /// that grows with the positions that are used: its memory depends on the texts, not on max_positions. On
-    /// a GPU, growth copies the table to memory of the GPU's system allocator, and waits for the copy.
+    /// that grows with the positions in use: its memory depends on the texts, not on max_positions. On a GPU,
+    /// growth copies the table to memory from the GPU's system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
 
-    /// Cosines and sines [N, D/2] of N tokens with any positions, for values of one dtype.
+    /// Cosines and sines [N, D/2] for N tokens at any positions, in one dtype.
     struct Angles {
         Tensor cosines = {}, sines = {};
     };
-    /// Looks up the angles of `positions` (int32, N elements), all of which are below `end`; -1: below
+    /// Looks up the angles for `positions` (int32, N elements), which must all be below `end`; -1: below
     /// max_positions. On the CPU, a position outside the table throws Error; on a GPU its angles are NaN.
     Angles angles_at(const Context& ctx, const Tensor& positions, DType dtype, std::int64_t end = -1) const;
-    /// Returns views of the angles of the positions start .. start+length-1.
+    /// Returns views of the angles for positions start .. start+length-1.
     Angles angles_from(const Context& ctx, std::int64_t start, std::int64_t length, DType dtype) const;
 
-    /// Rotates x [B,N,H,D] in place by the given angles of N tokens.
+    /// Rotates x [B,N,H,D] in place by the given angles for N tokens.
     void forward(const Context& ctx, const Tensor& x, const Angles& angles) const;
     void backward(const Context& ctx, const Tensor& dx, const Angles& angles) const;
     /// Rotates x in place. `start` is the position of x's first token. backward needs no saved values.

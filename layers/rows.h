@@ -1,5 +1,5 @@
 #pragma once
-/// A tensor [.., C] as a list of rows of C contiguous elements, for operators over the last axis.
+/// A tensor [.., C] as a list of rows with C contiguous elements, for operators over the last axis.
 #include <algorithm>
 
 #include <gradtile/core/host_device.h>
@@ -7,12 +7,12 @@
 
 namespace gradtile {
 
-/// The start of each row of a view [.., C]. The leading axes are merged into at most two groups. This allows
-/// a dense tensor, a slice of its last axis, and a group of heads [B,S,H,D] of a packed projection.
+/// Where each row in a view [.., C] starts. The leading axes are merged into at most two groups. This allows
+/// a dense tensor, a slice along its last axis, and a head group [B,S,H,D] in a packed projection.
 struct RowLayout {
     std::int64_t rows = 0;
     std::int64_t width = 0;
-    std::int64_t inner = 1;  ///< rows of the inner group
+    std::int64_t inner = 1;  ///< rows in the inner group
     std::int64_t outer_stride = 0;
     std::int64_t inner_stride = 0;
 
@@ -22,11 +22,11 @@ struct RowLayout {
     }
 };
 
-/// Returns the layout of x. Throws Error with the name `op` unless the last axis is contiguous and the
-/// leading axes can be merged into two groups.
+/// Returns x's layout. Throws Error with the name `op` unless the last axis is contiguous and the leading
+/// axes can be merged into two groups.
 RowLayout row_layout(const Tensor& x, const char* op);
 
-/// The rows of a tensor as pointers to T, for CPU kernels.
+/// A tensor's rows as pointers to T, for CPU kernels.
 template <class T>
 class TensorRows {
   public:
@@ -40,9 +40,8 @@ class TensorRows {
     RowLayout layout_;
 };
 
-/// The number of rows in a parallel block, for operators that compute each row independently. A block has
-/// about 16,384 elements: enough work for a thread, and small enough for its cache. Depends on the shape
-/// only.
+/// Rows per parallel block, for operators that compute each row independently. A block has about 16,384
+/// elements: enough work for a thread, and small enough for its cache. Depends on the shape only.
 inline std::int64_t rows_per_block(std::int64_t width) {
     constexpr std::int64_t elements = 1 << 14;
     return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(1, width));

@@ -1,6 +1,6 @@
 #pragma once
-/// The functions of one element that activations use. float32 uses the hardware's instructions for 2^x and
-/// 1/x. The error of e^x is then about |x| + 2 units in the last place. This error is within the bounds of
+/// Single-element functions for activations. float32 uses the hardware's instructions for 2^x and 1/x. The
+/// error of e^x is then about |x| + 2 units in the last place. This error is within the bounds in
 /// tests/layers/activation_test.cpp, because activations do not depend on e^x where |x| is large. Results
 /// below the smallest normal float are 0, as in vector_math.h; the intrinsics that compute subnormal results
 /// take twice as many instructions. float64 uses the library's functions.

@@ -1,6 +1,6 @@
 #pragma once
-/// Column sums of a matrix that a kernel reads or computes. A block sums 128 rows; a second kernel adds these
-/// partial sums.
+/// Sums the columns of a matrix that a kernel reads or computes. A block sums 128 rows; a second kernel adds
+/// these partial sums.
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/device/partial_sums.cuh>
 #include <gradtile/layers/device/vectors.cuh>
@@ -8,12 +8,12 @@
 namespace gradtile::cuda {
 namespace device {
 
-constexpr int sum_columns_wide = 32;  // vectors of columns per block
+constexpr int sum_columns_wide = 32;  // groups of n columns per block
 constexpr int sum_lanes = 4;          // threads per column; each thread sums every fourth row
 constexpr int sum_fetches = 8;        // vectors that a thread loads at the same time
 
-/// parts[block] = the column sums of column_sum_rows rows, with n columns per thread. source.read(row,
-/// column) loads n elements of each of Source::inputs matrices. source.finish(values, fetched, row, column)
+/// parts[block] = column sums over column_sum_rows rows, with n columns per thread. source.read(row, column)
+/// loads n elements from each of Source::inputs matrices. source.finish(values, fetched, row, column)
 /// computes the values to be summed from them. Source::blocks is the minimum number of blocks per
 /// multiprocessor; without this minimum, the compiler uses fewer registers, so that fewer loads overlap
 /// (GELU's backward pass took 399 us instead of 313 us).
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(sum_columns_wide* sum_lanes, Source::blocks)
 
 }  // namespace device
 
-/// parts [ceil(rows / column_sum_rows), columns] = the column sums of the values of Source<n>. n is the
-/// number of columns per thread: the vector length of T if `vectors` is set, else 1.
+/// parts [ceil(rows / column_sum_rows), columns] = column sums over the values from Source<n>. n is the
+/// number of columns per thread: vector_length<T> if `vectors` is set, else 1.
 template <class T, template <int> class Source, class... Arguments>
 void sum_columns_of(const Context& ctx, const Tensor& parts, std::int64_t rows, bool vectors,
                     const Arguments&... arguments) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Softmax cross-entropy of a row of logits: what the kernels for rows of different widths share. The largest
-/// logit and the sum of exponentials are computed in one pass (online softmax, Milakov and Gimelshein 2018).
+/// Softmax cross-entropy for a logit row: what the kernels for different row widths share. The largest logit
+/// and the sum of exponentials are computed in one pass (online softmax, Milakov and Gimelshein 2018).
 #include <limits>
 
 #include <gradtile/core/context.h>
@@ -30,13 +30,13 @@ __device__ __forceinline__ bool is_valid_target(const CrossEntropy<L>& c, int ta
     return target >= 0 && target < c.width;
 }
 
-/// The factor of all gradients: scale / count, and 0 if all targets are ignored.
+/// The factor in all gradients: scale / count, and 0 if all targets are ignored.
 template <class L, class S = Accumulator<L>>
 __device__ __forceinline__ S gradient_factor(const CrossEntropy<L>& c) {
     return *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0);
 }
 
-/// The largest of the logits so far, and the sum of e^(logit - largest) over them.
+/// The largest logit so far, and the sum of e^(logit - largest).
 template <class S>
 struct Softmax {
     S largest = -std::numeric_limits<S>::infinity();
@@ -82,8 +82,8 @@ __device__ Softmax<S> combined(const Softmax<S>& own) {
     return all;
 }
 
-/// The gradient of a row's loss with respect to a logit. The caller subtracts `factor` from the gradient of
-/// the target's logit.
+/// The gradient of a row's loss with respect to a logit. For the target's logit, the caller also subtracts
+/// `factor`.
 template <class S>
 struct RowGradient {
     S largest, share, factor;
@@ -101,8 +101,9 @@ __device__ __forceinline__ double loss_of_row(const Softmax<S>& all, S target_lo
 }
 
 /// Launches the kernel for wide rows that thread block clusters hold in shared memory, so that every logit is
-/// read once. Returns false, and launches nothing, if the device has no clusters, if a cluster cannot hold a
-/// row, or if the rows are not aligned to 16 bytes. L is float, bfloat16 or float16.
+/// read once. Returns false, and launches nothing, if gradients are not requested, if the device has no
+/// clusters or too little shared memory, if a row is too short to gain or too long for a cluster, or if the
+/// rows are not aligned to 16 bytes. L is float, bfloat16 or float16.
 template <class L>
 bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L>& rows);
 

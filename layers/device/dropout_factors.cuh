@@ -5,16 +5,16 @@
 
 namespace gradtile::cuda::device {
 
-constexpr int dropout_group = 8;  // number of columns that share one Philox draw
+constexpr int dropout_group = 8;  // columns per Philox draw
 
-/// The factors of a mask: `scale` for a kept element, 0 for a dropped element.
+/// Mask factors: `scale` for a kept element, 0 for a dropped element.
 struct DropoutFactors {
     DropoutMask mask;
     Divisor tokens;
 
     explicit DropoutFactors(const DropoutMask& dropout_mask) : mask(dropout_mask), tokens(mask.tokens) {}
 
-    /// Computes the factors of n columns. key = mask.key(), which a thread should compute only once.
+    /// Computes the factors for n columns. key = mask.key(), which a thread should compute only once.
     template <class S, int n>
     __device__ __forceinline__ void draw(S (&factors)[n], Philox::Key key, Place at) const {
         static_assert(n == dropout_group || n == 1);

@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise operators over the rows of tensors of one shape. Tensors are read and written 16 bytes at a
-/// time if all of them allow it. An output may be one of the inputs.
+/// Element-wise operators over the rows of tensors that all have the same shape. Tensors are read and written
+/// 16 bytes at a time if all of them allow it. An output may be one of the inputs.
 #include <array>
 
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -28,7 +28,7 @@ struct MapArguments {
     DeviceRows<T> out[outputs];
     Divisor vectors_per_row;
     std::int64_t vectors;
-    bool dense;  // the rows of every tensor are adjacent in memory
+    bool dense;  // every tensor's rows are adjacent in memory
 };
 
 /// Returns op.prepared(), which an operator can define for work that each thread does once; else op itself.
@@ -103,8 +103,9 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
 }  // namespace device
 
 /// Computes out = op(in). Calls op(S (&out)[outputs][n], const S (&in)[inputs][n], Place) for n neighbouring
-/// columns. n is `together`, a multiple of the vector length, if all rows consist of aligned groups of
-/// `together` elements. Otherwise, or if `vectors` is false because op itself reads unaligned data, n is 1.
+/// columns. If all rows consist of aligned groups of `together` elements, n is `together`, which must be
+/// divisible by the vector length. Otherwise, or if `vectors` is false because op itself reads unaligned
+/// data, n is 1.
 template <int together, class T, std::size_t inputs, std::size_t outputs, class Operator>
 void map_rows(const Context& ctx, const std::array<device::DeviceRows<T>, outputs>& out,
               const std::array<device::DeviceRows<const T>, inputs>& in, const Operator& op,

@@ -10,7 +10,7 @@
 namespace gradtile::cuda {
 namespace device {
 
-/// A team of `team` threads, of which each holds `held` vectors. Teams of at most one warp share a block.
+/// A team of `team` threads that hold `held` vectors each. Teams of at most one warp share a block.
 template <int team_threads, int held_vectors>
 struct RowTeam {
     static constexpr int team = team_threads, held = held_vectors;
@@ -18,26 +18,26 @@ struct RowTeam {
     static constexpr int teams = threads / team;
     static constexpr int max_vectors = team * held;
 
-    // Backward holds three sums per column in registers. The size of these sums limits the number of threads
-    // per block and of blocks per multiprocessor.
+    // Backward holds three sums per column in registers. Their size limits the threads per block and the
+    // blocks per multiprocessor.
     static constexpr int backward_threads = team > 32 ? team : held <= 3 ? 256 : 192;
     static constexpr int backward_teams = backward_threads / team;
     static constexpr int backward_blocks = held == 1 || team == 128 ? 3 : team <= 32 ? 2 : 1;
-    // The number of rows in a team's shared memory: one is processed while the others are loaded. Short rows
-    // need more of them to use the memory bandwidth.
+    // Rows in a team's shared memory: one is processed while the others are loaded. Short rows need more to
+    // use the memory bandwidth.
     static constexpr int fetched_rows = held == 1 ? 4 : 2;
 };
 
 constexpr int fetched_tensors = 3;  // x, dy and dx
 
-constexpr int long_row_threads = 256;  // threads of a block for a row that is not held in registers
+constexpr int long_row_threads = 256;  // threads per block for a row that is not held in registers
 
 template <class S>
 struct Statistics {
     S mean, rstd;
 };
 
-/// The arguments of y = norm(x), or of y = norm(x + branch * factors), which also stores the sum in branch.
+/// Arguments for y = norm(x), or for y = norm(x + branch * factors), which also stores the sum in branch.
 /// mean is null for RMSNorm; bias is null if there is none.
 template <class T>
 struct NormForward {
@@ -57,16 +57,16 @@ struct NormBackward {
     const Accumulator<T>*mean, *rstd;
     const T* weight;
     Accumulator<T>* partials;     // [gridDim.x, 2, C]
-    Accumulator<T>* column_sums;  // partial column sums of dx [gridDim.x, C], or null
+    Accumulator<T>* column_sums;  // dx's partial column sums [gridDim.x, C], or null
     bool accumulate_dx;
 };
 
 }  // namespace device
 
-/// Calls f(RowTeam) with the smallest team that holds rows of this number of vectors, or f(nullptr) if no
-/// team does. Examples for 16-bit rows: a head of 64 columns is one vector for each of 8 threads; 384 columns
-/// are three vectors for each of 16 threads; GPT-2's 768, 1024 and 1280 columns are three, four and five
-/// vectors for each of 32 threads.
+/// Calls f(RowTeam) with the smallest team that holds rows of `vectors` vectors, or f(nullptr) if no team
+/// does. Examples for 16-bit rows: with 64 columns (a head), each of 8 threads holds one vector; with 384
+/// columns, each of 16 threads holds three; with GPT-2's 768, 1024 and 1280 columns, each of 32 threads holds
+/// three, four and five.
 template <class F>
 void with_row_team(std::int64_t vectors, F&& f) {
     if (vectors <= device::RowTeam<8, 1>::max_vectors) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The second stage of sums over many rows: adds the partial sums of a kernel's blocks in a fixed order.
+/// The second stage of a sum over many rows: adds the partial sums from a kernel's blocks in a fixed order.
 #include <array>
 
 #include <gradtile/core/parameter_store.h>
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(partial_columns* partial_lanes)
 
 }  // namespace device
 
-/// Writes the sums over the blocks of partials [blocks, destinations, columns] to totals[d] [columns]. Only
-/// the last total may be undefined.
+/// Sums partials [blocks, destinations, columns] over the blocks, and writes the sums to totals[d] [columns]
+/// or adds them. Only the last total may be undefined.
 template <class S, int destinations>
 void add_partials(const Context& ctx, const std::array<GradientTarget, destinations>& totals,
                   const S* partials, std::int64_t blocks) {

@@ -6,7 +6,7 @@
 
 namespace gradtile::cuda::device {
 
-/// The first of several neighbouring elements of a row.
+/// Where the first of several neighbouring elements is.
 struct Place {
     std::int64_t row, column;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Epilogues of products with an activation; see core/gemm/device/kernel.cuh.
+/// Epilogues for products with an activation; see core/gemm/device/kernel.cuh.
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/core/cuda/device/fragments.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
@@ -10,7 +10,7 @@ using ProductGelu = activation_formulas::GeluTanh<ActivationMath, float>;
 using ProductSwiGlu = activation_formulas::SwiGlu<ActivationMath, float>;
 
 /// Replaces x by ActivationMath::scaled_sigmoid(x). Each loop computes all numbers before the next loop
-/// begins, so that the latencies of the GPU's functions overlap: few warps compute epilogues at a time.
+/// begins, so that the GPU functions' latencies overlap: few warps compute epilogues at a time.
 template <int n>
 __device__ __forceinline__ void take_sigmoids(float (&x)[n]) {
 #pragma unroll
@@ -19,14 +19,14 @@ __device__ __forceinline__ void take_sigmoids(float (&x)[n]) {
     for (int i = 0; i < n; ++i) x[i] = reciprocal(1 + x[i]);
 }
 
-/// Replaces x by the arguments of scaled_sigmoid() for sigmoid(x).
+/// Replaces x by scaled_sigmoid()'s argument for sigmoid(x).
 template <int n>
 __device__ __forceinline__ void scale_logits(float (&x)[n]) {
 #pragma unroll
     for (int i = 0; i < n; ++i) x[i] *= ActivationMath::sigmoid_factor<float>;
 }
 
-/// The elements of four pairs.
+/// Unpacks four pairs into eight elements.
 template <class T>
 __device__ __forceinline__ void unpack_pairs(float (&x)[8], const std::uint32_t (&pairs)[4]) {
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ void pack_pairs(std::uint32_t (&pairs)[4], const floa
     for (int i = 0; i < 4; ++i) pairs[i] = pack<T>(x[2 * i], x[2 * i + 1]);
 }
 
-/// Both elements of a pair, limited to [-limit, limit]; NaN stays NaN.
+/// Limits both elements in a pair to [-limit, limit]; NaN stays NaN.
 template <class T>
 __device__ __forceinline__ std::uint32_t clamp_pair(std::uint32_t pair, float limit) {
     const std::uint32_t highest = pack<T>(limit, limit), lowest = pack<T>(-limit, -limit);
@@ -155,7 +155,7 @@ struct StoreSwiGlu {
     }
 };
 
-/// The gradients of gate and up from the gradient a b of y.
+/// Computes the gate and up gradients from y's gradient, which is a b.
 template <class T>
 struct StoreSwiGluGradient {
     using Element = T;

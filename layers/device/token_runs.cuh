@@ -1,35 +1,35 @@
 #pragma once
-/// Divides the work of an embedding's gradient. Positions are sorted by token, so the positions of a token
-/// are a run of neighbouring sorted places. A warp adds all short runs that begin in a window of places. A
-/// long run is cut into pieces, and a block adds each piece.
+/// Divides the work for an embedding's gradient. Positions are sorted by token, so a token's positions are a
+/// run of neighbouring sorted places. A warp adds all short runs that begin in a window of places. A long run
+/// is cut into pieces, and a block adds each piece.
 #include <gradtile/layers/device/token_sort.cuh>
 
 namespace gradtile::cuda {
 namespace device {
 
-constexpr int short_run = 32;   // the largest length of a short run, in places
+constexpr int short_run = 32;   // the maximum length of a short run, in places
 constexpr int run_window = 8;   // places per window
 constexpr int run_piece = 128;  // places per piece
-// The columns of a piece are divided over at most this many blocks. Each of these blocks counts finished
-// pieces separately.
+// A piece's columns are divided over at most this many blocks. Each such block counts finished pieces
+// separately.
 constexpr int arrival_lanes = 4;
 
 /// A piece of a long run.
 struct RunPiece {
-    std::int32_t begin, end;  ///< the sorted places of the whole run
-    std::int32_t index;       ///< the index of this piece in the run
-    std::int32_t slot;        ///< the slot of the run's first partial sum; unused if the run has one piece
+    std::int32_t begin, end;  ///< sorted places of the whole run
+    std::int32_t index;       ///< index of this piece in the run
+    std::int32_t slot;        ///< the run's first partial-sum slot; unused if the run has one piece
 
     __device__ __forceinline__ int pieces() const { return (end - begin + run_piece - 1) / run_piece; }
 };
 static_assert(sizeof(RunPiece) == 4 * sizeof(std::int32_t));
 
-/// The lengths of the lists of pieces, windows and slots. Pieces and windows are in no particular order.
+/// How many pieces, windows and slots there are. Pieces and windows are in no particular order.
 struct RunCounts {
     std::int32_t pieces, windows, slots;
 };
 
-/// The arrays of token runs in one block of int32 elements.
+/// The token-run arrays in one int32 memory block.
 struct TokenRuns {
     SortedTokens sorted;
     std::int64_t count;  ///< number of positions
@@ -37,7 +37,7 @@ struct TokenRuns {
     RunPiece* pieces;
     std::int32_t* windows;  ///< the windows in which short runs begin
     RunCounts* counts;
-    std::int32_t* arrivals;  ///< [slots, arrival_lanes]: finished pieces of a run; 0 between passes
+    std::int32_t* arrivals;  ///< [slots, arrival_lanes]: finished pieces per run; 0 between passes
 
     __host__ __device__ std::int64_t max_slots() const { return count / (run_piece / 2); }
     std::int64_t max_pieces() const { return count / (short_run + 1); }
@@ -58,7 +58,7 @@ __device__ __forceinline__ std::int64_t run_end(const std::int32_t* keys, std::i
 
 constexpr int cut_threads = 256;
 
-/// Makes the lists of pieces and windows. One thread per sorted place.
+/// Makes the piece and window lists. One thread per sorted place.
 static __global__ void __launch_bounds__(cut_threads) cut_runs_kernel(const TokenRuns runs) {
     constexpr unsigned warp = 0xffffffffu;
     constexpr int windows = 32 / run_window;  // windows per warp
@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(cut_threads) cut_runs_kernel(const Toke
 
 }  // namespace device
 
-/// The number of int32 elements of memory for `count` positions.
+/// Memory for `count` positions, in int32 elements.
 inline std::int64_t token_runs_elements(std::int64_t count) {
     const device::TokenRuns sizes{.count = count};
     constexpr std::int64_t piece = sizeof(device::RunPiece) / sizeof(std::int32_t);
@@ -115,8 +115,7 @@ inline device::TokenRuns token_runs(std::int32_t* memory, std::int64_t count, st
     return runs;
 }
 
-/// Sorts positions by token and makes the lists of runs. token_runs() then returns the addresses of the
-/// lists.
+/// Sorts positions by token and makes the run lists. token_runs() then returns the lists' addresses.
 inline void find_token_runs(const Context& ctx, std::int32_t* memory, const std::int32_t* tokens,
                             std::int64_t count, std::int32_t vocabulary) {
     using namespace device;

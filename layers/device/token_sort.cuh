@@ -1,7 +1,7 @@
 #pragma once
 /// Sorts positions 0 .. n-1 by their token with a stable radix sort (least significant digit first). Equal
-/// tokens stay in order of position, so sums over them always have the same order. The sort takes one kernel
-/// per digit, and one more for the first counts: each pass also counts the digits of the next pass.
+/// tokens stay in position order, so sums over them always have the same order. The sort takes one kernel per
+/// digit, and one more for the first counts: each pass also counts the next pass's digits.
 #include <cstdint>
 
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -19,7 +19,7 @@ __device__ __forceinline__ unsigned digit_of(std::int32_t key, int shift) {
     return static_cast<unsigned>(key) >> shift & (digits - 1);
 }
 
-/// The sort key of a token. Tokens outside the vocabulary get the key `vocabulary`, so they come last.
+/// A token's sort key. Tokens outside the vocabulary get the key `vocabulary`, so they come last.
 __device__ __forceinline__ std::int32_t key_of(std::int32_t token, std::int32_t vocabulary) {
     return token >= 0 && token < vocabulary ? token : vocabulary;
 }
@@ -31,8 +31,8 @@ __device__ __forceinline__ std::int64_t sort_index(int round) {
            threadIdx.x % 32;
 }
 
-/// counts[tile][digit] = the number of keys in the tile whose first digit is `digit`. Sets the counts of
-/// later passes, and the words of `zeroed`, to 0.
+/// counts[tile][digit] = how many keys in the tile have `digit` as their first digit. Sets later passes'
+/// counts and the `zeroed` words to 0.
 static __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* tokens, std::int64_t n,
                         std::int32_t vocabulary, int passes, std::int32_t* zeroed, int zeroed_words) {
@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(sort_threads)
     if (blockIdx.x == 0 && threadIdx.x < zeroed_words) zeroed[threadIdx.x] = 0;
 }
 
-/// The sum of `value` over the threads of the block with a lower index.
+/// The sum of `value` over the block's threads with a lower index.
 template <int threads>
 __device__ __forceinline__ int exclusive_sum(int value) {
     __shared__ int of_warp[threads / 32];
@@ -72,8 +72,8 @@ __device__ __forceinline__ int exclusive_sum(int value) {
     return before + inclusive - value;
 }
 
-/// The arguments of a pass, which sorts keys and their positions by one digit. In the first pass,
-/// from_positions is null, because token i has position i. In the last pass, next_counts is null.
+/// Arguments for a pass, which sorts keys and their positions by one digit. In the first pass, from_positions
+/// is null, because token i has position i. In the last pass, next_counts is null.
 struct SortPass {
     std::int32_t *to_keys, *to_positions;
     const std::int32_t *from_keys, *from_positions;
@@ -84,8 +84,8 @@ struct SortPass {
     int shift;
 };
 
-/// The destination of the tile's first key with the thread's digit: after all keys with lower digits, and
-/// after the keys with this digit in earlier tiles.
+/// Where the tile's first key with the thread's digit goes: after all keys with lower digits, and after the
+/// keys with this digit in earlier tiles.
 __device__ __forceinline__ int place_of_digit(const std::int32_t* counts) {
     int before = 0, total = 0;
 #pragma unroll 32
@@ -153,25 +153,25 @@ inline int sort_passes(std::int32_t vocabulary) {
     return passes;
 }
 
-/// Sorted keys and their positions, in the scratch memory of the sort.
+/// Sorted keys and their positions, in the sort's scratch memory.
 struct SortedTokens {
     const std::int32_t *keys, *positions;
 };
 
-/// The number of int32 elements of scratch memory for sorting n tokens.
+/// Scratch memory for sorting n tokens, in int32 elements.
 inline std::int64_t sort_scratch(std::int64_t n) {
     constexpr std::int64_t max_passes = ceil_div(31, device::digit_bits);
     return 4 * n + max_passes * device::digits * ceil_div(n, device::sort_tile);
 }
 
-/// The addresses of sort_tokens()'s results. They depend on the number of passes, because each pass writes to
-/// the other half of the scratch memory.
+/// The addresses of sort_tokens()'s results. They depend on the pass count, because the passes alternate
+/// between the two halves of the scratch memory.
 inline SortedTokens sorted_tokens(const std::int32_t* scratch, std::int64_t n, std::int32_t vocabulary) {
     const std::int32_t* const keys = scratch + (sort_passes(vocabulary) % 2 == 1 ? 0 : 2 * n);
     return {keys, keys + n};
 }
 
-/// Sorts n tokens. Also sets the words of `zeroed` to 0.
+/// Sorts n tokens. Also sets the `zeroed` words to 0.
 inline void sort_tokens(const Context& ctx, std::int32_t* scratch, const std::int32_t* tokens, std::int64_t n,
                         std::int32_t vocabulary, std::int32_t* zeroed, int zeroed_words) {
     using namespace device;

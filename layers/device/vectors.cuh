@@ -1,12 +1,12 @@
 #pragma once
-/// Loads and stores of 16 bytes, which use the memory bandwidth best. In registers, elements have their
+/// 16-byte loads and stores, which use the memory bandwidth best. In registers, elements have their
 /// accumulator's type.
 #include <gradtile/layers/rows.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::cuda::device {
 
-/// The number of elements of type T in 16 bytes.
+/// Elements of type T per 16-byte vector.
 template <class T>
 inline constexpr int vector_length = 16 / static_cast<int>(sizeof(T));
 
@@ -60,8 +60,8 @@ __device__ __forceinline__ uint4 pack(const Accumulator<T>* from) {
     return {words[0], words[1], words[2], words[3]};
 }
 
-/// to = from[0 .. n-1]. n is 1, or a multiple of the vector length; then `from` must be on a 16-byte
-/// boundary.
+/// to = from[0 .. n-1]. n is 1 or divisible by the vector length; in the second case, `from` must be on a
+/// 16-byte boundary.
 template <int n, class T>
 __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
     if constexpr (n == 1) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load(Accumulator<T> (&to)[n], const T* from) {
 }
 
 /// n neighbouring elements that a thread has loaded but not converted yet, which takes fewer registers.
-/// The alignment must be that of load().
+/// Requires the same alignment as load().
 template <int n, class T>
 struct Fetched {
     uint4 vectors[n / vector_length<T>];
@@ -99,7 +99,7 @@ struct Fetched<1, T> {
     }
 };
 
-/// to[0 .. n-1] = from. The alignment must be that of load().
+/// to[0 .. n-1] = from. Requires the same alignment as load().
 template <int n, class T>
 __device__ __forceinline__ void store(T* to, const Accumulator<T> (&from)[n]) {
     if constexpr (n == 1) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_streaming(T* to, const Accumulator<T> (&fr
     }
 }
 
-/// to[0 .. n-1] += values. The alignment must be that of load().
+/// to[0 .. n-1] += values. Requires the same alignment as load().
 template <int n, class S>
 __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
     S sums[n];
@@ -133,7 +133,7 @@ __device__ __forceinline__ void accumulate(S* to, const S (&values)[n]) {
     store<n>(to, sums);
 }
 
-/// The rows of a tensor, passed to a kernel by value.
+/// A tensor's rows, passed to a kernel by value.
 template <class T>
 struct DeviceRows {
     T* data = nullptr;
@@ -145,11 +145,11 @@ struct DeviceRows {
 
     __device__ __forceinline__ T* operator[](std::int64_t row) const { return data + layout.offset(row); }
 
-    /// Whether each row begins at the end of the previous row.
+    /// Whether each row begins where the previous row ends.
     bool dense() const {
         return layout.rows <= 1 || (layout.inner == layout.rows && layout.inner_stride == layout.width);
     }
-    /// Whether rows begin on 16-byte boundaries and their length is a multiple of n.
+    /// Whether rows begin on 16-byte boundaries and their length is divisible by n.
     bool in_vectors(int n = vector_length<std::remove_const_t<T>>) const {
         constexpr int aligned = vector_length<std::remove_const_t<T>>;
         return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && layout.width % n == 0 &&

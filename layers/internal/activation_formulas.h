@@ -1,7 +1,7 @@
 #pragma once
-/// The formulas of the activations for one element, on CPU and GPU. S is float or double. Math has the
-/// functions of the device: sigmoid(x), which is scaled_sigmoid(sigmoid_factor<S> * x), times_normal(x) =
-/// x Phi(x), and normal(x), which returns a vector_math::Normal.
+/// Activation formulas for one element, on CPU and GPU. S is float or double. Math has the device's
+/// functions: sigmoid(x), which is scaled_sigmoid(sigmoid_factor<S> * x), times_normal(x) = x Phi(x), and
+/// normal(x), which returns a vector_math::Normal.
 ///
 /// A plain formula has value(x) and slope(x) = value'(x). A gated formula has value(gate, up) and
 /// gradient(dy, gate, up).
@@ -92,8 +92,7 @@ GRADTILE_HOST_DEVICE decltype(auto) pass_formula(F&& f) {
 }
 }  // namespace detail
 
-/// Returns f(TypeTag<Formula>{}) with the formula of `activation`. No other code has a switch over
-/// activations.
+/// Returns f(TypeTag<Formula>{}) with `activation`'s formula. No other code has a switch over activations.
 GRADTILE_CALLS_EITHER_DEVICE
 template <class Math, class S, class F>
 GRADTILE_HOST_DEVICE decltype(auto) visit(Activation activation, F&& f) {

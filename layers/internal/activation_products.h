@@ -18,7 +18,7 @@ void run_gelu_gradient_product(const Context& ctx, const ProductOperands& operan
 std::span<const std::uint64_t> swiglu_product_kernels(const ProductOperands& operands);
 void run_swiglu_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
 
-/// to[0] and to[1] = the gradients of the gate with[0] and of with[1], from the gradient a b[0] of SwiGLU.
+/// to[0] and to[1] = the gradients of the gate with[0] and of with[1], from SwiGLU's gradient a b[0].
 std::span<const std::uint64_t> swiglu_gradient_product_kernels(const ProductOperands& operands);
 void run_swiglu_gradient_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel);
 

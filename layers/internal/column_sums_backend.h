@@ -4,7 +4,7 @@
 #include <gradtile/layers/column_sums.h>
 
 namespace gradtile::cpu {
-/// parts[i] = the column sums of the i-th block of column_sum_rows rows of x.
+/// parts[i] = column sums over the i-th block of column_sum_rows rows in x.
 void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x);
 /// Adds the parts in their order, and writes or adds the sum to `total`.
 void add_parts(const Context& ctx, const GradientTarget& total, const Tensor& parts);

@@ -9,14 +9,14 @@ namespace cpu {
 /// count [1] float64 = the number of targets that are not ignored. Targets outside [0, vocabulary) throw
 /// Error on the CPU. On the GPU they are counted, and cross_entropy_rows makes their loss and gradients NaN.
 void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
-/// Computes losses [n] float64 from logits [n,V]; the loss of an ignored target is 0. If d_logits [n,V] is
-/// defined, computes d_logits = (softmax(logits) - one_hot(target)) * scale / count; the row of an ignored
-/// target is 0. d_logits must be in the memory of the logits, which it overwrites, and must have the same
-/// dtype (on the CPU, also a narrower dtype).
+/// Computes losses [n] float64 from logits [n,V]; an ignored target's loss is 0. If d_logits [n,V] is
+/// defined, computes d_logits = (softmax(logits) - one_hot(target)) * scale / count; an ignored target's row
+/// is 0. d_logits must be in the logits' memory, which it overwrites, and must have the same dtype (on the
+/// CPU, also a narrower dtype).
 void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
                         const Tensor& logits, const Tensor& targets, const Tensor& count, double scale);
-/// If total is [1]: total = sum of losses / count (0 when count is 0). If total is [2]: total = {sum of
-/// losses, count}.
+/// If total is [1]: total = sum(losses) / count (0 when count is 0). If total is [2]: total = {sum(losses),
+/// count}.
 void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count);
 }  // namespace cpu
 namespace cuda {

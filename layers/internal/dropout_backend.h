@@ -4,12 +4,12 @@
 
 namespace gradtile {
 
-/// The mask of one call.
+/// One call's mask.
 struct DropoutMask : DropoutDraws {
     std::int64_t tokens = 1;  ///< rows per sample
 };
 
-/// Checks the arguments and returns the mask of one call on x.
+/// Checks the arguments and returns the mask for one call on x.
 DropoutMask dropout_mask(double p, const DropoutKey& key, const Tensor& x);
 
 namespace cpu {

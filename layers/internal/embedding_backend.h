@@ -6,7 +6,7 @@ namespace gradtile::cpu {
 /// A token outside the vocabulary throws Error on the CPU. On the GPU the host does not wait for the kernel,
 /// so the token's row becomes NaN; the loss is then NaN, too, and the trainer refuses the step.
 void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight);
-/// `tokens` are the tokens of the forward pass.
+/// `tokens` are the forward pass's tokens.
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy,
                         const Tensor& tokens);
 /// y [B,T,C] = x + weight [T,C]
@@ -17,12 +17,11 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
 
 namespace gradtile::cuda {
 void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight);
-/// Backward adds up the rows of each token, so order_by_token() first sorts positions by token. `order` is
-/// int32 and has token_order_elements() elements. Positions whose token is outside the vocabulary are
-/// skipped.
+/// Backward adds up each token's rows, so order_by_token() first sorts positions by token. `order` is int32
+/// and has token_order_elements() elements. Positions whose token is outside the vocabulary are skipped.
 std::int64_t token_order_elements(std::int64_t positions);
 void order_by_token(const Context& ctx, const Tensor& order, const Tensor& tokens, std::int64_t vocabulary);
-/// `scratch` of embedding_backward has this shape and weight_grad's dtype. Several passes may use the same
+/// embedding_backward()'s `scratch` has this shape and weight_grad's dtype. Several passes may use the same
 /// `order`, one after the other.
 Shape embedding_backward_scratch(std::int64_t positions, std::int64_t width);
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& order,

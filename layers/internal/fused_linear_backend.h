@@ -4,14 +4,14 @@
 
 namespace gradtile::cuda {
 
-/// Thread blocks of the kernel: 8 or 16 warps. Each thread has up to `stages` copies of 16 bytes in flight.
+/// The kernel's thread blocks: 8 or 16 warps. Each thread has up to `stages` 16-byte copies in flight.
 struct FusedLinearTiles {
     static constexpr int stages = 12;
     int warps = 16, blocks_of_multiprocessor = 1;
 
-    /// With two small thread blocks on a multiprocessor, one reads while the other waits: for a weight of
-    /// 1280 x 3840 the product takes 3.9 us instead of 4.3 us. Small blocks are faster if each block has many
-    /// more rows of the weight than warps. With fewer rows, one large block divides the rows more evenly
+    /// With two small thread blocks on a multiprocessor, one reads while the other waits: for a 1280 x 3840
+    /// weight the product takes 3.9 us instead of 4.3 us. Small blocks are faster if each block has at least
+    /// 1.5 times as many weight rows as warps. With fewer rows, one large block divides the rows more evenly
     /// among its warps, and x is normalised once per multiprocessor instead of twice.
     static FusedLinearTiles of(std::int64_t weight_rows, int multiprocessors) {
         constexpr FusedLinearTiles small{.warps = 8, .blocks_of_multiprocessor = 2};
@@ -21,7 +21,7 @@ struct FusedLinearTiles {
 };
 
 /// Computes fused_linear() for up to 8 rows in one kernel. Returns false and does nothing for more rows, for
-/// float64, and if the bytes of a row are not a multiple of 16.
+/// float64, and if the row size in bytes is not divisible by 16.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
 /// Computes fused_linear() with the given thread blocks, for bench/fused_linear_bench.cpp.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,

@@ -4,8 +4,8 @@
 
 namespace gradtile {
 
-/// Scratch memory of differentiate_heads: partial sums [head_partials(), 2, D] of the gradients of the
-/// weights of queries and of keys, in accumulator_of(x.dtype()).
+/// differentiate_heads() needs scratch memory `partials`: partial sums [head_partials(), 2, D] for the query
+/// and key weight gradients, in accumulator_of(x.dtype()).
 namespace cpu {
 /// With `inverse`, rotates by the negative angles; the transform must then have no norm.
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,

@@ -5,35 +5,34 @@
 
 namespace gradtile {
 
-/// Inputs of norm_backward.
+/// Inputs for norm_backward.
 struct NormInputs {
     Tensor dy, x;       ///< [.., C]
     Tensor mean, rstd;  ///< [rows]
     Tensor weight;      ///< [C]
 };
-/// Outputs of norm_backward: dx and the parameters' gradients, each overwritten or accumulated.
+/// Outputs from norm_backward: dx and the parameter gradients, each overwritten or accumulated.
 struct NormGradients {
     Tensor dx;  ///< [.., C]
     bool accumulate_dx = false;
     /// [C]; undefined for an absent bias, and both undefined for frozen parameters.
     GradientTarget weight = {}, bias = {};
     Tensor partials = {};     ///< scratch [norm_partials(rows, C), 2, C] in accumulator_of(x.dtype())
-    Tensor column_sums = {};  ///< partial sums of dx [norm_partials(rows, C), C], or undefined
+    Tensor column_sums = {};  ///< dx's partial sums [norm_partials(rows, C), C], or undefined
 };
 
-/// Outputs of norm_forward.
+/// Outputs from norm_forward.
 struct NormOutputs {
     Tensor y;           ///< [.., C]
     Tensor mean, rstd;  ///< [rows]
 };
 
 namespace cpu {
-/// Stores the sum of the residual in its branch.
+/// Stores the residual's sum in its branch.
 void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
                   const Tensor& bias, double eps);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
-/// The number of partial sums of the parameters' gradients. Each is over a block of rows; they are added in
-/// order.
+/// How many partial sums each parameter gradient has. Each covers one row block; they are added in order.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cpu
 namespace cuda {

@@ -1,6 +1,6 @@
 #pragma once
-/// The last step of the gradients of weights that all rows share: the sum of partial sums over blocks of
-/// rows. layers/device/partial_sums.cuh is the same on the GPU.
+/// The last step in computing the gradients of weights that all rows share: adds the row blocks' partial
+/// sums. layers/device/partial_sums.cuh is the same on the GPU.
 #include <algorithm>
 #include <array>
 
@@ -8,8 +8,8 @@
 
 namespace gradtile::cpu {
 
-/// Adds the partial sums [parts, destinations, columns] of totals[d] [columns], in the order of the parts.
-/// Skips undefined totals.
+/// Adds the partial sums [parts, destinations, columns] to totals[d] [columns], in part order. First sets
+/// totals[d] to 0 unless it accumulates. Skips undefined totals.
 template <class S, std::size_t destinations>
 void add_partials(const std::array<GradientTarget, destinations>& totals, const Tensor& partials) {
     const std::int64_t parts = partials.size(0), columns = partials.size(2);

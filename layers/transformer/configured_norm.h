@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// The name of a norm's parameters in checkpoints: "ln_1" or "norm_1" for the suffix "1".
+/// A norm's parameter name in checkpoints: "ln_1" or "norm_1" for the suffix "1".
 std::string norm_name(Norm norm, const std::string& suffix);
 
 /// LayerNorm or RMSNorm over the last axis of x [.., C].
@@ -21,15 +21,15 @@ struct ConfiguredNorm {
     ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the sum of a residual, and replaces the residual by its sum.
+    /// Normalises the residual's sum, and replaces the residual by this sum.
     Tensor forward(const Context& ctx, Residual& residual, Saved& saved) const;
     /// Recomputes the output of the forward pass that wrote `saved`, with the same bits.
     Tensor recompute_output(const Context& ctx, const Saved& saved) const;
-    /// Computes the gradients of the parameters and returns dx.
+    /// Computes the parameter gradients and returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;
-    /// Adds the gradient with respect to x to dx, which already holds the gradient of the residual stream.
-    /// Returns dx, on a GPU with its column sums if requested.
+    /// Adds the gradient with respect to x to dx, which already holds the residual stream's gradient. Returns
+    /// dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip, const BackwardHooks& hooks = {}) const;
 };

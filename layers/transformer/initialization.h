@@ -12,9 +12,9 @@ inline constexpr double initial_std = 0.02;
 inline Init weight_init() {
     return Init::normal(initial_std);
 }
-/// The initial values of matrices whose output is added to the residual stream. The stream is a sum of 2 *
-/// layers such outputs, so the standard deviation is divided by sqrt(2 * layers). The variance of the stream
-/// then does not grow with depth.
+/// Initial values for matrices whose output is added to the residual stream. The stream is a sum of 2 *
+/// layers such outputs, so the standard deviation is divided by sqrt(2 * layers). The stream's variance then
+/// does not grow with depth.
 inline Init residual_init(const ModelConfig& config) {
     return Init::normal(initial_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }

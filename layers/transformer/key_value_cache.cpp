@@ -5,7 +5,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
-/// The forward pass of each part of a transformer with a cache. Nothing is saved for a backward pass.
+/// Forward passes with a cache, for each transformer layer. Nothing is saved for a backward pass.
 namespace gradtile {
 
 KeyValueCache::KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch) {
@@ -32,17 +32,17 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
 
 namespace {
 
-/// The texts [first, first + count) of a pass. They have neighbouring slots and equal numbers of tokens, so
-/// that one call of attention computes all of them. Their tokens begin at index `begin` of the pass.
+/// The texts [first, first + count) in a pass. They have neighbouring slots and equally many tokens, so that
+/// one attention call computes all of them. Their tokens begin at index `begin` in the pass.
 struct EqualTexts {
     PackedTexts::Text first;
     std::int64_t count = 0, begin = 0;
 
-    /// The rows of these texts of x [1, N, ..] as [count, length, ..].
+    /// These texts' rows in x [1, N, ..], as [count, length, ..].
     Tensor rows_of(const Tensor& x) const {
         return x.slice(1, begin, count * first.length).reshape({count, first.length, x.size(2), x.size(3)});
     }
-    /// The cached keys or values from token `from` on: [count, length, Hkv, D].
+    /// The cached keys or values, starting at token `from`: [count, length, Hkv, D].
     Tensor cached(const Tensor& kv, std::int64_t from, std::int64_t length) const {
         return kv.slice(0, first.slot, count).slice(1, from, length);
     }
@@ -89,7 +89,7 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
     return proj.forward(ctx, o.reshape({1, x.size(1), heads * head_dim}), discarded.proj);
 }
 
-/// `positions` are those of the tokens: the start of all texts, or PackedTexts.
+/// `positions` gives the token positions: one start for all texts, or PackedTexts.
 template <class Positions>
 Residual TransformerBlock::through_cache(const Context& ctx, Residual& stream, const Positions& positions,
                                          const KeyValueCache::Layer& cache) const {
@@ -143,7 +143,7 @@ PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts) 
 
 namespace {
 
-/// Throws Error unless the tokens of every text fit their slot in the cache.
+/// Throws Error unless every text's tokens fit its slot in the cache.
 void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std::int64_t context) {
     const std::int64_t slots = cache.layers.front().k.size(0);
     std::int64_t tokens = 0, next_slot = 0;
@@ -162,7 +162,7 @@ void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std
               " for tokens and positions");
 }
 
-/// The last row of each text of x [1, N, C]: [texts, C].
+/// Each text's last row in x [1, N, C]: [texts, C].
 Tensor last_rows(const Context& ctx, const Tensor& x, const std::vector<PackedTexts::Text>& texts) {
     const std::int64_t width = x.size(2);
     const Tensor all = x.reshape({x.size(1), width});

@@ -1,7 +1,7 @@
 #pragma once
-/// The keys and values of the tokens that a model has read. With them, the logits of the next token cost one
-/// row of each matrix product instead of the whole text (Pope et al. 2022, "Efficiently Scaling Transformer
-/// Inference", section 2).
+/// Keys and values for the tokens that a model has read. With them, next-token logits cost one row per matrix
+/// product instead of the whole text (Pope et al. 2022, "Efficiently Scaling Transformer Inference", section
+/// 2).
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -11,11 +11,11 @@
 
 namespace gradtile {
 
-/// Holds up to `context` tokens of B texts. Keys with rotary or learned positions depend on the positions of
-/// their tokens. So to drop the first tokens, clear the cache and read the other tokens again. To drop the
-/// last tokens, reduce `length`.
+/// Holds up to `context` tokens for each of B texts. Keys with rotary or learned positions depend on their
+/// tokens' positions. So to drop the first tokens, clear the cache and read the other tokens again. To drop
+/// the last tokens, reduce `length`.
 ///
-/// Transformer::logits() of PackedTexts ignores `length`, because each text has its own length.
+/// Transformer::logits() for PackedTexts ignores `length`, because each text has its own length.
 struct KeyValueCache {
     struct Layer {
         Tensor k, v;  // [B, context, Hkv, D]
@@ -23,23 +23,23 @@ struct KeyValueCache {
     std::vector<Layer> layers;
     std::int64_t length = 0;  ///< number of tokens in the cache
 
-    /// Allocates memory for config.context tokens of `batch` texts, from ctx's allocator.
+    /// Allocates memory for `batch` texts with config.context tokens each, from ctx's allocator.
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1);
     void clear() { length = 0; }
 };
 
-/// The next tokens of several texts of different lengths, for one pass. Each text has a slot, which is its
-/// index on the batch axis of a cache; the cache already holds `start` tokens of the text. Matrix products
-/// and norms process the tokens of all texts together.
+/// The next tokens for several texts with different lengths, in one pass. Each text has a slot, which is its
+/// index on a cache's batch axis; the cache already holds the text's first `start` tokens. Matrix products
+/// and norms process all texts' tokens together.
 struct PackedTexts {
     struct Text {
         std::int64_t slot = 0;    ///< index in the cache's batch
-        std::int64_t start = 0;   ///< tokens of the text that the cache holds
-        std::int64_t length = 0;  ///< tokens of this pass, at least 1
+        std::int64_t start = 0;   ///< how many of the text's tokens are cached
+        std::int64_t length = 0;  ///< tokens in this pass, at least 1
     };
-    std::vector<Text> texts;  ///< in the order of their slots
-    Tensor tokens;            ///< int32 [1, N]: the tokens of the first text, then of the second, ...
-    Tensor positions;         ///< int32 [1, N]: start, start + 1, ... of each text
+    std::vector<Text> texts;  ///< in slot order
+    Tensor tokens;            ///< int32 [1, N]: the first text's tokens, then the second's, ...
+    Tensor positions;         ///< int32 [1, N]: start, start + 1, ... for each text
 };
 /// A text and the tokens that it reads in a pass.
 struct TextToRead {

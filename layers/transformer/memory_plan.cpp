@@ -22,8 +22,8 @@ std::string readable(std::size_t bytes) {
     return out.str();
 }
 
-/// Measures the peak memory of forward and backward with one micro-batch. Parameters and inputs are allocated
-/// in another arena, so they are not counted.
+/// Measures peak memory in forward and backward with one micro-batch. Parameters and inputs are allocated in
+/// another arena, so they are not counted.
 std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters, frozen;
@@ -65,7 +65,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     const OptimizerPart part = request.optimizer_part
                                    ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
                                    : OptimizerPart{.elements = equal_part};
-    // In addition to all its own gradients, a process stores the sums of its part.
+    // In addition to all its own gradients, a process stores the summed gradients for its part.
     const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     MemoryPlan plan{.request = request,

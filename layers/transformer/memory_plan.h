@@ -1,5 +1,5 @@
 #pragma once
-/// Computes the memory that a training run needs before the run starts.
+/// Computes how much memory a training run needs before the run starts.
 #include <cstddef>
 #include <functional>
 #include <iosfwd>
@@ -14,32 +14,32 @@ namespace gradtile {
 
 /// One process's share of the optimizer.
 struct OptimizerPart {
-    std::size_t elements = 0;     ///< elements of the flat blocks that this process updates
+    std::size_t elements = 0;     ///< elements that this process updates in the flat blocks
     std::size_t state_bytes = 0;  ///< moments, without masters
-    double product_flops = 0.0;   ///< floating-point operations of matrix products
+    double product_flops = 0.0;   ///< floating-point operations in matrix products
 };
 
-/// The inputs of a memory plan.
+/// Memory plan inputs.
 struct MemoryRequest {
     ModelConfig model;
     DType dtype = DType::f32;
-    std::int64_t micro_batch = 1;    ///< sequences of model.context tokens that are processed at once
-    std::int64_t max_documents = 0;  ///< packed documents of a window; 0: not packed
+    std::int64_t micro_batch = 1;    ///< sequences of model.context tokens, processed at once
+    std::int64_t max_documents = 0;  ///< packed documents per window; 0: not packed
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
-    /// The number of processes over which masters and optimizer state are divided (ZeRO-1).
+    /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
-    /// Returns the largest part of any process, for flat blocks of `elements` elements. Undefined: equal
-    /// parts, and an optimizer without state.
+    /// Returns the largest part that any process has, for flat blocks with `elements` elements. Undefined:
+    /// equal parts, and an optimizer without state.
     std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
 };
 
-/// The bytes for each purpose. operator<< prints the table of `gradtile train --memory`.
+/// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
 struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding
-    std::int64_t frozen = 0;      ///< those of them that training does not change
+    std::int64_t frozen = 0;      ///< elements that training does not change, without padding
     std::size_t values = 0;       ///< parameters in the run's dtype
-    std::size_t masters = 0;      ///< float32 masters of 16-bit parameters
+    std::size_t masters = 0;      ///< float32 masters for 16-bit parameters
     std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward
@@ -48,20 +48,20 @@ struct MemoryPlan {
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
-/// Makes a plan with a dry run of forward and backward (Context::plan), so `activations` is exactly the
-/// memory of a real step. Tokens and targets are not included. With
-/// Context().plan(Arena::for_planning(device)), this machine needs no such device.
+/// Makes a plan with a dry run of forward and backward (Context::plan), so `activations` is exactly what a
+/// real step needs. Tokens and targets are not included. With Context().plan(Arena::for_planning(device)),
+/// this machine needs no such device.
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
 
 /// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.
 std::int64_t largest_micro_batch_that_fits(const Context& ctx, MemoryRequest request, std::size_t budget);
 
-/// Describes the largest micro-batch for the request's level of recomputation, and for the levels that save
+/// Describes the largest micro-batch for the requested recomputation level, and for the levels that save
 /// less: "the largest micro-batch that fits is 5 (recompute activations: 9, block: 30)".
 std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std::size_t budget);
 
 /// Returns the plan if it fits the budget. Otherwise throws Error with the micro-batch, the memory it needs,
-/// the budget, and the result of what_would_fit().
+/// the budget, and what_would_fit()'s result.
 MemoryPlan plan_within(const Context& ctx, const MemoryRequest& request, std::size_t budget);
 
 }  // namespace gradtile

@@ -25,7 +25,7 @@ Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
 bool Mlp::fuses_forward() const {
     return !up.adapter;
 }
-/// Whether the backward passes of `down` and of the activation are one operator.
+/// Whether down's and the activation's backward passes are one operator.
 bool Mlp::fuses_backward() const {
     return !down.adapter;
 }

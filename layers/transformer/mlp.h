@@ -1,5 +1,5 @@
 #pragma once
-/// The feed-forward layer of a transformer block.
+/// A transformer block's feed-forward layer.
 #include <string>
 
 #include <gradtile/layers/linear.h>

@@ -10,8 +10,8 @@
 namespace gradtile {
 
 enum class Norm { layer, rms };
-/// How a model receives the positions of tokens: by a learned vector per position, by rotated queries and
-/// keys, or by ALiBi's terms of the scores.
+/// How a model receives token positions: by a learned vector per position, by rotated queries and keys, or by
+/// ALiBi's score biases.
 enum class Positions { learned, rope, alibi };
 /// Whether a learned vector per position is added to the token embeddings.
 constexpr bool adds_embeddings(Positions positions) {
@@ -37,8 +37,8 @@ constexpr bool rotates_heads(Positions positions) {
 }
 /// The values that backward recomputes instead of saving them:
 ///   none         no values
-///   activations  the outputs of norms and activations, each in one pass over memory
-///   block        all values of a block, from the block's input
+///   activations  norm and activation outputs, each in one pass over memory
+///   block        all values in a block, from the block's input
 /// Results are bit-identical for all levels; on CUDA only in a deterministic context, which does not time
 /// algorithms.
 enum class Recompute { none, activations, block };
@@ -46,10 +46,10 @@ enum class Recompute { none, activations, block };
 struct ModelConfig {
     std::int64_t layers = 4;
     std::int64_t heads = 4;
-    std::int64_t kv_heads = 0;  ///< 0: equal to heads; else a divisor of heads (GQA, MQA)
-    std::int64_t width = 128;   ///< a multiple of heads
+    std::int64_t kv_heads = 0;  ///< 0: equal to heads; else heads must be divisible by it (GQA, MQA)
+    std::int64_t width = 128;   ///< divisible by heads
     std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, or if gated 8/3*width rounded up to 64
-    std::int64_t context = 64;  ///< length of the longest sequence in tokens
+    std::int64_t context = 64;  ///< maximum sequence length in tokens
     std::int64_t vocabulary = 0;  ///< 0: taken from the tokenizer
     Norm norm = Norm::layer;
     Activation activation = Activation::gelu_tanh;
@@ -61,16 +61,16 @@ struct ModelConfig {
     bool qk_norm = false;   ///< RMSNorm over each head's q and k
     /// Keys that a token sees in a layer with a window: itself and the window - 1 tokens before it. 0: all.
     std::int64_t window = 0;
-    /// If the number of a layer, counted from 1, is a multiple of window_pattern, the layer sees the whole
-    /// context; 0: no layer does. With 2 the layers alternate as in Gemma 2 and GPT-OSS; 6 is Gemma 3's
-    /// pattern. Without a window, window_pattern has no effect.
+    /// Every layer whose number, counted from 1, is divisible by window_pattern sees the whole context; 0: no
+    /// layer does. With 2 the layers alternate as in Gemma 2 and GPT-OSS; 6 is Gemma 3's pattern. Without a
+    /// window, window_pattern has no effect.
     std::int64_t window_pattern = 0;
     double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
     double dropout = 0.0;  ///< probability, for embeddings and residual branches
     double attention_dropout = 0.0;  ///< probability, for attention's probabilities
-    /// LoRA: the rank of the adapters of the blocks' matrices; training then changes only the adapters. 0:
-    /// none.
+    /// LoRA rank of the adapters on the block matrices; training then changes only the adapters. 0: no
+    /// adapters.
     std::int64_t lora_rank = 0;
     double lora_alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
     std::string lora_on = "all";  ///< the matrices that have adapters; see adapted_matrices()
@@ -79,7 +79,7 @@ struct ModelConfig {
 
     std::int64_t head_dim() const { return width / heads; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
-    /// The window of layer number `layer`, counted from 0; 0: the whole context.
+    /// The window for layer `layer`, counted from 0. Returns 0 if the layer sees the whole context.
     std::int64_t window_of(std::int64_t layer) const {
         return window_pattern != 0 && (layer + 1) % window_pattern == 0 ? 0 : window;
     }
@@ -87,7 +87,7 @@ struct ModelConfig {
         if (hidden != 0) return hidden;
         return traits_of(activation).gated ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
     }
-    /// alpha / rank of the adapters.
+    /// The factor alpha / rank on the adapters' term.
     double lora_scale() const {
         return lora_alpha == 0.0 ? 1.0 : lora_alpha / static_cast<double>(lora_rank);
     }
@@ -99,8 +99,8 @@ struct MatrixShape {
     std::int64_t out, in;
     std::int64_t elements() const { return out * in; }
 };
-/// The four weight matrices of a block: attention's packed q, k and v, attention's output projection, and the
-/// two of the MLP. `up` packs gate and up if the activation is gated.
+/// A block's four weight matrices: attention's packed q, k and v projection, attention's output projection,
+/// and the two MLP matrices. `up` packs gate and up if the activation is gated.
 struct BlockMatrices {
     MatrixShape qkv, proj, up, down;
     std::int64_t elements() const {
@@ -109,28 +109,28 @@ struct BlockMatrices {
 };
 BlockMatrices block_matrices(const ModelConfig& config);
 
-/// Which of a block's matrices have adapters.
+/// Which block matrices have adapters.
 struct AdaptedMatrices {
     bool qkv = false, proj = false, up = false, down = false;
 };
-/// Reads config.lora_on: names of matrices of a block, separated by commas, as in the names of their
-/// parameters ("attn.qkv", "attn.proj"; "mlp.fc" and "mlp.proj", or "mlp.gate_up" and "mlp.down" if the
-/// activation is gated), "attn" or "mlp" for both of a layer, or "all". Throws Error for other names.
+/// Reads config.lora_on: block matrix names, separated by commas, as in the parameter names ("attn.qkv",
+/// "attn.proj"; "mlp.fc" and "mlp.proj", or "mlp.gate_up" and "mlp.down" if the activation is gated), "attn"
+/// or "mlp" for both matrices in the layer, or "all". Throws Error for other names.
 AdaptedMatrices adapted_matrices(const ModelConfig& config);
-/// The elements of the adapters of one block; 0 without adapters.
+/// Adapter elements per block; 0 without adapters.
 std::int64_t adapter_elements(const ModelConfig& config);
-/// Returns the config of the model whose matrices contain the adapters' terms.
+/// Returns the config for the same model with the adapters merged into its matrices.
 ModelConfig without_adapters(ModelConfig config);
 
-/// The keys that a token of a sequence sees: the mean over tokens and layers.
+/// The number of keys that a token sees, averaged over layers and over a sequence with `sequence` tokens.
 double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
 
 /// Replaces GPT-2's choices by Llama's (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases,
 /// an output head with its own weight. Other settings stay as they are.
 ModelConfig as_llama(ModelConfig config);
 
-/// The allowed ranges of the settings. They are far larger than any model of today, but finite, so that a
-/// malicious file is refused at once and no product of sizes overflows.
+/// The settings' allowed ranges. They are far larger than any current model, but finite, so that a malicious
+/// file is refused at once and no size product overflows.
 namespace model_limits {
 inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
     hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
@@ -140,16 +140,16 @@ inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16
     lora_alpha{0, 1e6};
 /// Smaller softcaps than this, except 0, are refused (attention::Options::softcap).
 inline constexpr double min_softcap = 1e-20;
-/// The largest numbers of parameters, and of elements of a micro-batch's activations. Their sizes in bytes,
-/// including gradients and moments, can be added without overflow.
+/// The maximum parameter count, and the maximum number of activation elements per micro-batch. Their sizes in
+/// bytes, including gradients and moments, can be added without overflow.
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
 }  // namespace model_limits
 
 /// Throws Error with the setting, its value and the expected values, unless the config is valid.
 void validate(const ModelConfig& config);
 
-/// Whether the activations of `micro_batch` sequences have at most model_limits::activations elements. The
-/// config must be valid.
+/// Whether `micro_batch` sequences have at most model_limits::activations activation elements. The config
+/// must be valid.
 bool activations_are_countable(const ModelConfig& config, std::int64_t micro_batch);
 
 template <>

@@ -50,7 +50,7 @@ attention::Options MultiHeadAttention::options_of_pass(const Context& ctx, const
     return pass;
 }
 
-/// A view [B,T,count,D] of the heads [first, first + count) of packed [B,T,(Hq+2Hkv)*D].
+/// A view [B,T,count,D] of heads [first, first + count) in packed [B,T,(Hq+2Hkv)*D].
 Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const {
     return packed.slice(-1, first * head_dim, count * head_dim)
         .reshape({packed.size(0), packed.size(1), count, head_dim});
@@ -62,7 +62,7 @@ namespace {
 Tensor operand(const Documents& documents, const Tensor& x) {
     return documents ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }
-/// x [B,T,H,D], or [1,B T,H,D] if the angles are those of B T tokens.
+/// x [B,T,H,D], or [1,B T,H,D] if the angles cover all B T tokens.
 Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
     const bool of_all = angles.cosines.defined() && angles.cosines.size(0) != x.size(1);
     return of_all ? x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
@@ -70,7 +70,7 @@ Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
 
 }  // namespace
 
-/// The angles of packed documents, or of positions from 0 on; undefined without rotations.
+/// The angles for packed documents, or for positions from 0 on; undefined without rotations.
 Rope::Angles MultiHeadAttention::angles_of(const Context& ctx, const Documents& documents,
                                            std::int64_t length, DType dtype) const {
     if (!rope) return {};

@@ -21,11 +21,11 @@ namespace gradtile {
 ///
 /// One matrix product computes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
 /// then Hkv value heads, with D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided
-/// views [B,T,H,D] of this result, and their gradients are views in the same way, so nothing is copied. With
-/// config.qk_norm, each query and key head is first RMS-normalised over D, into a new tensor of all of them.
-/// With Positions::rope, queries and keys are then rotated, in the same pass over memory; without a norm, in
-/// place. The config's window, softcap, sinks, dropout
-/// and Positions::alibi are options of the attention operator.
+/// views [B,T,H,D] into this result, and their gradients are views in the same way, so nothing is copied.
+/// With config.qk_norm, each query and key head is first RMS-normalised over D, and the normalised heads are
+/// written to a new tensor. With Positions::rope, queries and keys are then rotated, in the same pass over
+/// memory; without a norm, in place. The config's window, softcap, sinks, dropout and Positions::alibi become
+/// attention operator options.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D], name.sinks
 /// [Hq] (zeros at first).
@@ -34,10 +34,10 @@ struct MultiHeadAttention {
         Linear::Saved qkv;  // x [B,T,C]
         // With qk_norm: the query and key heads before the norm [B,T,Hq+Hkv,D], and their 1 / norm.
         Tensor projected, rstd;
-        // q, k, v, o, lse; nothing of size T x T. With qk_norm, q and k may be undefined: backward then
+        // q, k, v, o, lse; nothing with T x T elements. With qk_norm, q and k may be undefined: backward then
         // recomputes them from `projected`.
         attention::Saved attention;
-        attention::Options options;  // the options of the forward call
+        attention::Options options;  // the forward call's options
         Linear::Saved proj;          // holds o as [B,T,C]
         Documents documents;
     };
@@ -49,31 +49,31 @@ struct MultiHeadAttention {
     std::optional<AlibiSlopes> alibi;
     Parameter sinks;
 
-    /// `layer` is the number of the layer in the model, which determines its window.
+    /// `layer` is the layer's number in the model, which determines its window.
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
                        std::int64_t layer = 0);
 
-    /// `key` selects the probabilities that dropout drops; the default key drops none. With
-    /// `documents`, attention and positions are those of packed documents; q, k, v and o are then [B T,H,D].
+    /// `key` selects the probabilities that dropout drops; the default key drops none. With `documents`,
+    /// attention and positions are those of packed documents; q, k, v and o are then [B T,H,D].
     Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved, const DropoutKey& key = {},
                    const Documents& documents = {}) const;
-    /// The options of a call of attention in a pass with this dropout key.
+    /// The attention options for a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
     /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds the keys and
-    /// values of the tokens before `start`; the function appends those of the new tokens.
+    /// values for the tokens before `start`; the function appends those for the new tokens.
     Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[B,T,C]*/, std::int64_t start,
                               const KeyValueCache::Layer& cache) const;
-    /// Computes y [1,N,C] for the tokens of packed texts like the function above, with one call of attention
-    /// for each run of texts of equal lengths.
+    /// Computes y [1,N,C] for the tokens in packed texts like the function above, with one attention call per
+    /// run of texts in neighbouring slots that have equal start and equal length.
     Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[1,N,C]*/, const PackedTexts& pass,
                               const KeyValueCache::Layer& cache) const;
     /// The queries [B,T,Hq,D] and keys [B,T,Hkv,D] for attention.
     struct QueriesAndKeys {
         Tensor q, k;
     };
-    /// Normalises and rotates the query and key heads of `packed` [B,T,(Hq+2Hkv)*D], if the config says so.
-    /// Without a norm, changes them in place. `angles` are those of its T tokens, or of all B T tokens in a
-    /// row; they are ignored without rotations.
+    /// Normalises and rotates the query and key heads in `packed` [B,T,(Hq+2Hkv)*D], if the config says so.
+    /// Without a norm, changes them in place. `angles` holds the angles for its T tokens, or for all B T
+    /// tokens in a row; it is ignored without rotations.
     QueriesAndKeys queries_and_keys(const Context& ctx, const Tensor& packed, const Rope::Angles& angles,
                                     Saved& saved) const;
     /// Replaces the gradient with respect to these queries and keys, [B,T,Hq+Hkv,D], by the gradient with

@@ -21,14 +21,14 @@ Tensor bias_of(const Linear& linear) {
     return linear.bias.defined() ? linear.bias.value() : Tensor();
 }
 
-/// fused_linear() into a new tensor [R, out] of x's dtype.
+/// fused_linear() into a new tensor [R, out] with x's dtype.
 Tensor applied(const Context& ctx, const Tensor& x, std::int64_t out, const FusedLinear& op) {
     const Tensor y = empty(ctx, {x.size(0), out}, x.dtype());
     fused_linear(ctx, y, x, op);
     return y;
 }
 
-/// The positions of the tokens of a step, for the layers that depend on positions.
+/// The step's token positions, for the layers that depend on positions.
 struct StepPositions {
     const NextTokens& next;
     Rope::Angles angles;  // with rotary positions

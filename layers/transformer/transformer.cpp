@@ -11,8 +11,8 @@ const ModelConfig& checked(const ModelConfig& config) {
     return config;
 }
 
-/// The embeddings and each block have their own dropout masks: the number of the embeddings is 0, of block i
-/// it is i + 1.
+/// The embeddings and each block have their own dropout masks: the embeddings use key number 0, block i uses
+/// number i + 1.
 DropoutKey block_key(const DropoutKey& key, std::size_t block) {
     return key.at(block + 1);
 }
@@ -43,7 +43,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
-    // All blocks share one table of angles, or of slopes.
+    // All blocks share one angle table, or one slope table.
     for (TransformerBlock& block : blocks) {
         block.attn.rope = blocks.front().attn.rope;
         block.attn.alibi = blocks.front().attn.alibi;
@@ -121,8 +121,7 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     notify_gradients_complete(hooks, wte.weight);
 }
 
-/// The last block's output [B,T,C], before the last norm. The activations of each block are freed after the
-/// block.
+/// The last block's output [B,T,C], before the last norm. Each block's activations are freed after the block.
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
     Saved saved;

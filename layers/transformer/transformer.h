@@ -11,16 +11,16 @@
 
 namespace gradtile {
 
-/// The options of a forward pass in training.
+/// Options for a forward pass in training.
 struct ForwardOptions {
     double gradient_scale = 1.0;  ///< backward computes the gradient of gradient_scale * loss
-    /// float64 [1] on the device: the divisor of the sum of losses. Undefined: the number of targets that are
-    /// not ignored.
+    /// float64 [1] on the device: the loss sum is divided by this value. Undefined: the number of targets
+    /// that are not ignored.
     Tensor target_count = {};
     DropoutKey dropout = {};  ///< the default key drops nothing
     ForwardHooks hooks = {};
-    /// Packed documents: attention stays within each, and positions count from its start. Undefined: each row
-    /// of the batch is one document.
+    /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
+    /// each batch row is one document.
     Documents documents = {};
 };
 
@@ -58,31 +58,31 @@ struct Transformer {
     Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen);
 
     /// Returns the mean loss over the targets that are not -1, float64 [1] on the device. tokens and targets
-    /// are int32 [B,T] with T at most the context. forward already adds to the gradient of the head's weight
-    /// (see CrossEntropyHead); backward adds to all other gradients.
+    /// are int32 [B,T] with T at most the context. forward already adds to the head's weight gradient (see
+    /// CrossEntropyHead); backward adds to all other gradients.
     Tensor forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                    const ForwardOptions& options = {}) const;
     /// Adds to every parameter's gradient. Calls hooks.gradient_complete once per parameter, as soon as its
     /// gradient is complete.
     void backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks = {}) const;
 
-    /// Returns float64 [2]: the sum of the losses and the number of targets that are not ignored. Saves no
-    /// values, changes no gradients, and uses no dropout.
+    /// Returns float64 [2]: the loss sum and the number of targets that are not ignored. Saves no values,
+    /// changes no gradients, and uses no dropout.
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                     const Documents& documents = {}) const;
-    /// Like evaluate(), but returns the loss of each target, float64 [B,T]; 0 where the target is ignored.
+    /// Like evaluate(), but returns the loss per target, float64 [B,T]; 0 where the target is ignored.
     Tensor target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                          const Documents& documents = {}) const;
-    /// Returns the logits [B,V] of the token after tokens [B,T], in float32 (float64 for float64 weights).
+    /// Returns next-token logits [B,V] after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
     /// Returns the logits [B,V] after tokens [B,T] that follow those in the cache, and appends these tokens.
     /// Throws Error when cached and new tokens together are more than the context.
     Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
-    /// Throws Error when cached and new tokens of a text together are more than the context, or when a text's
+    /// Throws Error when a text's cached and new tokens together are more than the context, or when a text's
     /// slot is outside the cache.
     Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
-    /// Returns the logits [B,T,V] after each of the tokens [B,T], to compare them with other software's.
+    /// Returns the logits [B,T,V] after every token in [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
 
   private:
@@ -94,14 +94,14 @@ struct Transformer {
     Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
 };
 
-/// The number of elements of all parameters. Allocates nothing.
+/// The total number of parameter elements. Allocates nothing.
 std::int64_t parameter_count(const ModelConfig& config);
 
-/// Floating-point operations of a training step per token (forward 1/3, backward 2/3). Each element of a
-/// weight matrix costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs
-/// 12 * width operations per layer (mean_visible_keys()). Recomputation is not counted, because the result is
-/// the numerator of model FLOP utilisation. With adapters, an element of a frozen matrix costs 4, because its
-/// gradient is not computed.
+/// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix
+/// element costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs 12 *
+/// width operations per layer (mean_visible_keys()). Recomputation is not counted, because the result is the
+/// numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because its gradient
+/// is not computed.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace gradtile

@@ -11,8 +11,8 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       recompute(config.recompute),
       last_parameter(parameters.parameters().back()) {}
 
-/// Returns the input of the second norm as a sum that is not added yet: the residual stream and, as the
-/// branch, attention's output.
+/// Returns the second norm's input as a sum that is not added yet: the residual stream and, as the branch,
+/// attention's output.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
                                              Activations& saved, const Documents& documents) const {
     const Tensor branch =
@@ -76,7 +76,7 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
     Activations kept = saved.activations ? *saved.activations : recompute_activations(ctx, saved);
 
     const Tensor& stream = dy.dy;
-    // The column sums of dx are the gradient of the last bias in the branch below, unless dropout changes dx
+    // dx's column sums are the gradient of the last bias in the branch below, unless dropout changes dx
     // first.
     const bool has_use = attn.proj.bias_has_gradient() && !dropout.drops(kept.attn_dropout.key);
     const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;

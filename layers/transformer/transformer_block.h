@@ -14,14 +14,14 @@ namespace gradtile {
 ///
 /// The values that forward saves, in units of x, for GPT-2's shapes (without LSE and statistics):
 ///   Recompute::none         16: x, norm_1's output, qkv 3, o, norm_2's input and output, MLP 4 + 4
-///   Recompute::activations  10: all except the outputs of both norms and of the activation. Backward
+///   Recompute::activations  10: all except the norm outputs and the activation output. Backward
 ///                               recomputes each in one pass over memory, just before it is needed
 ///   Recompute::block         1: x. Backward first repeats the forward pass with the same dropout masks,
 ///                               without the MLP's last product
 ///
 /// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
 struct TransformerBlock {
-    /// The saved values of all layers of the block.
+    /// What the block's layers save.
     struct Activations {
         ConfiguredNorm::Saved norm_1;
         MultiHeadAttention::Saved attn;
@@ -46,7 +46,7 @@ struct TransformerBlock {
     Recompute recompute;
     Parameter last_parameter;  ///< the block's last parameter in the store's order
 
-    /// `layer` is the number of the block in the model, see MultiHeadAttention.
+    /// `layer` is the block's number in the model, see MultiHeadAttention.
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
                      std::int64_t layer = 0);
 
@@ -60,9 +60,9 @@ struct TransformerBlock {
                                 const KeyValueCache::Layer& cache) const;
     Residual forward_with_cache(const Context& ctx, Residual stream, const PackedTexts& pass,
                                 const KeyValueCache::Layer& cache) const;
-    /// Returns dx in dy's memory, because each branch only adds to the gradient of the residual stream. If
-    /// norms have computed dx's column sums, these are attached; they are the gradient of the last bias in
-    /// the branch below.
+    /// Returns dx in dy's memory, because each branch only adds to the residual stream's gradient. If norms
+    /// have computed dx's column sums, these are attached; they are the gradient of the last bias in the
+    /// branch below.
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                             const BackwardHooks& hooks = {}) const;
 
