@@ -18,11 +18,11 @@ std::int64_t padded_end(const Parameter& parameter) {
     return parameter.offset() + rounded_up(parameter.shape().elements(), parameter_alignment);
 }
 
-/// Calls visit(parameter, owner, elements) for every piece of a parameter that a process updates.
+/// Calls visit(parameter, owner, elements) for every parameter piece that a process updates.
 template <class Visit>
 void visit_pieces(std::span<const Parameter> parameters, const std::vector<ShardBucket>& buckets,
                   const Visit& visit) {
-    auto first = parameters.begin();  // both lists are in the order of the flat blocks
+    auto first = parameters.begin();  // both lists are in flat-block order
     for (const ShardBucket& bucket : buckets)
         for (const auto& [range, owner] : bucket.parts) {
             while (first != parameters.end() && padded_end(*first) <= range.begin) ++first;

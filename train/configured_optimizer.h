@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// Makes the optimizer that `config` names, for every parameter of an allocated store, which must outlive the
+/// Makes the optimizer that `config` names, for every parameter in an allocated store, which must outlive the
 /// optimizer. If there is a shard, the optimizer updates only the elements in the shard.
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config,
@@ -20,11 +20,11 @@ std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterSto
 /// need not be allocated.
 ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter);
 
-/// The cost of parameters that shards must not cut: the operations of their update's matrix products.
+/// The cost for parameters that shards must not cut: the operations in their update's matrix products.
 WholeCost whole_cost(const TrainConfig& config);
 
-/// Returns the largest part of the optimizer that one of `processes` processes has, for flat blocks of
-/// `elements` elements. The store need not be allocated.
+/// Returns the largest optimizer part that one of `processes` processes has, for flat blocks with `elements`
+/// elements. The store need not be allocated.
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
                                      const TrainConfig& config, int processes);
 

@@ -1,4 +1,4 @@
-// The CUDA functions of gradtile/train in a build without the CUDA toolkit: each throws an Error.
+// gradtile/train's CUDA functions in a build without the CUDA toolkit: each throws an Error.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/checkpoint/device_snapshot.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>

@@ -28,7 +28,7 @@ bool updates_whole_matrices(const TrainConfig& config, const ParameterStore& par
     });
 }
 
-/// Adds the part of each parameter in a flat block, under the names PREFIX + the parameter's.
+/// Adds each parameter's part in a flat block, under the names PREFIX + the parameter's.
 void add_views(const Tensor& flat, std::span<const Parameter> held, const std::string& prefix,
                NamedTensors& tensors) {
     for (const Parameter& parameter : held)
@@ -65,7 +65,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
         optimizer = make_optimizer(ctx, model.parameters, config);
         return;
     }
-    // gradtile refuses this combination, because the exchange of whole matrices was never tested on GPUs.
+    // gradtile refuses this combination, because exchanging whole matrices was never tested on GPUs.
     check(ctx.device().is_cpu() || !updates_whole_matrices(config, model.parameters),
           "zero: 1 with optimizer ", name_of(config.optimizer),
           " runs on CPUs only; expected zero 0, or optimizer adamw");

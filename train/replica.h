@@ -2,8 +2,8 @@
 /// Replica: one process's copy of a model in training, its optimizer, and its part in the exchange between
 /// processes.
 ///
-/// A sharded replica (TrainConfig::zero) keeps masters and moments of its own part only. Checkpoints always
-/// hold the whole state, so that a run can continue with any number of processes, sharded or not.
+/// A sharded replica (TrainConfig::zero) keeps masters and moments only for its own part. Checkpoints always
+/// hold the whole state, so that a run can continue with any process count, sharded or not.
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,11 +26,11 @@ class Replica {
     DataParallel parallel;
     std::unique_ptr<Optimizer> optimizer;
 
-    // Collective: every process calls each of the following.
+    // Collective: every process calls the following functions.
     /// Draws the weights, the same in every process.
     void initialize(Seed seed);
-    /// Loads the weights from process 0's checkpoint, which must have no adapters; draws the adapters of this
-    /// replica, if it has any, at random. `source` names the checkpoint in errors.
+    /// Loads the weights from process 0's checkpoint, which must have no adapters; draws this replica's
+    /// adapters, if it has any, at random. `source` names the checkpoint in errors.
     void start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed);
     /// Loads the weights and the optimizer's state from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
@@ -38,9 +38,9 @@ class Replica {
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
 
-    /// Called by process 0 of a sharded replica: locks the pages that save_into() copies to, and puts tensors
-    /// in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this function
-    /// before the first step.
+    /// Called by process 0 if the replica is sharded: locks the pages that save_into() copies to, and puts
+    /// tensors in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this
+    /// function before the first step.
     void reserve_host_memory(Checkpoint& checkpoint);
 
     /// Returns the name of the first parameter whose summed gradient holds an infinity or NaN in any process;
@@ -49,11 +49,11 @@ class Replica {
 
   private:
     /// Scratch for the whole model in float32, where a sharded replica scatters or gathers weights and
-    /// moments: the block of gradients, which is unused between steps.
+    /// moments: the gradient block, which is unused between steps.
     const Tensor& workspace() const { return model.parameters.gradients(); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Returns host memory for a tensor of x's shape and dtype. The memory is page-locked if possible, and is
-    /// kept from call to call.
+    /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
+    /// is kept from call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
@@ -62,7 +62,7 @@ class Replica {
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     const Communicator& communicator_;
-    Tensor masters_;  // packed; defined for 16-bit values of a sharded replica
+    Tensor masters_;  // packed; defined for 16-bit values in a sharded replica
     std::map<std::string, Tensor> on_host_;
 };
 

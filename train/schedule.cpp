@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// Returns the position of `step` between begin (0) and end (1).
+/// Returns where `step` lies between begin (0) and end (1).
 double progress(std::int64_t step, std::int64_t begin, std::int64_t end) {
     return static_cast<double>(step - begin) / static_cast<double>(end - begin);
 }

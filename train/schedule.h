@@ -1,5 +1,5 @@
 #pragma once
-/// The learning rate of each step. Steps count from 1; the horizon is fixed when a run is created.
+/// Each step's learning rate. Steps count from 1; the horizon is fixed when a run is created.
 ///
 /// Warm-up, all kinds: lr * step / warmup for step <= warmup, so that step = warmup has the full rate. If the
 /// warm-up is at least as long as the horizon, the rate still rises until step = warmup. After it, with t =

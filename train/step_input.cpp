@@ -11,7 +11,7 @@ namespace gradtile {
 namespace {
 
 // Offsets in a host block, in int32 words: the rate (float64), the seed, the vote and the target count
-// (float64), then tokens and targets on a boundary of 256 bytes.
+// (float64), then tokens and targets, aligned to 256 bytes.
 constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, tokens_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
@@ -58,7 +58,7 @@ void StepInput::prepare(std::int64_t step) {
     try {
         draw(step);
     } catch (...) {
-        loader_.restore(state_);  // back to the start of the step
+        loader_.restore(state_);  // back to the step's start
         throw;
     }
     prepared_ = {step, loader_.state()};
@@ -72,20 +72,20 @@ void StepInput::draw(std::int64_t step) {
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
     std::int64_t target_count = 0;
     try {
-        // Windows without any target teach nothing, and the mean loss of none is not a number.
+        // Windows without any target teach nothing, and a mean loss over no targets is NaN.
         for (const std::int64_t epoch = loader_.epoch(); target_count == 0;) {
             check(loader_.epoch() <= epoch + 1,
                   "data: the windows of a whole epoch have no target to train on: all are ignored");
             target_count = draw_windows();
         }
     } catch (...) {
-        loader_.restore(state_);  // undoes the reads of micro-steps before the error
+        loader_.restore(state_);  // undoes the micro-steps' reads before the error
         throw;
     }
     put_target_count(static_cast<double>(target_count));
 }
 
-/// Reads the next windows of every micro-step. Returns the number of targets in all processes.
+/// Reads the next windows for every micro-step. Returns the target count in all processes.
 std::int64_t StepInput::draw_windows() {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     const std::int64_t of_micro_step = tokens_ / options_.micro_steps;

@@ -1,6 +1,6 @@
 #pragma once
-/// StepInput: the input of an optimizer step (data, learning rate, dropout seed) in memory at a fixed place.
-/// So a step that was captured as a CUDA graph reads the current input when it is replayed.
+/// StepInput: an optimizer step's input (data, learning rate, dropout seed) at fixed addresses, so that a
+/// step captured as a CUDA graph reads the current input when it is replayed.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -12,9 +12,9 @@ namespace gradtile {
 
 struct StepInputOptions {
     std::int64_t micro_steps = 1;
-    std::int64_t micro_batch = 1;  ///< number of sequences in a micro-batch
+    std::int64_t micro_batch = 1;  ///< sequences in a micro-batch
     Schedule schedule = {};
-    std::uint64_t seed = 0;  ///< seed of the run
+    std::uint64_t seed = 0;  ///< the run's seed
 };
 
 /// On a GPU the host prepares the next step's input in page-locked memory while the device works on the
@@ -24,13 +24,13 @@ class StepInput {
   public:
     StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options);
 
-    /// Draws the data of step `step` on the host, unless this was done before. Steps are prepared in order.
+    /// Draws the data for step `step` on the host, unless this was done before. Steps are prepared in order.
     /// Every step has a target: if the windows that are next hold none in any process, they are passed over.
     /// Throws Error when the data cannot be read, or when a whole epoch has no target; then nothing is
     /// prepared, and the next call reads the same data.
     void prepare(std::int64_t step);
-    /// Prepares a step whose data could not be read, so that this process can take part in the exchange of
-    /// gradients for which the other processes wait. The target count is so small that the gradients are
+    /// Prepares a step whose data could not be read, so that this process can take part in the gradient
+    /// exchange that the other processes wait for. The target count is so small that the gradients are
     /// infinite, so every process refuses the update. Takes no data from the loader.
     void prepare_refusal(std::int64_t step);
     /// Makes the prepared step's input the current one, in stream order. Stores `vote` for vote().
@@ -41,11 +41,11 @@ class StepInput {
     const Tensor& seed_tensor() const { return seed_tensor_; }  ///< [2] int32, see DropoutKey::of_seed_tensor
     const Tensor& target_count() const {
         return target_count_;
-    }                                             ///< [1] float64: targets of the step on all ranks
+    }                                             ///< [1] float64: the step's targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 
-    /// Returns the position of the data after the current step, even if the next step is prepared.
+    /// Returns the data position after the current step, even if the next step is prepared.
     JsonValue state() const { return state_; }
     void restore(const JsonValue& state);
 
@@ -60,12 +60,12 @@ class StepInput {
 
     DataLoader loader_;
     StepInputOptions options_;
-    std::int64_t tokens_;   // tokens of a step
-    std::int64_t offsets_;  // offsets of documents of a micro-step; 0: not packed
+    std::int64_t tokens_;   // tokens in a step
+    std::int64_t offsets_;  // document offsets in a micro-step; 0: not packed
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // index of the host block that is prepared next
-    // int32: rate, seed, vote, target count, tokens, targets, then positions and offsets of documents. On the
-    // CPU it is the first host block.
+    // int32: rate, seed, vote, target count, tokens, targets, then positions and document offsets. On the CPU
+    // it is the first host block.
     Tensor device_;
     Tensor rate_, seed_tensor_, vote_, target_count_;
     std::vector<Batch> batches_;

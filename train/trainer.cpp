@@ -59,8 +59,7 @@ void Trainer::stop_after_bad_steps(const StepReport& report) {
                saved.empty() ? "nothing was saved" : "the last good checkpoint is " + saved.string()));
 }
 
-/// Throws the error of the process whose data failed, in every process. The last complete step is saved
-/// before.
+/// Throws the failed process's data error in every process. run() saves the last complete step first.
 void Trainer::report_data_failure() {
     const std::vector<std::string> failures = group_->all_gather(runner_->failure());
     const auto failed = std::ranges::find_if_not(failures, &std::string::empty);

@@ -7,8 +7,8 @@
 /// in a row.
 ///
 /// A run that was stopped and resumed equals an uninterrupted run to the bit: weights, metrics (except times)
-/// and samples, with any number of threads. On a GPU this needs config.model.deterministic; otherwise the
-/// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
+/// and samples, for any thread count. On a GPU this needs config.model.deterministic; otherwise the resumed
+/// run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).
@@ -40,8 +40,8 @@ struct Resume {
     std::optional<std::int64_t> threads = {};
     std::optional<DeviceChoice> device = {};
     std::optional<std::int64_t> zero = {};
-    std::optional<std::string> data = {};  ///< the new path of the same data
-    /// The new path of the same validation data; only for a run with separate validation data.
+    std::optional<std::string> data = {};  ///< new path for the same data
+    /// New path for the same validation data; only for a run with separate validation data.
     std::optional<std::string> val_data = {};
     std::optional<std::string> tensorboard = {};  ///< see TrainConfig::tensorboard
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
@@ -52,7 +52,7 @@ struct RunSummary {
     enum class Reason { finished, stop_after, requested };
     Reason reason = Reason::finished;
     std::int64_t step = 0;  ///< the last step done
-    bool saved = false;     ///< the state of that step is safe on disk; true in ranks other than 0
+    bool saved = false;     ///< that step's state is safe on disk; true in ranks other than 0
     /// If a step was dropped to stop: the micro-steps that it had done, and all its micro-steps. 0: no step
     /// was dropped.
     std::int64_t dropped_micro_steps = 0, micro_steps_of_dropped = 0;
@@ -60,13 +60,13 @@ struct RunSummary {
     bool evaluation_pending = false;
     std::filesystem::path checkpoint;     ///< the newest checkpoint that is safe on disk; empty: none
     std::optional<double> val_loss;       ///< newest validation loss
-    std::optional<double> best_val_loss;  ///< lowest validation loss, that of best.h5
-    std::optional<double> loss;           ///< training loss of the last step that this process recorded
+    std::optional<double> best_val_loss;  ///< lowest validation loss, which is best.h5's
+    std::optional<double> loss;           ///< training loss in the last step that this process recorded
     std::int64_t tokens = 0;              ///< tokens trained on since the run was created
     double wall_s = 0.0;  ///< see StepReport::wall_s; rank 0 alone adds the time before a resume
-    /// Tokens per second of this call of run(), with evaluation and saving; 0: no step was done.
+    /// Tokens per second in this run() call, including evaluation and saving; 0: no step was done.
     double tokens_per_s = 0.0;
-    std::int64_t bad_steps = 0;  ///< number of steps since the run was created whose update was refused
+    std::int64_t bad_steps = 0;  ///< refused updates since the run was created
 };
 
 class RunDirectory;
@@ -79,8 +79,8 @@ class Trainer {
     /// Starts a new run in config.out. A run with an empty `out` has no directory and saves nothing. Throws
     /// Error, one line, when settings, data, memory or the directory are invalid.
     ///
-    /// Each process of a group creates a Trainer with the same settings and calls the same functions. The
-    /// processes share the batch of a step and end with the same weights. Only rank 0 reads and writes the
+    /// Each process in a group creates a Trainer with the same settings and calls the same functions. The
+    /// processes share each step's batch and end with the same weights. Only rank 0 reads and writes the
     /// run's directory and calls on_message.
     ///
     /// With Purpose::plan nothing is written to config.out, and memory_plan() returns the memory that the run
@@ -98,7 +98,7 @@ class Trainer {
     explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      StoryParser stories = {});
-    /// Removes the directory of a new run that has not begun: run() was never called.
+    /// Removes a new run's directory if the run has not begun: run() was never called.
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -154,16 +154,17 @@ class Trainer {
     bool replays_graph() const;
     /// The settings of the run, in which model.vocabulary is known.
     const TrainConfig& config() const { return config_; }
-    /// The last step of the run: config().steps unless a resume changed it.
+    /// The run's last step: config().steps unless a resume changed it.
     std::int64_t last_step() const { return end_; }
-    /// The number of steps done.
+    /// How many steps are done.
     std::int64_t step() const { return step_; }
     /// True if no step and no evaluation is left to do.
     bool is_finished() const { return step_ >= end_ && !pending_evaluation_; }
     const MemoryPlan& memory_plan() const { return plan_; }
     std::int64_t train_tokens() const { return train_tokens_; }
     std::int64_t validation_tokens() const { return validation_tokens_; }
-    /// Lines that describe the data (see Dataset::description), and how much of a larger vocabulary it uses.
+    /// Lines that describe the data (see Dataset::description) and, if the model's vocabulary is larger than
+    /// the data's, how many ids the data needs.
     const std::vector<std::string>& data_description() const { return data_description_; }
     /// See Dataset::source_nll.
     std::optional<double> source_nll() const { return source_nll_; }

@@ -40,8 +40,8 @@ DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& sto
             .stories = stories};
 }
 
-/// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare the data
-/// of all ranks. Only file names are added, because directories may differ between ranks.
+/// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare all ranks'
+/// data. Only file names are added, because directories may differ between ranks.
 void add_contents(JsonValue& facts, const TrainConfig& config, const JsonValue& content) {
     for (const auto& [name, files] : content.items()) {
         const std::filesystem::path path = name == "data" ? config.data : config.val_data;
@@ -50,14 +50,14 @@ void add_contents(JsonValue& facts, const TrainConfig& config, const JsonValue& 
     }
 }
 
-/// The key of Dataset::content in a checkpoint's data.
+/// Key for Dataset::content in a checkpoint's data.
 constexpr const char* content_key = "content";
 // Keys in a checkpoint's meta.
 constexpr const char* algorithms_key = "matrix_algorithms";
 constexpr const char* pending_evaluation_key = "evaluation_left";
 
-/// Returns the number of threads. The processes of a host share its cores, unless each is bound to some of
-/// them.
+/// Returns the thread count. The processes on a host share its cores, unless each process is bound to some
+/// cores.
 int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
     if (config.threads > 0) return static_cast<int>(config.threads);
     const int share = static_cast<int>(std::thread::hardware_concurrency()) / environment.local_size;
@@ -65,7 +65,7 @@ int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
 }
 
 /// Refuses ids that no token has: they would have no effect, and a packed run would train on one document
-/// without a word. Shards of llm.c that `gradtile tokenize` wrote with another tokenizer than GPT-2's have
+/// without a word. llm.c shards that `gradtile tokenize` wrote with another tokenizer than GPT-2's have
 /// another separator than the format's. A run that began before this check existed may still be resumed.
 void check_token_ids(const TrainConfig& config) {
     const std::int64_t vocabulary = config.model.vocabulary;
@@ -76,16 +76,16 @@ void check_token_ids(const TrainConfig& config) {
           " does not have; expected document-token, the id of the token that begins a document");
 }
 
-/// Returns a count of steps that a checkpoint holds. The trainer adds to it and multiplies it, so that a
-/// larger number would overflow.
+/// Returns a step count that a checkpoint holds, after a range check. The trainer adds to the count and
+/// multiplies it, so a larger number would overflow.
 std::int64_t step_count(std::int64_t count, const char* name, const std::string& source) {
     check_range(concat(source, ": ", name).c_str(), count, {0, setting_limits::max_steps});
     return count;
 }
 
-/// The first tokens of the data, in which documents are counted.
+/// How many tokens at the data's start are searched for documents.
 constexpr std::int64_t tokens_with_documents = std::int64_t{1} << 20;
-/// One document of more windows than this is reported: the data may lack the blank lines or separators that
+/// One document with more windows than this is reported: the data may lack the blank lines or separators that
 /// the run expects, and would be trained on as if it were not packed.
 constexpr std::int64_t windows_of_one_document = 10;
 
@@ -126,7 +126,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
         });
     build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
     check_token_ids(config_);
-    // Rank 0's paths are saved. Other ranks may have their own copies of the files.
+    // Rank 0's paths are saved. Other ranks may have their own file copies.
     make_paths_absolute(config_);
     if (start.checkpoint) {
         keep_imported_text(*start.checkpoint, start.source);
@@ -273,8 +273,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     check_sampling();
 }
 
-/// What the publisher of the weights says about text holds as long as the tokenizer and the chat template are
-/// the same.
+/// What the weights' publisher says about text holds as long as the tokenizer and the chat template are the
+/// same.
 void Trainer::keep_imported_text(const Checkpoint& start, const std::string& source) {
     TrainConfig before;
     apply_json(before, start.config, source);
@@ -323,7 +323,7 @@ std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::pa
     return writer;
 }
 
-/// Creates the directory of a new run. A start that is refused leaves none; see also run().
+/// Creates a new run's directory. A start that is refused leaves none; see also run().
 void Trainer::start_in_directory() {
     // Memory is allocated first, so that a start that runs out of memory creates no directory.
     std::uint64_t bytes = 0;
@@ -365,7 +365,7 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     checkpoint.data = JsonValue::object({{"loader", runner_->input().state()}, {content_key, data_content_}});
     if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
-    // Every random number is Philox under a key made of the seed and the step, so there is no other state.
+    // Every random number is Philox under a key made from the seed and the step, so there is no other state.
     checkpoint.rng =
         JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
     const JsonValue schedule =

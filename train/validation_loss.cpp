@@ -14,8 +14,8 @@ struct LossSum {
 
 using GoOn = std::function<bool(std::int64_t windows_done)>;
 
-/// Sums the losses of every `stride`-th batch, from batch number `first`. Returns nothing when go_on returned
-/// false.
+/// Sums the losses over every `stride`-th batch, from batch number `first`. Returns nothing when go_on
+/// returned false.
 std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, EvaluationData& data,
                                   std::int64_t first, std::int64_t stride, const GoOn& go_on) {
     LossSum sum;

@@ -1,5 +1,5 @@
 #pragma once
-/// The loss of the validation data during training.
+/// The loss on the validation data during training.
 #include <functional>
 #include <optional>
 
@@ -15,7 +15,7 @@ struct EvaluationData {
     Batch batch;
 };
 
-/// Returns the mean loss over windows of the model's context, in order. Each process evaluates every
+/// Returns the mean loss over windows with the model's context length, in order. Each process evaluates every
 /// communicator.size()-th batch.
 ///
 /// After each round of one batch per process, every process calls `go_on` with the number of windows that all

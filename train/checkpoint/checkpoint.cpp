@@ -17,7 +17,7 @@ namespace {
 
 namespace schema = checkpoint_schema;
 
-// Returns header and manifest of a finished body, as bytes.
+// Returns a finished body's header and manifest, as bytes.
 std::vector<std::byte> user_block_of(CheckpointHeader& header, const CheckpointManifest& manifest) {
     std::vector<std::byte> block(static_cast<std::size_t>(header.user_block));
     const std::vector<std::byte> list = manifest.encode();

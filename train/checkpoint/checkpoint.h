@@ -1,6 +1,6 @@
 #pragma once
-/// Checkpoints: the whole state of a run in one self-describing HDF5 file, so that the run resumes to the
-/// bit. docs/checkpoint_format.md describes the format, and states which versions later programs will read.
+/// Checkpoints: a run's whole state in one self-describing HDF5 file, so that the run resumes to the bit.
+/// docs/checkpoint_format.md describes the format, and states which versions later programs will read.
 ///
 /// Promise: a save that was reported is never lost; an interrupted save is never accepted as complete; a
 /// damaged file is refused, and the error names the file. An error is one line, "checkpoint FILE: ...".
@@ -21,34 +21,34 @@ namespace gradtile {
 using NamedTensors = std::map<std::string, Tensor>;
 
 struct Checkpoint {
-    std::int64_t step = 0;     ///< completed optimizer steps
-    NamedTensors params = {};  ///< weights in the dtype of the model, [out, in], vocabulary without padding
-    NamedTensors master = {};  ///< float32 masters of 16-bit weights; empty otherwise
+    std::int64_t step = 0;        ///< completed optimizer steps
+    NamedTensors params = {};     ///< weights in the model's dtype, [out, in], vocabulary without padding
+    NamedTensors master = {};     ///< float32 masters for 16-bit weights; empty otherwise
     NamedTensors optimizer = {};  ///< the optimizer's moments
     JsonValue config = {};        ///< model and run settings
-    JsonValue data = {};          ///< position and shuffle of the data
+    JsonValue data = {};          ///< data position and shuffle
     JsonValue rng = {};           ///< seeds and counters
     JsonValue meta = {};          ///< anything else: versions, world size, validation loss
-    /// The JSON text of the tokenizer (Tokenizer::to_json), a member of the file's data; empty: none. A
-    /// vocabulary is too large for a JsonValue.
+    /// The tokenizer's JSON text (Tokenizer::to_json), a member in the file's data; empty: none. A vocabulary
+    /// is too large for a JsonValue.
     std::string tokenizer = {};
 };
 
-/// Returns the tensors of `group`: "params", "master" or "optimizer".
+/// Returns the tensors in `group`: "params", "master" or "optimizer".
 NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
 
 /// Writes `checkpoint` durably (see DurableFile). Checks every value, writes the file under a temporary name,
 /// reads it back, compares it with the checkpoint, and then renames it to `path`. The rename replaces an
-/// existing file of that name, or refuses it.
+/// existing file with that name, or refuses it.
 ///
 /// Tensors are on the CPU, with 1 to 6 axes, any strides and any dtype; the file stores them row-major.
 /// Throws Error, naming the tensor, if a tensor holds an infinity or a NaN. Throws Error when the file system
 /// fails. After an error no temporary file is left. `path` then has its old content, unless only the last
-/// step failed, the fsync of the directory.
+/// step, the directory's fsync, failed.
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
                       FileSystem& fs = FileSystem::posix(), Existing existing = Existing::replace);
 
-/// Returns the disk space that write_checkpoint() reserves, an upper bound of the file's size. The tensors
+/// Returns the disk space that write_checkpoint() reserves, an upper bound on the file's size. The tensors
 /// may be on any device; their elements are not read.
 std::uint64_t checkpoint_bytes(const Checkpoint& checkpoint);
 
@@ -69,7 +69,7 @@ struct TensorInfo {
     std::string name;  ///< includes the group: "params/head.weight"
     DType dtype = DType::f32;
     Shape shape;
-    std::uint32_t crc32c = 0;  ///< checksum of the row-major little-endian elements
+    std::uint32_t crc32c = 0;  ///< checksum over the row-major little-endian elements
 
     std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * size_of(dtype); }
     bool operator==(const TensorInfo&) const = default;
@@ -87,7 +87,7 @@ struct CheckpointInfo {
 /// Prints data and tokenizer as one object, as in the file.
 void write_checkpoint_data(JsonWriter& writer, const JsonValue& data, std::string_view tokenizer);
 
-/// Returns the contents of a checkpoint without its tensors' elements. Verifies the file as read_checkpoint()
+/// Returns a checkpoint's contents without its tensors' elements. Verifies the file as read_checkpoint()
 /// does, but never holds a whole tensor in memory. Throws Error when the file is not a sound checkpoint.
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs = FileSystem::posix());
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view tokenizer_name = "tokenizer";
 
-/// Returns the end of the string that begins at `at`.
+/// Returns where the string that begins at `at` ends.
 std::size_t string_end(std::string_view text, std::size_t at) {
     for (++at; at < text.size() && text[at] != '"'; ++at)
         if (text[at] == '\\') ++at;
@@ -20,8 +20,8 @@ struct Range {
     std::size_t begin = 0, end = 0;
 };
 
-/// Returns the range of the tokenizer's value in the text of an object; an empty range if there is none. In a
-/// text that is not JSON, the range is any part of the text.
+/// Returns the range that the tokenizer's value has in an object's text; an empty range if there is none. In
+/// a text that is not JSON, the range is any part of the text.
 Range tokenizer_range(std::string_view text) {
     constexpr std::string_view name = "\"tokenizer\"", blanks = " \t\r\n";
     Range found;
@@ -72,7 +72,7 @@ void write_checkpoint_data(JsonWriter& writer, const JsonValue& data, std::strin
     writer.begin_object();
     bool is_written = false;
     for (const auto& [name, value] : data.items()) {
-        // Members are in the order of their names, so that equal checkpoints are equal files.
+        // Members are in name order, so that equal checkpoints are equal files.
         if (!is_written && name > tokenizer_name) {
             write_tokenizer();
             is_written = true;

@@ -83,7 +83,7 @@ CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoin
 void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
     const std::filesystem::path step_file = path_of(checkpoint.step);
     const std::filesystem::path temporary = DurableFile::temporary_for(best_path());
-    // best.h5 is a second name (hard link) of the same file, so retention may remove the first name.
+    // best.h5 is a second name (hard link) for the same file, so retention may remove the first name.
     const int linked = fs_->link(step_file, temporary);
     if (linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK) {
         write_checkpoint(best_path(), checkpoint, *fs_);

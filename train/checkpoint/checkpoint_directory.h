@@ -1,5 +1,5 @@
 #pragma once
-/// The checkpoint files of one run: step_00000042.h5 and so on, and best.h5, the checkpoint with the lowest
+/// One run's checkpoint files: step_00000042.h5 and so on, and best.h5, the checkpoint with the lowest
 /// validation loss so far.
 #include <filesystem>
 #include <optional>
@@ -11,7 +11,7 @@
 namespace gradtile {
 
 struct RetentionPolicy {
-    std::int64_t keep_last = 2;   ///< number of newest checkpoints to keep, at least 1
+    std::int64_t keep_last = 2;   ///< how many of the newest checkpoints to keep, at least 1
     std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this number; 0: none
 };
 
@@ -36,12 +36,12 @@ class CheckpointDirectory {
     bool is_empty() const;
 
     struct Saved {
-        std::string problem;   ///< the error of this checkpoint; empty: no error
+        std::string problem;   ///< this checkpoint's error; empty: no error
         bool is_best = false;  ///< best.h5 is this checkpoint
     };
     /// Writes a checkpoint (see write_checkpoint()). If `best`, links it as best.h5, too. Once the checkpoint
-    /// is safe on disk, removes the checkpoints that the retention policy does not keep. Checkpoints of later
-    /// steps, which exist when a run was resumed from an earlier step, are neither counted nor removed.
+    /// is safe on disk, removes the checkpoints that the retention policy does not keep. Checkpoints from
+    /// later steps, which exist when a run was resumed from an earlier step, are neither counted nor removed.
     /// Throws Error when the save fails; the older checkpoints are then unchanged. A failure after the
     /// checkpoint was safe is returned as a message.
     Saved save(const Checkpoint& checkpoint, bool best = false) const;
@@ -51,11 +51,11 @@ class CheckpointDirectory {
         std::filesystem::path path;            ///< the checkpoint's file
         std::vector<std::string> damaged;      ///< one line for each newer file that is damaged
     };
-    /// Reads the files from the newest step downwards until one is sound. best.h5 counts as a checkpoint of
-    /// its step. A running process may save and remove files meanwhile.
+    /// Reads the files from the newest step downwards until one is sound. best.h5 counts as its step's
+    /// checkpoint. A running process may save and remove files meanwhile.
     Loaded load_newest(ReadOptions options = {}) const;
 
-    /// Removes the temporary files of a killed process. The caller must hold the run's lock.
+    /// Removes a killed process's temporary files. The caller must hold the run's lock.
     void remove_temporaries() const;
 
   private:

@@ -12,10 +12,10 @@ namespace gradtile {
 
 namespace {
 
-// The first line of the file. `head -1` prints it, and a transfer that converts line ends damages it visibly.
+// The file's first line. `head -1` prints it, and a transfer that converts line ends damages it visibly.
 constexpr std::string_view kMagic = "gradtile checkpoint\r\n\x1a\n";
 
-// Offsets of the little-endian fields; every other byte of the header is zero.
+// Offsets of the little-endian fields; every other header byte is zero.
 constexpr std::size_t kVersionAt = 32;
 constexpr std::size_t kBodyCrcAt = 36;
 constexpr std::size_t kStepAt = 40;
@@ -36,7 +36,7 @@ bool has_magic(const CheckpointHeader::Bytes& bytes) {
     return std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
 }
 
-// Returns the CRC of the whole header, with this field set to zero.
+// Returns the CRC over the whole header, with this field set to zero.
 std::uint32_t header_crc(CheckpointHeader::Bytes bytes) {
     put_little_endian(bytes.data() + kHeaderCrcAt, std::uint32_t{0});
     return crc32c(bytes);

@@ -14,11 +14,11 @@ struct CheckpointHeader {
     static constexpr std::uint32_t kVersion = 2;
 
     std::int64_t step = 0;
-    std::uint64_t length = 0;          ///< bytes of the whole file
+    std::uint64_t length = 0;          ///< bytes in the whole file
     std::uint64_t user_block = 0;      ///< offset at which the HDF5 part, the body, begins
-    std::uint64_t manifest_bytes = 0;  ///< size of the manifest, which follows the header
-    std::uint32_t manifest_crc = 0;    ///< CRC-32C of bytes [kSize, user_block)
-    std::uint32_t body_crc = 0;        ///< CRC-32C of bytes [user_block, length)
+    std::uint64_t manifest_bytes = 0;  ///< the manifest's size; the manifest follows the header
+    std::uint32_t manifest_crc = 0;    ///< CRC-32C over bytes [kSize, user_block)
+    std::uint32_t body_crc = 0;        ///< CRC-32C over bytes [user_block, length)
 
     using Bytes = std::array<std::byte, kSize>;
     Bytes encode() const;
@@ -28,7 +28,7 @@ struct CheckpointHeader {
 
     bool operator==(const CheckpointHeader&) const = default;
 
-    /// Returns the size of the user block for a manifest. HDF5 accepts powers of two from 512 on.
+    /// Returns the user block's size for a manifest. HDF5 accepts powers of two from 512 on.
     static std::uint64_t user_block_for(std::uint64_t manifest_bytes);
 };
 

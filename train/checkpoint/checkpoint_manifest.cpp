@@ -13,18 +13,17 @@ namespace {
 
 namespace schema = checkpoint_schema;
 
-// The code of a type in the file; 0 is a text.
+// Each type's code in the file; 0 is a text.
 constexpr std::array<std::pair<std::uint8_t, DType>, 5> kTypeCodes = {
     {{1, DType::f64}, {2, DType::f32}, {3, DType::bf16}, {4, DType::f16}, {5, DType::i32}}};
 
-// The bytes of an object besides its name, axes and extents: length of the name, type, rank, checksum, number
-// of extents.
+// An object's bytes besides its name, axes and extents: name length, type, rank, checksum, extent count.
 constexpr std::uint64_t kFixedBytes = 2 + 1 + 1 + 4 + 8;
 constexpr std::uint64_t kAxisBytes = 8;
 constexpr std::uint64_t kExtentBytes = 16;
 
-// The smallest average size of an extent. For smaller extents, a reader would spend more time per extent than
-// on the extent's bytes.
+// The smallest average extent size. For smaller extents, a reader would spend more time per extent than on
+// the extent's bytes.
 constexpr std::uint64_t kMinAverageExtent = 4096;
 
 std::uint8_t code_of(const std::optional<DType>& dtype) {
@@ -88,8 +87,8 @@ std::optional<DType> read_type(std::uint8_t code, const std::string& name) {
     return found->second;
 }
 
-// Refuses axes whose product, not counting empty axes, does not fit in 63 bits of bytes. So later products of
-// the axes cannot overflow.
+// Refuses axes whose product, not counting empty axes, does not fit in 63 bits when counted in bytes. So
+// later axis products cannot overflow.
 Shape read_shape(ManifestReader& in, int rank, std::size_t element_bytes, const std::string& name) {
     check(rank >= 1 && rank <= Shape::max_rank, name, ": ", rank, " axes, expected 1 to ", Shape::max_rank);
     std::array<std::int64_t, Shape::max_rank> axes{};

@@ -1,11 +1,11 @@
 #pragma once
-/// The list of a checkpoint's tensors and texts, and of the file ranges that hold them. With this list a
-/// reader needs no HDF5 code. The manifest follows the header in the user block; docs/checkpoint_format.md
-/// gives the layout.
+/// Lists a checkpoint's tensors and texts, and the file ranges that hold them. With this list a reader needs
+/// no HDF5 code. The manifest follows the header in the user block; docs/checkpoint_format.md gives the
+/// layout.
 ///
 /// The manifest is binary and not JSON for two reasons. First, its size does not depend on the addresses, so
-/// the size of the user block is known before libhdf5 writes anything. Second, reading a binary manifest
-/// needs at most a small multiple of the manifest's size in memory.
+/// the user block's size is known before libhdf5 writes anything. Second, reading a binary manifest needs at
+/// most a small multiple of the manifest's size in memory.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@
 
 namespace gradtile {
 
-/// A range of bytes; `begin` is an offset from the file's first byte.
+/// A byte range; `begin` is an offset from the file's first byte.
 struct FileExtent {
     std::uint64_t begin = 0;
     std::uint64_t bytes = 0;
@@ -30,8 +30,8 @@ struct StoredObject {
     std::string name;            ///< includes the group: "params/head.weight", "config/json"
     std::optional<DType> dtype;  ///< empty for a text, whose shape is [bytes]
     Shape shape;
-    std::uint32_t crc32c = 0;  ///< checksum of the bytes in `extents`, in that order
-    /// The bytes of these extents, in this order, are the row-major elements.
+    std::uint32_t crc32c = 0;  ///< checksum over the bytes in `extents`, in that order
+    /// The bytes in these extents, in this order, are the row-major elements.
     std::vector<FileExtent> extents;
 
     std::uint64_t bytes() const {
@@ -43,7 +43,7 @@ struct StoredObject {
 struct CheckpointManifest {
     std::vector<StoredObject> objects;  ///< in name order
 
-    /// Returns the number of bytes of encode()'s result, which does not depend on addresses and checksums.
+    /// Returns the size of encode()'s result in bytes, which does not depend on addresses and checksums.
     std::uint64_t encoded_bytes() const;
     std::vector<std::byte> encode() const;
     /// Throws Error (without the file's name) unless a writer could have made these bytes for a file whose

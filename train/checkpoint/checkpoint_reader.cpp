@@ -13,18 +13,18 @@ namespace gradtile {
 
 namespace {
 
-// Consecutive bytes of the body that go to one destination, or to none.
+// Consecutive body bytes that go to one destination, or to none.
 struct Segment {
     FileExtent extent;
     std::byte* to = nullptr;
     std::uint32_t crc = 0;
 };
 
-// Contains, for each object, the positions of its extents' segments in the list of segments.
+// For each object: the positions of its extents' segments in the segment list.
 using SegmentIndex = std::vector<std::vector<std::size_t>>;
 
-// Returns the body in file order: the extents of all objects, and between them the bytes that only HDF5
-// readers use.
+// Returns the body in file order: all objects' extents, and between them the bytes that only HDF5 readers
+// use.
 std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<std::byte* const> destinations,
                                  SegmentIndex& index) {
     struct Place {
@@ -63,7 +63,8 @@ std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<s
 }
 
 void read_segments(const OpenFile& file, std::span<Segment> segments) {
-    // The size of one read: small enough that the bytes stay in the cache until the checksum is computed.
+    // How many bytes one read takes: few enough that the bytes stay in the cache until the checksum is
+    // computed.
     constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;
     const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kPiece);
     for (Segment& segment : segments) {
@@ -77,7 +78,7 @@ void read_segments(const OpenFile& file, std::span<Segment> segments) {
     }
 }
 
-// Divides the segments into consecutive groups of about equal bytes, one for each thread.
+// Divides the segments into consecutive groups of about equal size in bytes, one per thread.
 std::vector<std::span<Segment>> shares_of(std::span<Segment> segments, std::uint64_t bytes) {
     // The maximum number of threads. One thread is slower than the page cache; more threads than this are
     // hardly faster.

@@ -22,8 +22,8 @@ struct CheckpointContents {
 /// Reads and checks header and manifest. Throws Error unless both are sound and fit the file's size.
 CheckpointContents read_contents(const OpenFile& file);
 
-/// Reads every byte of the body once, on a few threads. Writes the bytes of object i to destinations[i],
-/// unless destinations[i] is null. Throws Error unless the checksums of the file and of every object match.
+/// Reads every byte of the body once, on a few threads. Writes object i's bytes to destinations[i], unless
+/// destinations[i] is null. Throws Error unless the file's checksum and every object's checksum match.
 void read_body(const OpenFile& file, const CheckpointContents& contents,
                std::span<std::byte* const> destinations);
 

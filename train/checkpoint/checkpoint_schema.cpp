@@ -5,7 +5,7 @@
 
 namespace gradtile::checkpoint_schema {
 
-// Elements are written in the byte order of memory, which must be that of the file.
+// Elements are written in the machine's byte order, which must be the file's.
 static_assert(std::endian::native == std::endian::little, "checkpoints need a little-endian machine");
 
 bool is_tensor_name(std::string_view name) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The objects of a checkpoint file: their names, types and limits. See docs/checkpoint_format.md.
+/// The objects in a checkpoint file: their names, types and limits. See docs/checkpoint_format.md.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,21 +13,21 @@ inline constexpr std::array<std::string_view, 3> tensor_groups = {"params", "mas
 /// The datasets that hold a JSON text, in name order.
 inline constexpr std::array<std::string_view, 4> json_names = {"config/json", "data/json", "meta/json",
                                                                "rng/json"};
-/// The attribute of every dataset that holds the CRC-32C of its elements.
+/// The attribute that holds the CRC-32C over a dataset's elements; every dataset has it.
 inline constexpr const char* crc_attribute = "crc32c";
-/// Largest number of tensors and texts in one file. Only a file made to do harm reaches this limit.
+/// How many tensors and texts one file may hold. Only a file made to do harm reaches this limit.
 inline constexpr std::size_t max_objects = 100'000;
-/// Largest size of one JSON text. A parsed text needs up to about forty times its bytes in memory.
+/// Largest size for one JSON text. A parsed text needs up to about forty times its bytes in memory.
 inline constexpr std::uint64_t max_text_bytes = std::uint64_t{16} << 20;
 
 /// Returns true for a path that may name a tensor: parts of printable ASCII between single slashes, neither
 /// "." nor "..".
 bool is_tensor_name(std::string_view name);
 
-/// Returns the part of a name before its first slash.
+/// Returns a name's part before its first slash.
 std::string_view group_of(std::string_view name);
 
-/// Returns true for GROUP/NAME with one of the tensor groups and a valid tensor name.
+/// Returns true for GROUP/NAME with a known tensor group and a valid tensor name.
 bool is_stored_tensor_name(std::string_view name);
 
 }  // namespace gradtile::checkpoint_schema

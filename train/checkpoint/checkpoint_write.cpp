@@ -49,7 +49,7 @@ class Writer {
         hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
         file_ =
             Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
-        // Readers expect the groups of tensors even if a group is empty.
+        // Readers expect the tensor groups even if a group is empty.
         for (const std::string_view group : schema::tensor_groups) make_groups(concat(group, '/'));
     }
 

@@ -35,7 +35,7 @@ void prepare(const Tensor& x, const Chunking& cut, std::int64_t i, PreparedChunk
 
 Chunking::Chunking(const Shape& shape, std::size_t element_bytes)
     : chunk_shape(shape), axis(shape.rank() - 1) {
-    // libhdf5 needs chunks of at least one element, even for an empty tensor.
+    // libhdf5 needs chunks with at least one element, even for an empty tensor.
     for (int i = 0; i < shape.rank(); ++i) chunk_shape[i] = std::max<std::int64_t>(shape[i], 1);
     const std::int64_t limit = kChunkBytes / static_cast<std::int64_t>(element_bytes);
     while (axis > 0 && inner * chunk_shape[axis] <= limit) inner *= chunk_shape[axis--];

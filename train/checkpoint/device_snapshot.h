@@ -10,7 +10,7 @@
 
 namespace gradtile {
 
-/// A range of device memory and its place in the snapshot.
+/// A device memory range and its place in the snapshot.
 struct SnapshotPart {
     const std::byte* from;
     std::uint64_t at;  ///< offset in the snapshot; a multiple of 16
@@ -27,13 +27,13 @@ class DeviceSnapshot {
     DeviceSnapshot(const DeviceSnapshot&) = delete;
     DeviceSnapshot& operator=(const DeviceSnapshot&) = delete;
 
-    /// Allocates the memory that take() of the same parts needs, so that the first take() allocates nothing.
+    /// Allocates the memory that take() needs for the same parts, so that the first take() allocates nothing.
     void reserve(const std::vector<SnapshotPart>& parts);
     /// Enqueues the copy within the device on the stream and returns.
     void take(const std::vector<SnapshotPart>& parts);
     /// Waits for the copy, then transfers the snapshot to the host on a separate stream.
     void download(std::byte* to, std::uint64_t bytes);
-    /// Returns the duration of the copy within the device; valid after download().
+    /// Returns how long the copy within the device took; valid after download().
     double seconds_on_stream() const;
 
   private:

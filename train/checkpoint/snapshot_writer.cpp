@@ -29,7 +29,7 @@ std::uint64_t staged_bytes(const Tensor& x) {
     return (x.bytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Calls visit(live tensors, staged tensors) for each group of tensors.
+/// Calls visit(live tensors, staged tensors) for each tensor group.
 template <class Visit>
 void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
     visit(live.params, staged.params);
@@ -48,7 +48,7 @@ std::uint64_t staged_bytes(const Checkpoint& live) {
 }  // namespace
 
 struct SnapshotWriter::Plan {
-    /// Elements [begin, end) of a tensor on the host and their place in staging memory.
+    /// Elements [begin, end) of a host tensor and their place in staging memory.
     struct HostPiece {
         const Tensor* from;
         std::int64_t begin, end;
@@ -58,7 +58,7 @@ struct SnapshotWriter::Plan {
     Checkpoint staged;
     std::vector<HostPiece> on_host;
     std::vector<SnapshotPart> on_device;
-    std::uint64_t device_bytes = 0;  // size of staging memory up to the end of the last GPU part
+    std::uint64_t device_bytes = 0;  // bytes of staging memory up to the last GPU part's end
 };
 
 SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)

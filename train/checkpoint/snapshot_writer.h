@@ -1,6 +1,6 @@
 #pragma once
-/// Saves checkpoints during training. A step waits only for one copy of the state in memory (in GPU memory if
-/// the state is there); a separate thread does the other work.
+/// Saves checkpoints during training. A step waits only until the state is copied once in memory (in GPU
+/// memory if the state is there); a separate thread does the other work.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -22,20 +22,20 @@ struct SaveReport {
     bool saved = false;    ///< the checkpoint is safe on disk: written, verified, committed
     bool best = false;     ///< best.h5 was requested
     bool is_best = false;  ///< best.h5 is this checkpoint
-    std::string message;   ///< one line about a failure, of the save or after it; empty: none
+    std::string message;   ///< one line about a failure, in the save or after it; empty: none
     std::uint64_t bytes = 0;
     double copy_seconds = 0;   ///< time that training waited for the copy, on the host or on its stream
     double write_seconds = 0;  ///< time that the thread needed for the rest
 };
 
-/// All members must be called from one thread, which gets the results by calling poll(). A failed save is one
-/// of these results; it affects neither training nor older checkpoints.
+/// All members must be called from one thread, which gets the results by calling poll(). A failed save is
+/// such a result; it affects neither training nor older checkpoints.
 ///
-/// save() waits while the previous save is still being written. So no save is skipped, and there is one copy
-/// of the state instead of a queue of copies. A caller that prefers to skip a save checks busy() first.
+/// save() waits while the previous save is still being written. So no save is skipped, and the state is
+/// copied once instead of queued. A caller that prefers to skip a save checks busy() first.
 class SnapshotWriter {
   public:
-    /// Copies on ctx's threads; GPU tensors are copied in the order of ctx's stream.
+    /// Copies on ctx's threads; GPU tensors are copied in ctx's stream order.
     SnapshotWriter(CheckpointDirectory directory, const Context& ctx);
     /// Waits for a running save.
     ~SnapshotWriter();
@@ -47,21 +47,21 @@ class SnapshotWriter {
     /// allocation. Does not read the tensors' elements.
     void reserve(const Checkpoint& like);
     /// Copies the state and starts to save it. The state may change once this function returns. `best` also
-    /// links the checkpoint as best.h5. Errors of memory or files do not throw here; poll() reports them.
+    /// links the checkpoint as best.h5. Memory and file errors do not throw here; poll() reports them.
     void save(const Checkpoint& live, bool best = false);
     /// Starts to save the state without a copy. The tensors are on the host and must not change before wait()
     /// returns.
     void save_in_place(Checkpoint checkpoint, bool best = false);
     bool busy() const;
-    /// Returns the results of the saves that ended since the last call, oldest first.
+    /// Returns the results from all saves that ended since the last call, oldest first.
     std::vector<SaveReport> poll();
-    /// Waits for the running save. poll() then returns the results of all saves.
+    /// Waits for the running save. poll() then returns all saves' results.
     void wait();
 
   private:
     struct Job {
         Checkpoint checkpoint;
-        std::uint64_t device_bytes = 0;  // size of the part of the staging memory that is copied from the GPU
+        std::uint64_t device_bytes = 0;  // bytes of staging memory that are copied from the GPU
         SaveReport report;
     };
     SaveReport report_of(const Checkpoint& checkpoint, bool best) const;

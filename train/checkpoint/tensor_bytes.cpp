@@ -9,7 +9,7 @@ namespace gradtile {
 
 namespace {
 
-// Copies elements of the last axis that are `stride` elements apart.
+// Copies elements along the last axis that are `stride` elements apart.
 template <class Word>
 void copy_strided(const std::byte* from, std::int64_t stride, std::int64_t count, std::byte* to) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -61,7 +61,7 @@ void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::
     const int last = x.rank() - 1;
     const std::int64_t row = x.size(last);
     while (begin < end) {
-        // The index of element `begin` along each axis, last axis fastest.
+        // Element `begin`'s index along each axis, last axis fastest.
         std::int64_t remaining = begin / row;
         const std::int64_t column = begin % row;
         std::int64_t offset = column * x.stride(last);

@@ -7,11 +7,11 @@
 
 namespace gradtile {
 
-/// Copies elements [begin, end), counted in row-major order, of a CPU tensor with any strides to `out`.
+/// Copies elements [begin, end), counted in row-major order, from a CPU tensor with any strides to `out`.
 void copy_row_major(const Tensor& x, std::int64_t begin, std::int64_t end, std::byte* out);
 
-/// Returns true unless one of `elements` values of a floating dtype at `data` is infinite or NaN. int32
-/// values are always finite.
+/// Returns true unless one of `elements` floating-point values at `data` is infinite or NaN. int32 values are
+/// always finite.
 bool all_finite(DType dtype, const std::byte* data, std::size_t elements);
 
 /// Returns a contiguous, uninitialised tensor on the CPU that owns its memory.

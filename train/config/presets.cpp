@@ -7,7 +7,7 @@
 namespace gradtile {
 namespace {
 
-/// Learns stories of `gradtile corpus` by characters, in about three minutes on two cores.
+/// Learns stories from `gradtile corpus` by characters, in about three minutes on two cores.
 TrainConfig demo() {
     TrainConfig c;
     c.model = {.layers = 4, .heads = 4, .width = 128, .context = 128, .bias = false};
@@ -22,10 +22,11 @@ TrainConfig demo() {
     return c;
 }
 
-/// Learns conversations of `gradtile corpus --dialogues`, for `gradtile chat`, in a few minutes on two cores.
+/// Learns conversations from `gradtile corpus --dialogues`, for `gradtile chat`, in a few minutes on two
+/// cores.
 TrainConfig chat_demo() {
     TrainConfig c;
-    // Rotary positions, because answers repeat words of earlier lines wherever those stand.
+    // Rotary positions, because answers repeat words from earlier lines, at any distance.
     c.model = as_llama({.layers = 4, .heads = 4, .width = 128, .context = 640});
     c.packed = true;  // conversations are shorter than the context
     c.max_documents = 16;
@@ -40,7 +41,7 @@ TrainConfig chat_demo() {
     return c;
 }
 
-/// nanoGPT's example of Shakespeare by characters, in a size for a CPU.
+/// nanoGPT's character-level Shakespeare example, in a size for a CPU.
 TrainConfig shakespeare_char_cpu() {
     TrainConfig c;
     c.model = {
@@ -51,7 +52,7 @@ TrainConfig shakespeare_char_cpu() {
     return c;
 }
 
-/// nanoGPT's example of Shakespeare by characters.
+/// nanoGPT's character-level Shakespeare example.
 TrainConfig shakespeare_char() {
     TrainConfig c;
     c.model = {.layers = 6,
@@ -69,8 +70,8 @@ TrainConfig shakespeare_char() {
     return c;
 }
 
-/// The model sizes of GPT-2, with GPT-3's batch of half a million tokens and nanoGPT's schedule. The batch is
-/// a power of two, so that many numbers of GPUs divide it.
+/// The GPT-2 model sizes, with GPT-3's batch of half a million tokens and nanoGPT's schedule. The batch is a
+/// power of two, so that many GPU counts divide it.
 TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, double lr, const char* out) {
     TrainConfig c;
     c.model = {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257};
@@ -87,7 +88,7 @@ TrainConfig gpt2(std::int64_t layers, std::int64_t heads, std::int64_t width, do
     return c;
 }
 
-/// A small model of the Llama type: rotary positions, RMSNorm, SwiGLU, grouped queries, an untied head.
+/// A small Llama-type model: rotary positions, RMSNorm, SwiGLU, grouped queries, an untied head.
 TrainConfig llama_tiny() {
     TrainConfig c;
     c.model = as_llama({.layers = 6, .heads = 6, .kv_heads = 2, .width = 192, .context = 128});
@@ -98,8 +99,8 @@ TrainConfig llama_tiny() {
     return c;
 }
 
-/// The shape of Qwen2.5-0.5B (Qwen Team 2024) without its biases of queries, keys and values, for token files
-/// with its vocabulary.
+/// Qwen2.5-0.5B's shape (Qwen Team 2024) without its query, key and value biases, for token files with its
+/// vocabulary.
 TrainConfig llama_500m() {
     TrainConfig c;
     c.model = as_llama({.layers = 24,
@@ -145,7 +146,7 @@ TrainConfig gpt_oss_tiny() {
     return c;
 }
 
-/// A small model of the GPT-2 type with ALiBi in place of learned positions.
+/// A small GPT-2-type model with ALiBi instead of learned positions.
 TrainConfig alibi_tiny() {
     TrainConfig c;
     c.model = {.layers = 6, .heads = 6, .width = 192, .context = 128, .positions = Positions::alibi};
@@ -155,7 +156,7 @@ TrainConfig alibi_tiny() {
     return c;
 }
 
-/// llama-tiny on packed documents, such as the stories of `gradtile corpus`. The context is longer, so that
+/// llama-tiny on packed documents, such as the stories from `gradtile corpus`. The context is longer, so that
 /// most windows hold a border between documents.
 TrainConfig packed_tiny() {
     TrainConfig c = llama_tiny();

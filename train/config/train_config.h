@@ -1,6 +1,6 @@
 #pragma once
-/// The settings of a run. A setting has the same name as a flag (--save-every), as a key of the JSON config
-/// file and as a key of the run's config.json; visit_settings() lists all settings.
+/// A run's settings. A setting has the same name as a flag (--save-every), as a key of the JSON config file
+/// and as a key of the run's config.json; visit_settings() lists all settings.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -34,7 +34,7 @@ struct TrainConfig {
     std::string tokenizer = "characters";  ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets with this id do not count in the loss; -1: none
-    /// The template of conversations; a run records the chosen template.
+    /// Template for conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
 
     bool packed = false;               ///< attention within documents, which begin inside windows
@@ -46,12 +46,12 @@ struct TrainConfig {
     std::int64_t batch = 12;       ///< sequences per optimizer step, over all ranks
     std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
     OptimizerKind optimizer = kind_of<AdamWSettings>;
-    OptimizerSettings optimizer_settings;  ///< the settings of every optimizer
+    OptimizerSettings optimizer_settings;  ///< every optimizer's settings
     double lr = 1e-3;
     double min_lr = 1e-4;
     ScheduleKind schedule = ScheduleKind::cosine;
     std::int64_t warmup = 100;  ///< steps
-    double wsd_decay = 0.2;     ///< wsd: the last part of the horizon, in which the rate falls
+    double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
     double weight_decay = 0.1;
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
@@ -59,7 +59,7 @@ struct TrainConfig {
     // Run
     std::string out = "runs/default";
     std::int64_t sample_every = 0;    ///< steps between texts that the model writes to metrics.jsonl; 0: none
-    std::int64_t sample_tokens = 60;  ///< of such a text
+    std::int64_t sample_tokens = 60;  ///< tokens in each such text
     std::string sample_prompt;        ///< that it continues; empty: it starts after a line break
     /// Directory for TensorBoard's event files; empty: none. add_tensorboard() (tools/observers) reads it.
     std::string tensorboard;
@@ -73,11 +73,11 @@ struct TrainConfig {
     std::int64_t save_every = 500;  ///< 0: only at the end
     std::int64_t keep_last = 2;
     std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
-    std::int64_t memory_budget = 0;  ///< MiB for the memory of a step; 0: what the device has available
+    std::int64_t memory_budget = 0;  ///< memory for a step, in MiB; 0: what the device has available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t zero = 0;   ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
-    // The part of a step that each of `ranks` processes does.
+    // What each process does in a step that `ranks` processes share.
     std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
         return micro_batch == 0 ? batch / ranks : micro_batch;
     }
@@ -86,7 +86,7 @@ struct TrainConfig {
     }
 };
 
-/// Calls visit(name, member, help, range) for every setting, in the order of --help; `range` limits a number.
+/// Calls visit(name, member, help, range) for every setting, in --help order; `range` limits a number.
 template <class Config, class Visit>
 void visit_settings(Config& c, Visit&& visit) {
     using namespace setting_limits;
@@ -203,7 +203,7 @@ void visit_settings(Config& c, Visit&& visit) {
           Range{0, max_mebibytes});
 }
 
-/// The dtype of weights and activations.
+/// Returns the dtype of weights and activations.
 constexpr DType storage_dtype(TrainDType dtype) {
     switch (dtype) {
         case TrainDType::f32:
@@ -214,15 +214,15 @@ constexpr DType storage_dtype(TrainDType dtype) {
     throw Error("dtype: unknown");
 }
 
-/// The largest number of documents in a window; 0 unless config.packed.
+/// Returns the largest document count in a window; 0 unless config.packed.
 std::int64_t max_documents_of(const TrainConfig& config);
 
-/// The packing of a run's windows; none unless config.packed. Throws Error if it is not known where documents
-/// begin.
+/// Returns the packing for a run's windows; none unless config.packed. Throws Error if it is not known where
+/// documents begin.
 Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
 
-/// Throws Error naming the setting, its value and what was expected. Checks the settings for a run of `ranks`
-/// processes.
+/// Throws Error naming the setting, its value and what was expected. Checks the settings for a run with
+/// `ranks` processes.
 void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
@@ -232,10 +232,10 @@ JsonValue to_json(const TrainConfig& config);
 void apply_json(TrainConfig& config, const JsonValue& settings, const std::string& source);
 /// Overwrites settings like the function above, from JSON text.
 void apply_config_text(TrainConfig& config, std::string_view text, const std::string& source);
-/// Returns the text of a JSON file of settings, which must be a regular file of at most max_config_bytes.
+/// Returns the text in a JSON settings file, which must be a regular file of at most max_config_bytes.
 constexpr std::uint64_t max_config_bytes = std::uint64_t{1} << 20;
 std::string config_file_text(const std::string& path, SymbolicLinks links = SymbolicLinks::follow);
-/// Reads a JSON file of settings and applies it.
+/// Reads a JSON settings file and applies it.
 void apply_config_file(TrainConfig& config, const std::string& path,
                        SymbolicLinks links = SymbolicLinks::follow);
 
@@ -244,11 +244,11 @@ void apply_config_file(TrainConfig& config, const std::string& path,
 void make_paths_absolute(TrainConfig& config);
 
 /// Returns the device for a choice. auto means a GPU if there is one, else the CPU. The process with number
-/// `local_rank` on its host uses the GPU of this number, unless it sees only one GPU. Throws Error when cuda
-/// is requested and there is no GPU.
+/// `local_rank` on its host uses the GPU with this number, unless it sees only one GPU. Throws Error when
+/// cuda is requested and there is no GPU.
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
-/// Returns the settings of a preset: demo, chat-demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m,
+/// Returns a preset's settings: demo, chat-demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m,
 /// gpt2-350m, gpt2-774m, llama-tiny, llama-0.5b, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The
 /// error for an unknown name names the nearest known one.
 TrainConfig preset(const std::string& name);

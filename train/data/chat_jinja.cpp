@@ -23,7 +23,7 @@ std::string jinja_of(ChatTemplate chat_template) {
                    R"(message['content'] + '<|im_end|>' + '\n'}}{% endfor %})"
                    R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})";
         case ChatTemplate::llama3:
-            // The text of Llama 3's publisher.
+            // The publisher's template for Llama 3.
             return R"({% set loop_messages = messages %}{% for message in loop_messages %})"
                    R"({% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ )"
                    R"(message['content'] | trim + '<|eot_id|>' %})"

@@ -8,13 +8,13 @@
 namespace gradtile {
 namespace {
 
-/// The texts of a template. A message is written between its role's header and an end.
+/// A template's texts. A message is written between its role's header and an end.
 struct TemplateTexts {
-    std::string begin{};  ///< the text at the beginning of a conversation
+    std::string begin{};  ///< the text that begins a conversation
     std::array<std::string, 3> headers{};
     std::string before_message{};
-    std::string end{};        ///< the end of a turn; the end of an assistant's turn is a target
-    std::string after_end{};  ///< the text after the end of a turn; never a target
+    std::string end{};        ///< ends a turn; after an assistant's turn it is a target
+    std::string after_end{};  ///< the text after `end`; never a target
     std::vector<std::string> special_tokens{};
 };
 
@@ -133,7 +133,7 @@ EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, st
         if (!texts.end.empty() || i == 0 || messages[i - 1].role != ChatRole::assistant ||
             messages[i].role != ChatRole::user)
             continue;
-        // The user's header is the end of the answer before it.
+        // The user's header ends the answer before it.
         EncodedConversation header;
         add(header, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, of_template);
         std::fill_n(all.is_target.begin() + static_cast<std::ptrdiff_t>(begin), header.ids.size(), true);

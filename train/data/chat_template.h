@@ -1,5 +1,5 @@
 #pragma once
-/// Chat templates: how the messages of a conversation become one text.
+/// Chat templates: how a conversation's messages become one text.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -44,39 +44,39 @@ struct ChatMessage {
 
 /// Returns the template that `automatic` stands for.
 ChatTemplate resolved_template(ChatTemplate chat_template, const Tokenizer& tokenizer);
-/// Returns the tokens that end a text: the end of an answer in the template, if it is a token, and then the
-/// tokenizer's special tokens for the end of a text or an answer, such as <|endoftext|>. `automatic` stands
-/// for no template.
+/// Returns the tokens that end a text: the token that ends an answer in the template, if there is one, and
+/// then the tokenizer's special tokens that end a text or an answer, such as <|endoftext|>. `automatic`
+/// stands for no template.
 std::vector<std::int32_t> end_tokens_of(const Tokenizer& tokenizer, ChatTemplate chat_template);
-/// Returns all texts that the template itself writes, so that a tokenizer of characters knows them.
+/// Returns all texts that the template itself writes, so that a character tokenizer knows them.
 std::string template_alphabet(ChatTemplate chat_template);
 
 /// A conversation as tokens.
 struct EncodedConversation {
     std::vector<std::int32_t> ids;
-    /// For each token: whether it belongs to an answer of the assistant or to the text that ends the answer.
-    /// A model is trained to predict only these tokens.
+    /// For each token: whether it belongs to an assistant's answer or to the text that ends the answer. A
+    /// model is trained to predict only these tokens.
     std::vector<bool> is_target;
 };
 
-/// Writes conversations as tokens. Each message and each text of the template is encoded separately, so chat
-/// and training get the same tokens. A text of the template becomes a special token if the tokenizer has this
-/// token; otherwise it is encoded as ordinary text. The text of a message never becomes a special token.
+/// Writes conversations as tokens. Each message and each template text is encoded separately, so chat and
+/// training get the same tokens. A template text becomes a special token if the tokenizer has this token;
+/// otherwise it is encoded as ordinary text. A message's text never becomes a special token.
 class ChatFormat {
   public:
     ChatFormat(ChatTemplate chat_template, Tokenizer tokenizer);
 
     ChatTemplate chat_template() const { return template_; }
-    /// Special tokens of the template that the tokenizer lacks.
+    /// The template's special tokens that the tokenizer lacks.
     std::vector<std::string> missing_tokens() const;
 
     /// Throws Error that begins with `source` when the tokenizer cannot encode a message.
     EncodedConversation encode(std::span<const ChatMessage> messages, std::string_view source) const;
     /// Returns the tokens after which the assistant's answer follows; the last message is a user's.
     std::vector<std::int32_t> prompt(std::span<const ChatMessage> messages, std::string_view source) const;
-    /// The template's texts that end an answer. A token of end_tokens_of() ends it, too.
+    /// The template's texts that end an answer. A token from end_tokens_of() ends it, too.
     std::vector<std::string> stop_texts() const;
-    /// Returns the message of a generated text: without the blank that follows "Assistant:".
+    /// Returns the message in a generated text: without the blank that follows "Assistant:".
     std::string_view message_of(std::string_view generated) const;
 
   private:

@@ -1,6 +1,6 @@
 #pragma once
-/// A fingerprint of a data file, with which a resumed run, and the ranks of a run, check that they read the
-/// same data.
+/// A fingerprint of a data file, with which a resumed run, and a run's ranks, check that they read the same
+/// data.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace gradtile {
 
-/// The length and the hash of a file. The hash is "sha256:..." of every byte, as sha256sum prints it, or
-/// "sha256-sampled:..." of the parts that visit_samples() visits. The samples detect accidental changes; an
+/// A file's length and hash. The hash is "sha256:..." over every byte, as sha256sum prints it, or
+/// "sha256-sampled:..." over the parts that visit_samples() visits. The samples detect accidental changes; an
 /// attacker can change the parts of a large file that are not sampled.
 struct DataContent {
     std::int64_t bytes = 0;
@@ -25,19 +25,18 @@ struct DataContent {
     JsonValue to_json() const;
 };
 
-/// Calls visit for the parts of a file that its hash covers: the whole file up to 4 MiB; of a longer file the
+/// Calls visit for the parts that a file's hash covers: the whole file up to 4 MiB; in a longer file the
 /// first and the last MiB, and 256 blocks of 4 KiB at equal distances in between, each beginning at a
 /// multiple of 4 KiB. Reads at most 4 MiB, so large files and sparse files take no longer.
 void visit_samples(const DataFile& file, const std::function<void(std::span<const std::byte>)>& visit);
 
-/// Returns the content of a file, hashed by those samples.
+/// Returns a file's content, hashed by those samples.
 DataContent content_of(const DataFile& file);
-/// Returns the content of a text in memory, hashed by every byte.
+/// Returns an in-memory text's content, hashed by every byte.
 DataContent content_of(std::string_view text);
 
 /// Throws Error when the open file no longer holds `content`. A different length fails at once; if only the
-/// time of last change differs, the samples are compared. Makes one system call when the file was not
-/// changed.
+/// modification time differs, the samples are compared. Makes one system call when the file was not changed.
 void require_unchanged(const DataFile& file, const DataContent& content);
 
 }  // namespace gradtile

@@ -11,14 +11,14 @@ namespace {
 // The purposes that a seed is used for; each purpose has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
 
-/// Returns where documents begin, if this follows from more than the tokens of a window.
+/// Returns where documents begin, if this does not follow from one window's tokens alone.
 std::vector<std::int64_t> borders_of(const TokenSequence& tokens, const Packing& packing) {
     const bool by_tokens = packing.rule.kind == DocumentRule::Kind::separator && !tokens.examples();
     if (!packing || by_tokens) return {};
     return document_begins(tokens, packing.rule, tokens.size());
 }
 
-/// Divides a row at the documents of the sequence that begin in it.
+/// Divides a row at the sequence's documents that begin in it.
 void divide_at_documents(std::span<const std::int64_t> begins, const TokenWindow& inputs,
                          const WindowOptions& options, const WindowRow& row,
                          std::vector<std::int32_t>& starts) {
@@ -35,7 +35,7 @@ struct WindowSource {
 };
 
 /// Fills one row with the inputs and the tokens that follow them; the rest of the row is token 0 with ignored
-/// targets. Appends the starts of packed documents to `starts`. Returns how many targets count. `window` is
+/// targets. Appends to `starts` where packed documents start. Returns how many targets count. `window` is
 /// scratch memory: inputs and targets overlap, so they are read together.
 std::int64_t fill_window(const WindowSource& source, const TokenWindow& inputs, const WindowOptions& options,
                          std::vector<std::int32_t>& window, const WindowRow& row,
@@ -90,7 +90,7 @@ void require_target(const WindowSource& source, std::span<const TokenWindow> of_
     throw Error(concat(source.tokens.source(), ": has no target to ", purpose, " on: all are ignored"));
 }
 
-/// The rows of a batch, and the offsets of the documents in them.
+/// A batch's rows, and the offsets where their documents begin.
 class BatchRows {
   public:
     BatchRows(const WindowOptions& options, std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
@@ -121,8 +121,8 @@ class BatchRows {
     }
 
   private:
-    /// Writes the offsets of the documents that the last filled row holds, and the end of the row. Documents
-    /// that the row does not use are empty and begin at its end.
+    /// Writes the offsets where the documents in the last filled row begin, and the row's end. Documents that
+    /// the row does not use are empty and begin at its end.
     void write_offsets(std::int64_t row) const {
         const std::int64_t first = row * options_.context, documents = options_.packing.max_documents;
         const std::span offsets = documents_.offsets.subspan(static_cast<std::size_t>(row * documents),
@@ -135,7 +135,7 @@ class BatchRows {
     WindowOptions options_;
     std::span<std::int32_t> tokens_, targets_;
     DocumentSpans documents_;
-    std::vector<std::int32_t> starts_;  // the starts of the documents in one row
+    std::vector<std::int32_t> starts_;  // where the documents in one row start
 };
 
 std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
@@ -313,7 +313,7 @@ std::int64_t SequentialLoader::longest_window() const {
     return longest_window(0, windows());
 }
 
-/// Returns the largest number of tokens in the windows [begin, end).
+/// Returns the token count of the longest window in [begin, end).
 std::int64_t SequentialLoader::longest_window(std::int64_t begin, std::int64_t end) const {
     std::int64_t longest = 1;
     // Without examples only the last window may be short.
@@ -337,7 +337,7 @@ std::int64_t SequentialLoader::next(std::span<std::int32_t> tokens, std::span<st
     return next_rows(options_.context, tokens, targets, documents);
 }
 
-/// Fills rows of `length` tokens.
+/// Fills rows with `length` tokens each.
 std::int64_t SequentialLoader::next_rows(std::int64_t length, std::span<std::int32_t> tokens,
                                          std::span<std::int32_t> targets, const DocumentSpans& documents) {
     WindowOptions options = options_;
@@ -345,7 +345,7 @@ std::int64_t SequentialLoader::next_rows(std::int64_t length, std::span<std::int
     BatchRows rows(options, tokens, targets, documents);
     const std::int64_t longest = longest_window(window_, std::min(window_ + rows.count(), windows()));
     check(longest <= length, "data loader: rows of ", length, " tokens; expected at least ", longest);
-    // The first targets of a row are also those of the previous window.
+    // A row's first targets are also targets in the previous window.
     const std::int64_t repeated = std::min(options_.context - stride_, length);
     std::int64_t counted = 0, window = window_;
     for (std::int64_t row = 0; row < rows.count(); ++row) {

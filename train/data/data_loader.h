@@ -17,7 +17,7 @@
 
 namespace gradtile {
 
-/// Input of a model: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
+/// Model input: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
 struct Batch {
     Tensor tokens;   ///< int32 [B,T]
     Tensor targets;  ///< int32 [B,T]
@@ -40,10 +40,10 @@ struct WindowOptions {
 
 struct DataLoaderOptions {
     std::int64_t context = 0;  ///< tokens in a window, T
-    Seed seed{};               ///< seed of the shuffle
-    std::int64_t rank = 0;     ///< rank of this process, see next()
+    Seed seed{};               ///< shuffle seed
+    std::int64_t rank = 0;     ///< this process's rank, see next()
     std::int64_t ranks = 1;
-    std::int64_t ignore_token = -1;  ///< targets of this id are ignored; -1: none
+    std::int64_t ignore_token = -1;  ///< targets with this id are ignored; -1: none
     Packing packing = {};            ///< says where documents begin inside windows
 };
 
@@ -54,29 +54,29 @@ struct DataLoaderOptions {
 /// the phase and after the last whole window form short windows, whose unused positions hold token 0 with an
 /// ignored target. A sequence with examples is cut by windows_of() instead, without a phase, and only tokens
 /// that are marked are targets. The order is a function of (seed, epoch), so it depends neither on the batch
-/// size nor on the number of processes, and the state is two numbers.
+/// size nor on the process count, and the state is two numbers.
 ///
-/// Windows are read from files when next() is called. next() passes on the errors of TokenSequence::read()
-/// and, at the end of an epoch, of TokenSequence::require_unchanged(). After an error the loader's position
-/// is unchanged, and the batch's contents are undefined.
+/// Windows are read from files when next() is called. next() passes on errors from TokenSequence::read() and,
+/// when an epoch ends, from TokenSequence::require_unchanged(). After an error the loader's position is
+/// unchanged, and the batch's contents are undefined.
 class DataLoader {
   public:
     /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when it has no target
     /// that counts.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
 
-    /// Fills B rows of T tokens. The ranks together take the next B * ranks windows of the order; rank r
-    /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns the
-    /// number of targets that count in the windows of all ranks. Packed windows need `documents`.
+    /// Fills B rows of T tokens. The ranks together take the next B * ranks windows in the order; rank r
+    /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns how many
+    /// targets count in all ranks' windows. Packed windows need `documents`.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
-    /// Fills the next windows into contiguous tensors of the caller, on the host.
+    /// Fills the next windows into the caller's contiguous host tensors.
     std::int64_t next(const Batch& batch);
 
     std::int64_t context() const { return options_.context; }
     const Packing& packing() const { return options_.packing; }
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
-    /// Returns the number of windows of the epoch that all ranks together have taken.
+    /// Returns how many windows all ranks together have taken in this epoch.
     std::int64_t position() const { return cursor_.position; }
     std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch
     /// Returns the passes over the data so far: epoch + position / windows.
@@ -88,9 +88,8 @@ class DataLoader {
     /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; equal on every
     /// rank.
     JsonValue state() const;
-    /// Continues exactly at the position of `state`; the batch size and the number of ranks may differ.
-    /// Throws Error, without any change, when the state belongs to other data, another context or another
-    /// seed.
+    /// Continues exactly at the position in `state`; the batch size and the rank count may differ. Throws
+    /// Error, without any change, when the state belongs to other data, another context or another seed.
     void restore(const JsonValue& state);
 
   private:
@@ -108,7 +107,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // the windows of an epoch; empty if the sequence has no examples
+    std::vector<TokenWindow> of_examples_;  // one epoch's windows; empty if the sequence has no examples
     // Packed: where documents begin in the sequence; empty if each separator shows it.
     std::vector<std::int64_t> borders_;
     Cursor cursor_;
@@ -116,15 +115,15 @@ class DataLoader {
         return {options_.context, options_.ignore_token, options_.packing};
     }
     std::vector<std::int32_t> window_;     // scratch
-    std::vector<std::int32_t> other_row_;  // scratch: a row of another rank
+    std::vector<std::int32_t> other_row_;  // scratch: another rank's row
 };
 
 struct SequentialOptions {
     std::int64_t ignore_token = -1;
     Packing packing = {};
-    /// Tokens from the beginning of a window to that of the next, 1 to context; 0: context. A target that is
-    /// in several windows counts only in the first of them. So except at the start of the sequence, a target
-    /// has at least context - stride tokens before it. Examples and packed windows have no stride.
+    /// Tokens from one window's start to the next window's start, 1 to context; 0: context. A target that is
+    /// in several windows counts only in the first one. So except at the start of the sequence, a target has
+    /// at least context - stride tokens before it. Examples and packed windows have no stride.
     std::int64_t stride = 0;
 };
 
@@ -137,18 +136,17 @@ class SequentialLoader {
     SequentialLoader(TokenSequence tokens, std::int64_t context, const SequentialOptions& options = {});
 
     bool done() const { return window_ == windows(); }
-    /// Skips up to `windows_to_skip` of the windows that are left.
+    /// Skips up to `windows_to_skip` remaining windows.
     void skip(std::int64_t windows_to_skip) { window_ = std::min(window_ + windows_to_skip, windows()); }
     std::int64_t windows() const;
     const Packing& packing() const { return options_.packing; }
-    /// Returns the number of tokens in the longest window, at most the context.
+    /// Returns the longest window's token count, at most the context.
     std::int64_t longest_window() const;
     /// Returns [B, L], the shape of a small batch for the next `rows` windows: B windows are left, and the
-    /// longest of them has at most L tokens. L is rounded up by less than an eighth, so that few shapes
-    /// occur.
+    /// longest one has at most L tokens. L is rounded up by less than an eighth, so that few shapes occur.
     Shape next_shape(std::int64_t rows) const;
-    /// Fills B rows with the next windows and returns the number of targets that count. Rows after the last
-    /// window hold token 0 with ignored targets.
+    /// Fills B rows with the next windows and returns how many targets count. Rows after the last window hold
+    /// token 0 with ignored targets.
     std::int64_t next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                       const DocumentSpans& documents = {});
     /// Fills rows of any length that holds the windows.

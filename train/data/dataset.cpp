@@ -33,7 +33,7 @@ std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, con
     return text;
 }
 
-/// The tokens of a file and its other properties.
+/// A file's tokens and its other properties.
 struct Source {
     TokenSequence tokens{};
     std::int64_t vocabulary = 0;
@@ -53,7 +53,7 @@ struct SourceOptions {
     TokenFileOptions token_file = {};
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;
-    JsonValue expected_content = {};  ///< list of contents, or null
+    JsonValue expected_content = {};  ///< content list, or null
     StoryParser stories = {};
 };
 
@@ -139,7 +139,7 @@ Source open_conversations(const std::string& path, const SourceOptions& options)
     const std::string text = read_text(path, kind);
     Source source{.conversations = parse_conversations(text, path), .contents = {content_of(text)}};
     require_same_content(path, source.contents, options.expected_content);
-    // Only BPE tokenizers, which are not made from the text, have the special tokens of a template.
+    // Only BPE tokenizers, which are not made from the text, have a template's special tokens.
     const ChatTemplate of_text =
         options.chat_template == ChatTemplate::automatic ? ChatTemplate::plain : options.chat_template;
     source.tokenizer = options.tokenizer ? *options.tokenizer

@@ -1,5 +1,5 @@
 #pragma once
-/// Datasets: a training and a validation sequence of tokens, from file names.
+/// Datasets: a training and a validation token sequence, from file names.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,12 +17,11 @@
 namespace gradtile {
 
 struct DatasetOptions {
-    /// Name of a text file, of conversations (.jsonl), or of a token file (.bin; a pattern selects several
-    /// shards).
+    /// File name: text, conversations (.jsonl) or tokens (.bin; a pattern selects several shards).
     std::string data{};
     /// The validation file; empty: the last part of `data`.
     std::string val_data{};
-    double val_fraction = 0.1;                            ///< the validation part as a fraction of all data
+    double val_fraction = 0.1;                            ///< fraction of all data kept for validation
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
     TokenType token_type = TokenType::automatic;          ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below this number; 0: see open_token_file
@@ -30,11 +29,10 @@ struct DatasetOptions {
     /// token need this option.
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
-    /// Dataset::content of the run that is resumed: data with another content is refused. null means that
-    /// nothing is compared.
+    /// The resumed run's Dataset::content: data with another content is refused. null means that nothing is
+    /// compared.
     JsonValue expected_content{};
-    /// Recognises texts that are divided between two stories, if the tokenizer makes one token of a
-    /// character.
+    /// Recognises texts that are divided between two stories, if the tokenizer makes one token per character.
     StoryParser stories{};
 };
 
@@ -44,9 +42,9 @@ struct Dataset {
     std::optional<Tokenizer> tokenizer{};  ///< empty for token files
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
-    /// The template of the conversations, never automatic; none for other data.
+    /// The conversations' template, never automatic; none for other data.
     std::optional<ChatTemplate> chat_template{};
-    /// If the validation text consists of stories: the lowest loss that is possible on this text, in nats per
+    /// If the validation text consists of stories: the lowest possible loss on this text, in nats per
     /// character.
     std::optional<double> source_nll{};
     /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if validation has its own file;
@@ -57,11 +55,10 @@ struct Dataset {
 };
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
-/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A text of
-/// stories (see DatasetOptions::stories) is split at the nearest border between two stories. A byte order
-/// mark at the start of a text is dropped, unless the tokenizer is `bytes`. Text is read into memory; token
-/// files stay on disk. If the vocabulary comes from the ids of a token file without a header, the ids of
-/// val_data count, too.
+/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A story text (see
+/// DatasetOptions::stories) is split at the nearest border between two stories. A byte order mark at a text's
+/// start is dropped, unless the tokenizer is `bytes`. Text is read into memory; token files stay on disk. If
+/// the vocabulary comes from the ids in a token file without a header, val_data's ids count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
@@ -69,7 +66,7 @@ struct Dataset {
 /// `expected_content`. If `tokenizer` is given (a checkpoint's), it is used instead of a new one.
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer = {});
 
-/// All tokens of a file, or of several shards.
+/// All tokens in a file, or in several shards.
 struct LoadedTokens {
     TokenSequence tokens;
     std::string description;  ///< "headerless uint16, 1,003,854 tokens"

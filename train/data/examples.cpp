@@ -26,7 +26,7 @@ std::vector<TokenWindow> windows_of(const Examples& examples, std::int64_t conte
     };
     for (std::int64_t i = 0; i < examples.count(); ++i) {
         const std::int64_t begin = examples.begins[static_cast<std::size_t>(i)];
-        // The last token of an example is a target only.
+        // An example's last token is a target only.
         const std::int64_t end = examples.begins[static_cast<std::size_t>(i) + 1] - 1;
         if (packing && end - begin <= context) {
             if (documents == packing.max_documents || (documents > 0 && end - open.begin > context)) close();

@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// Divides a row where begins(i) is true, for the tokens i of the row and the one after them.
+/// Divides a row where begins(i) is true, for the row's tokens i and the token after the row.
 template <class Begins>
 void divide_row(const Packing& packing, std::int64_t length, std::int64_t context, const WindowRow& row,
                 std::vector<std::int32_t>& starts, const Begins& begins) {
@@ -30,7 +30,7 @@ void divide_row(const Packing& packing, std::int64_t length, std::int64_t contex
         }
         row.positions[i] = static_cast<std::int32_t>(i - start);
     }
-    // The last target of a full window is the token after the window.
+    // A full window's last target is the token after the window.
     if (length == context && begins(length) && !predicts_first_token)
         row.targets[length - 1] = ignored_target;
 }
@@ -61,7 +61,7 @@ DocumentRule document_rule(std::int64_t document_token, const std::optional<Toke
 
 namespace {
 
-/// Finds the beginnings of documents while the tokens are read in order.
+/// Finds where documents begin while the tokens are read in order.
 class DocumentFinder {
   public:
     explicit DocumentFinder(const DocumentRule& rule) : rule_(rule) {}
@@ -83,7 +83,7 @@ class DocumentFinder {
     std::vector<std::int64_t> take() { return std::move(begins_); }
 
   private:
-    /// A document begins at the beginning of its first line, which may be indented.
+    /// A document begins where its first line begins; this line may be indented.
     void read_line(std::int32_t token) {
         if (token == rule_.token) {
             // The text before the first line break is no blank line between two documents.
@@ -100,7 +100,7 @@ class DocumentFinder {
     }
 
     const DocumentRule& rule_;
-    std::int64_t place_ = 0, line_ = 0;  // of the token, and of the first token of its line
+    std::int64_t place_ = 0, line_ = 0;  // positions of the token and of its line's first token
     bool is_blank_ = true, follows_blank_line_ = false;
     std::vector<std::int64_t> begins_;
 };

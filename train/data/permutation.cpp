@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-// Four rounds make a strong pseudorandom permutation of a large domain (Luby and Rackoff 1988). Small domains
+// Four rounds make a strong pseudorandom permutation on a large domain (Luby and Rackoff 1988). Small domains
 // need a few more rounds, and at least 2 x 4 bits, before all orders are about equally likely.
 constexpr std::uint32_t rounds = 8;
 constexpr int min_half_bits = 4;

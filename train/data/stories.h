@@ -1,6 +1,6 @@
 #pragma once
-/// Texts that consist of stories: they are divided between two stories, and the lowest loss that is possible
-/// on them may be known.
+/// Texts that consist of stories: they are divided between two stories, and the lowest possible loss on them
+/// may be known.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace gradtile {
 
-/// One story of a text: characters [begin, end), including the blank line that ends it.
+/// One story in a text: characters [begin, end), including the blank line that ends it.
 struct Story {
     std::size_t begin = 0;
     std::size_t end = 0;
-    double nll = 0.0;  ///< -ln p of the story under the grammar that generated it, nats
+    double nll = 0.0;  ///< the story's -ln p under the grammar that generated it, nats
 };
 
-/// Returns the stories of a text, which cover it and are ASCII, or nullopt for any other text.
+/// Returns a text's stories, which cover it and are ASCII, or nullopt for any other text.
 using StoryParser = std::function<std::optional<std::vector<Story>>(std::string_view text)>;
 
 /// Returns -ln p of the stories divided by their characters: the loss, in nats per character, of a predictor

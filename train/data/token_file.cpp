@@ -33,14 +33,14 @@ constexpr int id_bytes(const TokenFormatTraits& format) {
     return format.ids == TokenType::uint32 ? 4 : 2;
 }
 
-/// The magic numbers of llm.c's other files. If such files were read as headerless tokens, the tokens would
-/// be noise.
+/// Magic numbers in llm.c's other files. If such files were read as headerless tokens, the tokens would be
+/// noise.
 constexpr std::array other_llm_c_files = {
     std::pair{20240326, std::string_view("a model")}, std::pair{20240327, std::string_view("a debug state")},
     std::pair{20240328, std::string_view("a tokenizer")},
     std::pair{20240522, std::string_view("a multiple-choice evaluation")}};
 
-/// The first 1024 bytes of a file, padded with zeros.
+/// A file's first 1024 bytes, padded with zeros.
 struct Head {
     ShardHeader words{};
     explicit Head(const DataFile& file) {
@@ -54,7 +54,7 @@ struct Head {
 
 constexpr std::int64_t header_bytes = sizeof(ShardHeader);
 
-/// The position of a file's token ids.
+/// Where a file's token ids are.
 struct Layout {
     const TokenFormatTraits& format;
     std::int64_t offset, count;
@@ -88,7 +88,7 @@ std::int32_t byte_swapped(std::int32_t value) {
     return static_cast<std::int32_t>(__builtin_bswap32(static_cast<std::uint32_t>(value)));
 }
 
-/// llm.c's magic numbers are dates of 2024. No such number, read as two uint16, is a pair of GPT-2's ids.
+/// llm.c's magic numbers are dates in 2024. No such number, read as two uint16, is a pair of GPT-2 ids.
 bool looks_like_magic_number(std::int32_t value) {
     return value / 10000 == 2024;
 }
@@ -115,8 +115,8 @@ void refuse_damaged_shards(const DataFile& file, const Head& head) {
           head.tokens(), " tokens, as many as the file holds; expected ", known_magic_numbers());
 }
 
-/// Returns whether every second 16-bit number is 0 to 3, but not all of them. The upper half of a 32-bit id
-/// is 0 with GPT-2, 0 or 1 with Llama 3, 0 to 3 with Gemma. 16-bit ids do not follow this pattern.
+/// Returns whether every second 16-bit number is 0 to 3, but not all numbers are. A 32-bit id's upper half is
+/// 0 with GPT-2, 0 or 1 with Llama 3, 0 to 3 with Gemma. 16-bit ids do not follow this pattern.
 bool looks_like_uint32(const DataFile& file) {
     constexpr std::uint32_t max_upper_half = 3;
     constexpr std::int64_t min_words = 16;
@@ -186,8 +186,7 @@ std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t
     return largest;
 }
 
-/// A checkpoint records three JSON values for each file of the training and validation data
-/// (max_json_values).
+/// A checkpoint records three JSON values for each training and validation file (max_json_values).
 constexpr std::size_t max_data_files = 5'000;
 
 std::vector<std::string> matching_files(const std::string& pattern) {
@@ -214,7 +213,7 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
     constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
     const std::int64_t limit = result.vocabulary_of_ids ? max_vocabulary : result.vocabulary;
     const bool narrow = layout.format.ids == TokenType::uint16;
-    // A vocabulary of 65536 contains every id of a 16-bit file, so no check is needed.
+    // A vocabulary of 65536 contains every id in a 16-bit file, so no check is needed.
     if (result.vocabulary_of_ids || !narrow || limit <= std::numeric_limits<std::uint16_t>::max()) {
         const std::int64_t largest = narrow ? largest_id<std::uint16_t>(*file, layout, limit)
                                             : largest_id<std::uint32_t>(*file, layout, limit);

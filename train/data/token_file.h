@@ -17,8 +17,8 @@
 namespace gradtile {
 
 enum class TokenFormat {
-    gpt2_shard,        ///< a shard of GPT-2 tokens, as llm.c writes it
-    llama3_shard,      ///< a shard of Llama 3 tokens, as llm.c writes it
+    gpt2_shard,        ///< a GPT-2 token shard, as llm.c writes it
+    llama3_shard,      ///< a Llama 3 token shard, as llm.c writes it
     headerless,        ///< nanoGPT's train.bin and val.bin: only uint16 ids
     headerless_uint32  ///< only uint32 ids
 };
@@ -60,7 +60,7 @@ struct EnumNames<TokenFormat> {
 };
 
 struct TokenFileOptions {
-    /// Every id must be less than this number; 0: the vocabulary of the format, or the largest id + 1.
+    /// Every id must be less than this number; 0: the format's vocabulary, or the largest id + 1.
     std::int64_t vocabulary = 0;
     TokenType type = TokenType::automatic;
 };
@@ -71,7 +71,7 @@ struct TokenFile {
     std::int64_t vocabulary = 0;  ///< every id is below it
     /// The vocabulary is the largest id + 1, so another file may hold a larger id.
     bool vocabulary_of_ids = false;
-    std::vector<DataContent> contents{};  ///< content of the file, or of each shard
+    std::vector<DataContent> contents{};  ///< the file's content, or each shard's
     /// "headerless uint16, 1,003,854 tokens, largest id 64"
     std::string description() const;
 };
@@ -79,13 +79,13 @@ struct TokenFile {
 /// Returns whether the name ends in .bin: such files are read as tokens, others as text.
 bool is_token_file(std::string_view path);
 
-/// Opens a token file, or all files that match a pattern with *, ? or [], in the order of their names, as one
-/// sequence. The first words of a file determine its format. Checks every id, unless every id of that width
-/// is below the vocabulary; each later read is checked again.
+/// Opens a token file, or all files that match a pattern with *, ? or [], in name order, as one sequence. A
+/// file's first words determine its format. Checks every id, unless every id of that width is below the
+/// vocabulary; each later read is checked again.
 ///
-/// Throws Error naming the file when it is missing, empty, truncated, of odd size, of an unknown version, or
-/// not a token file; when it looks like a shard but has the wrong magic number; when it looks like 32-bit ids
-/// but TokenFileOptions::type is not uint32; or when it holds an id outside the vocabulary (with its
+/// Throws Error naming the file when it is missing, empty, truncated or not a token file, has an odd size or
+/// an unknown version; when it looks like a shard but has the wrong magic number; when it looks like 32-bit
+/// ids but TokenFileOptions::type is not uint32; or when it holds an id outside the vocabulary (with its
 /// position).
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
 

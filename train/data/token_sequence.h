@@ -12,14 +12,14 @@
 namespace gradtile {
 
 struct Examples;
-/// The ids of one file or one block of memory.
+/// The ids in one file or one memory block.
 class TokenStorage;
 
-/// Ids in a file: consecutive little-endian integers of two or four bytes.
+/// Ids in a file: consecutive little-endian 16-bit or 32-bit integers.
 struct FileTokens {
     std::shared_ptr<const DataFile> file;
-    DataContent content{};    ///< content of the file, for require_unchanged()
-    std::int64_t offset = 0;  ///< offset of the first id in bytes
+    DataContent content{};    ///< the file's content, for require_unchanged()
+    std::int64_t offset = 0;  ///< the first id's offset in bytes
     int id_bytes = 2;
     std::int64_t count = 0;
     std::int64_t vocabulary = 0;  ///< every id is below this number; at most 2^31
@@ -32,13 +32,13 @@ class TokenSequence {
     TokenSequence() = default;
     /// Ids in memory. `source` is their name in messages.
     TokenSequence(std::vector<std::int32_t> ids, std::string source);
-    /// Each byte of the text is an id.
+    /// Each byte in the text is an id.
     static TokenSequence of_bytes(std::string text, std::string source);
     static TokenSequence of_file(FileTokens tokens);
     /// Ids that are trained on example by example. `examples` covers exactly these ids.
     static TokenSequence of_examples(std::vector<std::int32_t> ids, Examples examples, std::string source);
 
-    /// The concatenation of several sequences.
+    /// Concatenates several sequences.
     static TokenSequence joined(std::span<const TokenSequence> parts, std::string source);
 
     std::int64_t size() const { return size_; }
@@ -49,9 +49,9 @@ class TokenSequence {
 
     /// Copies tokens [begin, begin + out.size()) to `out`. Throws Error when the range is outside the
     /// sequence, when a file cannot be read or became shorter, and when it now holds an id outside its
-    /// vocabulary. Makes one system call for up to 8192 tokens of a file.
+    /// vocabulary. Makes one system call for up to 8192 tokens in a file.
     void read(std::int64_t begin, std::span<std::int32_t> out) const;
-    /// Throws Error when a file of this sequence was changed since it was opened; see require_unchanged().
+    /// Throws Error when a file in this sequence was changed since it was opened; see require_unchanged().
     void require_unchanged() const;
     /// Returns tokens [begin, end) as a sequence without copying them. For a sequence with examples(), throws
     /// Error unless the range is the whole sequence.

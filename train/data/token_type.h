@@ -7,7 +7,7 @@
 
 namespace gradtile {
 
-/// The integer type of a token file without a header; a header states its type itself. automatic means
+/// The integer type in a token file without a header; a header states its type itself. automatic means
 /// uint16, but a file that looks like uint32 is refused.
 enum class TokenType { automatic, uint16, uint32 };
 

@@ -36,7 +36,7 @@ ImportedText imported_text_of(const Checkpoint& checkpoint, std::int64_t vocabul
                 .has_unknown_template = (*found)["has_unknown_template"].get<bool>()};
         for (const auto& [name, content] : (*found)["files"].items()) text.files[name] = content.text();
     });
-    // Export writes files of these names.
+    // Export writes files with these names.
     for (const auto& [name, content] : text.files)
         check(std::ranges::find(file_names, name) != file_names.end(), source, ": ", imported_text_key,
               ": file '", printable_name(name), "'; expected config.json or another file of an import");

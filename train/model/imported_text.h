@@ -1,5 +1,5 @@
 #pragma once
-/// What the publisher of imported weights says about their text, beside the tokenizer.
+/// What the publisher of imported weights says about their text, besides the tokenizer.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -11,13 +11,13 @@
 
 namespace gradtile {
 
-/// A checkpoint of imported weights keeps this in its data, and so do the checkpoints of a run that starts
-/// from it with the same tokenizer and chat template. Export writes the files again, unchanged.
+/// A checkpoint with imported weights keeps ImportedText in its data; so do the checkpoints of a run that
+/// starts from it with the same tokenizer and chat template. Export writes the files again, unchanged.
 struct ImportedText {
     std::vector<std::int32_t> end_tokens = {};  ///< tokens that end a text
-    /// Texts by name: config.json, generation_config.json, and those of TokenizerFolder.
+    /// Texts by name: config.json, generation_config.json, and TokenizerFolder's texts.
     std::map<std::string, std::string> files = {};
-    /// The files have a chat template, but not one of ChatTemplate.
+    /// The files have a chat template, but ChatTemplate does not list it.
     bool has_unknown_template = false;
 
     bool empty() const { return end_tokens.empty() && files.empty(); }
@@ -26,8 +26,8 @@ struct ImportedText {
 /// Adds the value to a checkpoint's data, unless it is empty.
 void add_imported_text(JsonValue& data, const ImportedText& text);
 
-/// Returns the value of a checkpoint's data; an empty one if it has none. Throws Error that begins with
-/// `source` when the value is not what add_imported_text() writes, or has an end token outside of
+/// Returns the ImportedText in a checkpoint's data; an empty one if there is none. Throws Error that begins
+/// with `source` when the value is not what add_imported_text() writes, or has an end token outside
 /// `vocabulary`.
 ImportedText imported_text_of(const Checkpoint& checkpoint, std::int64_t vocabulary,
                               const std::string& source);

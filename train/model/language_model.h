@@ -19,8 +19,8 @@ namespace gradtile {
 struct TrainConfig;
 
 struct LanguageModel {
-    /// Allocates the parameters without initialising them. Throws Error if an id of the tokenizer is outside
-    /// the model's vocabulary.
+    /// Allocates the parameters without initialising them. Throws Error if a tokenizer id is outside the
+    /// model's vocabulary.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
                   std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
 
@@ -31,16 +31,16 @@ struct LanguageModel {
     Transformer transformer;
     /// Targets with this id were ignored in training; -1: no target was ignored.
     std::int64_t ignore_token = -1;
-    Packing packing = {};  ///< the packing of the windows that the model was trained on
-    /// The template of the conversations that the model was trained on.
+    Packing packing = {};  ///< how the windows that the model was trained on were packed
+    /// The template for the conversations that the model was trained on.
     ChatTemplate chat_template = ChatTemplate::automatic;
     ImportedText imported_text = {};
 
     bool has_adapters() const { return transformer.config.lora_rank > 0; }
 };
 
-/// Returns the tokens that end a text: those of the imported text, if there is any, else end_tokens_of() the
-/// tokenizer.
+/// Returns the tokens that end a text: the imported text's end tokens if there are any, else end_tokens_of()
+/// the tokenizer.
 std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
                                         const std::optional<Tokenizer>& tokenizer,
                                         ChatTemplate chat_template);
@@ -48,7 +48,7 @@ std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
 /// if it has them, else from its values. Throws Error "SOURCE: ..." naming the first parameter or master that
-/// is missing, unknown, of another shape or not floating-point. After an error nothing has been copied.
+/// is missing, unknown, not floating-point or has another shape. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
 /// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
@@ -56,26 +56,25 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
                      const Checkpoint& checkpoint, const std::string& source);
 
 enum class Membership { inside, outside };
-/// Returns a checkpoint with only those parameters and masters of `checkpoint` whose names are in the store,
-/// or only those whose names are not.
+/// Returns a checkpoint with only those parameters and masters from `checkpoint` whose names are in the
+/// store, or only those whose names are not.
 Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
 
-/// Throws Error "SOURCE: ..." unless the checkpoint's parameters are those of a model with this config.
-/// Allocates nothing.
+/// Throws Error "SOURCE: ..." unless the checkpoint's parameters match a model with this config. Allocates
+/// nothing.
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source);
 
 /// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
 /// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
 void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
 
-/// Loads a checkpoint file, or the newest sound one of a run's directory (or of its checkpoints/). Throws
+/// Loads a checkpoint file, or the newest sound one in a run's directory (or in its checkpoints/). Throws
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
-/// Replaces the settings of the model by those of the checkpoint that load_checkpoint(path) would load,
-/// except the settings of training: both dropouts, adapters, recompute, deterministic. Adopts its chat
-/// template, too.
-/// Reads no tensors. Throws Error naming the file.
+/// Replaces the model settings by those in the checkpoint that load_checkpoint(path) would load, except the
+/// training settings: both dropouts, adapters, recompute, deterministic. Adopts its chat template, too. Reads
+/// no tensors. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files. Throws Error
 /// "SOURCE: ..." if it is no tokenizer, or if one of its ids is outside the vocabulary in the checkpoint's
@@ -84,11 +83,11 @@ std::optional<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const std::s
 
 struct LoadOptions {
     Device device = Device::cpu();
-    int threads = 0;                 ///< number of threads; 0: one per core
+    int threads = 0;                 ///< thread count; 0: one per core
     MessageHandler on_message = {};  ///< see load_checkpoint
 };
 
-/// Loads the model of load_checkpoint(path). If the model has adapters, the adapters are merged into its
+/// Loads the model from load_checkpoint(path). If the model has adapters, the adapters are merged into its
 /// matrices (merged_adapters()). The loaded parameters are frozen, so that the model takes no memory for
 /// gradients. To train a model further, start a run from its checkpoint (TrainConfig::init_from).
 std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, const LoadOptions& options = {});

@@ -26,7 +26,7 @@ void check_masters(const Checkpoint& checkpoint, const std::string& source) {
     }
 }
 
-/// Removes the adapter of a matrix from `weights`, and returns W + alpha/r B A.
+/// Removes a matrix's adapter from `weights`, and returns W + alpha/r B A.
 Tensor merged(const Context& ctx, Checkpoint& weights, const std::string& module, double scale) {
     const std::string a = module + ".lora_a", b = module + ".lora_b";
     const Tensor sum = cast(ctx, in_f32(ctx, weights, module + ".weight"), DType::f32);
@@ -50,7 +50,7 @@ std::vector<std::string> adapted_modules(const Checkpoint& checkpoint) {
 }  // namespace
 
 Checkpoint merged_adapters(Checkpoint checkpoint, const std::string& source) {
-    // Checkpoints of older versions have no such setting.
+    // Checkpoints from older versions have no such setting.
     if (!checkpoint.config.contains("lora-rank") || checkpoint.config["lora-rank"] == 0) return checkpoint;
     TrainConfig config;
     apply_json(config, checkpoint.config, source);

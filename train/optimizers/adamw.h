@@ -48,7 +48,7 @@ struct AdamW {
     }
 };
 
-/// The settings of --optimizer adamw.
+/// The settings for --optimizer adamw.
 struct AdamWSettings {
     using Rule = AdamW;
     static constexpr std::string_view name = "adamw";

@@ -8,10 +8,10 @@
 namespace gradtile {
 namespace {
 
-// The elements of a block: so few that the block's moments, gradients and weights fit the second-level cache.
+// Elements per block: so few that the block's moments, gradients and weights fit the second-level cache.
 constexpr std::int64_t block_elements = 1 << 14;
 
-/// The places of parameters in the arrays. Neighbouring parameters that both decay, or both do not, form one
+/// Where parameters are in the arrays. Neighbouring parameters that both decay, or both do not, form one
 /// range.
 class BlockLayout {
   public:

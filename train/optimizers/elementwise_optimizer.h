@@ -5,7 +5,7 @@
 ///
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;
-///     static constexpr std::array moments{"m", ...};    names of the moments in a checkpoint
+///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint
 ///     template <class Real> Formula<Real> formula(double lr, std::int32_t t) const;
 /// where t counts applied updates from 1. The formula, called once per element, updates the moments and
 /// returns the new weight:
@@ -21,8 +21,8 @@
 
 namespace gradtile {
 
-/// Elements that one thread (one thread block on a GPU) updates. Offsets and lengths are multiples of 64
-/// elements.
+/// Elements that one thread (one thread block on a GPU) updates. Offsets and lengths count elements and are
+/// multiples of 64.
 struct ElementBlock {
     std::int64_t value;     ///< offset in the store's values
     std::int64_t weight;    ///< offset in the weights that are updated: the masters, or the values themselves
@@ -32,13 +32,13 @@ struct ElementBlock {
     std::int64_t decays;  ///< 1 if weight decay applies, else 0
 };
 
-/// The flat arrays that the offsets of a block refer to.
+/// The flat arrays that a block's offsets refer to.
 struct ElementArrays {
     Tensor values = {}, weights = {}, gradients = {};
     std::vector<Tensor> moments = {};  ///< in the order of the rule's names
 };
 
-/// All blocks of an optimizer.
+/// All blocks that an optimizer updates.
 struct ElementBlocks {
     std::vector<ElementBlock> list;
     /// On a GPU: a copy of `list` as int32 [12 list.size()]. It is copied to the GPU once, because a step
@@ -49,7 +49,7 @@ struct ElementBlocks {
 
 class ElementwiseOptimizer final : public Optimizer {
   public:
-    /// Optimizes every parameter of an allocated store, which must outlive the optimizer. Moments start at 0.
+    /// Optimizes every parameter in an allocated store, which must outlive the optimizer. Moments start at 0.
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store, const ElementwiseRule& rule);
     /// Optimizes only the given parameters of the store. If there is a shard, updates only their elements in
     /// the shard.

@@ -5,8 +5,8 @@
 namespace gradtile::cpu {
 namespace {
 
-/// Updates the weights of a block. If `value` is another array than `weight`, `weight` holds masters, and
-/// `value` receives the rounded weights.
+/// Updates a block's weights. If `value` is another array than `weight`, `weight` holds masters, and `value`
+/// receives the rounded weights.
 template <class Real, class Value, class Formula, class... Moments>
 void update(Real* __restrict weight, Value* __restrict value, const Real* __restrict gradient, std::int64_t n,
             Real scale, Real keep, const Formula formula, Moments* __restrict... moments) {

@@ -1,4 +1,4 @@
-// Elementwise optimizers on the GPU. A first kernel of one thread reads rate and gradient scale from device
+// Elementwise optimizers on the GPU. A first kernel with one thread reads rate and gradient scale from device
 // memory, and decides whether to update and with which formula. A second kernel updates all elements in one
 // pass.
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
@@ -13,7 +13,7 @@ constexpr int threads_per_block = 256;
 constexpr int width = 4;  // elements that a thread loads at once: 16 bytes of float32
 static_assert(64 % width == 0, "blocks are multiples of 64 elements");
 
-/// The numbers that all elements of a step use. They are stored in the optimizer's scratch memory.
+/// The numbers that all elements use in a step. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
     double gradient_scale;  // if 0, the update is refused
@@ -45,7 +45,7 @@ template <class Real, class Value, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
-    // The block is read before await_predecessor(), because no kernel changes the list of blocks.
+    // The block is read before await_predecessor(), because no kernel changes the block list.
     const ElementBlock block = blocks[blockIdx.x];
     device::await_predecessor();
     const PreparedStep<Real, Formula> step = *prepared;

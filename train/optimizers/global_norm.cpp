@@ -9,7 +9,7 @@ namespace gradtile {
 
 namespace {
 
-/// Returns one float64 for each norm_block elements of x, uninitialised.
+/// Returns one float64 per norm_block elements in x, uninitialised.
 Tensor partial_sums(const Context& ctx, const Tensor& x) {
     check(x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
           "; expected a contiguous floating-point tensor");

@@ -1,6 +1,6 @@
 #pragma once
-/// The norm of the whole gradient, and gradient clipping (Pascanu et al. 2013). Clipping needs no extra pass
-/// over memory: the optimizer applies the factor.
+/// The whole gradient's norm, and gradient clipping (Pascanu et al. 2013). Clipping needs no extra pass over
+/// memory: the optimizer applies the factor.
 #include <functional>
 #include <string>
 
@@ -8,21 +8,21 @@
 
 namespace gradtile {
 
-/// Returns [1] float64: the square root of the sum of squares of a contiguous floating-point tensor. Squares
-/// and sums are float64 in fixed blocks, so values that x can hold do not overflow, and the result does not
-/// depend on the number of threads. The result is finite exactly when every element of x is, except for
+/// Returns [1] float64: the square root of the sum of squares over a contiguous floating-point tensor.
+/// Squares and sums are float64 in fixed blocks, so values that x can hold do not overflow, and the result
+/// does not depend on the thread count. The result is finite exactly when every element in x is, except for
 /// float64 elements beyond 1e154.
 Tensor global_norm(const Context& ctx, const Tensor& x);
 
 struct ClipOptions {
     double max_norm = 0.0;  ///< 0: no clipping
     Tensor loss = {};       ///< one floating-point element that must be finite, too
-    /// Set if the gradients are one part of several. Replaces the part's sum of squares, [1] float64, by the
-    /// sum over all parts.
+    /// Set if the gradients are one part among several. Replaces the part's sum of squares, [1] float64, by
+    /// the sum over all parts.
     std::function<void(const Tensor& sum_of_squares)> add_other_parts = {};
 };
 
-/// The results of clipping. Both tensors are [1] float64 on the device; the host does not wait for them.
+/// Clipping results. Both tensors are [1] float64 on the device; the host does not wait for them.
 struct Clip {
     Tensor norm;   ///< norm before clipping
     Tensor scale;  ///< min(1, max_norm / norm); 0 when norm or loss is not finite (see UpdateOptions)

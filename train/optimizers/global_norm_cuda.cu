@@ -1,5 +1,5 @@
-// The norm of the whole gradient on the GPU, in two stages. Every sum has a fixed order and there are no
-// atomics, so two runs agree to the bit.
+// The whole gradient's norm on the GPU, in two stages. Every sum has a fixed order and there are no atomics,
+// so two runs agree to the bit.
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>

@@ -1,6 +1,6 @@
 #pragma once
 /// Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2): every weight moves
-/// by the learning rate, in the direction of the sign of a momentum:
+/// by the learning rate, in the direction of a momentum's sign:
 ///
 ///     w = (1 - lr decay) w - lr sign(beta1 m + (1 - beta1) g)             m = beta2 m + (1 - beta2) g
 ///
@@ -41,7 +41,7 @@ struct Lion {
     }
 };
 
-/// The settings of --optimizer lion.
+/// The settings for --optimizer lion.
 struct LionSettings {
     using Rule = Lion;
     static constexpr std::string_view name = "lion";

@@ -20,9 +20,9 @@ std::vector<Parameter> split(const ParameterStore& store,
     return chosen;
 }
 
-/// The maximum number of elements in a group. A product with a few million elements leaves most of a large
-/// GPU idle, so a group has a dozen such products. On the CPU one such product occupies the threads, and
-/// small groups need less scratch memory.
+/// The maximum element count in a group. A product with a few million elements leaves most of a large GPU
+/// idle, so a group has a dozen such products. On the CPU one such product occupies the threads, and small
+/// groups need less scratch memory.
 std::int64_t group_elements(const Context& ctx, const MatrixOptions& options) {
     if (options.group_elements > 0) return options.group_elements;
     return std::int64_t{ctx.device().is_cuda() ? 32 : 4} << 20;

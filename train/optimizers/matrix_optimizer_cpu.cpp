@@ -48,7 +48,7 @@ void apply_range(const Update* __restrict update, Real* __restrict weight, Value
     }
 }
 
-/// Calls body(matrix, begin, end) for ranges of elements of each of `count` matrices.
+/// Calls body(matrix, begin, end) for element ranges in each of `count` matrices.
 template <class Body>
 void for_ranges(const Context& ctx, std::int64_t count, std::int64_t elements, const Body& body) {
     const std::int64_t ranges = ceil_div(elements, grain);
@@ -58,7 +58,7 @@ void for_ranges(const Context& ctx, std::int64_t count, std::int64_t elements, c
     });
 }
 
-/// Calls body(matrix, part, begin, end) for the matrix_norm_parts parts of each of `count` matrices.
+/// Calls body(matrix, part, begin, end) for the matrix_norm_parts parts in each of `count` matrices.
 template <class Body>
 void for_parts(const Context& ctx, std::int64_t count, std::int64_t elements, const Body& body) {
     const std::int64_t length = ceil_div(elements, matrix_norm_parts);

@@ -1,4 +1,4 @@
-// MatrixOptimizer's element-wise passes on the GPU: each is one kernel for all matrices of a group. gemm()
+// MatrixOptimizer's element-wise passes on the GPU: each is one kernel for all matrices in a group. gemm()
 // computes the matrix products. Blocks with the same blockIdx.y work on the same matrix.
 #include <algorithm>
 
@@ -11,12 +11,12 @@ namespace gradtile::cuda {
 namespace {
 
 constexpr int threads_per_block = 256;
-// The maximum number of blocks, which fill the largest GPU several times. Each block processes elements at
+// The maximum block count, enough to fill the largest GPU several times. Each block processes elements at
 // regular distances.
 constexpr std::int64_t max_blocks = 8 * 1024;
 
-// A thread loads and stores `width` neighbouring elements together: 8, or 1 if matrices do not consist of
-// groups of 8.
+// A thread loads and stores `width` neighbouring elements together: 8, or 1 if a matrix's size is not a
+// multiple of 8.
 constexpr int vector_width = 8;
 
 template <int width>
@@ -47,7 +47,7 @@ __device__ double block_sum(double sum) {
     return sum;
 }
 
-/// The sum of squares of `width` elements.
+/// Returns the sum of squares over `width` elements.
 template <int width, class Real>
 __device__ double squares_of(const device::Packed<Real, width>& x) {
     double sum = 0.0;
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/// Calls f(std::integral_constant) with the number of elements that a thread loads together. Matrices in the
-/// flat arrays begin at multiples of parameter_alignment, those of a stack at multiples of n.
+/// Calls f(std::integral_constant) with how many elements a thread loads together. Matrices in the flat
+/// arrays begin at multiples of parameter_alignment, those in a stack at multiples of n.
 template <class F>
 void with_width(std::int64_t n, F&& f) {
     static_assert(parameter_alignment % vector_width == 0);
@@ -175,7 +175,7 @@ void with_width(std::int64_t n, F&& f) {
     }
 }
 
-/// Launches kernel(arguments..., n) for n elements of each of `count` matrices, with `blocks` blocks per
+/// Launches kernel(arguments..., n) for n elements in each of `count` matrices, with `blocks` blocks per
 /// matrix. If `blocks` is 0, a matrix has one block per threads_per_block * width elements, and all matrices
 /// together have at most max_blocks.
 template <int width, class... Parameters, class... Arguments>

@@ -15,7 +15,7 @@ namespace {
 constexpr int newton_schulz_steps = 5;
 constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
 
-/// Computes gram [count, n, n] = X^T X or X X^T of each matrix of x, whichever is smaller.
+/// Computes gram [count, n, n] = X^T X or X X^T for each matrix in x, whichever is smaller.
 void compute_gram(const Context& ctx, const Tensor& gram, const Tensor& x, bool tall) {
     using Kind = SymmetricProduct::Kind;
     if (!symmetric_product(ctx, gram, x, {.kind = tall ? Kind::gram_of_columns : Kind::gram_of_rows}))
@@ -31,12 +31,12 @@ void compute_polynomial(const Context& ctx, const Tensor& polynomial, const Tens
     add_lower_powers(ctx, polynomial, gram, quintic);
 }
 
-/// Returns x [count, rows, cols] orthogonalised, in the dtype of the products. May overwrite x. `squares` are
-/// the matrix_squares() of x.
+/// Returns x [count, rows, cols] orthogonalised, in the products' dtype. May overwrite x. `squares` is
+/// matrix_squares(x).
 Tensor orthogonalized(const Context& ctx, const Tensor& x, const Tensor& squares, DType products) {
     static_assert(newton_schulz_steps % 2 == 1);
     const std::int64_t count = x.size(0), rows = x.size(1), cols = x.size(2);
-    // A is the smaller of the two Gram matrices: for a tall X the iteration is that of its transpose.
+    // A is the smaller of the two Gram matrices: for a tall X the iteration runs on its transpose.
     const bool tall = rows > cols;
     const std::int64_t n = std::min(rows, cols);
     Tensor current = products == x.dtype() ? x : empty(ctx, x.shape(), products);

@@ -1,6 +1,6 @@
 #pragma once
-/// The interface of every optimizer. A step updates the weights from the store's gradients and does not
-/// change the gradients.
+/// The interface that every optimizer implements. A step updates the weights from the store's gradients and
+/// does not change the gradients.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,41 +10,40 @@
 
 namespace gradtile {
 
-/// A tensor of the optimizer's state, with its name in a checkpoint ("m/h.0.mlp.fc.weight").
+/// A tensor in the optimizer's state, with its name in a checkpoint ("m/h.0.mlp.fc.weight").
 struct StateTensor {
     std::string name;
     Tensor tensor;
-    /// Only for the packed state of a shard ("m"): the parameters whose state the shards of all processes
-    /// together contain, and the ranges of the store's flat blocks that are packed in this shard.
+    /// Only for a shard's packed state ("m"): the parameters whose state all processes' shards together
+    /// contain, and the ranges of the store's flat blocks that are packed in this shard.
     std::vector<Parameter> parameters = {};
     std::vector<FlatRange> ranges = {};
 };
 
 /// The part of a store that one process updates under ZeRO-1: ranges of the store's flat blocks. The process
-/// packs these ranges without gaps into its own blocks of gradients, masters and moments.
+/// packs these ranges without gaps into its own gradient, master and moment blocks.
 struct OptimizerShard {
     std::vector<FlatRange> ranges;
     Tensor gradients;     ///< [packed]
     Tensor masters = {};  ///< [packed] float32; undefined if values have no masters
 };
-/// Returns the shard that consists of a whole allocated store.
+/// Returns the shard that covers a whole allocated store.
 OptimizerShard whole_of(const ParameterStore& store);
 
-/// A range of a parameter that lies in a shard.
+/// A parameter range that lies in a shard.
 struct ShardPiece {
     FlatRange range;
-    std::int64_t packed = 0;  ///< offset of the range in the shard's gradients and masters
+    std::int64_t packed = 0;  ///< the range's offset in the shard's gradients and masters
 };
-/// Returns the parts of a parameter, and of the padding that follows it, that are in the shard. Throws Error
-/// when the shard has masters but the store's values need none, or the shard lacks masters that the values
-/// need.
+/// Returns which parts of a parameter, and of the padding after it, are in the shard. Throws Error when the
+/// shard has masters but the store's values need none, or the shard lacks masters that the values need.
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard);
 
 /// The memory and the work that an optimizer needs for one parameter.
 struct ParameterUpdate {
-    std::size_t moments = 0;  ///< tensors of the parameter's shape, in the gradients' dtype
-    /// The floating-point operations of matrix products. If the number is not 0, one process must update the
+    std::size_t moments = 0;  ///< tensors with the parameter's shape, in the gradients' dtype
+    /// Floating-point operations in matrix products. If the number is not 0, one process must update the
     /// whole parameter; 0 means that the update is element by element, so shards may cut the parameter
     /// anywhere.
     double product_flops = 0.0;

@@ -1,6 +1,6 @@
 #pragma once
-/// The optimizers that a run can choose. Each is listed by a struct of settings, which defines its name for
-/// --optimizer, flags, keys of config files, help, factory, memory plan and cost. docs/adding_a_layer.md, "An
+/// The optimizers that a run can choose. Each is listed by its settings struct, which defines its name for
+/// --optimizer, flags, config file keys, help, factory, memory plan and cost. docs/adding_a_layer.md, "An
 /// optimizer", lists what the struct holds.
 #include <array>
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace gradtile {
 /// Optimizers that update each element separately: ElementwiseOptimizer applies Settings::Rule.
 using ElementwiseSettings = std::tuple<AdamWSettings, LionSettings>;
 
-/// Optimizers with a class of their own, which Settings::make() creates.
+/// Optimizers with their own class, which Settings::make() creates.
 using OtherSettings = std::tuple<MuonSettings>;
 
 /// The settings of every optimizer.
@@ -29,10 +29,10 @@ using OptimizerSettings = decltype(std::tuple_cat(ElementwiseSettings(), OtherSe
 
 template <class... Settings>
 std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tuple<Settings...>>);
-/// The rule of any elementwise optimizer.
+/// Any elementwise optimizer's rule.
 using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSettings>()));
 
-/// The settings of a run that an optimizer's factory reads.
+/// The run settings that an optimizer's factory reads.
 struct OptimizerSetup {
     double lr = 0.0;  ///< peak learning rate
     double weight_decay = 0.0;
@@ -49,7 +49,7 @@ constexpr OptimizerKind kind_in(std::type_identity<std::tuple<All...>>) {
     static_cast<void>(((std::is_same_v<Settings, All> || (++place, false)) || ...));
     return static_cast<OptimizerKind>(place);
 }
-/// The kind of the optimizer with these settings: kind_of<MuonSettings> for Muon.
+/// The optimizer kind that has these settings: kind_of<MuonSettings> for Muon.
 template <class Settings>
 inline constexpr OptimizerKind kind_of = kind_in<Settings>(std::type_identity<OptimizerSettings>());
 
@@ -62,7 +62,7 @@ struct EnumNames<OptimizerKind> {
     static constexpr std::array names = optimizer_names(std::type_identity<OptimizerSettings>());
 };
 
-/// Calls visit(settings) with the settings of the optimizer of that kind.
+/// Calls visit(settings) with the settings for the optimizer `kind`.
 template <class Visit>
 auto visit_optimizer(OptimizerKind kind, const OptimizerSettings& all, const Visit& visit) {
     std::optional<decltype(visit(std::get<0>(all)))> result;

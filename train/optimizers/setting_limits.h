@@ -1,5 +1,5 @@
 #pragma once
-/// Ranges of a run's settings.
+/// Ranges for a run's settings.
 #include <cstddef>
 #include <cstdint>
 
@@ -11,6 +11,6 @@ inline constexpr double max_steps = 1e12, max_sequences = 1 << 30, max_mebibytes
 inline constexpr std::size_t max_sample_prompt_bytes = 1000;
 inline constexpr Range positive{.min = 0, .max = 1e30, .min_is_open = true},
     proper_fraction{.min = 0, .max = 1, .max_is_open = true};
-inline constexpr Range any_value{0, 0};  ///< the range of settings that are not numbers
+inline constexpr Range any_value{0, 0};  ///< the range for settings that are not numbers
 
 }  // namespace gradtile::setting_limits

@@ -1,12 +1,12 @@
 #pragma once
-/// Communicator: collectives on tensors over the processes of a group. NCCL connects GPUs, MPI connects CPUs.
-/// With one process every call returns at once.
+/// Communicator: collectives on tensors over a group's processes. NCCL connects GPUs, MPI connects CPUs. With
+/// one process every call returns at once.
 ///
-/// Every process calls the same collectives in the same order with tensors of the same shape and dtype.
-/// Tensors are contiguous, of float64, float32, bfloat16, float16 or int32. On a GPU a call is enqueued on
-/// ctx's stream and can be part of a captured graph; on the CPU a call blocks until the exchange is complete.
-/// On the CPU values are added in rank order, so sums are identical in every run and in every process. On
-/// GPUs the same holds with ctx.deterministic(), which fixes NCCL's algorithm.
+/// Every process calls the same collectives in the same order with tensors that have the same shape and
+/// dtype. Tensors are contiguous, with dtype float64, float32, bfloat16, float16 or int32. On a GPU a call is
+/// enqueued on ctx's stream and can be captured in a graph; on the CPU a call blocks until the exchange is
+/// complete. On the CPU values are added in rank order, so sums are identical in every run and in every
+/// process. On GPUs the same holds with ctx.deterministic(), which fixes NCCL's algorithm.
 #include <memory>
 
 #include <gradtile/core/tensor.h>
@@ -26,18 +26,18 @@ class Communicator {
     /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
     /// overwritten. Throws Error if `part` shares other memory with `whole`.
     void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
-    /// `whole` becomes the concatenation of all processes' `part`, in the order of ranks. `part` may be this
-    /// process's slice of `whole`. Throws Error if `part` shares other memory with `whole`.
+    /// `whole` becomes all processes' `part`, concatenated in rank order. `part` may be this process's slice
+    /// of `whole`. Throws Error if `part` shares other memory with `whole`.
     void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
-    /// Replaces x by the x of process `root`.
+    /// Replaces x by process `root`'s x.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;
     /// Returns when every process has called barrier() and this process's device has completed all enqueued
     /// work.
     void barrier(const Context& ctx) const;
 
-    /// Allocator for tensors that are exchanged often. Between GPUs of one host, sums of tensors in such
-    /// memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same sizes
-    /// in the same order. Returns ctx's allocator if there is no symmetric memory.
+    /// Allocator for tensors that are exchanged often. Between GPUs on one host, reductions on tensors in
+    /// such memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same
+    /// sizes in the same order. Returns ctx's allocator if there is no symmetric memory.
     virtual std::shared_ptr<Allocator> symmetric_memory(const Context& ctx) const { return ctx.allocator(); }
 
   protected:
@@ -53,8 +53,7 @@ class Communicator {
 };
 
 /// The group's communicator on ctx's device; the group must outlive it. Throws Error when this build has no
-/// NCCL (or MPI), when two processes of a host use the same GPU, or when MPI's ranks differ from the
-/// group's.
+/// NCCL (or MPI), when two processes on a host use the same GPU, or when MPI's ranks differ from the group's.
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group);
 
 }  // namespace gradtile

@@ -308,7 +308,7 @@ std::vector<int> ControlHub::blocking_ranks(SteadyTime now) const {
     return those([step = (*lowest)->step](const Peer& p) { return p.step == step; });
 }
 
-/// Sends the final message of the run, to rank 0 last: rank 0's process, and with it this thread, may end on
+/// Sends the run's final message, to rank 0 last: rank 0's process, and with it this thread, may end on
 /// receipt.
 void ControlHub::send_final(const Message& message) {
     finished_ = true;

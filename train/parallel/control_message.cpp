@@ -13,7 +13,7 @@ namespace {
 
 struct MessageHeader {
     std::uint64_t sequence;
-    std::uint64_t bytes;  // length of the fields; little-endian, like every supported machine
+    std::uint64_t bytes;  // the fields' length; little-endian, like every supported machine
 };
 
 std::string_view raw_bytes(const auto& value) {

@@ -35,10 +35,10 @@ void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ra
 struct DataParallel::Bucket {
     FlatRange range;
     ShardBucket shards = {};                     // only if the optimizer is sharded
-    std::vector<FlatRange> own = {};             // this process's ranges of `shards`
-    FlatRange packed = {};                       // position of the ranges `own` in the packed gradients
-    std::int64_t parameters = 0;                 // number of parameters with elements in the bucket
-    std::int64_t pending = 0;                    // number of these parameters that have no gradient yet
+    std::vector<FlatRange> own = {};             // this process's ranges in `shards`
+    FlatRange packed = {};                       // the range that `own` has in the packed gradients
+    std::int64_t parameters = 0;                 // how many parameters have elements in the bucket
+    std::int64_t pending = 0;                    // how many of these parameters have no gradient yet
     std::unique_ptr<cuda::Event> gathered = {};  // on a GPU: recorded once the values are gathered
 };
 

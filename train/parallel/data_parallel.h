@@ -1,14 +1,14 @@
 #pragma once
-/// DataParallel: the exchanges in a training step between processes that hold copies of one model. Gradients
-/// are summed over processes bucket by bucket, overlapping the attention kernels of the backward pass. Each
-/// process divides its loss by the target count of all processes, so the sum is the average.
+/// DataParallel: the exchanges in a training step between processes that hold the same model. Gradients are
+/// summed over processes bucket by bucket, overlapping the backward pass's attention kernels. Each process
+/// divides its loss by all processes' target count, so the sum is the average.
 ///
 /// Replicated: every process receives all sums and updates all parameters. Sharded (ZeRO-1: Rajbhandari et
-/// al. 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives the
-/// sums of its own shard and updates that shard; the values are gathered at the start of the next step,
-/// overlapping its forward pass. Some parameters must be updated whole by one process. Their gradients are
-/// summed in every process, and the owners broadcast the new values. This method allows shards of unequal
-/// lengths, and costs three transfers of a bucket instead of two.
+/// al. 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives its
+/// own shard's sums and updates that shard; the values are gathered when the next step starts, overlapping
+/// its forward pass. Some parameters must be updated whole by one process. Their gradients are summed in
+/// every process, and the owners broadcast the new values. This method allows shards with unequal lengths,
+/// and costs three transfers per bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
@@ -25,31 +25,31 @@ namespace gradtile {
 
 class SideStream;
 
-/// packed = the concatenation of the slices `ranges` of whole [flat].
+/// packed = the concatenated slices `ranges` of whole [flat].
 void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed);
 
 struct DataParallelOptions {
     bool sharded = false;
-    std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two blocks of GPT-2 124M
+    std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two GPT-2 124M blocks
     WholeCost whole_cost = {};                ///< names the parameters that shards must not cut
 };
 
 class DataParallel {
   public:
-    /// `store` must be allocated. With options.sharded, the length of its flat blocks must be a multiple of
+    /// `store` must be allocated. With options.sharded, its flat blocks' length must be a multiple of
     /// flat_multiple(communicator.size()). Store and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();
 
     // ---- Gradients ----
-    /// Hooks for the last backward pass of a step: they start the sums of complete buckets before each
-    /// attention. Returns no hooks if there is only one process.
+    /// Hooks for a step's last backward pass: they start to sum complete buckets before each attention.
+    /// Returns no hooks if there is only one process.
     BackwardHooks overlap_sums_with_backward(const Context& ctx);
     /// Work enqueued on ctx's stream after this call sees gradients() summed.
     void finish_gradients(const Context& ctx);
-    /// Replicated: all gradients of the store. Sharded: this process's shard, packed; the store then keeps
-    /// the gradients of this process alone.
+    /// Replicated: all gradients in the store. Sharded: this process's shard, packed; the store then keeps
+    /// this process's own gradients.
     const Tensor& gradients() const { return gradients_; }
     /// x = the sum of x over processes, in ctx's stream order; used for small values such as the loss.
     void sum(const Context& ctx, const Tensor& x) const;
@@ -59,16 +59,16 @@ class DataParallel {
     /// The ranges that this process updates, in packing order.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
-    /// Called after every process has updated its shard: starts to gather all values, in the order of their
-    /// use, and returns hooks that make the forward pass wait for them. Returns no hooks if the optimizer is
-    /// not sharded.
+    /// Called after every process has updated its shard: starts to gather all values, in the order in which
+    /// they are used, and returns hooks that make the forward pass wait for them. Returns no hooks if the
+    /// optimizer is not sharded.
     ForwardHooks overlap_gather_with_forward(const Context& ctx);
     /// Gathers all values before further work on ctx's stream.
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state (sharded) ----
-    /// Collective: writes the packed state of every process to its `ranges` of whole [flat]. Elements outside
-    /// all ranges are undefined.
+    /// Collective: writes every process's packed state to its `ranges` of whole [flat]. Elements outside all
+    /// ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
                 const Tensor& whole) const;
 

@@ -11,7 +11,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using std::chrono::milliseconds;
 
-// Upper bound of the hub's failure_grace + max_final_send_time.
+// Upper bound for the hub's failure_grace + max_final_send_time.
 constexpr auto max_failure_time = std::chrono::seconds(3);
 
 std::string step_description(std::int64_t step) {
@@ -117,7 +117,7 @@ void ProcessGroup::Watch::leave() {
 
 bool ProcessGroup::Watch::fail(const std::string& message) {
     std::unique_lock lock(mutex_);
-    if (left_) return rank_ == 0;  // errors after the end of the run occur in all processes
+    if (left_) return rank_ == 0;  // errors after the run's end occur in all processes
     if (lost_ || own_failure_) return !printed_by_other_rank_;
     own_failure_ = message.substr(0, max_exchanged_bytes);
     queue({.kind = Message::Kind::failure, .step = step_, .text = *own_failure_});

@@ -26,7 +26,7 @@ const GradtileMpi* load_plugin() {
 }
 
 /// Under srun without PMI support, Open MPI aborts the process in MPI_Init and prints many lines. This check
-/// throws an Error of one line before that.
+/// throws a one-line Error before that.
 void require_launcher() {
     const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
     check(!functions().is_open_mpi || !is_set("SLURM_STEP_NUM_TASKS") || is_set("PMIX_RANK") ||

@@ -13,7 +13,7 @@ namespace {
 
 using mpi::mpi_check;
 
-/// Upper bound on the bytes of one MPI call, over all processes. MPI counts bytes and offsets in int, and a
+/// Upper bound on the bytes in one MPI call, over all processes. MPI counts bytes and offsets in int, and a
 /// small bound keeps scratch memory small.
 constexpr std::int64_t max_exchange_bytes = 32 << 20;
 

@@ -1,4 +1,4 @@
-// The NCCL functions of a build without NCCL.
+// The NCCL functions in a build without NCCL.
 #include <gradtile/core/check.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
 

@@ -71,7 +71,7 @@ void configure_nccl(bool deterministic) {
     const auto set_default = [](const char* name, const char* value) {
         setenv(name, value, /*overwrite=*/0);
     };
-    if (deterministic) {  // one algorithm fixes the order of sums; NVLS would let the NVLink switch add
+    if (deterministic) {  // one algorithm fixes the summation order; NVLS would let the NVLink switch add
         set_default("NCCL_ALGO", "Ring");
         set_default("NCCL_PROTO", "Simple");
         set_default("NCCL_NVLS_ENABLE", "0");
@@ -82,7 +82,7 @@ void configure_nccl(bool deterministic) {
     set_default("NCCL_SYM_CTAS", "32");
 }
 
-/// Reports an error of NCCL's own threads, such as a broken network connection. Without this check a
+/// Reports an error in NCCL's own threads, such as a broken network connection. Without this check a
 /// collective would wait forever.
 ncclResult_t async_error(ncclComm_t comm) {
     ncclResult_t error = ncclSuccess;

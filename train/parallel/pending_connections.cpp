@@ -13,11 +13,11 @@ namespace {
 
 // A handshake takes two round trips.
 constexpr auto max_handshake_time = std::chrono::seconds(5);
-// The longest message that rank 0 accepts. Only the results of an exchange are longer, and only rank 0 sends
+// The longest message that rank 0 accepts. Only an exchange's results are longer, and only rank 0 sends
 // results.
 constexpr std::size_t max_bytes_to_root = 2 * max_exchanged_bytes;
 
-/// Sends without waiting: the buffer of a new connection holds a whole message unless it is broken.
+/// Sends without waiting: a new connection's buffer holds a whole message unless the connection is broken.
 template <class T>
 bool send_whole(const Descriptor& socket, const T& message) {
     const std::string_view bytes = wire_bytes(message);
@@ -51,7 +51,7 @@ PendingConnections::PendingConnections(std::string key, std::size_t capacity)
     : key_(std::move(key)), capacity_(capacity) {}
 
 void PendingConnections::accept(const Listener& listener) {
-    // The number of accepts per call is limited, so that a flood cannot starve the run's own connections.
+    // Accepts per call are limited, so that a flood cannot starve the run's own connections.
     for (std::size_t i = 0; i < capacity_; ++i) {
         Descriptor socket = accept_from(listener);
         if (*socket < 0) return;

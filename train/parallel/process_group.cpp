@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t message_bytes_without_texts = 4096;
 // The time that rank 0 waits for its port, which the previous run may still use for a moment.
 constexpr auto max_wait_for_port = std::chrono::seconds(5);
-// The seconds by which StartDeadline is later than the deadlines of other waits, whose messages have more
+// StartDeadline is this many seconds later than other waits' deadlines, because their messages have more
 // detail.
 constexpr double start_grace_seconds = 1.0;
 
@@ -24,7 +24,7 @@ SteadyTime after(SteadyTime start, double seconds) {
     return start + std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// The key of the run and the addresses at which rank 0 listens.
+/// The run's key and the addresses at which rank 0 listens.
 struct Rendezvous {
     std::string key = {};
     std::vector<Address> addresses = {};
@@ -129,7 +129,7 @@ Connection connect_to_hub(const RankEnvironment& environment, SteadyTime deadlin
     }
 }
 
-/// Connects all processes within the timeout, which includes the start of MPI.
+/// Connects all processes within the timeout, which includes starting MPI.
 Connection connect(const RankEnvironment& environment, const ProcessGroupOptions& options,
                    SteadyTime deadline) {
     StartDeadline start(after(deadline, start_grace_seconds), [&options](const std::string& what) {

@@ -1,12 +1,12 @@
 #pragma once
-/// ProcessGroup: the processes that train one model together, one for each GPU. The group exchanges small
-/// texts (settings, addresses; tensors go through a Communicator) and detects lost processes, so that no
-/// process waits forever for a lost process.
+/// ProcessGroup: the processes that train one model together, one per GPU. The group exchanges small texts
+/// (settings, addresses; tensors go through a Communicator) and detects lost processes, so that no process
+/// waits forever for a lost process.
 ///
 /// Each process has a control connection to rank 0 and a thread that serves it. A process that dies is
 /// detected at once by its closed connection. A process that hangs is detected after `timeout`, by missing
-/// heartbeats or because the others wait for it. Every remaining process is then notified of the rank, the
-/// step and the operation that waited.
+/// heartbeats or because the others wait for it. Every remaining process is then told the rank, the step and
+/// the operation that waited.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,10 +30,10 @@ class ProcessGroup {
   public:
     /// A single process: rank 0 of 1. Exchanges return at once, and no thread is started.
     ProcessGroup();
-    /// Connects all processes of `environment`. Each process and rank 0 prove to each other that they know
+    /// Connects all processes in `environment`. Each process and rank 0 prove to each other that they know
     /// the run's key: GRADTILE_RUN_KEY, or a key that rank 0 creates and distributes through MPI or through a
-    /// file of this user and host. Throws Error naming the ranks that did not connect within the timeout, the
-    /// address that did not answer, or the problem with the key.
+    /// file that belongs to this user and host. Throws Error naming the ranks that did not connect within the
+    /// timeout, the address that did not answer, or the problem with the key.
     ProcessGroup(const RankEnvironment& environment, ProcessGroupOptions options);
     /// Unless leave() was called, the others report this process as lost.
     ~ProcessGroup();
@@ -49,7 +49,7 @@ class ProcessGroup {
     // Collective exchanges: every process calls them in the same order, from its main thread.
     /// Returns rank 0's text in every process.
     std::string broadcast(const std::string& text);
-    /// Returns the texts of all processes, by rank.
+    /// Returns all processes' texts, by rank.
     std::vector<std::string> all_gather(const std::string& text);
     /// Throws the same Error in every process when one process's text differs from rank 0's: "WHAT differs
     /// between ranks: ...", naming the first JSON member that differs when both texts are JSON objects.
@@ -58,11 +58,11 @@ class ProcessGroup {
     /// Records the current step, for the message that reports a lost process.
     void report_step(std::int64_t step);
     /// While the returned object exists, the main thread counts as waiting for other processes in the
-    /// operation `what` ("the all-reduce of the gradients"). The timeout limits this time.
+    /// operation `what` ("the gradient all-reduce"). The timeout limits this time.
     class Waiting;
     [[nodiscard]] Waiting waiting(const char* what);
     /// While the returned object exists, the control thread calls `probe` with every heartbeat. A probe that
-    /// returns a text reports a fault of this process, for example of NCCL while the main thread is stuck in
+    /// returns a text reports a fault in this process, for example in NCCL while the main thread is stuck in
     /// it; all processes then end with that text.
     class Inspection;
     using FaultProbe = std::function<std::optional<std::string>()>;

@@ -14,7 +14,7 @@
 namespace gradtile {
 namespace {
 
-/// The environment variables of a launcher. Messages call every MPI launcher "mpirun".
+/// A launcher's environment variables. Messages call every MPI launcher "mpirun".
 struct Variables {
     const char* launcher;
     const char *rank, *size, *local_rank, *local_size;
@@ -94,8 +94,8 @@ void require_agreement(const Place& a, const Place& b) {
 
 // ---- Slurm ----
 
-/// srun sets SLURM_STEP_ID and SLURM_PROCID in every task. A shell inside an allocation may be a step too, of
-/// a special kind; special steps have numbers from first_special_step on.
+/// srun sets SLURM_STEP_ID and SLURM_PROCID in every task. A shell inside an allocation may be a special
+/// step, too; special steps have numbers from first_special_step on.
 constexpr std::int64_t first_special_step = 0xfffffff0;
 
 bool is_srun_task(const Environment& environment) {
@@ -103,7 +103,7 @@ bool is_srun_task(const Environment& environment) {
     return step && *step < first_special_step && environment.has("SLURM_PROCID");
 }
 
-/// Parses the number of tasks of this node: "2(x3),1" stands for 2, 2, 2 and 1 tasks on four nodes.
+/// Parses the task count on this node: "2(x3),1" stands for 2, 2, 2 and 1 tasks on four nodes.
 std::optional<std::int64_t> tasks_of_node(const Environment& environment, const char* name) {
     const std::optional<std::string> text = environment.text(name);
     const std::int64_t node = environment.number("SLURM_NODEID", 0, max_processes).value_or(0);
@@ -128,7 +128,7 @@ std::optional<std::int64_t> tasks_of_node(const Environment& environment, const 
     return std::nullopt;
 }
 
-/// The first host of a Slurm list: "node03" of "node[03-07,12],login".
+/// The first host in a Slurm list: "node03" for "node[03-07,12],login".
 std::string first_host(const char* name, const std::string& list) {
     std::string host;
     bool inside = false, number_done = false;  // inside brackets; their first number is complete

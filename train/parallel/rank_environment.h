@@ -1,5 +1,5 @@
 #pragma once
-/// Rank and world size of this process, from the environment variables that mpirun, srun, torchrun or
+/// This process's rank and world size, from the environment variables that mpirun, srun, torchrun or
 /// `gradtile train --gpus` set.
 #include <functional>
 #include <string>
@@ -9,8 +9,8 @@ namespace gradtile {
 struct RankEnvironment {
     int rank = 0;
     int size = 1;
-    int local_rank = 0;         ///< rank among the processes of this host; selects the GPU
-    int local_size = 1;         ///< number of processes on this host
+    int local_rank = 0;         ///< rank among the processes on this host; selects the GPU
+    int local_size = 1;         ///< process count on this host
     std::string launcher = {};  ///< "mpirun", "srun", "torchrun"; empty: a single process
     std::string address = {};   ///< host where rank 0 listens; empty: broadcast through MPI
     int port = 0;               ///< if 0, rank 0 chooses a port and broadcasts it through MPI
@@ -30,7 +30,7 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// value) when a value is not a number, a rank is outside the world, rank or world size is set without the
 /// other, or two launchers contradict each other.
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup);
-/// Reads the environment of this process.
+/// Reads this process's environment.
 RankEnvironment read_rank_environment();
 
 }  // namespace gradtile

@@ -1,18 +1,18 @@
 #pragma once
-/// The secret key that all processes of a run share, so that rank 0 admits no other process.
+/// The secret key that all processes in a run share, so that rank 0 admits no other process.
 #include <string>
 
 namespace gradtile {
 
-/// Throws Error unless the value of GRADTILE_RUN_KEY has 32 to 1024 printable characters.
+/// Throws Error unless GRADTILE_RUN_KEY's value has 32 to 1024 printable characters.
 void check_run_key(const std::string& key);
 
-/// A file through which rank 0 hands a new key to the other processes of the same host and user, when
+/// A file through which rank 0 hands a new key to this user's other processes on the same host, when
 /// GRADTILE_RUN_KEY is not set. Only this user can read the file and write to its directory. The file is
 /// named after the port at which rank 0 listens, which is unique on a host.
 class KeyFile {
   public:
-    /// Replaces the file of an earlier run. Throws Error when others can access the directory.
+    /// Replaces an earlier run's file. Throws Error when others can access the directory.
     KeyFile(int port, const std::string& key);
     ~KeyFile();
     KeyFile(const KeyFile&) = delete;

@@ -15,7 +15,7 @@ ShardBucket split_equally(const FlatRange& range, int processes) {
     return bucket;
 }
 
-/// Returns the owner of each parameter. A parameter of cost 0 has the same owner as the parameter before it.
+/// Returns each parameter's owner. A parameter with cost 0 has the same owner as the parameter before it.
 std::vector<int> owners_of(std::span<const double> costs, int processes) {
     std::vector<std::size_t> order(costs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -41,7 +41,7 @@ void append(ShardBucket& bucket, const OwnedRange& part) {
     }
 }
 
-/// Divides `within` into buckets at parameter borders. No parameter is cut: its owner updates all of it.
+/// Divides `within` into buckets at parameter borders. No parameter is cut: its owner updates it whole.
 std::vector<ShardBucket> buckets_of_whole_parameters(std::span<const Parameter> parameters,
                                                      std::span<const int> owners, const FlatRange& within,
                                                      std::int64_t min_elements) {
@@ -99,13 +99,13 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
         cut_equally({0, elements});
         return buckets;
     }
-    // The end of the last whole parameter.
+    // Just after the last whole parameter.
     const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole = parameters.subspan(begin, count);
-    // Both borders of the range of whole parameters move outwards to a multiple of `multiple`, because only
-    // ranges of such lengths can be cut into equal parts.
+    // Both borders of the whole-parameter range move outwards to a multiple of `multiple`, because only such
+    // ranges can be cut into equal parts.
     const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
     const std::int64_t whole_begin = whole.front().offset() / multiple * multiple;
     const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;

@@ -55,7 +55,7 @@ std::optional<LocalAddress> parse_numeric_address(const std::string& address) {
     return std::nullopt;
 }
 
-/// The local port of a bound socket.
+/// A bound socket's local port.
 int port_of(const Descriptor& socket) {
     sockaddr_storage own{};
     socklen_t size = sizeof own;
@@ -161,7 +161,8 @@ Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
     const std::optional<LocalAddress> number = parse_numeric_address(address);
     while (true) {
         Descriptor socket = number ? try_to_listen(*number, port) : Descriptor();
-        // Behind a NAT router, other hosts reach this one through an address that none of its interfaces has.
+        // Behind a NAT router, other hosts reach this one through an address that no interface on this host
+        // has.
         const bool is_elsewhere = number && !is_loopback(address) && *socket < 0 && errno == EADDRNOTAVAIL;
         if (!number || is_elsewhere) socket = try_to_listen_everywhere(port);
         if (*socket >= 0) {

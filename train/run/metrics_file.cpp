@@ -61,7 +61,7 @@ class LineWriter {
         buffer_.append(line) += '\n';
         if (buffer_.size() >= piece) flush();
     }
-    /// Returns the number of bytes written so far.
+    /// Returns how many bytes were written so far.
     std::uint64_t flush() {
         file_.write(reinterpret_cast<const std::byte*>(buffer_.data()), buffer_.size(), size_);
         size_ += buffer_.size();
@@ -75,19 +75,19 @@ class LineWriter {
     std::uint64_t size_ = 0;
 };
 
-/// Keeps only the lines of steps up to `last_step`. Returns the wall time of the last of them.
+/// Keeps only the lines for steps up to `last_step`. Returns the wall time in the last kept line.
 double truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
     DurableFile file(path);
     LineWriter kept(file.file());
     double wall_s = 0.0;
-    bool has_event = last_step == 0;  // step 0 is the start of the run, which has no checkpoint
+    bool has_event = last_step == 0;  // step 0 is the run's start, which has no checkpoint
     for_lines(path, "", [&](std::string_view line, const JsonValue& object) {
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
         const bool is_checkpoint = is_event(object, checkpoint_event);
         if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint) return;
         if (is_checkpoint) has_event |= step == last_step;
-        // A user may have edited the line: a wall_s that is no number is ignored, so that the times of later
+        // A user may have edited the line: a wall_s that is no number is ignored, so that the times in later
         // lines stay right.
         if (const JsonValue* const wall = object.find("wall_s"); wall && wall->is_number())
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);

@@ -7,11 +7,11 @@
 ///     {"event":"checkpoint_failed","step":500}
 ///     {"event":"sample","step":250,"prompt":"One day","text":" a fox went to the forest."}
 ///
-/// (The first object is one line in the file.) `tokens` counts from the beginning of the run; `wall_s` is the
-/// time in seconds that the run has trained; see StepReport.
+/// (The first object is one line in the file.) `tokens` counts from the run's beginning; `wall_s` is the time
+/// in seconds that the run has trained; see StepReport.
 ///
 /// Floats have 9 significant digits; a number that is not finite is null. A step whose update was refused
-/// also has "not_finite", the name of the first tensor that was not finite.
+/// also has "not_finite", which names the first tensor that was not finite.
 #include <filesystem>
 #include <vector>
 
@@ -20,7 +20,7 @@
 
 namespace gradtile {
 
-/// The losses of a run so far, for the plot.
+/// A run's losses so far, for the plot.
 struct LossHistory {
     struct Point {
         std::int64_t step;
@@ -34,30 +34,30 @@ struct LossHistory {
 class MetricsFile {
   public:
     /// Opens the file for appending, or creates it. If `last_step` is 0 or more, first restores the state
-    /// that the file had when the checkpoint of that step was saved: removes the lines of later steps, a
-    /// truncated last line, and lines that are not JSON or longer than max_line_bytes, and adds the
-    /// checkpoint's event if it is missing. Last::unwritten means that the checkpoint was saved before the
-    /// line of last_step was written; that line is then removed, too. Throws Error when the file does not
-    /// belong to this user alone (see open_own_file()).
+    /// that the file had when that step's checkpoint was saved: removes later steps' lines, a truncated last
+    /// line, and lines that are not JSON or longer than max_line_bytes, and adds the checkpoint's event if it
+    /// is missing. Last::unwritten means that the checkpoint was saved before last_step's line was written;
+    /// that line is then removed, too. Throws Error when the file does not belong to this user alone (see
+    /// open_own_file()).
     enum class Last { written, unwritten };
     explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1,
                          Last last = Last::written);
 
-    /// Throws Error when the line cannot be written; the file then contains no part of the line.
+    /// Throws Error when the line cannot be written; the file then contains nothing from that line.
     void write(const StepReport& report);
     void write_checkpoint_event(std::int64_t step);
-    /// Records that the save of this step failed, so that a run without checkpoints that is resumed is known
-    /// to have lost its steps.
+    /// Records that this step's save failed, so that a run without checkpoints that is resumed is known to
+    /// have lost its steps.
     void write_failed_checkpoint_event(std::int64_t step);
-    /// Writes a text of the model. Of a long text only the beginning is written. Bytes that are not UTF-8
+    /// Writes a text from the model; if the text is long, writes only its beginning. Bytes that are not UTF-8
     /// become U+FFFD.
     void write_sample(std::int64_t step, std::string_view prompt, std::string_view text);
 
-    /// Returns the wall time of the last step that the constructor kept; 0 if there is none, or if an older
+    /// Returns the wall time at the last step that the constructor kept; 0 if there is none, or if an older
     /// version wrote the line.
     double wall_s() const { return wall_s_; }
 
-    /// Reads the losses of a file; empty if there is no file.
+    /// Reads the losses in a file; empty if there is no file.
     static LossHistory read(const std::filesystem::path& path);
     /// The newest steps whose saves the file records; 0: none, or no file.
     struct NewestSaves {

@@ -19,7 +19,7 @@ struct ResumePoint {
 
 /// Finds the resume point. Changes nothing in the directory.
 ///
-/// metrics.jsonl announces every save that is safe on disk. If the file of the newest announced checkpoint is
+/// metrics.jsonl announces every save that is safe on disk. If the newest announced checkpoint's file is
 /// missing (the user removed it, or its disk is not mounted), resuming would silently train the lost steps
 /// again. So the function throws Error, unless `restart` allows the run to continue without that file. A file
 /// that exists but is damaged is named in `messages`, and the newest sound file is used. If there is no sound
@@ -30,14 +30,14 @@ struct ResumePoint {
 /// a link to a directory without a sound checkpoint, regardless of `restart`.
 ResumePoint find_resume_point(const RunDirectory& run, bool restart);
 
-/// Returns the identity of the run that a checkpoint belongs to; empty for runs of versions without
-/// identities. Throws Error "SOURCE: ..." when the value is not a text.
+/// Returns the identity of the run that a checkpoint belongs to; empty if a version without identities wrote
+/// the run. Throws Error "SOURCE: ..." when the value is not a text.
 std::string run_identity_of(const Checkpoint& checkpoint, const std::string& source);
 
-/// The key of the run's identity in a checkpoint's meta.
+/// The key for the run's identity in a checkpoint's meta.
 constexpr const char* run_identity_key = "run";
-/// The key of the description of imported weights in a checkpoint's meta. Such a checkpoint has no state of
-/// training, so find_resume_point() refuses it.
+/// The key for the description of imported weights in a checkpoint's meta. Such a checkpoint has no training
+/// state, so find_resume_point() refuses it.
 constexpr const char* imported_key = "imported";
 
 }  // namespace gradtile

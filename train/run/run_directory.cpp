@@ -23,7 +23,8 @@ bool is_identity(const JsonValue& value) {
            digits.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-/// Throws Error when a run's `checkpoints` exists and is neither a directory nor a link of this user to one.
+/// Throws Error when a run's `checkpoints` exists and is neither a directory nor this user's link to a
+/// directory.
 void check_checkpoints_place(const std::filesystem::path& path) {
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0) return;  // the run has no checkpoint yet
@@ -107,8 +108,8 @@ void RunDirectory::discard() const {
     for (auto path = paths.rbegin(); path != paths.rend(); ++path) std::filesystem::remove(*path, ignored);
 }
 
-/// Returns whether the directory has the settings and the identity of a run, but neither a line of metrics
-/// nor a checkpoint. Settings of other programs may have the same name, and do not count.
+/// Returns whether the directory has a run's settings and identity, but neither a metrics line nor a
+/// checkpoint. Other programs' settings may have the same name, and do not count.
 bool RunDirectory::was_interrupted_at_start() const {
     std::error_code error;
     if (!CheckpointDirectory(checkpoints()).is_empty() ||

@@ -1,11 +1,11 @@
 #pragma once
-/// The directory of a run: config.json, run.json, metrics.jsonl, checkpoints/, loss.svg.
+/// A run's directory: config.json, run.json, metrics.jsonl, checkpoints/, loss.svg.
 ///
-/// run.json is {"identity": "<32 hexadecimal digits>"}, drawn when the run is created; each of its
-/// checkpoints holds the same digits. Runs of versions before run.json have no identity.
+/// run.json is {"identity": "<32 hexadecimal digits>"}, drawn when the run is created; each checkpoint in the
+/// run holds the same digits. Runs from versions before run.json have no identity.
 ///
 /// Another user may have prepared the directory. Therefore nothing is read or written through a symbolic link
-/// in it, with one exception: `checkpoints` may be a link of this user to a directory on another disk. The
+/// in it, with one exception: `checkpoints` may be this user's link to a directory on another disk. The
 /// directory's own path may contain links. These checks do not protect against a user who can write to the
 /// directory while the run uses it.
 #include <filesystem>
@@ -29,26 +29,26 @@ class RunDirectory {
   public:
     /// Creates the directory if needed, and writes run.json and config.json. Throws Error when the directory
     /// already holds a run, is in use by another process, cannot be written, or is on a disk without room for
-    /// a file of `checkpoint_bytes`. After an error the directory is as before. A run that was interrupted
-    /// before its first step, or an import before its end, has nothing to lose, and is replaced.
+    /// a file with `checkpoint_bytes` bytes. After an error the directory is as before. A run that was
+    /// interrupted before its first step, or an import before its end, has nothing to lose, and is replaced.
     static RunDirectory create(const TrainConfig& config, const std::string& identity,
                                std::uint64_t checkpoint_bytes);
     /// Throws Error when the directory holds no run or is in use, or when `checkpoints` in it is neither a
-    /// directory nor a link of this user to one.
+    /// directory nor this user's link to a directory.
     static RunDirectory open(const std::filesystem::path& path);
 
     /// Returns the settings in config.json, with which the run was created.
     TrainConfig config() const;
     /// Returns the identity in run.json; empty if there is no run.json.
     std::string identity() const;
-    /// Throws Error, which begins with `setting`, when the disk of the checkpoints has no room for a file of
-    /// `checkpoint_bytes`: training would lose its result.
+    /// Throws Error, which begins with `setting`, when the checkpoints' disk has no room for a file with
+    /// `checkpoint_bytes` bytes: training would lose its result.
     void require_room(const char* setting, std::uint64_t checkpoint_bytes) const;
     /// Undoes create(), for a run that failed to start. A signal that ends the process does the same until
     /// keep() is called, when the run has started.
     void discard() const;
     void keep() { on_signal_.clear(); }
-    /// Removes the temporary files of a killed process.
+    /// Removes a killed process's temporary files.
     void remove_temporaries() const;
 
     const std::filesystem::path& path() const { return path_; }

@@ -44,7 +44,7 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / ".l
             check(locked != -EWOULDBLOCK, "in use by ", holder_in(file_));
             file_check(locked, "lock");
         });
-        // Another process may have removed the file between the two calls; the lock of a file without a name
+        // Another process may have removed the file between the two calls; a lock on a file without a name
         // protects nothing.
     } while (!fs.has_name(file_.descriptor(), path_));
     with_file_name("directory", directory, [&] {

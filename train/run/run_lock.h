@@ -1,5 +1,5 @@
 #pragma once
-/// The lock of a run: only one process trains into a directory.
+/// A run's lock: only one process trains into a directory.
 #include <filesystem>
 
 #include <gradtile/core/io/file_system.h>

@@ -6,7 +6,7 @@ namespace gradtile {
 
 namespace {
 
-/// Broadcasts a text that may be longer than one message of the group.
+/// Broadcasts a text that may be longer than one group message.
 std::string broadcast_long_text(ProcessGroup& group, const std::string& text) {
     constexpr std::size_t piece_bytes = std::size_t{1} << 20;
     const std::size_t size = std::stoull(group.broadcast(concat(text.size())));

@@ -1,6 +1,6 @@
 #pragma once
-/// The checkpoint that the processes of a run start from. Rank 0 reads it and broadcasts everything except
-/// the tensors.
+/// The checkpoint that a run's processes start from. Rank 0 reads it and broadcasts everything except the
+/// tensors.
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,11 +13,11 @@
 namespace gradtile {
 
 struct Start {
-    std::string source;                         ///< name of the checkpoint's file, for messages
+    std::string source;                         ///< the checkpoint's file name, for messages
     std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only rank 0 has the tensors
 };
 
-/// Returns, in every process, the result of `read` in rank 0. The other ranks do not call `read`.
+/// Returns rank 0's `read` result in every process. The other ranks do not call `read`.
 Start shared_start(ProcessGroup& group, const std::function<Start()>& read);
 
 /// Returns the settings in rank 0's `directory`; the other ranks need no directory.

@@ -1,5 +1,5 @@
 #pragma once
-/// The results of a training step.
+/// A training step's results.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,21 +10,21 @@ namespace gradtile {
 
 struct StepReport {
     std::int64_t step = 0;  ///< counted from 1
-    double loss = 0.0;      ///< mean loss of the step's targets
-    /// Mean loss of the whole validation split, if it was evaluated after this step.
+    double loss = 0.0;      ///< mean loss over the step's targets
+    /// Mean loss over the whole validation split, if it was evaluated after this step.
     std::optional<double> val_loss = {};
     double lr = 0.0;
     double grad_norm = 0.0;     ///< gradient norm before clipping
     double tokens_per_s = 0.0;  ///< computed from ms
-    double ms = 0.0;            ///< duration of the step without evaluation and saving
+    double ms = 0.0;            ///< step duration without evaluation and saving
     /// Tokens that the run has trained on up to this step: steps x batch x context. Trainer sets this member
     /// and the next one when it records the step.
     std::int64_t tokens = 0;
     /// Seconds that the run has trained, with evaluation and saving. A resumed run continues the count; the
-    /// time between two processes and the start of a process are left out.
+    /// time between two processes and a process's start-up are left out.
     double wall_s = 0.0;
-    /// The name of the number that was not finite: "loss" or a parameter's name. The update was then not
-    /// applied. Empty if all numbers were finite.
+    /// What was not finite: "loss" or a parameter's name. The update was then not applied. Empty if all
+    /// numbers were finite.
     std::string not_finite = {};
 };
 

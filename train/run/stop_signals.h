@@ -11,19 +11,19 @@
 namespace gradtile {
 
 /// While a StopSignals exists, the first SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGHUP is stored as a request,
-/// and a second signal of the same kind ends the process at once with status 128 + its number. A second
-/// signal of another kind does not end the process, because a launcher passes SIGTERM on as SIGUSR1 to
-/// processes that may have received SIGTERM, too.
+/// and the same signal received again ends the process at once with status 128 + its number. A different
+/// second signal does not end the process, because a launcher passes SIGTERM on as SIGUSR1 to processes that
+/// may have received SIGTERM, too.
 ///
-/// Until the first call of requested(), the first signal ends the process at once. So a start that reads
-/// data, plans memory or waits for other processes can be interrupted.
+/// Until the first requested() call, the first signal ends the process at once. So a start that reads data,
+/// plans memory or waits for other processes can be interrupted.
 ///
 /// A SIGHUP is ignored when it comes because the terminal that the process was started from is gone. A SIGHUP
 /// from a person or a scheduler (kill -HUP) is a request. A SIGINT or SIGHUP that was ignored at the start
-/// (nohup) stays ignored. SIGXFSZ and SIGPIPE are ignored: a write beyond the limit on file sizes or into a
+/// (nohup) stays ignored. SIGXFSZ and SIGPIPE are ignored: a write beyond the file size limit or into a
 /// closed pipe then fails like a write to a full disk.
 ///
-/// No handler runs on any thread: the signals are blocked, and a thread of this object waits for them. Create
+/// No handler runs on any thread: the signals are blocked, and this object's thread waits for them. Create
 /// the object before the process has other threads, because only later threads inherit the blocked signals; a
 /// signal that an older thread receives would end the process. Destroy the object on the thread that created
 /// it. There is at most one object at a time. A child process inherits the blocked signals, unless they are

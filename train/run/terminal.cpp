@@ -9,7 +9,7 @@
 namespace gradtile {
 namespace {
 
-/// After a hangup the kernel detaches the terminal from all processes of its session, and /dev/tty cannot be
+/// After a hangup the kernel detaches the terminal from all processes in its session, and /dev/tty cannot be
 /// opened.
 bool has_controlling_terminal() {
     const int terminal = ::open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);

@@ -96,7 +96,7 @@ void BytePairEncoding::add_merges(std::string_view source) {
             tables_->pairs.set(pair.left, pair.right, {static_cast<std::uint32_t>(pair.result), pair.result});
         return;
     }
-    // A list may repeat merges. Different merges of a token cut it at different places.
+    // A list may repeat merges. Different merges that make the same token cut it at different places.
     std::size_t cuts = 0;
     for (const std::string& token : vocabulary_.tokens) cuts += token.empty() ? 0 : token.size() - 1;
     tables_->pairs = PairTable(std::min(vocabulary_.merges.size(), cuts));

@@ -15,23 +15,23 @@ namespace gradtile {
 /// Encodes text as token ids by a vocabulary. The object is immutable, and several threads may encode at
 /// once.
 ///
-/// The text is cut at added tokens, and then cut into pieces by the patterns. In each piece, the pair of
-/// adjacent tokens whose merge comes first in the list is replaced by the merge's result, and of equal pairs
-/// the leftmost one. This step is repeated until no pair has a merge. Each run of bytes that are not UTF-8 is
-/// one piece, so every text is accepted and decodes to the same bytes.
+/// The text is cut at added tokens, and then cut into pieces by the patterns. In each piece, the adjacent
+/// token pair whose merge comes first in the list is replaced by the merge's result; if several pairs are
+/// equal, the leftmost one. This step is repeated until no pair has a merge. Each run of bytes that are not
+/// UTF-8 is one piece, so every text is accepted and decodes to the same bytes.
 class BytePairEncoding {
   public:
     /// Throws Error that begins with `source` when an id is out of range or has two texts, when a merge's
-    /// result is not the bytes of its parts, and when a pattern is wrong.
+    /// result is not its parts' bytes, and when a pattern is wrong.
     BytePairEncoding(BytePairVocabulary vocabulary, std::string_view source);
     ~BytePairEncoding();
 
     const BytePairVocabulary& vocabulary() const { return vocabulary_; }
     /// One more than the largest id.
     std::int64_t vocab_size() const { return vocab_size_; }
-    /// Returns the bytes of a token; nullopt if the id has no bytes.
+    /// Returns a token's bytes; nullopt if the id has no bytes.
     std::optional<std::string_view> text_of(std::int32_t id) const;
-    /// Returns the id of an added token; nullopt if no added token has this text.
+    /// Returns an added token's id; nullopt if no added token has this text.
     std::optional<std::int32_t> added_token(std::string_view text) const;
 
     /// Throws Error that names `source` and the offset of a byte for which the vocabulary has no token.

@@ -1,11 +1,11 @@
 // Encodes a long text on several threads, with the ids that one thread gives.
 //
 // The text is cut into jobs at added tokens and invalid UTF-8, where pieces end anyway. A long run between
-// them is cut into chunks at arbitrary characters. The end of a piece depends only on the text and on the
-// start of the piece. So if two scans have one border of pieces in common, they have all later borders in
-// common. Each chunk is therefore encoded from its first character, although a piece may not begin there.
-// joined() then drops the chunk's first pieces, up to a border that the scan of the previous chunk also has.
-// Usually one of the first borders is such a border.
+// them is cut into chunks at arbitrary characters. Where a piece ends depends only on the text and on where
+// the piece starts. So if two scans have one piece border in common, they have all later borders in common.
+// Each chunk is therefore encoded from its first character, although a piece may not begin there. joined()
+// then drops the chunk's first pieces, up to a border that the previous chunk's scan also has. Usually one of
+// the first borders is such a border.
 #include <algorithm>
 #include <mutex>
 
@@ -44,15 +44,15 @@ class BytePairEncoding::ParallelEncoding {
     using Ids = std::vector<std::int32_t>;
     struct Part {
         std::string_view text;
-        std::int32_t id;  // the id of an added token; -1 for text
+        std::int32_t id;  // an added token's id; -1 for text
     };
-    /// The end of a piece: its position in the run, and the number of the chunk's ids before it.
+    /// A piece's end: its position in the run, and how many ids the chunk has before it.
     struct Border {
         std::size_t position, ids;
     };
     struct Job {
         std::vector<Part> parts{};
-        // A job is either a list of parts, or a chunk [begin, end) of a run of valid UTF-8.
+        // A job is either a list of parts, or a chunk [begin, end) of a valid UTF-8 run.
         std::string_view run{};
         std::size_t begin = 0, end = 0;
         std::size_t stop = 0;  // the end of the last piece that begins before `end`
@@ -136,9 +136,9 @@ class BytePairEncoding::ParallelEncoding {
         job.ids.reserve((job.end - job.begin) / 3);
         job.stop = job.begin;
         job.borders.push_back({job.begin, 0});
-        // The end of the last piece is searched for only in the next max_overhang bytes. If the piece is
-        // longer, joined() encodes it. Otherwise every chunk of a very long word would search for the end of
-        // the word, and the time would grow with the square of the word's length.
+        // The last piece's end is searched for only in the next max_overhang bytes. If the piece is longer,
+        // joined() encodes it. Otherwise every chunk in a very long word would search for the word's end, and
+        // the time would grow with the square of the word's length.
         const bool is_last = job.end + max_overhang >= job.run.size();
         const std::string_view part = is_last ? job.run : whole_characters(job.run, job.end + max_overhang);
         while (job.stop < job.end) {
@@ -152,7 +152,7 @@ class BytePairEncoding::ParallelEncoding {
         job.gap = worker.take_gap();
     }
 
-    /// Returns the first `bytes` bytes of a text, without an incomplete character at the end.
+    /// Returns a text's first `bytes` bytes, without an incomplete character at the end.
     static std::string_view whole_characters(std::string_view text, std::size_t bytes) {
         while ((text[bytes] & 0xC0) == 0x80) --bytes;
         return text.substr(0, bytes);
@@ -164,7 +164,7 @@ class BytePairEncoding::ParallelEncoding {
         Ids ids;
         ids.reserve(count);
         WorkerLoan worker(*this);
-        std::size_t at = 0;  // position in the run of which the previous job is a chunk
+        std::size_t at = 0;  // position in the run that holds the previous chunk
         for (Job& job : jobs_) {
             if (!job.is_chunk()) {
                 ids.insert(ids.end(), job.ids.begin(), job.ids.end());
@@ -177,7 +177,7 @@ class BytePairEncoding::ParallelEncoding {
         return ids;
     }
 
-    /// Appends the ids of the chunk's text from position `at` on. The text before `at` is already encoded.
+    /// Appends the chunk's ids from text position `at` on. The text before `at` is already encoded.
     static void append_chunk(const Job& job, std::size_t& at, Worker& worker, Ids& ids) {
         while (at < job.end) {
             const auto border = std::ranges::lower_bound(job.borders, at, {}, &Border::position);

@@ -15,7 +15,7 @@ std::string_view gpt2_pattern() {
 }
 
 std::string_view cl100k_pattern() {
-    // The pattern of tiktoken since version 0.4: whitespace at the end of a text is one piece.
+    // tiktoken's pattern since version 0.4: whitespace at a text's end is one piece.
     return R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
            R"(|\s++\z|\s*[\r\n]|\s+(?!\S)|\s)";
 }

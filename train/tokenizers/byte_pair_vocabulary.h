@@ -1,5 +1,5 @@
 #pragma once
-/// The parts of a byte-level BPE tokenizer. They are the same for every file format.
+/// The parts of a byte-level BPE tokenizer, the same for every file format.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,7 +8,7 @@
 namespace gradtile {
 
 /// The rule that token `result` replaces token `left` followed by token `right`. The bytes of `result` are
-/// the bytes of `left` followed by the bytes of `right`.
+/// `left`'s bytes followed by `right`'s bytes.
 struct BytePairMerge {
     std::int32_t left = 0, right = 0, result = 0;
     bool operator==(const BytePairMerge&) const = default;
@@ -35,19 +35,18 @@ struct SplitPattern {
 };
 
 struct BytePairVocabulary {
-    /// The bytes of every id. They are empty if the id belongs to an added token, whose text is in `added`,
-    /// or to no token.
+    /// Each id's bytes; empty if the id belongs to an added token, whose text is in `added`, or to no token.
     std::vector<std::string> tokens{};
-    /// The merges in the order of their priority. The list is empty if merges_by_id is true.
+    /// The merges in priority order. The list is empty if merges_by_id is true.
     std::vector<BytePairMerge> merges{};
-    /// tiktoken's rule: two adjacent tokens are merged if the concatenation of their bytes is a token. The
-    /// merge with the smallest resulting id comes first.
+    /// tiktoken's rule: two adjacent tokens are merged if their concatenated bytes are a token. The merge
+    /// with the smallest resulting id comes first.
     bool merges_by_id = false;
     /// If a whole piece is a token, the piece becomes this token without merges (`ignore_merges` in
     /// tokenizer.json).
     bool whole_pieces = false;
     std::vector<AddedToken> added{};
-    /// The second pattern cuts the pieces of the first pattern, and so on.
+    /// The second pattern cuts the pieces from the first pattern, and so on.
     std::vector<SplitPattern> patterns{};
     /// The ids that EncodeOptions::add_special_tokens puts before and after a text, for example the token
     /// that begins a text.
@@ -56,18 +55,18 @@ struct BytePairVocabulary {
     bool operator==(const BytePairVocabulary&) const = default;
 };
 
-/// The patterns that cut text for the tokenizers of GPT-2, cl100k (GPT-4), o200k (GPT-4o) and Llama 3.
+/// The patterns that cut text for the GPT-2, cl100k (GPT-4), o200k (GPT-4o) and Llama 3 tokenizers.
 std::string_view gpt2_pattern();
 std::string_view cl100k_pattern();
 std::string_view o200k_pattern();
 std::string_view llama3_pattern();
 
-/// The largest size of a vocabulary. All ids are less than this number.
+/// The largest vocabulary size. All ids are less than this number.
 constexpr std::int64_t max_byte_pair_vocabulary = std::int64_t{1} << 22;
-/// The largest number of ids below the largest one that have no token. Tables have an entry for each id, so a
-/// small file with few tokens and a large id would otherwise take hundreds of megabytes.
+/// How many ids below the largest one may have no token. Tables have an entry for each id, so a small file
+/// with few tokens and a large id would otherwise take hundreds of megabytes.
 constexpr std::int64_t max_missing_ids = std::int64_t{1} << 16;
-/// The largest number of added tokens in a file. Known tokenizers have up to 10,000.
+/// How many added tokens a file may have. Known tokenizers have up to 10,000.
 constexpr std::size_t max_added_tokens = 32'768;
 
 /// Throws Error when `tokens` tokens leave more than max_missing_ids ids from 0 to `largest` without a token.

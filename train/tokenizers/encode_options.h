@@ -1,9 +1,9 @@
 #pragma once
-/// Options of Tokenizer::encode.
+/// Options for Tokenizer::encode.
 
 namespace gradtile {
 
-/// How the text of a special token, for example "<|endoftext|>", is encoded: as plain text or as the special
+/// How a special token's text, for example "<|endoftext|>", is encoded: as plain text or as the special
 /// token. Plain text is the default, because text from unknown authors should not be able to produce control
 /// tokens.
 enum class SpecialTokens { as_text, recognised };
@@ -11,9 +11,9 @@ enum class SpecialTokens { as_text, recognised };
 struct EncodeOptions {
     SpecialTokens special_tokens = SpecialTokens::as_text;
     /// Adds the ids that the tokenizer puts before and after a text (BytePairVocabulary::before and after),
-    /// as the tokenizers library does with the option of this name.
+    /// as the tokenizers library does with its option of this name.
     bool add_special_tokens = false;
-    /// Number of threads for long texts; 0: one per core. The ids do not depend on the number.
+    /// Thread count for long texts; 0: one per core. The thread count does not change the ids.
     int threads = 0;
 };
 

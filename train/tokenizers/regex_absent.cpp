@@ -1,4 +1,4 @@
-// The regular expressions of BPE tokenizers in a build without PCRE2: each use throws an Error.
+// Regular expressions for BPE tokenizers in a build without PCRE2: each use throws an Error.
 #include <gradtile/core/check.h>
 #include <gradtile/train/tokenizers/internal/regex.h>
 

@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-/// The functions of libpcre2-8. The library is loaded, not linked: only BPE tokenizers need it.
+/// The libpcre2-8 functions. The library is loaded, not linked: only BPE tokenizers need it.
 struct Pcre2Library {
     decltype(&pcre2_compile_8) compile = nullptr;
     decltype(&pcre2_jit_compile_8) jit_compile = nullptr;
@@ -96,7 +96,7 @@ struct Regex::Matcher::State {
 };
 
 Regex::Matcher::Matcher(const Regex& regex)
-    // The match data has one pair of offsets, for the whole match. The offsets of groups are not needed.
+    // The match data has one offset pair, for the whole match. Group offsets are not needed.
     : state_(std::make_unique<State>(State{regex.code_.get(), pcre2().match_data_create(1, nullptr)})) {}
 Regex::Matcher::~Matcher() {
     if (state_) pcre2().match_data_free(state_->data);

@@ -8,13 +8,13 @@
 namespace gradtile {
 namespace {
 
-/// Returns whether the bytes are the beginning of a character, which more bytes can complete.
+/// Returns whether the bytes begin a character that more bytes can complete.
 bool is_start_of_character(std::string_view bytes) {
     const auto lead = static_cast<unsigned char>(bytes.front());
     const std::size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
     if (bytes.size() >= length) return false;
-    // The beginning of a character can always be completed by continuation bytes that are all 0x80 or all
-    // 0xBF: some first bytes exclude one end of the range 0x80 to 0xBF, but no first byte excludes both ends.
+    // An incomplete character can always be completed by continuation bytes that are all 0x80 or all 0xBF:
+    // some first bytes exclude one end of the range 0x80 to 0xBF, but no first byte excludes both ends.
     for (const char filler : {'\x80', '\xBF'}) {
         std::string whole(bytes);
         whole.resize(length, filler);
@@ -23,7 +23,7 @@ bool is_start_of_character(std::string_view bytes) {
     return false;
 }
 
-/// Returns the length of the text without the incomplete character at its end, if there is one.
+/// Returns the text's length without the incomplete character at its end, if there is one.
 std::size_t complete_length(std::string_view text) {
     constexpr std::size_t max_incomplete = 3;
     for (std::size_t count = std::min(max_incomplete, text.size()); count > 0; --count)

@@ -7,8 +7,8 @@
 
 namespace gradtile {
 
-/// A token may contain a part of a character. The texts that next() returns never end within a character. All
-/// these texts and the text of finish() together equal Tokenizer::decode() of all ids.
+/// A token may contain only a part of a character. The texts that next() returns never end within a
+/// character. All these texts and finish()'s text together equal Tokenizer::decode() for all ids.
 class StreamingDecoder {
   public:
     explicit StreamingDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

@@ -13,7 +13,7 @@ namespace gradtile {
 namespace {
 
 /// Calls visit(code point, byte offset) for every character. Throws Error with the position where the text is
-/// not UTF-8. `advice` is the end of the message.
+/// not UTF-8. The message ends with `advice`.
 template <class Visit>
 void for_each_character(std::string_view text, std::string_view source, Visit&& visit,
                         const char* advice = "") {
@@ -41,7 +41,7 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> alphabet) {
 Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source) {
     check(!text.empty(), source, ": is empty; expected text");
     std::vector<bool> seen(0x110000);
-    // Only training can choose the tokenizer. Sampling and evaluation use the tokenizer of the checkpoint.
+    // Only training can choose the tokenizer. Sampling and evaluation use the checkpoint's tokenizer.
     for_each_character(
         text, source, [&](char32_t c, std::size_t) { seen[c] = true; },
         "; the byte tokenizer (--tokenizer bytes) takes any file");

@@ -30,19 +30,18 @@ struct EnumNames<TokenizerKind> {
 /// their vocabularies (BytePairVocabulary), so two unequal BPE tokenizers may also give the same ids.
 ///
 /// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
-/// characters: the distinct code points of a text in increasing order, as nanoGPT numbers them; accepts
-/// UTF-8.
+/// characters: a text's distinct code points in increasing order, as nanoGPT numbers them; accepts UTF-8.
 /// bpe: byte-level byte-pair encoding, see BytePairEncoding; accepts any text. load_tokenizer() reads one
 /// from a file.
 ///
 /// Nothing is normalised: a carriage return or a byte order mark is a token like any other, and
-/// decode(encode(text)) == text. (load_dataset() drops a byte order mark at the start of a file first; see
+/// decode(encode(text)) == text. (load_dataset() first drops a byte order mark at a file's start; see
 /// dataset.h.)
 class Tokenizer {
   public:
     static Tokenizer bytes();
-    /// Returns a tokenizer whose alphabet is the characters of the text. Throws Error that names `source` if
-    /// the text is empty, or if it is not UTF-8, with the byte offset.
+    /// Returns a tokenizer whose alphabet is the text's characters. Throws Error that names `source` if the
+    /// text is empty, or if it is not UTF-8, with the byte offset.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
     /// Throws Error that begins with `source`; see BytePairEncoding. `file` is the text of the tokenizer.json
@@ -51,28 +50,28 @@ class Tokenizer {
                                 std::shared_ptr<const std::string> file = nullptr);
 
     TokenizerKind kind() const;
-    /// Returns the size of the vocabulary. Every id is less than this number. A BPE vocabulary may have ids
-    /// without a text; see has_text.
+    /// Returns the vocabulary size. Every id is less than this number. A BPE vocabulary may have ids without
+    /// a text; see has_text.
     std::int64_t vocab_size() const;
     bool has_text(std::int32_t id) const;
     /// Returns null if the tokenizer is not a BPE tokenizer.
     const BytePairEncoding* byte_pair_encoding() const;
-    /// Returns the text of tokenizer.json for a BPE tokenizer: that of the file that it was read from, else a
-    /// text from which the tokenizers library computes the same ids.
+    /// Returns the tokenizer.json text for a BPE tokenizer: the text of the file that it was read from, else
+    /// a text from which the tokenizers library computes the same ids.
     std::string tokenizer_json() const;
     /// "bytes", "characters (65)" or "bpe (50257)".
     std::string name() const;
 
-    /// Returns the ids of a text. An empty text has no ids. Throws Error naming `source` and the byte offset
-    /// of invalid UTF-8 or of a character outside the vocabulary.
+    /// Returns a text's ids. An empty text has no ids. Throws Error naming `source` and the byte offset of
+    /// invalid UTF-8 or of a character outside the vocabulary.
     std::vector<std::int32_t> encode(std::string_view text, std::string_view source,
                                      const EncodeOptions& options = {}) const;
-    /// Returns the text of the ids. Throws Error for an id without a text. Bytes that are not valid UTF-8 are
+    /// Returns the ids' text. Throws Error for an id without a text. Bytes that are not valid UTF-8 are
     /// returned unchanged. StreamingDecoder returns whole characters.
     std::string decode(std::span<const std::int32_t> ids) const;
 
     /// Returns the JSON text for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."}
-    /// or {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the text of tokenizer.json.
+    /// or {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the tokenizer.json text.
     std::string to_json() const;
     /// Throws Error naming `source` when the text is not one that to_json() returns. Older versions wrote
     /// tokenizer.json's object as "tokenizer".
@@ -86,7 +85,7 @@ class Tokenizer {
     };
     struct Characters {
         std::vector<char32_t> alphabet;  ///< characters in increasing order; a character's id is its index
-        /// The id of each code point up to the largest one in the alphabet; -1: the code point has no id.
+        /// Each code point's id, up to the largest code point in the alphabet; -1: the code point has no id.
         std::vector<std::int32_t> id_of;
         bool operator==(const Characters&) const = default;
     };
@@ -104,9 +103,9 @@ class Tokenizer {
     Rules rules_;
 };
 
-/// Throws Error "SOURCE: ..." unless every id of the tokenizer is below the vocabulary of its model. Ids
-/// index the embedding, logits and tables of the vocabulary's size, and a tokenizer may come from any file,
-/// so whoever pairs a tokenizer with a model calls this function.
+/// Throws Error "SOURCE: ..." unless every tokenizer id is below its model's vocabulary. Ids index the
+/// embedding, the logits and vocabulary-sized tables, and a tokenizer may come from any file, so all code
+/// that pairs a tokenizer with a model calls this function.
 void check_tokenizer(const Tokenizer& tokenizer, std::int64_t vocabulary, std::string_view source);
 
 }  // namespace gradtile

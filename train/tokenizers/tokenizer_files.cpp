@@ -32,7 +32,7 @@ std::string tokenizer_file_text(const std::string& path) {
 }
 
 /// Finds out whether a text is an object without a member "model" that is an object, as a vocab.json is.
-/// There "model" may be a word of the vocabulary, whose value is an id.
+/// There "model" may be a word in the vocabulary, whose value is an id.
 class ModelFinder final : public JsonHandler {
   public:
     bool is_object_without_model() const { return is_object_ && !has_model_; }
@@ -56,7 +56,7 @@ class ModelFinder final : public JsonHandler {
     bool has_model_ = false;
 };
 
-/// Returns the first of the names that exists in the folder of `path`.
+/// Returns the first name that exists in `path`'s folder.
 std::string file_beside(const std::string& path, std::initializer_list<const char*> names) {
     std::string list;
     for (const char* const name : names) {

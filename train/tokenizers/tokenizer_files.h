@@ -1,5 +1,5 @@
 #pragma once
-/// Reads tokenizers from the files of other projects, and writes tokenizer.json.
+/// Reads tokenizers from other projects' files, and writes tokenizer.json.
 #include <optional>
 #include <string>
 
@@ -12,26 +12,26 @@ namespace gradtile {
 /// - a directory with tokenizer.json, or vocab.json and merges.txt, as transformers reads it, with its
 ///   tokenizer_config.json and other files (see tokenizer_folder.h);
 /// - encoder.json or vocab.json, with vocab.bpe or merges.txt beside it (either file may be named);
-/// - a rank file of tiktoken, lines "base64 rank". The file's name selects the pattern and the special
+/// - a tiktoken rank file, lines "base64 rank". The file's name selects the pattern and the special
 ///   tokens: cl100k_base.tiktoken, o200k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken. Another name
 ///   that contains "cl100k", "o200k", "llama3" or "gpt2" has the same pattern and no special tokens;
-/// - Llama 3's tokenizer.model, a rank file of 128,000 tokens, which 256 special tokens follow. Their texts
-///   are those of Llama 3.0; Llama 3.1 gave three of the reserved tokens a meaning.
+/// - Llama 3's tokenizer.model, a rank file with 128,000 tokens, which 256 special tokens follow. Their
+///   texts are those in Llama 3.0; Llama 3.1 gave three reserved tokens a meaning.
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
 
-/// Returns the kind of tokenizer that a setting selects. The setting is "characters", "bytes", or the path of
-/// a BPE tokenizer's file.
+/// Returns the tokenizer kind that a setting selects. The setting is "characters", "bytes", or a BPE
+/// tokenizer file's path.
 TokenizerKind tokenizer_kind_of(const std::string& setting);
 /// Loads the BPE tokenizer whose path the setting contains. Returns nullopt for "bytes" and for "characters"
 /// (the training text determines its alphabet). Throws Error if the setting is neither a kind nor a file.
 std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting);
 
 /// Writes a BPE tokenizer as tokenizer.json. Throws Error that names the file if it cannot be written, and
-/// Error for other kinds of tokenizers.
+/// Error for other tokenizer kinds.
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer);
 
-/// Returns the vocabulary in the text of a rank file; see load_tokenizer.
+/// Returns the vocabulary in a rank file's text; see load_tokenizer.
 BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view source);
 
 }  // namespace gradtile

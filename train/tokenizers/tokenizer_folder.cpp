@@ -18,10 +18,10 @@ namespace {
 namespace fs = std::filesystem;
 using enum MemberMeaning;
 
-/// Known files of these names have less than 1 MB.
+/// Known files with these names have less than 1 MB.
 constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 26;
 constexpr std::string_view end_of_text = "<|endoftext|>";
-/// This member may have more values than a JsonValue may hold: nine for each of thousands of tokens.
+/// This member may have more values than a JsonValue may hold: nine per token, for thousands of tokens.
 constexpr std::string_view decoder_name = "added_tokens_decoder";
 constexpr std::array<const char*, 4> file_names{"tokenizer_config.json", "special_tokens_map.json",
                                                 "added_tokens.json", "chat_template.jinja"};
@@ -42,7 +42,7 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"extra_special_tokens"},
     {"model_specific_special_tokens"},
     {"chat_template"},
-    // Text of ids, not ids of text.
+    // Decoding options, which do not change how text is encoded.
     {"clean_up_tokenization_spaces", harmless},
     {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", harmless},
     {"errors", harmless},
@@ -67,7 +67,7 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"legacy", harmless},
     {"sp_model_kwargs", harmless},
     {"use_default_system_prompt", harmless},
-    // Names and records. The files of the folder take precedence over names of files.
+    // Names and records. The folder's files take precedence over file names.
     {"_commit_hash", harmless},
     {"backend", harmless},
     {"device_map", harmless},
@@ -195,7 +195,7 @@ class FolderReader {
               "tokenizer.json uses that file alone");
     }
 
-    /// Returns the text of a token that is written as a text or as an object.
+    /// Returns a token's text; the token is written as a text or as an object.
     std::string token_text(const JsonValue& token, const std::string& place) {
         if (token.is_string()) return token.get<std::string>();
         check(token.is_object() && token.contains("content") && token["content"].is_string(), place, ": ",
@@ -232,7 +232,7 @@ class FolderReader {
         }
     }
 
-    /// Adds a token to the vocabulary of vocab.json. tokenizer.json must have it already.
+    /// Adds a token to vocab.json's vocabulary. tokenizer.json must have it already.
     void add_token(const std::string& text, std::int32_t id, bool special, const std::string& place) {
         const AddedToken* const known = added(text);
         check(
@@ -280,7 +280,7 @@ class FolderReader {
                 add_named_token(end_of_text, concat(path_of("tokenizer_config.json"), ": ", name));
     }
 
-    /// Returns the id of bos_token or eos_token.
+    /// Returns the id for bos_token or eos_token.
     std::int32_t id_of_named(const JsonValue& config, const JsonValue& named, const char* name) {
         const std::string place = concat(path_of("tokenizer_config.json"), ": ", name);
         const JsonValue& holder = config.contains(name) ? config : named;
@@ -300,7 +300,7 @@ class FolderReader {
                      {"add_eos_token", "eos_token", vocabulary_.after}};
         for (const auto& side : sides) {
             const std::optional<bool> adds = flag(config, side.member);
-            // Whether the member or the post-processor counts depends on the version of transformers.
+            // Whether the member or the post-processor counts depends on the transformers version.
             check(!adds || !has_tokenizer_json_ || *adds == !side.ids.empty(),
                   path_of("tokenizer_config.json"), ": ", side.member, ": ",
                   adds.value_or(false) ? "true" : "false", ", but tokenizer.json's post_processor adds ",
@@ -324,7 +324,7 @@ class FolderReader {
     UnknownMembers& unknown_;
     bool has_tokenizer_json_ = false, is_gpt2_ = false;
     BytePairVocabulary vocabulary_;
-    JsonValue::Object decoder_;  // added_tokens_decoder of tokenizer_config.json
+    JsonValue::Object decoder_;  // added_tokens_decoder in tokenizer_config.json
     TokenizerFolder result_;
 };
 

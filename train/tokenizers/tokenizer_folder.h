@@ -1,6 +1,6 @@
 #pragma once
-/// Reads the tokenizer in a folder of Hugging Face transformers: tokenizer.json, or vocab.json with
-/// merges.txt, and the files beside it that change the ids or hold the chat template.
+/// Reads the tokenizer in a Hugging Face transformers folder: tokenizer.json, or vocab.json with merges.txt,
+/// and the files beside it that change the ids or hold the chat template.
 #include <map>
 #include <optional>
 #include <string>
@@ -13,24 +13,24 @@ namespace gradtile {
 
 struct TokenizerFolder {
     std::optional<Tokenizer> tokenizer = {};  ///< empty if the folder has no tokenizer
-    /// The texts of tokenizer_config.json, special_tokens_map.json, added_tokens.json and
-    /// chat_template.jinja, by name, as far as they exist.
+    /// The texts in tokenizer_config.json, special_tokens_map.json, added_tokens.json and
+    /// chat_template.jinja, by file name, for the files that exist.
     std::map<std::string, std::string> files = {};
     std::optional<std::string> chat_template = {};  ///< in Jinja
 };
 
-/// The members of tokenizer_config.json.
+/// Returns the known members of tokenizer_config.json.
 std::vector<KnownMember> tokenizer_members();
 
-/// Returns the chat template in the text of a tokenizer_config.json, or the one with the name "default" if
-/// there are several. Throws Error that begins with `source`.
+/// Returns the chat template in a tokenizer_config.json's text, or the one with the name "default" if there
+/// are several. Throws Error that begins with `source`.
 std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source);
 
 /// Reads a folder. `tokenizer_class` is the class that config.json names; tokenizer_config.json may name
 /// another. Throws Error that names the file and the member when transformers would compute other ids than
-/// the tokenizer's files say, or when versions of transformers disagree:
-/// - a class that replaces the pattern of tokenizer.json, or is not known;
-/// - add_bos_token or add_eos_token that differs from the post-processor of tokenizer.json;
+/// the tokenizer's files say, or when transformers versions disagree:
+/// - a class that replaces tokenizer.json's pattern, or is not known;
+/// - add_bos_token or add_eos_token that differs from tokenizer.json's post-processor;
 /// - tokens that tokenizer.json does not have, or has with another id;
 /// - members that are refused, such as add_prefix_space, or not known (see known_members.h).
 TokenizerFolder load_tokenizer_folder(const std::string& folder, const std::string& tokenizer_class,

@@ -36,7 +36,7 @@ JsonValue pre_tokenizer_of(const std::vector<SplitPattern>& patterns) {
     return JsonValue::object({{"type", "Sequence"}, {"pretokenizers", std::move(steps)}});
 }
 
-/// Returns the text of a token as tokenizer.json spells it.
+/// Returns a token's text as tokenizer.json spells it.
 std::string text_of_id(const BytePairVocabulary& vocabulary, std::int32_t id) {
     const auto added = std::ranges::find(vocabulary.added, id, &AddedToken::id);
     return added != vocabulary.added.end()
@@ -44,7 +44,7 @@ std::string text_of_id(const BytePairVocabulary& vocabulary, std::int32_t id) {
                : characters_of_bytes(vocabulary.tokens[static_cast<std::size_t>(id)]);
 }
 
-/// Returns the pieces of a template: the tokens before the text, the text, and the tokens after it.
+/// Returns a template's pieces: the tokens before the text, the text, and the tokens after it.
 JsonValue::Array template_pieces(const BytePairVocabulary& vocabulary, const char* text, int type) {
     JsonValue::Array pieces;
     const auto add = [&](const char* kind, const std::string& id) {

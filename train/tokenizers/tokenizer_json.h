@@ -1,5 +1,5 @@
 #pragma once
-/// Reads and writes tokenizer.json, the format of the Hugging Face tokenizers library.
+/// Reads and writes tokenizer.json, the Hugging Face tokenizers library's format.
 #include <functional>
 #include <string>
 #include <string_view>
@@ -19,21 +19,21 @@ namespace gradtile {
 /// The member decoder is not read.
 /// Throws Error that begins with `source` and names the member, when the text is not such a tokenizer or has
 /// an option that would change the text: a normalizer, add_prefix_space, tokens that remove the space around
-/// them, dropout. The peak of memory, with the text, is at most six times the text if that has more than 1
+/// them, dropout. Peak memory, including the text, is at most six times the text if the text has more than 1
 /// MB.
 BytePairVocabulary vocabulary_of_tokenizer_json(std::string_view text, std::string_view source);
 
 /// Prints a tokenizer.json from which the tokenizers library computes the same ids. For a vocabulary with
-/// merges_by_id, the text contains a list of merges.
+/// merges_by_id, the text contains a merge list.
 void write_tokenizer_json(JsonWriter& writer, const BytePairVocabulary& vocabulary);
 
-/// Visits the merges of a tokenizer.json, "a b", in the characters that represent bytes (byte_characters.h).
+/// Visits the merges for a tokenizer.json, "a b", in the characters that represent bytes (byte_characters.h).
 void for_each_merge_text(const BytePairVocabulary& vocabulary,
                          const std::function<void(const std::string& text)>& visit);
 
-/// Returns the vocabulary of GPT-2's two files. encoder.json (or vocab.json) is an object of tokens and their
-/// ids. vocab.bpe (or merges.txt) has a first line that begins with "#version", and then one merge per line,
-/// "a b".
+/// Returns the vocabulary from GPT-2's two files. encoder.json (or vocab.json) is an object with tokens and
+/// their ids. vocab.bpe (or merges.txt) has a first line that begins with "#version", and then one merge per
+/// line, "a b".
 BytePairVocabulary vocabulary_of_encoder_json(std::string encoder, std::string_view merges,
                                               std::string_view source);
 

@@ -53,7 +53,7 @@ std::int32_t id_of(const JsonValue& id, std::string_view token) {
     return id.get<std::int32_t>();
 }
 
-/// Reads the id of a member that is written ["<s>", 0].
+/// Reads the id in a member that is written ["<s>", 0].
 std::int32_t named_id(const JsonValue& value, const char* name) {
     const JsonValue& pair = array(value, name);
     if (pair.size() != 2 || !pair[0].is_string())
@@ -61,7 +61,7 @@ std::int32_t named_id(const JsonValue& value, const char* name) {
     return id_of(pair[1], pair[0].text());
 }
 
-/// The texts of added tokens by their ids.
+/// Added tokens' texts by id.
 class AddedTexts {
   public:
     explicit AddedTexts(const std::vector<AddedToken>& tokens) {
@@ -141,7 +141,7 @@ void TokenizerJsonReader::add_token(std::string_view name, const JsonValue& id) 
 
 void TokenizerJsonReader::add_encoder_token(const std::string& name, const JsonValue& id) {
     add_token(name, id);
-    // "<|endoftext|>" is not a sequence of bytes but an added token.
+    // "<|endoftext|>" is an added token, not a byte sequence.
     if (name.starts_with("<|") && name.ends_with("|>"))
         vocabulary_.added.push_back({.id = ids_.back(), .text = name});
 }
@@ -205,7 +205,7 @@ void TokenizerJsonReader::add_tokens() {
         check(!seen[index], "vocab: id ", id, " occurs twice");
         seen[index] = true;
         std::optional<std::string> bytes = bytes_of_characters(name);
-        // The text of an added token is plain text. It is not written in the characters that represent bytes.
+        // An added token's text is plain text. It is not written in the characters that represent bytes.
         if (bytes != name && added.contains(id, name)) {
             added_names_.add(name);
             continue;
@@ -303,12 +303,12 @@ void TokenizerJsonReader::read_post_processor(const JsonValue& value) {
     } else if (type == "RobertaProcessing") {
         vocabulary_.before.push_back(named_id(value, "cls"));
         vocabulary_.after.push_back(named_id(value, "sep"));
-    } else if (type != "ByteLevel") {  // ByteLevel changes only the offsets of tokens
+    } else if (type != "ByteLevel") {  // ByteLevel changes only token offsets
         refuse("post_processor.type", type, "Sequence, TemplateProcessing, RobertaProcessing or ByteLevel");
     }
 }
 
-/// Reads the template of a single text: special tokens before and after the text A.
+/// Reads the template for a single text: special tokens before and after the text A.
 void TokenizerJsonReader::read_template(const JsonValue& value) {
     check(vocabulary_.before.empty() && vocabulary_.after.empty(),
           "post_processor: adds tokens in two steps; expected one");

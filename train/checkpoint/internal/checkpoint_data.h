@@ -1,5 +1,5 @@
 #pragma once
-/// The JSON text "data/json" of a checkpoint. Its member "tokenizer" may hold hundreds of thousands of
+/// The JSON text "data/json" in a checkpoint. Its member "tokenizer" may hold several hundred thousand
 /// values, so programs keep it as a text.
 #include <string>
 #include <string_view>

@@ -1,13 +1,12 @@
 #pragma once
-/// The storage that libhdf5 writes a new checkpoint to. Large pieces of data go directly to the file;
-/// libhdf5's own structures and small pieces stay in memory until the end.
+/// The storage that libhdf5 writes a new checkpoint to. Large data pieces go directly to the file; libhdf5's
+/// own structures and small pieces stay in memory until the end.
 ///
 /// HDF5's core driver is not used, because it holds a second copy of the whole file in memory (1.5 GB for
 /// GPT-2 124M with its optimizer). HDF5's default driver is not used for three reasons: tests cannot observe
 /// its calls or make them fail; libhdf5 crashes when a write fails while it closes a file; and since it
 /// rewrites its structures, the file's checksum would need another pass over the file. This class writes
-/// every byte of the file once, and computes the CRC from the bytes in memory before it passes them to the
-/// kernel.
+/// every file byte once, and computes the CRC from the bytes in memory before it passes them to the kernel.
 #include <map>
 #include <memory>
 #include <vector>
@@ -27,7 +26,7 @@ class CheckpointImage final : public Hdf5Storage {
     void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) override;
     void truncate(std::uint64_t size) override { size_ = size; }
 
-    /// Writes the bytes that are still in memory, after libhdf5 has closed the file. Returns the CRC-32C of
+    /// Writes the bytes that are still in memory, after libhdf5 has closed the file. Returns the CRC-32C over
     /// bytes [body_begin, size()) as libhdf5 passed them to write().
     std::uint32_t finish();
 
@@ -48,7 +47,7 @@ class CheckpointImage final : public Hdf5Storage {
     std::uint64_t size_ = 0;
     std::map<std::uint64_t, Extent> written_;  // the extents that are already in the file, by address
     std::map<std::uint64_t, Page> pages_;      // by address / kPage; bytes that were never written are zero
-    std::uint64_t writeback_begin_ = 0;        // start of the range whose writeback was not requested yet
+    std::uint64_t writeback_begin_ = 0;        // where the range begins whose writeback was not requested yet
     std::uint64_t writeback_end_ = 0;
 };
 

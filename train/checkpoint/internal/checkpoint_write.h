@@ -1,5 +1,5 @@
 #pragma once
-/// Writes the HDF5 part of a checkpoint file.
+/// Writes a checkpoint file's HDF5 part.
 #include <string>
 #include <vector>
 
@@ -9,8 +9,8 @@
 
 namespace gradtile {
 
-/// The list of a checkpoint file's objects. The list is made before the file is written, because the size of
-/// the user block depends on it.
+/// Lists a checkpoint file's objects. The list is made before the file is written, because the user block's
+/// size depends on it.
 class CheckpointPlan {
   public:
     /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).
@@ -21,7 +21,7 @@ class CheckpointPlan {
     /// The manifest. Its addresses and checksums are zero until write_hdf5() has run.
     const CheckpointManifest& manifest() const { return manifest_; }
     std::uint64_t user_block() const { return user_block_; }
-    /// Returns an upper bound of the file's size.
+    /// Returns an upper bound on the file's size.
     std::uint64_t file_bytes() const;
 
   private:
@@ -30,8 +30,8 @@ class CheckpointPlan {
     void add_tensors(std::string_view group, const NamedTensors& tensors);
 
     CheckpointManifest manifest_;
-    std::vector<std::string> texts_;  // in the order of the manifest's texts
-    std::vector<Tensor> tensors_;     // in the order of the manifest's tensors
+    std::vector<std::string> texts_;  // in the manifest's text order
+    std::vector<Tensor> tensors_;     // in the manifest's tensor order
     std::uint64_t user_block_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Calls of libhdf5: one thread at a time calls it, every handle has an owner, every call is checked, and
+/// Calls to libhdf5: one thread at a time calls it, every handle has an owner, every call is checked, and
 /// libhdf5 prints no messages and loads no plugins.
 #include <mutex>
 #include <string>
@@ -21,8 +21,8 @@ class Hdf5Lock {
     std::unique_lock<std::mutex> lock_;
 };
 
-/// Throws the Error of a failed libhdf5 call: "cannot WHAT (libhdf5: the innermost reason)". The caller adds
-/// the file's name.
+/// Throws Error for a failed libhdf5 call: "cannot WHAT (libhdf5: the innermost reason)". The caller adds the
+/// file's name.
 [[noreturn]] void throw_hdf5_error(const std::string& what);
 
 /// Returns the result unless it is an error (libhdf5: negative), which throws.

@@ -19,7 +19,7 @@ class Hdf5Storage {
     virtual ~Hdf5Storage() = default;
     virtual std::uint64_t size() const = 0;
     virtual void read(std::byte* data, std::size_t bytes, std::uint64_t address) = 0;
-    /// `is_metadata` is true for libhdf5's own structures and false for the elements of datasets.
+    /// `is_metadata` is true for libhdf5's own structures and false for dataset elements.
     virtual void write(const std::byte* data, std::size_t bytes, std::uint64_t address, bool is_metadata) = 0;
     virtual void truncate(std::uint64_t size) = 0;
 
@@ -33,7 +33,7 @@ class Hdf5Storage {
         if (is_expected(bytes)) expected_.address = address;
     }
 
-    /// Throws the first exception of a write. libhdf5 1.10 crashes if a write fails while it closes a file,
+    /// Throws the first exception from a write. libhdf5 1.10 crashes if a write fails while it closes a file,
     /// so after a failed write the driver reports success to libhdf5 and drops later writes. A writer must
     /// call this function before it relies on the file.
     void rethrow_failure() const {
@@ -45,7 +45,7 @@ class Hdf5Storage {
     }
 
   protected:
-    /// Returns the CRC-32C of these bytes: the given one if expect_write() was called for them; otherwise
+    /// Returns the CRC-32C over these bytes: the given one if expect_write() was called for them; otherwise
     /// computes it.
     std::uint32_t crc_of(std::span<const std::byte> bytes) const {
         return is_expected(bytes) ? expected_.crc : crc32c(bytes);
@@ -64,8 +64,8 @@ class Hdf5Storage {
     std::exception_ptr failure_;
 };
 
-/// Returns a file access property list for files in `storage`, which must outlive them. The format is that of
-/// HDF5 1.10; closing a file closes its open objects.
+/// Returns a file access property list for files in `storage`, which must outlive them. The file format is
+/// HDF5 1.10's; closing a file closes its open objects.
 Hdf5PropertyList storage_access(Hdf5Storage& storage);
 
 }  // namespace gradtile

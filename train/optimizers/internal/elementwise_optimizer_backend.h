@@ -1,5 +1,5 @@
 #pragma once
-/// The device functions of elementwise_optimizer.h.
+/// The device functions behind elementwise_optimizer.h.
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 
 namespace gradtile::cpu {

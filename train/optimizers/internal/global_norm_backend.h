@@ -7,7 +7,7 @@ inline constexpr std::int64_t norm_block = 1 << 15;
 }
 
 namespace gradtile::cpu {
-/// Writes norm, [1] float64, from `partial`: float64, one sum of squares for each norm_block elements of x.
+/// Writes norm, [1] float64, from `partial`: float64, one sum of squares per norm_block elements in x.
 void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm);
 /// Writes the sum of squares, [1] float64, without the square root, so that it can be added to other sums.
 void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum);

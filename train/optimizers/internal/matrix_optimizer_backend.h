@@ -1,6 +1,7 @@
 #pragma once
-/// The device functions of matrix_optimizer.h. Each works on a whole group of matrices of one shape, on a GPU
-/// in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or undefined.
+/// The device functions behind matrix_optimizer.h. Each works on a whole group of equally shaped matrices, on
+/// a GPU in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or
+/// undefined.
 #include <gradtile/core/philox.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 
@@ -19,10 +20,10 @@ struct MatrixRate {
 /// Added to a matrix's norm before the matrix is divided by the norm.
 inline constexpr double matrix_norm_epsilon = 1e-7;
 
-/// The number of parts in which a matrix's sum of squares is computed.
+/// A matrix's sum of squares is computed in this many parts.
 inline constexpr std::int64_t matrix_norm_parts = 256;
 
-/// Calls visit(TypeTag) with the C++ type of gradients: float64 or float32.
+/// Calls visit(TypeTag) with the gradients' C++ type: float64 or float32.
 template <class Visit>
 void visit_gradient_type(DType dtype, const Visit& visit) {
     if (accumulator_of(dtype) == DType::f64) {
@@ -41,18 +42,18 @@ namespace gradtile::cpu {
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
                      const Tensor& scale, double momentum_decay, const Tensor& updates,
                      const Tensor& partial);
-/// partial [count, matrix_norm_parts] float64 = sums of squares, which add up to that of a matrix of x
-/// [count, rows, cols].
+/// partial [count, matrix_norm_parts] float64 = partial sums of squares for each matrix in x [count, rows,
+/// cols]; a matrix's parts add up to its sum of squares.
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
-/// out [count, rows, cols] = each matrix of x divided by its norm + epsilon; `out` may be x itself, or may
-/// have a shorter dtype. `partial` are the sums_of_squares() of x.
+/// out [count, rows, cols] = each matrix in x divided by its norm + epsilon; `out` may be x itself, or may
+/// have a shorter dtype. `partial` is what sums_of_squares() computes for x.
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 /// squares = a I + b A + c A^2, for A in gram [count, n, n] and A^2 in squares [count, n, n] at the call.
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial);
 /// weights = keep * weights - step * updates (see MatrixRate); values are the rounded weights. Does nothing
-/// when the gradient scale is 0. updates is [count, rows, cols], of a floating-point dtype that is not longer
-/// than that of the weights.
+/// when the gradient scale is 0. updates is [count, rows, cols], in a floating-point dtype that is not longer
+/// than the weights' dtype.
 void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
                   const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
                   const UpdateOptions& options);

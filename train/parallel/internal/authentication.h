@@ -1,5 +1,5 @@
 #pragma once
-/// Secrets and message authentication codes (HMAC-SHA-256 of OpenSSL's libcrypto).
+/// Secrets and message authentication codes (HMAC-SHA-256 from OpenSSL's libcrypto).
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@ using Digest = std::array<std::uint8_t, 32>;
 
 /// 32 unpredictable bytes from the operating system.
 Digest random_digest();
-/// Returns a new secret of 64 hexadecimal digits.
+/// Returns a new secret with 64 hexadecimal digits.
 std::string random_key();
 
 /// Returns the HMAC-SHA-256 of `text` under `key`.
@@ -24,10 +24,10 @@ inline std::string_view bytes_of(const Digest& digest) {
     return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-/// Authentication keys of one end of a connection: one key per direction.
+/// Authentication keys for one end of a connection: one key per direction.
 struct SessionKeys {
     Digest to_send, to_receive;
-    /// Returns the keys of the other end.
+    /// Returns the other end's keys.
     SessionKeys mirrored() const { return {to_receive, to_send}; }
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The implementations of Communicator. In a build without NCCL, nccl_absent.cpp throws Error instead.
+/// The Communicator implementations. In a build without NCCL, nccl_absent.cpp throws Error instead.
 #include <gradtile/train/parallel/communicator.h>
 
 namespace gradtile::cpu {

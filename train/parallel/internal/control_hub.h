@@ -1,5 +1,5 @@
 #pragma once
-/// The center of the control star: a thread of rank 0's process to which every process (rank 0 included) is
+/// The center of the control star: a thread in rank 0's process to which every process (rank 0 included) is
 /// connected. The hub forwards exchanges, tracks heartbeats, detects lost processes and notifies the others.
 #include <atomic>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-/// Messages of the control connection after the handshake, and the stream that carries them. A message is a
+/// Messages on the control connection after the handshake, and the stream that carries them. A message is a
 /// sequence number, a length, the fields in fixed order, and an authentication code over all of these. Any
 /// other input ends the connection.
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Message {
         heartbeat,  ///< step; text: the operation the sender has waited in for `seconds`. From rank 0, before
                     ///< all are connected: text names the missing ranks
         contribution,  ///< a process's text for exchange number `count`
-        result,        ///< the texts of all processes in exchange number `count`
-        leave,         ///< the sender has reached the end of the run
+        result,        ///< all processes' texts in exchange number `count`
+        leave,         ///< the sender has finished the run
         all_left,
         failure,  ///< the sender ends at step with the error `text`
         loss,     ///< `rank` (-1: several) was lost at `step` (-1: unknown); text says who, texts {why}
@@ -33,7 +33,7 @@ struct Message {
     std::vector<std::string> texts = {};
 };
 
-/// The longest text of an exchange.
+/// The longest text in an exchange.
 constexpr std::size_t max_exchanged_bytes = std::size_t{1} << 20;
 
 class MessageStream {

@@ -1,6 +1,6 @@
 #pragma once
-/// A process's end of the control connection: a thread that sends heartbeats to rank 0, receives reports of
-/// losses, and sends the main thread's messages.
+/// A process's end of the control connection: a thread that sends heartbeats to rank 0, receives loss
+/// reports, and sends the main thread's messages.
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -18,7 +18,7 @@ struct ProcessGroup::Watch {
           std::unique_ptr<ControlHub> hub, SteadyTime deadline);
     ~Watch();
 
-    /// Returns the texts of all processes, by rank.
+    /// Returns all processes' texts, by rank.
     std::vector<std::string> exchange(const std::string& text);
     void report_step(std::int64_t step);
     /// Returns false if another wait is already active; reports then continue to name the other wait.

@@ -1,5 +1,5 @@
 #pragma once
-/// Handshake of a control connection: both ends prove that they know the run's key, without sending it.
+/// Handshake on a control connection: both ends prove that they know the run's key, without sending it.
 ///
 ///     process -> rank 0   Greeting    version, rank, size, a random number
 ///     rank 0 -> process   Challenge   another random number
@@ -8,9 +8,8 @@
 ///                                     HMAC(key, "rank 0" | Greeting | Challenge | Verdict)
 ///
 /// All messages have a fixed size: nothing is parsed before the proof is checked. Both random numbers are new
-/// for each connection, so replayed messages prove nothing. The names inside the codes prevent one end's
-/// code from being accepted as the other's. The keys that authenticate later messages are HMACs of the same
-/// form.
+/// for each connection, so replayed messages prove nothing. The names inside the codes prevent one end's code
+/// from being accepted as the other's. The keys that authenticate later messages are HMACs of the same form.
 #include <functional>
 #include <optional>
 #include <type_traits>
@@ -56,7 +55,7 @@ Greeting make_greeting(const Identity& identity);
 Challenge make_challenge();
 Identity identity_of(const Greeting& greeting);
 
-/// The HMACs of one connection: proof, verdict and both session keys.
+/// One connection's HMACs: proof, verdict and both session keys.
 class Handshake {
   public:
     Handshake(std::string key, const Greeting& greeting, const Challenge& challenge);
@@ -64,7 +63,7 @@ class Handshake {
     /// A verdict with its code. A `reason` that is too long is truncated.
     Verdict verdict(Verdict::Kind kind, const std::string& reason = "") const;
     bool is_authentic(const Verdict& verdict) const;
-    /// The keys of the process; rank 0 uses keys().mirrored().
+    /// The process's keys; rank 0 uses keys().mirrored().
     SessionKeys keys() const {
         return {code_of("messages to rank 0", ""), code_of("messages of rank 0", "")};
     }
@@ -82,7 +81,7 @@ std::optional<SessionKeys> authenticate_to_root(const Descriptor& socket, const 
                                                 const Identity& identity,
                                                 const std::function<std::string()>& key, SteadyTime deadline);
 
-/// The bytes of a handshake message, as sent.
+/// A handshake message's bytes, as sent.
 template <class T>
 std::string_view wire_bytes(const T& message) {
     static_assert(std::has_unique_object_representations_v<T>, "padding must not be sent");

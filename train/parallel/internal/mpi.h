@@ -13,7 +13,7 @@ bool is_available();
 struct World {
     int rank, size;
 };
-/// Starts MPI at the first call, and finalizes it at a normal exit of the program. A program that has started
+/// Starts MPI at the first call, and finalizes it when the program exits normally. A program that has started
 /// MPI itself also finalizes it. Must be called from the main thread.
 World start();
 

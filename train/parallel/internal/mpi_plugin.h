@@ -1,7 +1,7 @@
 #pragma once
-/// The interface between gradtile and its MPI plug-in, libgradtile_mpi.so: the functions of MPI that gradtile
+/// The interface between gradtile and its MPI plug-in, libgradtile_mpi.so: the MPI functions that gradtile
 /// needs, without MPI's types. Only the plug-in is linked with MPI, so programs also start on machines
-/// without MPI. The plug-in includes no other header of gradtile.
+/// without MPI. The plug-in includes no other gradtile header.
 
 extern "C" {
 
@@ -11,7 +11,7 @@ struct GradtileMpi {
     bool is_open_mpi;
 
     // Each function returns 0 or MPI's error code. Sizes and positions are in bytes. The processes are those
-    // of MPI_COMM_WORLD.
+    // in MPI_COMM_WORLD.
 
     /// Initializes MPI and registers MPI_Finalize at exit, unless the program has initialized MPI already.
     int (*start)(int* rank, int* size);
@@ -21,13 +21,13 @@ struct GradtileMpi {
     /// it at received_at[r].
     int (*all_to_all)(const void* sent, const int* sent_sizes, const int* sent_at, void* received,
                       const int* received_sizes, const int* received_at);
-    /// Each process r contributes the sizes[r] bytes at `at[r]`; every process receives all of them in place.
+    /// Each process r contributes the sizes[r] bytes at `at[r]`; every process receives all bytes in place.
     int (*all_gather)(void* data, const int* sizes, const int* at);
 
     /// Writes MPI's message for an error code to `text`, a buffer of `capacity` bytes.
     void (*describe)(int status, char* text, int capacity);
 };
 
-/// This function is the only exported symbol of the plug-in.
+/// This function is the plug-in's only exported symbol.
 const GradtileMpi* gradtile_mpi();
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// NCCL's symmetric memory: every GPU of a host can address it, and an allocation has the same layout in each
-/// process. Exchanges of such memory need no intermediate buffers and fewer multiprocessors.
+/// NCCL's symmetric memory: every GPU on a host can address it, and an allocation has the same layout in each
+/// process. Exchanges in such memory need no intermediate buffers and fewer multiprocessors.
 #include <map>
 
 #include <gradtile/core/allocator.h>

@@ -17,14 +17,14 @@ class PendingConnections {
     /// Holds at most `capacity` connections at a time.
     PendingConnections(std::string key, std::size_t capacity);
 
-    /// Accepts waiting connections. At `capacity`, a new connection replaces the oldest one that has
-    /// sent no greeting or, if all have sent one, the oldest. A process of the run whose connection is
-    /// dropped connects again.
+    /// Accepts waiting connections. At `capacity`, a new connection replaces the oldest one that has sent no
+    /// greeting or, if all have sent one, the oldest. A process in the run whose connection is dropped
+    /// connects again.
     void accept(const Listener& listener);
 
     /// Returns the reason why a process that knows the key is refused; empty when it is admitted.
     using RejectionReason = std::function<std::optional<std::string>(const Identity& identity)>;
-    /// Receives the connection of an admitted process.
+    /// Receives an admitted process's connection.
     using Admission = std::function<void(const Identity& identity, MessageStream stream)>;
     /// Advances every handshake as far as the received bytes allow.
     void advance(const RejectionReason& rejection_reason, const Admission& admit);
@@ -36,7 +36,7 @@ class PendingConnections {
         Descriptor socket;
         SteadyTime deadline;
         Challenge challenge;
-        std::string received = {};  // bytes of the expected message so far
+        std::string received = {};  // the expected message's bytes so far
         std::optional<Greeting> greeting = {};
     };
     enum class Progress { waits, over };

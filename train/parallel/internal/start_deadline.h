@@ -13,8 +13,8 @@ namespace gradtile {
 class StartDeadline {
   public:
     /// Unless this object is destroyed first, `on_expiry` is called at the deadline, on another thread, with
-    /// the last text of set_waiting_for. `on_expiry` must end the process, because nothing else ends the
-    /// wait.
+    /// the last text that set_waiting_for received. `on_expiry` must end the process, because nothing else
+    /// ends the wait.
     StartDeadline(SteadyTime deadline, std::function<void(const std::string& waiting_for)> on_expiry);
     ~StartDeadline();
     StartDeadline(const StartDeadline&) = delete;

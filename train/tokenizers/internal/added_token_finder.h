@@ -54,8 +54,8 @@ class AddedTokenFinder {
         bool is_special = true;
     };
     std::unordered_map<std::string_view, Token> tokens_;
-    bool has_ordinary_ = false;  // one of the tokens is not special
-    // Lengths of the tokens that begin with a byte, in decreasing order.
+    bool has_ordinary_ = false;  // at least one token is not special
+    // By first byte: the tokens' lengths in decreasing order.
     std::array<std::vector<std::size_t>, 256> lengths_;
 };
 

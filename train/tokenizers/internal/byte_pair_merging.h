@@ -7,9 +7,9 @@
 
 namespace gradtile {
 
-/// Replaces pairs of adjacent tokens by the results of their merges, until no pair has a merge. The pair with
-/// the smallest rank comes first; of several pairs with this rank, the leftmost one. An object holds the
-/// scratch memory of one thread.
+/// Replaces adjacent token pairs by their merges' results, until no pair has a merge. The pair with the
+/// smallest rank comes first; if several pairs have this rank, the leftmost one. An object holds one thread's
+/// scratch memory.
 class BytePairMerging {
   public:
     explicit BytePairMerging(const PairTable& table) : table_(table) {}
@@ -23,12 +23,12 @@ class BytePairMerging {
     }
 
   private:
-    /// For pieces of at most this many bytes, the smallest rank is found by scanning all pairs: n^2 steps,
+    /// For pieces with at most this many bytes, the smallest rank is found by scanning all pairs: n^2 steps,
     /// but each step is fast.
     static constexpr std::size_t max_scanned = 64;
 
     void by_scanning(std::vector<std::int32_t>& ids);
-    /// Merges in n log n steps, by a heap of ranks and a linked list of tokens.
+    /// Merges in n log n steps, with a rank heap and a linked token list.
     void by_queue(std::vector<std::int32_t>& ids);
 
     struct Node {
@@ -40,7 +40,7 @@ class BytePairMerging {
     const PairTable& table_;
     std::vector<PairTable::Merge> merges_;
     std::vector<Node> nodes_;
-    std::vector<std::uint64_t> queue_;  // rank and position of pairs, packed in one number
+    std::vector<std::uint64_t> queue_;  // each pair's rank and position, packed in one number
 };
 
 }  // namespace gradtile

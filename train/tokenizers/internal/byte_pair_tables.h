@@ -20,10 +20,10 @@ struct BytePairEncoding::Tables {
 
     TextSplitter splitter;
     PairTable pairs;
-    std::array<std::int32_t, 256> byte_ids;  // the token of each byte; -1: no token
-    TokenIndex whole;                        // the ids of tokens by their bytes
-    // The finders of added tokens. Tokens that are not normalized are found first. Normalized tokens are
-    // found in the text between them.
+    std::array<std::int32_t, 256> byte_ids;  // each byte's token; -1: no token
+    TokenIndex whole;                        // token ids by their bytes
+    // Finders for added tokens. Tokens that are not normalized are found first. Normalized tokens are found
+    // in the text between them.
     AddedTokenFinder added, added_normalized;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Encodes parts of a text. An object holds the state of one thread.
+/// Encodes parts of a text. An object holds one thread's state.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,9 +35,9 @@ class BytePairEncoding::Worker {
     /// See TextSplitter::Cutter. encode_next() may begin within a piece, where a gap has no meaning, so its
     /// callers decide.
     std::string_view take_gap() { return cutter_.take_gap(); }
-    /// Throws Error with the place of text that no pattern matches, unless `gap` is empty.
+    /// Throws Error with the position of text that no pattern matches, unless `gap` is empty.
     void refuse_gap(std::string_view gap) const;
-    /// Encodes the pieces of valid UTF-8 up to the next match, and returns the end of this match; see
+    /// Encodes valid UTF-8 piece by piece up to the next match, and returns the match's end; see
     /// TextSplitter::Cutter::cut_next.
     std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {
         return cutter_.cut_next(run, from, [&](std::string_view piece) { encode_piece(piece, out); });
@@ -59,11 +59,11 @@ class BytePairEncoding::Worker {
     TextSplitter::Cutter cutter_;
     BytePairMerging merging_;
     PieceCache cache_;
-    Ids merged_;  // the result of merge_piece
+    Ids merged_;  // merge_piece's result
 };
 
-/// Calls visit(part, id) for the parts of a text in order: added tokens with their ids, and the text between
-/// them with -1.
+/// Calls visit(part, id) for a text's parts in order: added tokens with their ids, and the text between them
+/// with -1.
 template <class Tables, class Visit>
 void for_each_added_token(std::string_view text, const Tables& tables, SpecialTokens special, Visit&& visit) {
     const auto split = [special](std::string_view whole, const AddedTokenFinder& finder, auto&& found) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The merges of a vocabulary without a list of merges (BytePairVocabulary::merges_by_id).
+/// Merges for a vocabulary without a merge list (BytePairVocabulary::merges_by_id).
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-/// A list of short texts in one piece of memory. A std::string for each would take 32 bytes more.
+/// A list of short texts in one memory block. A std::string per text would take 32 bytes more.
 #include <cstddef>
 #include <string>
 #include <string_view>

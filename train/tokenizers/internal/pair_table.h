@@ -18,14 +18,13 @@ class PairTable {
 
     explicit PairTable(std::size_t expected_pairs = 0) : slots_(2 * expected_pairs + 1) {}
 
-    /// Sets the merge of a pair. The table has room for the number of pairs that was given to the
-    /// constructor.
+    /// Sets a pair's merge. The table has room for the pair count that was given to the constructor.
     void set(std::int32_t left, std::int32_t right, Merge merge) {
         Slot& slot = slots_[index_of(key_of(left, right))];
         slot = {key_of(left, right), merge};
     }
 
-    /// Returns the merge of a pair. If the pair has no merge, the rank is no_rank.
+    /// Returns a pair's merge. If the pair has no merge, the rank is no_rank.
     Merge find(std::int32_t left, std::int32_t right) const {
         return slots_[index_of(key_of(left, right))].merge;
     }
@@ -35,7 +34,7 @@ class PairTable {
         std::uint64_t key = empty;
         Merge merge{};
     };
-    // Not the key of a pair, because ids are not negative.
+    // Not a pair's key, because ids are not negative.
     static constexpr std::uint64_t empty = ~std::uint64_t{0};
 
     static std::uint64_t key_of(std::int32_t left, std::int32_t right) {

@@ -13,7 +13,7 @@ namespace gradtile {
 /// - \p{Han} and other scripts become \p{sc:Han}. PCRE2's own \p{Han} also has the characters that several
 ///   scripts share (Script_Extensions).
 ///
-/// `is_script` tells whether PCRE2 knows a script of that name. Throws Error that begins with `source` and
+/// `is_script` tells whether PCRE2 knows a script with that name. Throws Error that begins with `source` and
 /// names the construct, when the pattern uses a construct that the dialects understand differently: \w, \b,
 /// \h and other escapes, sets within sets, and the anchors ^ and $.
 std::string pcre2_pattern(std::string_view pattern, std::string_view source,

@@ -1,6 +1,6 @@
 #pragma once
-/// A cache of the token ids of recent pieces. Most pieces of a text are frequent words, so their ids are
-/// often in the cache.
+/// Caches the token ids of recent pieces. Most pieces in a text are frequent words, so their ids are often in
+/// the cache.
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -18,7 +18,7 @@ class PieceCache {
     static constexpr std::size_t max_piece_bytes = 24;
     static constexpr std::size_t max_ids = 5;
 
-    /// Chooses the number of slots for a text of `text_bytes` bytes.
+    /// Chooses the slot count for a text with `text_bytes` bytes.
     explicit PieceCache(std::size_t text_bytes)
         : slots_(std::bit_ceil(std::min<std::size_t>(text_bytes / 4 + 1, max_slots))) {}
 
@@ -35,14 +35,14 @@ class PieceCache {
     };
 
     struct Slot {
-        Key key{};  // a key of length 0 marks a free slot
+        Key key{};  // a key with length 0 marks a free slot
         std::uint32_t count = 0;
         std::array<std::int32_t, max_ids> ids{};
         std::span<const std::int32_t> tokens() const { return {ids.data(), count}; }
     };
 
-    /// Returns the key of a piece of 1 to max_piece_bytes bytes. `readable` is the number of bytes from the
-    /// start of the piece to the end of the text.
+    /// Returns the key for a piece with 1 to max_piece_bytes bytes. `readable` counts the bytes from the
+    /// piece's start to the text's end.
     static Key key_of(std::string_view piece, std::size_t readable) {
         Key key{.length = static_cast<std::uint32_t>(piece.size())};
         if (readable < sizeof(key.words)) {

@@ -1,8 +1,8 @@
 #pragma once
-/// Regular expressions in the dialects of tokenizer.json and tiktoken. PCRE2 matches them.
+/// Regular expressions in the tokenizer.json and tiktoken dialects. PCRE2 matches them.
 ///
-/// The classes \s, \d, \p{...} are those of the Unicode version that the machine's PCRE2 was built with: 14.0
-/// in PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. The library PCRE2 is loaded at the first
+/// The classes \s, \d, \p{...} follow the Unicode version that the machine's PCRE2 was built with: 14.0 in
+/// PCRE2 10.40 to 10.42 (Debian 12, Ubuntu 24.04), 15.0 in 10.43. The library PCRE2 is loaded at the first
 /// use.
 #include <cstddef>
 #include <memory>
@@ -27,7 +27,7 @@ class Regex {
         bool operator==(const Range&) const = default;
     };
 
-    /// The state of one thread that searches with a pattern.
+    /// One thread's state while it searches with a pattern.
     class Matcher {
       public:
         explicit Matcher(const Regex& regex);
@@ -36,7 +36,7 @@ class Regex {
         Matcher& operator=(Matcher&&) = delete;
 
         /// Returns the first match at or after `from` that is not empty; {text.size(), text.size()} when
-        /// there is none. `text` is valid UTF-8 and `from` the start of a character. Throws Error when the
+        /// there is none. `text` is valid UTF-8 and a character starts at `from`. Throws Error when the
         /// search needs more steps than PCRE2's limit.
         Range find(std::string_view text, std::size_t from);
 

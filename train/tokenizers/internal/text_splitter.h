@@ -13,17 +13,17 @@
 
 namespace gradtile {
 
-/// Returns the end of the valid UTF-8 that begins at `from`.
+/// Returns where the valid UTF-8 that begins at `from` ends.
 std::size_t end_of_utf8(std::string_view text, std::size_t from);
-/// Returns the end of the invalid bytes that begin at `from`: the first position where a valid UTF-8
-/// character begins.
+/// Returns where the invalid bytes that begin at `from` end: the first position where a valid UTF-8 character
+/// begins.
 std::size_t end_of_invalid_utf8(std::string_view text, std::size_t from);
 
-/// The patterns of a tokenizer. The object is immutable.
+/// A tokenizer's patterns. The object is immutable.
 class TextSplitter {
   public:
-    /// Throws Error for a pattern that is not supported, and for more than max_patterns of them: each one
-    /// takes a level of recursion.
+    /// Throws Error for a pattern that is not supported, and for more than max_patterns patterns: each one
+    /// takes a recursion level.
     TextSplitter(const std::vector<SplitPattern>& patterns, std::string_view source) {
         check(patterns.size() <= max_patterns, source, ": ", patterns.size(),
               " patterns that cut text (pre_tokenizer); expected at most ", max_patterns);
@@ -37,7 +37,7 @@ class TextSplitter {
 
     std::size_t patterns() const { return patterns_.size(); }
 
-    /// The state of one thread that cuts texts.
+    /// One thread's state while it cuts texts.
     class Cutter {
       public:
         explicit Cutter(const TextSplitter& splitter) : splitter_(splitter) {
@@ -48,7 +48,7 @@ class TextSplitter {
         /// is none.
         std::string_view take_gap() { return std::exchange(gap_, {}); }
 
-        /// Calls visit(piece) for the pieces of a text in order. The text need not be valid UTF-8.
+        /// Calls visit(piece) for a text's pieces in order. The text need not be valid UTF-8.
         template <class Visit>
         void cut(std::string_view text, Visit&& visit) {
             for (std::size_t at = 0; at < text.size();) {
@@ -59,15 +59,15 @@ class TextSplitter {
             }
         }
 
-        /// Calls visit(piece) for the pieces of valid UTF-8 up to the first match of the first pattern at or
-        /// after `from`, and returns the end of that match.
+        /// Cuts valid UTF-8 up to the first pattern's first match at or after `from`: calls visit(piece) for
+        /// each piece, and returns the match's end.
         template <class Visit>
         std::size_t cut_next(std::string_view text, std::size_t from, Visit&& visit) {
             return next(text, from, 0, visit);
         }
 
         /// Like cut_next(), but for the first part of a longer text and a splitter with one pattern. Returns
-        /// nullopt, without a call of visit, if the text after `part` could change the pieces.
+        /// nullopt, without calling visit, if the text after `part` could change the pieces.
         template <class Visit>
         std::optional<std::size_t> cut_next_in_part(std::string_view part, std::size_t from, Visit&& visit) {
             const std::optional<Regex::Range> match = matchers_.front().find_in_part(part, from);
@@ -98,7 +98,7 @@ class TextSplitter {
             return match.end;
         }
 
-        /// Notes a piece between two matches of a pattern.
+        /// Notes a piece between two matches of the same pattern.
         std::string_view gap(std::string_view piece, std::size_t level) {
             if (splitter_.must_cover_[level]) gap_ = piece;
             return piece;
@@ -111,7 +111,7 @@ class TextSplitter {
 
   private:
     std::vector<std::unique_ptr<Regex>> patterns_;
-    std::vector<bool> must_cover_;  // of each pattern; see SplitPattern
+    std::vector<bool> must_cover_;  // by pattern; see SplitPattern
 };
 
 }  // namespace gradtile

@@ -27,7 +27,7 @@ class TokenIndex {
         }
     }
 
-    /// Returns the id of a token; -1 if there is none.
+    /// Returns a token's id; -1 if there is none.
     std::int32_t find(std::string_view bytes) const { return slots_[place_of(bytes)]; }
     /// Returns the first id whose token equals an earlier one; -1 if all tokens differ.
     std::int32_t repeated() const { return repeated_; }

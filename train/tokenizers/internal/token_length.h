@@ -1,5 +1,5 @@
 #pragma once
-/// The longest token of a byte-level BPE tokenizer.
+/// The longest token in a byte-level BPE tokenizer.
 #include <cstddef>
 
 namespace gradtile {

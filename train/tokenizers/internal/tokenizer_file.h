@@ -1,5 +1,5 @@
 #pragma once
-/// One file of a tokenizer.
+/// One tokenizer file.
 #include <memory>
 #include <string>
 
@@ -9,10 +9,10 @@ namespace gradtile {
 
 struct TokenizerFile {
     BytePairVocabulary vocabulary;
-    std::shared_ptr<const std::string> file = nullptr;  ///< the text of a tokenizer.json
+    std::shared_ptr<const std::string> file = nullptr;  ///< a tokenizer.json's text
 };
 
-/// Reads one of the files that load_tokenizer() names, without the files beside it.
+/// Reads one file that load_tokenizer() names, without the files beside it.
 TokenizerFile read_tokenizer_file(const std::string& path);
 
 }  // namespace gradtile

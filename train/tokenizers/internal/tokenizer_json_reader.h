@@ -1,9 +1,9 @@
 #pragma once
-/// Reads a byte-level BPE tokenizer from the JSON files of other projects.
+/// Reads a byte-level BPE tokenizer from other projects' JSON files.
 ///
-/// Tokens and merges are collected in two compact lists while the text is parsed, because the order of a
-/// file's members is not fixed: merges may precede the vocabulary that they refer to. Error messages do not
-/// contain the file's name.
+/// Tokens and merges are collected in two compact lists while the text is parsed, because a file's members
+/// have no fixed order: merges may precede the vocabulary that they refer to. Error messages do not contain
+/// the file's name.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,15 +21,15 @@ class TokenizerJsonReader {
     TokenizerJsonReader(const TokenizerJsonReader&) = delete;  // its members refer to it
     TokenizerJsonReader& operator=(const TokenizerJsonReader&) = delete;
 
-    /// Returns parse_json's routes for the long members of a tokenizer.json's object. `place` is the path of
-    /// this object in the text.
+    /// Returns parse_json's routes for the long members in a tokenizer.json's object. `place` is this
+    /// object's path in the text.
     std::vector<JsonRoute> tokenizer_routes(const std::vector<std::string_view>& place = {});
-    /// Returns the vocabulary. `value` is the object of tokenizer.json in parse_json's result.
+    /// Returns the vocabulary. `value` is tokenizer.json's object in parse_json's result.
     BytePairVocabulary read_tokenizer(const JsonValue& value);
 
-    /// Returns the route for the text of encoder.json, which is one long object.
+    /// Returns the route for encoder.json's text, which is one long object.
     std::vector<JsonRoute> encoder_routes();
-    /// Returns the vocabulary. `value` is parse_json's result, `merges` the text of vocab.bpe.
+    /// Returns the vocabulary. `value` is parse_json's result, `merges` is vocab.bpe's text.
     BytePairVocabulary read_encoder(const JsonValue& value, std::string_view merges);
 
   private:
@@ -53,9 +53,9 @@ class TokenizerJsonReader {
 
     BytePairVocabulary vocabulary_;
     PackedTexts names_;              // the tokens as the file spells them
-    std::vector<std::int32_t> ids_;  // the ids of names_
-    PackedTexts added_names_;        // the names of added tokens in the vocabulary
-    PackedTexts merge_parts_;        // left and right part of each merge, as the file spells them
+    std::vector<std::int32_t> ids_;  // the tokens' ids, in the order of names_
+    PackedTexts added_names_;        // added tokens' names in the vocabulary
+    PackedTexts merge_parts_;        // each merge's left and right part, as the file spells them
     bool is_byte_level_ = false;
 
     JsonElements vocab_{Of::object,
