@@ -1,9 +1,9 @@
-// gradtile bench attention: time of attention's forward and backward, compared with a large square product.
-// FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many (five products
-// instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by the time.
-// With --tune, each way in which this build can compute a pass on a GPU: attention_tuning.h.
-// The column "of read", on a CPU: GB/s relative to a plain read of as many bytes. Scratch: memory of a pass
-// without its inputs and outputs.
+// gradtile bench attention: times attention's forward and backward pass, and compares them with a large
+// square product. FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many
+// (five products instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by
+// the time. With --tune, times every kernel candidate that this build has for a pass on a GPU:
+// attention_tuning.h. The column "of read", on a CPU: GB/s relative to a plain read with the same byte count.
+// Scratch: a pass's memory without its inputs and outputs.
 #include <array>
 #include <charconv>
 #include <iostream>
@@ -39,10 +39,11 @@ namespace {
 
 struct Shapes {
     std::int64_t batch, heads, kv_heads, queries, length, head_dim;
-    std::vector<std::int64_t> packed = {};  ///< lengths of packed sequences, which replace batch and length
+    std::vector<std::int64_t> packed = {};  ///< sequence lengths of a packed batch, which replace batch and
+                                            ///< length
 
-    /// The number of pairs (row, key) in which the row sees the key. Causal rows are aligned with the last
-    /// key; for equal lengths the number is taken as k^2 / 2, as in published figures.
+    /// Counts the pairs (row, key) in which the row sees the key. Causal rows are aligned with the last key;
+    /// for equal lengths the number is taken as k^2 / 2, as in published figures.
     static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
         const double q = static_cast<double>(queries), k = static_cast<double>(keys);
         if (!causal) return q * k;
@@ -57,7 +58,7 @@ struct Shapes {
     double forward_flops(bool causal) const {
         return 4.0 * static_cast<double>(heads * head_dim) * pairs(causal);
     }
-    /// Elements of q, k, v and o.
+    /// Element count: q, k, v and o.
     double forward_elements() const {
         return static_cast<double>(batch * head_dim) *
                static_cast<double>(2 * heads * queries + 2 * kv_heads * length);
@@ -68,7 +69,7 @@ struct Shapes {
 struct ScoreFlags {
     double softcap = 0, dropout = 0;
     bool alibi = false, sink = false;
-    std::string bias;  ///< the axes along which it is not broadcast, out of "bhqk"; empty: none
+    std::string bias;  ///< the letters from "bhqk" whose axes are not broadcast; empty: no bias
     bool mask_bias = false;
 
     void check() const {
@@ -101,7 +102,7 @@ struct Flags {
     }
 };
 
-/// Shapes of GPT-2, of long contexts and of grouped queries.
+/// GPT-2 shapes, long contexts and grouped queries.
 std::vector<Shapes> default_shapes(Device device) {
     if (device.is_cuda())
         return {{16, 12, 12, 1024, 1024, 64}, {16, 16, 16, 1024, 1024, 128}, {4, 16, 16, 4096, 4096, 64},
@@ -153,7 +154,7 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     return list;
 }
 
-/// The numbers of a list such as 64,2048,512.
+/// Returns the numbers in a list such as 64,2048,512.
 std::vector<std::int64_t> numbers_in(const char* flag, const std::string& list, std::int64_t least) {
     std::vector<std::int64_t> numbers;
     std::istringstream text(list);
@@ -206,9 +207,9 @@ class Passes {
         attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
     }
     std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
-    /// Runs the backward pass of the last forward().
+    /// Runs the backward pass for the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
-    /// The passes with all their candidates. `flops` are those of the forward pass.
+    /// Each pass with all its candidates. `flops` counts the forward pass.
     TunedPass tuned_forward(const Shapes& shapes, double flops) {
         const auto bound = [&](auto&& bound_of) {
             return bound_of(q_.dtype(), ctx_.device(), shapes.head_dim, shapes.length);
@@ -234,7 +235,7 @@ class Passes {
                             result("dV", gradients_.v, queries)},
                 .candidates = attention::backward_candidates(ctx_, options_, saved_)};
     }
-    /// Bytes of the row statistics that forward() left for backward().
+    /// Bytes of row statistics that forward() left for backward().
     std::size_t saved_bytes() const {
         std::size_t bytes = 0;
         for (const Tensor* x : {&saved_.lse, &saved_.row_max, &saved_.row_sum})
@@ -243,7 +244,7 @@ class Passes {
     }
 
   private:
-    /// Makes the call packed: removes the batch axis of every tensor and sets the offsets of the sequences.
+    /// Makes the call packed: removes every tensor's batch axis and sets the sequence offsets.
     void pack(const Shapes& shapes) {
         for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
             *x = x->select(0, 0);
@@ -373,7 +374,7 @@ void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, c
         tune(ctx, passes.tuned_backward(shapes, flops), flags.sampling(), shape, table);
 }
 
-/// Times all candidates of every shape, in a table for each shape.
+/// Times all candidates for every shape, in one table per shape.
 void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
     if (const char* const why_not = attention::why_no_tile_candidates(); why_not != nullptr && !flags.json)
         std::cout << why_not << std::endl;
@@ -399,7 +400,7 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
     }
 }
 
-/// Prints the kernels of every shape, or times them, with the ceiling of the dtype.
+/// Prints the kernels for every shape, or times them, with the dtype's ceiling.
 void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags,
                     Table& table) {
     std::optional<ProductCeiling> ceiling;

@@ -1,6 +1,6 @@
 #pragma once
-/// The tuner of `gradtile bench attention --tune`: times every way in which this build can compute a pass,
-/// and checks the results.
+/// The tuner of `gradtile bench attention --tune`: times every kernel candidate that this build has for a
+/// pass, and checks the results.
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ namespace gradtile::cli {
 struct TunedResult {
     const char* name;
     std::function<Tensor()> tensor;  ///< called after the pass
-    attention::ResultBound bound;    ///< of the difference between two candidates
+    attention::ResultBound bound;    ///< bounds the difference between two candidates' results
 };
 
 struct TunedPass {
@@ -27,10 +27,10 @@ struct TunedPass {
     std::vector<attention::KernelCandidate> candidates;  ///< the first is the policy's
 };
 
-/// The columns of a candidate.
+/// The columns that describe a candidate.
 std::vector<Column> tuning_columns();
-/// Runs and times all candidates, and adds a row for each, in the order of the list: first `shape`, then
-/// tuning_columns(). Throws Error at the end if a result differs from that of the policy's candidate by more
+/// Runs and times all candidates, and adds a row for each, in list order: first `shape`, then
+/// tuning_columns(). Throws Error at the end if a result differs from the policy candidate's result by more
 /// than the bound.
 void tune(const Context& ctx, const TunedPass& pass, const Sampling& sampling, const std::vector<Cell>& shape,
           Table& table);

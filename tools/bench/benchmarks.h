@@ -1,5 +1,5 @@
 #pragma once
-/// The commands of `gradtile bench`; each add_* declares one.
+/// The `gradtile bench` commands; each add_* declares one.
 #include <gradtile/tools/command_line/command_line.h>
 
 namespace gradtile::cli {

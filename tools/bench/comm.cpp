@@ -1,4 +1,4 @@
-// gradtile bench comm: time and bandwidth of collectives between the processes of a run.
+// gradtile bench comm: time and bandwidth of collectives between a run's processes.
 #include <algorithm>
 #include <iostream>
 
@@ -36,7 +36,7 @@ void check_flags(const Flags& flags) {
     check_flag("--runs", flags.runs, runs_range);
 }
 
-/// A collective over `whole`; `part` is this process's slice of it.
+/// A collective over `whole`; `part` is this process's slice.
 struct Collective {
     const char* name;
     std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
@@ -67,8 +67,8 @@ std::vector<Collective> collectives_of(const Communicator& communicator) {
          [](const GpuLayout&, double bytes) { return bytes; }}};
 }
 
-/// Median time of one call. `repeats` is the same in every process: a process with fewer repetitions would
-/// leave the others waiting.
+/// Median time per call. `repeats` is the same in every process: a process with fewer repetitions would leave
+/// the others waiting.
 double median_over_runs(const Context& ctx, const Communicator& communicator, std::int64_t runs,
                         std::int64_t repeats, const std::function<void()>& collective) {
     collective();  // the first call opens the connections
@@ -86,7 +86,7 @@ double median_over_runs(const Context& ctx, const Communicator& communicator, st
     return std::max(*middle, 1e-6);
 }
 
-/// The slowest process counts: the root of a broadcast may finish before the others.
+/// The slowest process counts: a broadcast's root may finish before the others.
 double max_over_processes(ProcessGroup& group, double value) {
     for (const std::string& text : group.all_gather(concat(value))) value = std::max(value, std::stod(text));
     return value;

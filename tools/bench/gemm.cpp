@@ -1,4 +1,4 @@
-// gradtile bench gemm: times each matrix product of a training step, compared with a large square product.
+// gradtile bench gemm: times each matrix product in a training step, compared with a large square product.
 //   us        as in training: with bias and activation fused or applied after the product, weight gradients
 //             accumulated in float32, the head in chunks
 //   plain us  as a framework's matmul: result in the operands' dtype, nothing fused
@@ -47,7 +47,7 @@ std::vector<Layer> layers_of(const ModelConfig& model) {
     return layers;
 }
 
-/// One product of a step, in both forms: as in training, and plain.
+/// One product in a step, in both forms: as in training, and plain.
 struct Product {
     std::string name, pass;
     std::int64_t m, n, k;
@@ -98,8 +98,8 @@ class Bench {
     const DType dtype;
 
   private:
-    /// Times each way to compute the product: by cuBLASLt or in steps, and by each of gradtile's kernels that
-    /// applies.
+    /// Times each way to compute the product: by cuBLASLt or in steps, and by each applicable gradtile
+    /// kernel.
     void measure_candidates(const Product& product) const {
         const auto measure_one = [&](std::uint64_t kernel, const std::string& name) {
             cuda::restrict_gemm(ctx, kernel);
@@ -134,7 +134,7 @@ class Bench {
     double ceiling_ = 0, ms_ = 0, plain_ms_ = 0, flops_ = 0;
 };
 
-/// Measures the products of a layer over `tokens` rows: forward, data gradient and weight gradient.
+/// Measures one layer's products over `tokens` rows: forward, data gradient and weight gradient.
 void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const ModelConfig& model) {
     const Context& ctx = bench.ctx;
     const auto& [name, shape, fused] = layer;
@@ -180,7 +180,7 @@ void measure_layer(Bench& bench, const Layer& layer, std::int64_t tokens, const 
                    [&] { gemm(ctx, dw, dy, x, {.trans_a = true}); }});
 }
 
-/// Shape and dtype of the logits that are computed at once.
+/// Shape and dtype of one logits chunk, which is computed at once.
 struct Chunk {
     std::int64_t rows, columns;
     DType dtype;
@@ -195,7 +195,7 @@ Chunk chunk_of(const Context& ctx, const Step& step) {
     return {logits.size(0), logits.size(1), logits.dtype()};
 }
 
-/// Measures the three products of the output head over a chunk; a step has `count` chunks.
+/// Measures the output head's three products over a chunk; a step has `count` chunks.
 void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std::int64_t width,
                   double count) {
     const Context& ctx = bench.ctx;
@@ -215,8 +215,8 @@ void measure_head(Bench& bench, const std::string& name, const Chunk& chunk, std
                    [&] { gemm(ctx, dw, d_logits, x, {.trans_a = true}); }});
 }
 
-/// Measures the output head in forms that training does not use: with less padding of the vocabulary, and in
-/// chunks of few rows.
+/// Measures the output head in forms that training does not use: with less vocabulary padding, and in chunks
+/// with few rows.
 void measure_other_heads(Bench& bench, const Chunk& chunk, const ModelConfig& model) {
     for (const std::int64_t multiple : {1, 2, 8, 16}) {
         const std::int64_t columns = rounded_up(model.vocabulary, multiple);

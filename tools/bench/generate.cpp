@@ -1,7 +1,7 @@
-// gradtile bench generate: times greedy generation with a cache of keys and values: the prompt in one pass,
-// then token by token. A token reads every weight once, and the keys and values of the texts' tokens so far.
-// So the time of a token is compared with the time of reading these bytes: on a CPU only the weights, on a
-// GPU also the keys and values, at the rate of a large copy.
+// gradtile bench generate: times greedy generation with a key-value cache: the prompt in one pass, then token
+// by token. A token reads every weight once, and the cached keys and values for all texts. So the time per
+// token is compared with the time to read these bytes: on a CPU only the weights, on a GPU also the keys and
+// values, at a large copy's rate.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -47,7 +47,7 @@ std::size_t bytes_of_weights(const ModelConfig& config, DType dtype) {
     return static_cast<std::size_t>(parameters.count()) * size_of(dtype);
 }
 
-/// Throws Error when the weights and the caches of all texts do not fit.
+/// Throws Error when the weights and all texts' caches do not fit.
 void check_memory(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t texts) {
     const auto cache = static_cast<double>(2 * config.layers * config.context * config.key_value_heads() *
                                            config.head_dim()) *
@@ -60,7 +60,7 @@ void check_memory(const Context& ctx, const ModelConfig& config, DType dtype, st
           " MiB available (fewer --texts need less)");
 }
 
-/// Milliseconds of one generation.
+/// Milliseconds for one generation.
 struct Times {
     double prefill, per_token;
 };
@@ -99,8 +99,7 @@ double median(std::vector<double> values) {
     return *middle;
 }
 
-/// Reads all bytes with all threads of a CPU, as fast as possible: 64 bytes at a time, which are combined in
-/// four registers.
+/// Reads all bytes with all CPU threads, as fast as possible: 64 bytes at a time, combined in four registers.
 void read(const Context& ctx, const Tensor& values) {
     using Words [[gnu::vector_size(64), gnu::aligned(8), gnu::may_alias]] = std::uint64_t;
     constexpr std::int64_t words_bytes = sizeof(Words), blocks_of_thread = 4;
@@ -127,9 +126,9 @@ double copied_bytes_per_ms(const Context& ctx) {
     return 2 * static_cast<double>(from.bytes()) / ms;
 }
 
-/// The bytes that a token reads: the weights, without the learned positions and, if the head has a weight of
-/// its own, without the token embedding; and the keys and values that the layers see, averaged over the
-/// tokens of a generation.
+/// The bytes that a token reads: the weights, without the learned positions and, if the head has its own
+/// weight, without the token embedding; and the keys and values that the layers see, averaged over a
+/// generation's tokens.
 double bytes_of_token(const LanguageModel& model, std::int64_t texts, const Lengths& lengths) {
     const ModelConfig& config = model.transformer.config;
     std::int64_t elements = model.parameters.count();

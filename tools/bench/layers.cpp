@@ -1,5 +1,5 @@
 // gradtile bench layers: times the memory-bound operators at a training step's shapes, compared with a copy
-// within the device's memory. The bytes of an operator are those of the tensors that it reads or writes, each
+// within the device's memory. An operator's bytes are the bytes in the tensors that it reads or writes, each
 // counted once.
 #include <algorithm>
 #include <cmath>
@@ -87,7 +87,7 @@ void copy_of_activations(Bench& bench) {
     });
 }
 
-/// Times forward and backward of a layer on x.
+/// Times a layer's forward and backward pass on x.
 template <class Layer>
 void forward_and_backward(Bench& bench, const std::string& name, const Layer& layer, const Tensor& x) {
     const Context& ctx = bench.ctx;
@@ -145,7 +145,7 @@ void residuals(Bench& bench) {
                   [&] { Dropout{0.1}.add_residual(ctx, x, branch, key, saved); });
 }
 
-/// Tokens with the frequencies of natural text (proportional to 1 / rank), or uniformly distributed.
+/// Tokens with the frequencies in natural text (proportional to 1 / rank), or uniformly distributed.
 std::vector<std::int32_t> token_ids(const Bench& bench, bool natural) {
     const auto vocabulary = static_cast<double>(bench.model.vocabulary);
     std::vector<std::int32_t> ids;
@@ -191,7 +191,7 @@ void embeddings(Bench& bench) {
     bench.measure("position embedding backward", dy.bytes(), [&] { positions.backward(ctx, dy, saved); });
 }
 
-/// The rotation alone, and the norm and rotation of queries and keys.
+/// The rotation alone, and the norm and rotation together, on queries and keys.
 void rope(Bench& bench) {
     const Context& ctx = bench.ctx;
     const std::int64_t head_dim = bench.model.head_dim(), heads = bench.model.heads,
@@ -220,8 +220,8 @@ void rope(Bench& bench) {
                   [&] { differentiate_heads(ctx, y, rstd, queries_keys, transform, weights); });
 }
 
-/// Measures chunks of the size that training uses. d_logits is in the memory of the logits, as in training,
-/// so every repetition reads the previous repetition's gradients as logits.
+/// Measures chunks as large as in training. d_logits shares the logits' memory, as in training, so every
+/// repetition reads the previous repetition's gradients as logits.
 void cross_entropy(Bench& bench) {
     const Context& ctx = bench.ctx;
     const std::int64_t classes = bench.model.vocabulary;

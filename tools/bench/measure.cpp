@@ -72,7 +72,7 @@ std::string ProductCeiling::name() const {
 
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling) {
     // The matrices are larger than every cache. The ceiling is not a strict bound: on an H200 (709 TFLOP/s
-    // here) some of GPT-2's products reach 1.1 times it.
+    // here) some GPT-2 products reach 1.1 times it.
     const std::int64_t size = ctx.device().is_cuda() ? 8192 : 2048;
     const RandomNumbers numbers(ctx);
     const Tensor a = numbers(ctx, {size, size}, dtype), b = numbers(ctx, {size, size}, dtype);
@@ -85,7 +85,7 @@ ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sa
 double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling) {
     // Uses GCC's vector types, because this file is compiled without automatic vectorisation.
     using Words = std::uint64_t __attribute__((vector_size(64)));
-    constexpr std::int64_t words = 4, block = 256 * words;  // words of a step; words of a block, 64 KiB
+    constexpr std::int64_t words = 4, block = 256 * words;  // words per step; words per block, 64 KiB
     const std::int64_t blocks = std::max<std::int64_t>(1, bytes / (block * 64));
     const Tensor memory = zeros(ctx, {blocks * block * 16}, DType::f32);
     if (ctx.is_planning()) return 1.0;

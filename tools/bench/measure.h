@@ -1,5 +1,5 @@
 #pragma once
-/// Timing of work on a device, and the device's peak rate for matrix products.
+/// Times work on a device, and measures the device's peak rate for matrix products.
 #include <functional>
 #include <string>
 #include <vector>
@@ -11,25 +11,25 @@ namespace gradtile::cli {
 enum class Clock {
     device,         ///< time on a GPU, measured by events; on the CPU equal to `wall`
     wall,           ///< elapsed time, including the wait for the device
-    calling_thread  ///< CPU time of the calling thread, for one thread on a busy machine
+    calling_thread  ///< the calling thread's CPU time, for one thread on a busy machine
 };
 
 struct Sampling {
-    std::int64_t runs = 9;  ///< number of samples; their median is the result
+    std::int64_t runs = 9;  ///< sample count; the median sample is the result
     Clock clock = Clock::device;
     double min_sample_ms = 1.0;  ///< shorter work is repeated within a sample, at most 100 times
 };
 
-/// Median milliseconds of `work`, after two warm-up runs (the first chooses algorithms).
+/// Median milliseconds for `work`, after two warm-up runs (the first chooses algorithms).
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work);
-/// Median milliseconds of each of several kinds of work. Their samples alternate, so that a change of the
-/// GPU's clock rate affects all of them.
+/// Median milliseconds for each entry in `works`. Their samples alternate, so that a change in the GPU's
+/// clock rate affects all entries.
 std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
                                              const std::vector<std::function<void()>>& works);
-/// Milliseconds of one call.
+/// Milliseconds for one call.
 double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work);
 
-/// Floating-point operations per second of a large square product of `dtype`.
+/// Floating-point operations per second in a large square `dtype` product.
 struct ProductCeiling {
     std::int64_t size;  ///< rows and columns
     double ms;
@@ -40,7 +40,7 @@ struct ProductCeiling {
 };
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling);
 
-/// Bytes per second of a plain read of `bytes` bytes on all threads of a CPU context.
+/// Bytes per second when all threads of a CPU context read `bytes` bytes and do nothing else.
 double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling);
 
 /// Normally distributed numbers for large tensors. Zeros would give wrong times, because a GPU's power draw,
@@ -56,7 +56,7 @@ class RandomNumbers {
     Tensor pool_;
 };
 
-/// ctx with an Arena of the size that a dry run of `work` needs, so that timed work allocates nothing from
+/// Returns ctx with an Arena as large as a dry run of `work` needs, so that timed work allocates nothing from
 /// the system. Throws Error "WHAT: needs .." when the device has less memory.
 Context with_arena_for(const Context& ctx, const std::string& what,
                        const std::function<void(const Context& dry)>& work);

@@ -14,8 +14,8 @@ namespace {
 constexpr std::string_view common_settings[] = {"heads",   "kv-heads",   "width",  "hidden",
                                                 "context", "vocabulary", "device", "threads"};
 
-/// The vocabulary of presets that have none, because a run computes it from the text: the number of
-/// characters in tiny Shakespeare.
+/// The vocabulary size for presets that set none, because a run computes it from the text: the character
+/// count in tiny Shakespeare.
 constexpr std::int64_t characters = 65;
 
 bool contains(const auto& names, std::string_view name) {

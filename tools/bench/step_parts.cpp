@@ -26,7 +26,7 @@ void add_linear(std::vector<Part>& parts, const Context& ctx, const RandomNumber
                      [=, &ctx] { linear.backward(ctx, dy, Linear::Saved{x}); }});
 }
 
-/// The two layers of an MLP; the activation is timed together with the products before and after it.
+/// An MLP's two layers; the activation is timed together with the products before and after it.
 void add_mlp(std::vector<Part>& parts, const Context& ctx, const RandomNumbers& numbers, const Mlp& mlp,
              std::int64_t rows, std::int64_t count) {
     const Linear &up = mlp.up, &down = mlp.down;
@@ -80,7 +80,7 @@ void add_head_transform(std::vector<Part>& parts, const Context& ctx, const Rand
                      }});
 }
 
-/// Adds attention, with one part for each different window of the layers.
+/// Adds attention, with one part for each distinct layer window.
 void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConfig& config,
                    const MultiHeadAttention::Saved& saved) {
     const attention::Saved operands = saved.attention;

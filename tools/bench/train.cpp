@@ -1,4 +1,4 @@
-// gradtile bench train: time and memory of whole training steps and of their operators.
+// gradtile bench train: time and memory of whole training steps and their operators.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -29,7 +29,7 @@ struct Flags {
                          "window", "window-pattern", "softcap", "sinks", "dropout", "attention-dropout",
                          "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
     StepFlags step;
-    // Values of settings. The table has one row for each combination. An empty list means the preset's value.
+    // Setting values. The table has one row for each combination. An empty list means the preset's value.
     std::vector<std::int64_t> batches;
     std::vector<Recompute> levels;
     bool memory = false, breakdown = false, cpu_time = false;
@@ -97,8 +97,8 @@ class Training {
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::of_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
-            loss = {};  // releases the last tensor, so that the arena is empty, as at the start of every
-                        // micro-step in training
+            loss = {};  // releases the last tensor, so that the arena is empty, as at every micro-step's
+                        // start in training
             loss = model.forward(ctx, tokens, targets, saved, options);
             model.backward(ctx, saved);
         }
@@ -176,7 +176,7 @@ Table table_of_steps(const Flags& flags, const Step& first) {
     return {std::move(columns), flags.step.json(), concat(first.preset, ": ", shape_of(first.config.model))};
 }
 
-/// The cells that identify the step of a row. A table has the shape of its model in its title instead.
+/// The cells that identify a row's step. In a text table, the model's shape is in the title instead.
 std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
     std::vector<Cell> cells{step.preset, static_cast<double>(config.batch),

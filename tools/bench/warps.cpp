@@ -1,6 +1,6 @@
-// gradtile bench warps: split K against split Q, and two orders of thread blocks, as variants of one
-// attention kernel. TFLOP/s: 4 B H S^2 D, half of that with a causal mask. Shared-memory bytes: what the
-// warps load and store without a mask, by the formula of tools/lab/warp_partition.h.
+// gradtile bench warps: split K against split Q, and two thread-block orders, as variants of one attention
+// kernel. TFLOP/s: 4 B H S^2 D, half that with a causal mask. Shared-memory bytes: what the warps load and
+// store without a mask, by the formula of tools/lab/warp_partition.h.
 #include <iostream>
 
 #include <gradtile/core/enum_names.h>
@@ -40,7 +40,7 @@ struct Flags {
     bool causal = false, json = false;
 };
 
-/// What Nsight Compute counts of these kernels.
+/// The Nsight Compute command that measures these kernels.
 constexpr const char* ncu_command =
     "ncu --kernel-name partitioned_forward_kernel --metrics "
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum,l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st."

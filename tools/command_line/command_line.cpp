@@ -76,8 +76,8 @@ Action with_checked_output(Action action, Output output = Output::result) {
 
 constexpr std::size_t help_width = 80, help_column = 34;
 
-/// Wraps `text` into lines of at most help_width characters. `line` is the beginning of the first line; all
-/// others begin with `indent` blanks.
+/// Wraps `text` into lines of at most help_width characters. The first line begins with `line`; all others
+/// begin with `indent` blanks.
 std::string wrapped(const std::string& text, std::size_t indent, std::string line = {}) {
     std::string lines;
     std::istringstream words(text);

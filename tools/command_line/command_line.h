@@ -1,5 +1,5 @@
 #pragma once
-/// The command line: `gradtile COMMAND [flags]`. Invalid input throws an error of one line with the flag, the
+/// The command line: `gradtile COMMAND [flags]`. Invalid input throws a one-line error with the flag, the
 /// value and the expected value. When a flag with a value is repeated, the last one counts. Only
 /// command_line.cpp includes the parser (CLI11, header-only templates), so that it is compiled once.
 #include <functional>
@@ -33,7 +33,7 @@ class Command {
     /// One or more arguments without a flag.
     void add_positionals(const std::string& name, std::vector<std::string>& values, const std::string& help);
 
-    /// Calls use(value) when the flag is given. The choices of an enumeration are added to the help.
+    /// Calls use(value) when the flag is given. An enumeration's choices are added to the help.
     template <class T>
     void add_value(const std::string& flag, std::string help, std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), "");
@@ -44,7 +44,7 @@ class Command {
                    std::function<void(const T&)> use) {
         add_value_of_type<T>(flag, std::move(help), std::move(use), text_of(shown_default));
     }
-    /// The flag sets `member`. --help shows the current value of `member` as the default.
+    /// The flag sets `member`. --help shows the current `member` value as the default.
     template <class T>
     void add_value(const std::string& flag, T& member, std::string help) {
         add_value_of_type<T>(
@@ -60,7 +60,7 @@ class Command {
 
     /// --flag sets `value` to true.
     void add_switch(const std::string& flag, bool& value, const std::string& help);
-    /// --flag and --no-flag: calls use(true or false) when one of them is given.
+    /// --flag and --no-flag: calls use(true or false) when either flag is given.
     void add_switch(const std::string& flag, const std::string& help, std::function<void(bool)> use);
 
     /// A subcommand: `gradtile bench gemm`.

@@ -1,5 +1,5 @@
 #pragma once
-/// The commands of the program `gradtile`; each add_* declares one.
+/// The `gradtile` program's commands; each add_* declares one.
 #include <gradtile/tools/command_line/command_line.h>
 
 namespace gradtile::cli {

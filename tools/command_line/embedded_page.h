@@ -15,7 +15,7 @@ namespace cli {
 
 /// Throws Error when the file is not embedded.
 std::string_view text_of(std::span<const EmbeddedFile> files, std::string_view path);
-/// Replaces the first `@name@` of a page. Throws Error when there is none.
+/// Replaces the first `@name@` in a page. Throws Error when there is none.
 void insert_text(std::string& page, const std::string& name, std::string_view text);
 /// Returns JSON in which every "<" is escaped, because in HTML a "<" could end the script element that
 /// contains the JSON. In JSON a "<" occurs only in strings, where an escape has the same meaning.

@@ -5,7 +5,7 @@
 namespace gradtile::cli {
 namespace {
 
-/// Parses the whole text as one number in the range of Number.
+/// Parses the whole text as one number in Number's range.
 template <class Number>
 void parse_number(Number& value, const std::string& text, const std::string& flag, const char* expected) {
     const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);

@@ -1,5 +1,5 @@
 #pragma once
-/// The types of flag values: how they are parsed, and how --help shows them.
+/// Flag value types: how they are parsed, and how --help shows them.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -45,7 +45,7 @@ const char* type_name() {
     return "TEXT";
 }
 
-/// The text of a value in --help.
+/// A value's text in --help.
 template <class T>
 std::string text_of(const T& value) {
     if constexpr (NamedEnum<T>)

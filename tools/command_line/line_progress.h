@@ -1,5 +1,5 @@
 #pragma once
-/// Progress of commands that read texts: a line on standard error.
+/// Progress for commands that read texts: a line on standard error.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

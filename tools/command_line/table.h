@@ -1,6 +1,6 @@
 #pragma once
-/// Output of a benchmark: an aligned table whose rows are printed as they are measured, or one JSON object
-/// per row.
+/// A benchmark's output: an aligned table whose rows are printed as they are measured, or one JSON object per
+/// row.
 #include <limits>
 #include <string>
 #include <vector>
@@ -34,7 +34,7 @@ class Table {
     Table(std::vector<Column> columns, bool json, std::string title = {})
         : columns_(std::move(columns)), json_(json), title_(std::move(title)) {}
 
-    /// Prints a row of one cell per column.
+    /// Prints a row with one cell per column.
     void add(const std::vector<Cell>& row);
 
   private:

@@ -30,7 +30,7 @@ void write_text_file(const char* what, const std::filesystem::path& path, const 
 }
 
 void check_not_an_input(const char* flag, const std::string& out, const std::vector<std::string>& inputs) {
-    if (!std::filesystem::exists(out)) return;  // a missing input has an error of its own
+    if (!std::filesystem::exists(out)) return;  // a missing input has its own error
     for (const std::string& input : inputs)
         check_usage(!is_same_file(out, input), flag, ": '", out, "' is also read, as '", input,
                     "'; expected another file");

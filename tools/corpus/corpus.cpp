@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-// "stor". The purpose gives the corpus a different key from other uses of the seed.
+// "stor". The purpose gives the corpus a key that no other use of the seed has.
 constexpr std::uint64_t story_purpose = 0x73746F72;
 
 /// The grammar is built once and then immutable.

@@ -1,6 +1,6 @@
 #pragma once
-/// Short stories from a probabilistic grammar: training text that needs no download. The entropy of the
-/// grammar is known, so a model's loss can be compared with the lowest loss that is possible.
+/// Short stories from a probabilistic grammar: training text that needs no download. The grammar's entropy is
+/// known, so a model's loss can be compared with the lowest possible loss.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,9 +21,9 @@ struct Corpus {
 /// machine.
 Corpus generate_corpus(std::int64_t characters, Seed seed);
 
-/// Returns the stories of a text with their probabilities, or nullopt if generate_corpus() cannot have
+/// Returns the stories in a text with their probabilities, or nullopt if generate_corpus() cannot have
 /// written the whole text. Every story has exactly one derivation (see Grammar), so its probability is the
-/// product of the probabilities of its choices.
+/// product over its choices' probabilities.
 std::optional<std::vector<Story>> parse_corpus(std::string_view text);
 
 }  // namespace gradtile

@@ -1,5 +1,5 @@
-// gradtile corpus: generates stories or conversations for training without a download, and measures the loss
-// of the grammar itself on stories.
+// gradtile corpus: generates stories or conversations for training without a download, and measures the
+// grammar's own loss on stories.
 #include <cstdio>
 #include <span>
 

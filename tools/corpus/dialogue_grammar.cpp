@@ -3,8 +3,7 @@
 namespace gradtile {
 
 // Most rules are a question with its answer, on two lines. Facts that the user told (a name, a thing and its
-// colour) and the animal of the conversation are attributes of the grammar, so an answer can depend on
-// earlier lines.
+// colour) and the conversation's animal are grammar attributes, so an answer can depend on earlier lines.
 constexpr std::string_view dialogue_grammar_notation = R"(
 # ---- What they talk about ----
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The grammar of the conversations that `gradtile corpus --dialogues` generates, in the notation of Grammar.
+/// The grammar for the conversations that `gradtile corpus --dialogues` generates, in Grammar's notation.
 #include <string_view>
 
 namespace gradtile {

@@ -12,7 +12,7 @@
 namespace gradtile {
 namespace {
 
-// "dial". The purpose gives dialogues a different key from other uses of the seed.
+// "dial". The purpose gives dialogues a key that no other use of the seed has.
 constexpr std::uint64_t dialogue_purpose = 0x6469616C;
 
 }  // namespace

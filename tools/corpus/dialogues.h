@@ -12,10 +12,10 @@ namespace gradtile {
 using DialogueLines = std::vector<std::string>;
 
 /// Returns `count` conversations, the same on every machine. Answers depend on earlier lines: on the user's
-/// name, on a thing of the user's and its colour, and on the animal that they talk about.
+/// name, on a thing that the user owns and its colour, and on the animal that they talk about.
 std::vector<DialogueLines> generate_dialogues(std::int64_t count, Seed seed);
 
-/// Returns the text of a file for `gradtile train`: a line {"messages": [...]} for each conversation.
+/// Returns the text for a `gradtile train` file: a line {"messages": [...]} for each conversation.
 std::string conversations_text(const std::vector<DialogueLines>& dialogues);
 
 }  // namespace gradtile

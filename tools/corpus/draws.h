@@ -1,5 +1,5 @@
 #pragma once
-/// Random choices of the grammars' texts.
+/// Random choices for the grammars' texts.
 #include <cstdint>
 
 #include <gradtile/core/philox.h>

@@ -53,7 +53,7 @@ std::size_t index_of(const Items& items, std::string_view name) {
 class GrammarReader {
   public:
     GrammarReader(Grammar& grammar, std::string_view notation) : grammar_(grammar) {
-        std::vector<std::string> bodies;  // bodies of the rules, in the order of rules_
+        std::vector<std::string> bodies;  // rule bodies, in rules_ order
         for (const auto& [head, body] : definitions(notation)) {
             if (head.ends_with(')')) {
                 read_word_class(head, body);
@@ -243,7 +243,7 @@ bool Grammar::is_taken(const Symbol& introduction, std::size_t index, const Bind
 
 // ---- The three conditions --------------------------------------------------------------------------------
 
-/// Checks condition 1, and collects the beginnings that condition 2 compares. Values of `visits`: 0 not seen,
+/// Checks condition 1, and collects the beginnings that condition 2 compares. In `visits`, 0 means not seen,
 /// 1 being visited, 2 done.
 void Grammar::find_beginnings(std::size_t index, std::vector<int>& visits) {
     Rule& rule = rules_[index];
@@ -259,8 +259,8 @@ void Grammar::find_beginnings(std::size_t index, std::vector<int>& visits) {
     visits[index] = 2;
 }
 
-/// Returns the texts that a sequence of symbols can begin with: the literals and words up to the first rule,
-/// and the beginnings of that rule. "He ran" and "Her hat" are distinct, but "He" is the beginning of "Her".
+/// Returns the texts that a symbol sequence can begin with: the literals and words up to the first rule, and
+/// that rule's beginnings. "He ran" and "Her hat" are distinct, but "He" is a prefix of "Her".
 std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols) const {
     std::vector<std::string> texts = {""};
     const auto extend = [&](const std::vector<std::string>& continuations) {
@@ -274,7 +274,7 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
         if (symbol.kind == Kind::literal) {
             extend({symbol.text});
             // The beginnings stop before a second word: a word and the literal after it distinguish
-            // alternatives well enough, and a second word would multiply the number of texts.
+            // alternatives well enough, and a second word would multiply the text count.
             if (has_word) break;
         } else if (symbol.kind == Kind::rule) {
             if (has_word) break;
@@ -291,8 +291,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
             has_word = true;
         }
     }
-    // Several words may share a form (he, she), and one form may be the beginning of another; then only the
-    // shorter one is needed.
+    // Several words may share a form (he, she), and one form may be another's prefix; then only the shorter
+    // one is needed.
     std::ranges::sort(texts);
     std::vector<std::string> shortest;
     for (std::string& text : texts)
@@ -300,8 +300,8 @@ std::vector<std::string> Grammar::beginnings_of(std::span<const Symbol> symbols)
     return shortest;
 }
 
-/// Checks condition 2. In sorted order, a text that is the beginning of others stands directly before one of
-/// them.
+/// Checks condition 2. In sorted order, a text that is a prefix for other texts stands directly before one
+/// such text.
 void Grammar::check_beginnings() const {
     for (const Rule& rule : rules_) {
         std::vector<std::pair<std::string_view, std::size_t>> sorted;
@@ -415,7 +415,7 @@ class Generation {
     double log_probability_ = 0.0;
 };
 
-/// Finds the derivation from left to right: at most one branch of each choice matches the text.
+/// Finds the derivation from left to right: in each choice at most one branch matches the text.
 class Reading {
   public:
     Reading(const Grammar& grammar, std::string_view text, std::size_t begin)

@@ -1,6 +1,6 @@
 #pragma once
 /// Probabilistic grammars in which every text has at most one derivation, so a text's probability is the
-/// product of the probabilities of its choices.
+/// product over its choices' probabilities.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,9 +11,9 @@
 
 namespace gradtile {
 
-/// A grammar whose rules share the attributes of a story: the hero is drawn once, at the first mention, and
-/// every later mention and pronoun agrees with this choice. Attributes have finitely many values, so the
-/// notation abbreviates a context-free grammar.
+/// A grammar whose rules share a story's attributes: the hero is drawn once, at the first mention, and every
+/// later mention and pronoun agrees with this choice. Attributes have finitely many values, so the notation
+/// abbreviates a context-free grammar.
 ///
 /// Notation. A definition begins in the first column and continues on indented lines; `|` stands before every
 /// alternative; blanks around an alternative do not count; `\n` is a line break and `\s` a blank; `#` begins
@@ -24,25 +24,25 @@ namespace gradtile {
 ///     story                = | One {weather} day {hero=child} woke. {hero.She} was a happy {hero.girl}.
 ///
 /// {rule} is replaced by one of the rule's alternatives, with probability weight / sum of weights.
-/// {hero=child.form} introduces the attribute hero: it draws, with equal probabilities, a word of the class
+/// {hero=child.form} introduces the attribute hero: it draws, with equal probabilities, a word from the class
 /// that no other attribute holds, and prints the word's form. {hero.form} mentions the attribute again.
 /// Without a form, the first form is used; a form written with a capital prints the word with a capital.
 ///
 /// Unambiguity. The constructor accepts a grammar only if
 ///   1. no rule contains itself, so that every derivation is finite;
-///   2. the texts that alternatives of a rule can begin with are prefix-free between alternatives (and so are
-///      the words of a class in a form that introduces), none of them empty;
+///   2. the texts that a rule's alternatives can begin with are prefix-free between alternatives (and so are
+///      a class's words in a form that introduces), and none is empty;
 ///   3. on every path an attribute is introduced exactly once, before it is mentioned.
-/// By 2 at most one branch of every choice fits the text; by 3 a mention is no choice. So, read from left to
+/// By 2 at most one branch fits the text in every choice; by 3 a mention is no choice. So, read from left to
 /// right, a text determines each choice: it has at most one derivation.
 class Grammar {
   public:
     struct Symbol {
         enum class Kind { literal, rule, introduction, mention };
         Kind kind = Kind::literal;
-        std::string text;           ///< the text of a literal
+        std::string text;           ///< the literal's text
         std::size_t rule = 0;       ///< index into rules()
-        std::size_t attribute = 0;  ///< attribute of an introduction or a mention
+        std::size_t attribute = 0;  ///< the attribute that is introduced or mentioned
         std::size_t form = 0;
         bool capital = false;
     };
@@ -58,7 +58,7 @@ class Grammar {
     };
     struct WordClass {
         std::string name;
-        std::vector<std::string> forms;               ///< names of the forms
+        std::vector<std::string> forms;               ///< form names
         std::vector<std::vector<std::string>> words;  ///< [word][form]
     };
     struct Attribute {
@@ -71,22 +71,22 @@ class Grammar {
     /// Throws Error naming the rule and its fault.
     Grammar(std::string_view notation, std::string_view start);
 
-    /// Appends a random text of the start rule to `out` and returns the natural logarithm of its probability.
+    /// Appends a random text from the start rule to `out` and returns its probability's natural logarithm.
     /// draw(n) returns a random number in [0, n).
     double generate(std::string& out, const std::function<std::int64_t(std::int64_t)>& draw) const;
 
     struct Parse {
-        std::size_t end;  ///< end of the derived text
+        std::size_t end;  ///< where the derived text ends
         double log_probability;
     };
-    /// Returns the derivation of the start rule for the text from `begin` on; empty if there is none.
+    /// Returns the start rule's derivation for the text from `begin` on; empty if there is none.
     std::optional<Parse> parse(std::string_view text, std::size_t begin) const;
 
     std::size_t start() const { return start_; }
     const std::vector<Rule>& rules() const { return rules_; }
     const std::vector<WordClass>& word_classes() const { return word_classes_; }
     const std::vector<Attribute>& attributes() const { return attributes_; }
-    /// Returns the words of the class of an introduction's or a mention's attribute.
+    /// Returns the words in the class of the attribute that the symbol introduces or mentions.
     const std::vector<std::vector<std::string>>& words_of(const Symbol& symbol) const {
         return word_classes_[attributes_[symbol.attribute].word_class].words;
     }

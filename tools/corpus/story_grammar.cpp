@@ -2,7 +2,7 @@
 
 namespace gradtile {
 
-// Most rules are one sentence, so the choices of a sentence are in one place. Facts that the whole story uses
+// Most rules are one sentence, so a sentence's choices are in one place. Facts that the whole story uses
 // (hero, friend, home, thing and its look, food) are attributes.
 constexpr std::string_view story_grammar_notation = R"(
 # ---- Who, where and what ----

@@ -1,5 +1,5 @@
 #pragma once
-/// The grammar that `gradtile corpus` generates from, in the notation of Grammar.
+/// The grammar that `gradtile corpus` generates from, in Grammar's notation.
 #include <string_view>
 
 namespace gradtile {

@@ -1,4 +1,4 @@
-// gradtile eval: measures the loss of a trained model over a whole file, or its accuracy on multiple-choice
+// gradtile eval: measures a trained model's loss over a whole file, or its accuracy on multiple-choice
 // questions.
 #include <cstdio>
 #include <iostream>
@@ -30,7 +30,7 @@ struct Flags {
     bool json = false;
 };
 
-/// Writes the tokens of the first window and the logits after each of them.
+/// Writes the tokens in the first window and the logits after each token.
 void write_logits(const std::string& path, const LanguageModel& model, const TokenSequence& tokens) {
     const std::int64_t length = std::min(tokens.size(), model.transformer.config.context);
     std::vector<std::int32_t> window(static_cast<std::size_t>(length));
@@ -131,8 +131,8 @@ void eval_task(const Flags& flags, const LanguageModel& model) {
                 result.accuracy_by_sum, result.chance, result.centred());
 }
 
-/// Only an empty file or a safetensors file is replaced: after its eight bytes of length, a safetensors
-/// header begins with a brace.
+/// Only an empty file or a safetensors file is replaced: a safetensors header begins with a brace after the
+/// file's eight length bytes.
 void check_logits_file(const Flags& flags) {
     check_not_an_input("--logits", flags.logits, {flags.data, flags.model.path});
     if (!std::filesystem::is_regular_file(flags.logits)) return;

@@ -11,7 +11,7 @@
 namespace gradtile {
 namespace {
 
-/// The lengths of tokens as text, by id; 0 for special tokens and ids without a text.
+/// Token lengths as text, by id; 0 for special tokens and ids without a text.
 struct TextLengths {
     std::vector<std::int32_t> bytes, characters;
 

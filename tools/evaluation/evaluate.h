@@ -1,5 +1,5 @@
 #pragma once
-/// Evaluation: the loss over a whole sequence of tokens.
+/// Evaluation: the loss over a whole token sequence.
 #include <functional>
 #include <optional>
 
@@ -9,8 +9,8 @@
 namespace gradtile {
 
 struct Evaluation {
-    double loss = 0.0;         ///< mean -ln p of the counted targets
-    std::int64_t targets = 0;  ///< number of counted targets
+    double loss = 0.0;         ///< mean -ln p over the counted targets
+    std::int64_t targets = 0;  ///< how many targets are counted
     double perplexity = 0.0;   ///< e^loss
     /// The loss in bits per character and per byte of the counted targets' text, comparable between
     /// tokenizers. Special tokens are left out, with their losses. Set only if there is a tokenizer and a
@@ -27,9 +27,9 @@ struct EvaluateOptions {
     std::function<void(std::int64_t windows_done, std::int64_t windows)> on_progress = {};
 };
 
-/// Evaluates windows of the model's context, in order: every token but the first is predicted once, from the
-/// tokens before it in its window. If the sequence has examples, only the tokens that are marked as targets
-/// count. Throws Error for fewer than two tokens.
+/// Evaluates windows as long as the model's context, in order: every token but the first is predicted once,
+/// from the tokens before it in its window. If the sequence has examples, only the tokens that are marked as
+/// targets count. Throws Error for fewer than two tokens.
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
 /// Evaluates like the function above, with activations allocated from `ctx` (a training arena).

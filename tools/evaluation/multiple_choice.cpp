@@ -12,7 +12,7 @@
 namespace gradtile {
 namespace {
 
-/// Returns the member with one of two names.
+/// Returns the member that has either name.
 const JsonValue& member_of(const JsonValue& line, const char* name, const char* other,
                            const std::string& where) {
     const bool has = line.contains(name), has_other = line.contains(other);
@@ -68,10 +68,10 @@ std::string_view without_end(std::string_view text) {
     return text.substr(0, end);
 }
 
-/// A choice with its context: inputs and targets of a row.
+/// A choice with its context: a row's inputs and targets.
 struct ChoiceRow {
     std::vector<std::int32_t> ids;
-    std::int64_t targets = 0;  // the number of targets: the last ids
+    std::int64_t targets = 0;  // how many targets: the last ids
 };
 
 std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion& question,
@@ -101,7 +101,7 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
     return rows;
 }
 
-/// Returns the sum of the losses of each row. Rows are filled up to the length of the longest.
+/// Returns each row's summed loss. Rows are padded to the longest row's length.
 std::vector<double> sums_of(const Context& ctx, const LanguageModel& model, std::span<const ChoiceRow> rows) {
     std::int64_t length = 0;
     for (const ChoiceRow& row : rows) length = std::max(length, std::ssize(row.ids) - 1);

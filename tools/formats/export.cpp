@@ -36,7 +36,7 @@ DType dtype_of_export(ExportDType dtype, TrainDType of_run) {
     throw Error("export: unknown dtype");
 }
 
-/// Exports one model. The weights are converted to the dtype of the export.
+/// Exports one model. The weights are converted to the export dtype.
 class Exporter {
   public:
     Exporter(const Checkpoint& checkpoint, std::string source, const ExportOptions& options)
@@ -52,14 +52,14 @@ class Exporter {
         const std::map<std::string, std::string> texts = folder_texts();
         std::vector<NamedTensor> tensors =
             tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
-        // In the order of the safetensors library, an export of an import has the bytes of the imported file.
+        // The safetensors library's order, so that exporting an imported file reproduces its bytes.
         std::ranges::sort(tensors, {}, &NamedTensor::first);
         NewFiles files(options_.out);
         // Every file is opened first, so that one that exists is named before the weights are written.
         TensorWriter& weights = files.add("model.safetensors");
         for (const auto& [name, text] : texts) files.add_text(name, text);
         if (!texts.contains("tokenizer.json"))
-            files.require_absent("tokenizer.json");  // one of another model
+            files.require_absent("tokenizer.json");  // a tokenizer from another model
         // The library transformers reads only files whose metadata has "format": "pt".
         write_safetensors(weights, tensors, {{"format", "pt"}});
         result_.files = files.commit();
@@ -67,7 +67,7 @@ class Exporter {
     }
 
     ExportResult write_gguf_file() {
-        // Throws Error with the name of a setting that neither format can express.
+        // Throws Error that names a setting which neither format can express.
         huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
         GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
         const GgufMetadata of_tokenizer =
@@ -90,7 +90,7 @@ class Exporter {
         return tokenizer_ ? tokenizer_->byte_pair_encoding() : nullptr;
     }
 
-    /// Returns the files of the folder, except the weights. Files of an import are written as they were.
+    /// Returns the folder's files, except the weights. Imported files are written unchanged.
     std::map<std::string, std::string> folder_texts() {
         std::map<std::string, std::string> texts = imported_.files;
         const JsonValue config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
@@ -137,7 +137,7 @@ class Exporter {
         return value;
     }
 
-    /// Returns where `generate` begins and ends texts. A text of the chat template that is no token is a stop
+    /// Returns where `generate` begins and ends texts. A chat-template text that is no token is a stop
     /// string.
     JsonValue generation_config() const {
         JsonValue value = JsonValue::object();
@@ -159,7 +159,7 @@ class Exporter {
         return stops.size() == 1 ? encoding()->added_token(stops.front()) : std::nullopt;
     }
 
-    /// Returns the chat template in Jinja: the imported one, or that of the run.
+    /// Returns the chat template in Jinja: the imported template, or the run's.
     std::optional<std::string> chat_jinja() const {
         if (const auto file = imported_.files.find("chat_template.jinja"); file != imported_.files.end())
             return file->second;
@@ -176,12 +176,12 @@ class Exporter {
 
     Tensor weights_of(const std::string& parameter) const {
         const auto master = checkpoint_.master.find(parameter);
-        // The values of a bf16 run are the masters rounded to bf16.
+        // A bf16 run's values are its masters rounded to bf16.
         const bool exact = dtype_ != DType::bf16 && master != checkpoint_.master.end();
         return exact ? master->second : checkpoint_.params.at(parameter);
     }
 
-    /// Rounds a tensor to `dtype`. Throws Error if a value is out of the dtype's range.
+    /// Rounds a tensor to `dtype`. Throws Error if a value exceeds the dtype's range.
     Tensor converted(const std::string& name, const Tensor& x, DType dtype) const {
         if (x.dtype() == dtype) return x;
         const Tensor y = cast(ctx_, x, dtype);
@@ -191,13 +191,13 @@ class Exporter {
         return y;
     }
 
-    /// Returns the rows of a part, in the order that the target format requires.
+    /// Returns a part's rows, in the order that the target format requires.
     Tensor part_of(const Tensor& whole, const WeightPart& part, std::int64_t row) const {
         const std::int64_t rows = part.transposed ? part.shape[1] : part.shape[0];
         const Tensor x = whole.slice(0, row, rows);
         if (part.transposed) return x.transpose(0, 1);
         if (part.rotated == 0) return x;
-        // Row (half, i) of a head becomes row (i, half), so that the two rows of a rotated pair become
+        // In each head, row (half, i) becomes row (i, half), so that the two rows of a rotated pair become
         // neighbours.
         const std::int64_t half = rows / part.rotated / 2, width = x.elements() / rows;
         return cast(ctx_, x.reshape({part.rotated, 2, half, width}).transpose(1, 2), x.dtype())

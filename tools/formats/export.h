@@ -1,5 +1,5 @@
 #pragma once
-/// Exports models in the formats of other projects.
+/// Exports models in other projects' formats.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -18,8 +18,7 @@ enum class ExportDType { run, f32, bf16, f16 };
 struct ExportOptions {
     ExportFormat format = ExportFormat::safetensors;
     std::string out;  ///< the folder or file to write; the files to write must not exist
-    /// The dtype of the exported weights. run: the dtype of the run. For a bf16 run, float32 weights are its
-    /// masters.
+    /// The exported weights' dtype. run: the run's dtype. For a bf16 run, float32 weights are its masters.
     ExportDType dtype = ExportDType::run;
 };
 
@@ -28,9 +27,9 @@ struct ExportResult {
     std::vector<std::string> notes;  ///< lines for the user that say what the target does not contain
 };
 
-/// Writes the model of a checkpoint. `source` is the checkpoint's name in errors. Throws Error that names a
-/// setting which the target cannot express (query and key norms, for example), or a tensor whose values are
-/// out of float16's range. After such an error no file has been written.
+/// Writes a checkpoint's model. `source` is the checkpoint's name in errors. Throws Error that names a
+/// setting which the target cannot express (query and key norms, for example), or a tensor whose values
+/// exceed float16's range. After such an error no file has been written.
 ExportResult export_model(const Checkpoint& checkpoint, const std::string& source,
                           const ExportOptions& options);
 

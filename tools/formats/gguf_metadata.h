@@ -1,5 +1,5 @@
 #pragma once
-/// The metadata of a model and its tokenizer as llama.cpp reads them.
+/// GGUF metadata for a model and its tokenizer, as llama.cpp reads them.
 #include <optional>
 #include <string>
 
@@ -12,23 +12,22 @@ namespace gradtile {
 
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
-/// Returns the metadata of a model. Throws Error that begins with `source` and names a setting that
-/// llama.cpp's architectures gpt2 and llama do not have. Only configs that huggingface_config_of() accepts
-/// may be passed.
+/// Returns a model's metadata. Throws Error that begins with `source` and names a setting that llama.cpp's
+/// architectures gpt2 and llama do not have. Only configs that huggingface_config_of() accepts may be passed.
 GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source);
 
 /// What GGUF says about text beside the vocabulary.
 struct GgufText {
     TextTokens tokens = {};
-    std::optional<std::int32_t> turn_end = {};      ///< the token that ends an answer of the chat template
+    std::optional<std::int32_t> turn_end = {};      ///< the token that ends an answer in the chat template
     std::optional<std::string> chat_template = {};  ///< in Jinja
 };
 
-/// Returns the tokens, the merges and the name of the pattern of a byte-level BPE tokenizer, the tokens that
-/// begin and end texts, and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata
-/// say that the file has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for
-/// the tokenizer's pattern, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a
-/// text, or if an id of the tokenizer is not below `vocabulary`.
+/// Returns a byte-level BPE tokenizer's tokens, merges and pattern name, the tokens that begin and end texts,
+/// and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata say that the file
+/// has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for the tokenizer's
+/// pattern, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a text, or if a
+/// tokenizer id is not below `vocabulary`.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
                                      const GgufText& text, const std::string& source);
 

@@ -12,7 +12,7 @@ constexpr std::uint32_t gguf_version = 3;
 constexpr std::uint64_t gguf_alignment = 32;
 constexpr std::string_view gguf_magic = "GGUF";
 
-/// GGUF's numbers for the types of metadata.
+/// GGUF's numbers for the metadata types.
 enum class GgufType : std::uint32_t {
     uint32 = 4,
     int32 = 5,
@@ -22,7 +22,7 @@ enum class GgufType : std::uint32_t {
     array = 9
 };
 
-/// Returns ggml's number for the dtype of a tensor.
+/// Returns ggml's number for a tensor dtype.
 std::uint32_t ggml_type(DType dtype, const std::string& name) {
     switch (dtype) {
         case DType::f32:

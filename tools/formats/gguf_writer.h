@@ -1,5 +1,5 @@
 #pragma once
-/// Writes GGUF files, version 3 (github.com/ggml-org/ggml, docs/gguf.md): the format of llama.cpp.
+/// Writes GGUF files, version 3 (github.com/ggml-org/ggml, docs/gguf.md): llama.cpp's format.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace gradtile {
 
-/// The types of metadata that this program writes.
+/// The metadata types that this program writes.
 using GgufValue = std::variant<std::uint32_t, float, bool, std::string, std::vector<std::string>,
                                std::vector<std::int32_t>>;
 

@@ -13,10 +13,10 @@
 namespace gradtile {
 namespace {
 
-/// Names of one setting. Transformers accepts each of them.
+/// Names for one setting. Transformers accepts each name.
 using Names = std::initializer_list<const char*>;
 
-/// The members of a config.json, with an error that names file and member.
+/// Reads the members of a config.json. Errors name file and member.
 class ConfigReader {
   public:
     ConfigReader(const JsonValue& value, std::string_view source) : value_(value), source_(source) {
@@ -57,8 +57,8 @@ class ConfigReader {
     const std::string& source() const { return source_; }
 
   private:
-    /// Returns the one of the names that the object has; null if it has none. Which of two different values
-    /// transformers takes depends on its version, so these are refused.
+    /// Returns the name in `names` that the object has; null if it has none. If two names have different
+    /// values, transformers' version decides which value counts, so two different values are refused.
     const char* name_among(Names names) const {
         const char* found = nullptr;
         for (const char* const name : names) {
@@ -79,7 +79,7 @@ struct ActivationName {
     std::string_view name;
     Activation activation;
 };
-/// The names of activations in transformers. If an activation has several names, export writes the first one.
+/// Activation names in transformers. If an activation has several names, export writes the first one.
 constexpr std::array gpt2_activations{ActivationName{"gelu_new", Activation::gelu_tanh},
                                       ActivationName{"gelu_pytorch_tanh", Activation::gelu_tanh},
                                       ActivationName{"gelu", Activation::gelu},
@@ -101,7 +101,7 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
             .tied_head = reader.boolean("tie_word_embeddings", true)};
 }
 
-/// Returns the base of the rotary positions. It is in rope_theta, or, since transformers 5, in
+/// Returns the rotary positions' base. The base is in rope_theta, or, since transformers 5, in
 /// rope_parameters, whose older name is rope_scaling.
 double read_rope_base(const ConfigReader& reader, UnknownMembers& unknown) {
     constexpr double default_base = 10000.0;
@@ -178,7 +178,7 @@ TextEnds read_text_ends(const ConfigReader& reader) {
 }
 
 /// Returns the config in a form in which equal models have equal configs: with defaults replaced by their
-/// values, and with fixed values for the settings of training.
+/// values, and with fixed values for training settings.
 ModelConfig comparable(ModelConfig config) {
     config.kv_heads = config.key_value_heads();
     config.hidden = config.hidden_width();
@@ -199,8 +199,8 @@ JsonValue settings_of(const ModelConfig& config) {
     return to_json(train);
 }
 
-/// Throws Error with the name of the first setting of `config` that changes when the config is written and
-/// read again. A setting that is added to the program later is refused in this way, too, until the file can
+/// Throws Error that names the first setting in `config` which changes when the config is written and read
+/// again. A setting that is added to the program later is refused in this way, too, until the file can
 /// express it.
 void check_same_model(const ModelConfig& config, const ModelConfig& written, std::string_view type,
                       std::string_view source) {
@@ -254,7 +254,7 @@ JsonValue llama_json(const ModelConfig& c) {
 
 constexpr std::array<std::string_view, 2> dtype_members{"dtype", "torch_dtype"};
 
-/// Prints a config.json with another dtype. Keeps the order of the members, which a JsonValue does not.
+/// Prints a config.json with another dtype. Keeps the member order, which a JsonValue does not.
 class DTypeReplacer final : public JsonHandler {
   public:
     explicit DTypeReplacer(DType dtype) : dtype_(name_of(dtype)) {}
@@ -294,7 +294,7 @@ class DTypeReplacer final : public JsonHandler {
 
     std::string_view dtype_;
     int depth_ = 0;
-    bool is_dtype_ = false;  // the next value is the dtype of the model
+    bool is_dtype_ = false;  // the next value is the model's dtype
     std::string text_;
     JsonWriter writer_{text_, 2};
 };
@@ -340,7 +340,7 @@ JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const Te
     value.set("tie_word_embeddings", config.tied_head);
     value.set("torch_dtype", name_of(dtype));
     value.set("bos_token_id", tokens.begin ? JsonValue(*tokens.begin) : JsonValue());
-    // Converters to other formats read one id here. generation_config.json has all of them.
+    // Converters to other formats read one id here. generation_config.json has all ids.
     value.set("eos_token_id", tokens.end.empty() ? JsonValue() : JsonValue(tokens.end.front()));
     UnknownMembers none;
     check_same_model(config, read_huggingface_config(value, source, none).config, llama ? "llama" : "gpt2",

@@ -1,5 +1,5 @@
 #pragma once
-/// config.json of Hugging Face transformers, for model types "gpt2" and "llama".
+/// config.json for Hugging Face transformers, for model types "gpt2" and "llama".
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,7 +30,7 @@ struct HuggingFaceModel {
 /// Reads a config.json. If a member is missing, it has transformers' default value. Throws Error that begins
 /// with `source` and names the member when the value is not a model that this program has (another model
 /// type, scaled rotary positions, a head width other than width / heads, an activation that is not known),
-/// when two names of one setting have different values, and when a member may change the model in a way that
+/// when two names for one setting have different values, and when a member may change the model in a way that
 /// is not known (see transformers_members.h).
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown);
@@ -46,13 +46,13 @@ struct TextTokens {
 
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
 /// with `source` and names the setting when neither model type can express the config (query and key norms,
-/// for example). Settings of training (dropouts, recompute, deterministic) are ignored.
+/// for example). Training settings (dropouts, recompute, deterministic) are ignored.
 JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
                                 std::string_view source);
 
-/// Returns the text of a config.json that an import kept, for weights of `dtype`: the text itself if it names
-/// this type or none. Returns nullopt if the text is not the config of this model. Throws Error that begins
-/// with `source` if it is no config.
+/// Returns the config.json text that an import kept, for `dtype` weights: the text itself if it names this
+/// type or none. Returns nullopt if the text is not this model's config. Throws Error that begins with
+/// `source` if it is no config.
 std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
                                           std::string_view source);
 

@@ -44,8 +44,8 @@ ImportedModel read_llmc(const std::string& path, const std::string& tokenizer) {
     return model;
 }
 
-/// Returns whether the files have a head of their own although config.json ties it to the token embedding.
-/// transformers then uses the stored head.
+/// Returns whether the files store a head that differs from the token embedding, although config.json ties
+/// the two. transformers then uses the stored head.
 bool has_other_head(const WeightFiles& files, const HuggingFaceModel& found) {
     constexpr const char* head = "lm_head.weight";
     if (!found.config.tied_head || !files.has(head)) return false;
@@ -58,7 +58,7 @@ bool has_other_head(const WeightFiles& files, const HuggingFaceModel& found) {
     return false;
 }
 
-/// Reads a model and its text from the files of transformers.
+/// Reads a model and its text from transformers' files.
 class HuggingFaceReader {
   public:
     HuggingFaceReader(std::string weights, const ImportOptions& options)
@@ -131,7 +131,7 @@ class HuggingFaceReader {
             ends = read_generation_config(parse_json(text, source), source, unknown_);
             model_.text.files["generation_config.json"] = text;
         }
-        // Configs often name a token of another vocabulary. Such a token is never drawn.
+        // Configs often name a token from another vocabulary. Such a token is never drawn.
         for (const std::int32_t id : ends.tokens.value_or(std::vector<std::int32_t>()))
             if (id >= 0 && id < model_.config.vocabulary) model_.text.end_tokens.push_back(id);
         if (!model_.tokenizer) return;

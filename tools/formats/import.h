@@ -1,5 +1,5 @@
 #pragma once
-/// Imports the models of other projects.
+/// Imports other projects' models.
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,21 +26,21 @@ struct ImportedModel {
 };
 
 struct ImportOptions {
-    /// The path of a tokenizer's file (see load_tokenizer), or "none". If empty: the tokenizer in the folder
-    /// of the weights, if there is one, with the files beside it (see tokenizer_folder.h).
+    /// The path to a tokenizer file (see load_tokenizer), or "none". If empty: the tokenizer in the weights'
+    /// folder, if there is one, with the files beside it (see tokenizer_folder.h).
     std::string tokenizer = {};
-    /// Whether members of the files that have no known meaning are ignored, with a note, instead of refused.
+    /// Whether file members with no known meaning are ignored, with a note, instead of refused.
     bool allow_unknown = false;
 };
 
 /// Reads a model from
-/// - a folder of Hugging Face transformers, or a .safetensors file or its index in such a folder: config.json
-///   of type gpt2 or llama, model.safetensors or model.safetensors.index.json, generation_config.json and the
+/// - a Hugging Face transformers folder, or a .safetensors file or its index in such a folder: config.json of
+///   type gpt2 or llama, model.safetensors or model.safetensors.index.json, generation_config.json and the
 ///   tokenizer's files;
-/// - a .bin file of llm.c: GPT-2, version 3 (float32) or 5 (bfloat16).
-/// Buffers of masks and rotary frequencies are skipped. Throws Error that names the file, and the tensor if
-/// it is missing, unknown or of another shape, or the member of a file if it would change the logits or the
-/// ids in a way that this program does not have.
+/// - an llm.c .bin file: GPT-2, version 3 (float32) or 5 (bfloat16).
+/// Mask and rotary-frequency buffers are skipped. Throws Error that names the file, and the tensor if it is
+/// missing, unknown or has another shape, or the file member if it would change the logits or the ids in a
+/// way that this program does not have.
 ImportedModel import_model(const std::string& path, const ImportOptions& options = {});
 
 }  // namespace gradtile

@@ -1,4 +1,4 @@
-// gradtile import: makes a run from weights of other projects.
+// gradtile import: makes a run from other projects' weights.
 #include <iostream>
 
 #include <gradtile/core/text/formatted.h>

@@ -7,10 +7,10 @@
 
 namespace gradtile {
 
-/// Returns the checkpoint of a model: step 0 without an optimizer's state, with masters for bf16 weights.
+/// Returns a model's checkpoint: step 0 without an optimizer's state, with masters for bf16 weights.
 Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity);
 
-/// Makes the directory of a run that holds the model as its only checkpoint. `sample` and `eval` read it, and
+/// Makes a run directory that holds the model as its only checkpoint. `sample` and `eval` read it, and
 /// training starts from its weights with the setting init-from. Throws Error when the directory holds a run.
 /// Returns the checkpoint's path.
 std::filesystem::path write_imported_run(const ImportedModel& model, const std::string& directory);

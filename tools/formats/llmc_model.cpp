@@ -29,8 +29,8 @@ LlmcHeader read_header(const DataFile& file) {
     return {words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]};
 }
 
-/// The parameters of a block in the file's order. The file contains the first parameter of every block, then
-/// the second parameter of every block, and so on.
+/// A block's parameters in file order. The file contains every block's first parameter, then every block's
+/// second parameter, and so on.
 constexpr std::array in_a_block{"ln_1.weight",      "ln_1.bias",      "attn.qkv.weight", "attn.qkv.bias",
                                 "attn.proj.weight", "attn.proj.bias", "ln_2.weight",     "ln_2.bias",
                                 "mlp.fc.weight",    "mlp.fc.bias",    "mlp.proj.weight", "mlp.proj.bias"};

@@ -3,9 +3,9 @@
 /// then the weights.
 ///
 /// Header: magic 20240326, version 3 (float32) or 5 (bfloat16), context, vocabulary, layers, heads, width,
-/// padded vocabulary. Weights: wte [padded vocabulary, C] and wpe, then the
-/// blocks' weights by kind: ln_1 of all blocks, then qkv of all blocks and so on (ln_1, qkv, proj, ln_2, fc,
-/// fc's projection; weight before bias; matrices [out, in]), then ln_f.
+/// padded vocabulary. Weights: wte [padded vocabulary, C] and wpe, then the blocks' weights by kind: ln_1 of
+/// all blocks, then qkv of all blocks and so on (ln_1, qkv, proj, ln_2, fc, fc's projection; weight before
+/// bias; matrices [out, in]), then ln_f.
 #include <string>
 
 #include <gradtile/tools/formats/import.h>

@@ -51,7 +51,7 @@ class EntryReader {
     SafetensorsEntry read(std::string name) const {
         const FileDType& dtype = this->dtype();
         SafetensorsEntry entry{.name = std::move(name), .dtype = dtype.name};
-        // Empty axes count as 1 here: strides are products of axes, too.
+        // Empty axes count as 1 here: strides are axis products, too.
         std::uint64_t bytes = dtype.bytes;
         bool is_empty = false;
         const JsonValue::Array& axes = array("shape");
@@ -102,7 +102,7 @@ class EntryReader {
     const JsonValue& value_;
 };
 
-/// Returns the numbers of the entries in the order of their names. Throws Error when a name occurs twice.
+/// Returns the entry indices, ordered by name. Throws Error when a name occurs twice.
 std::vector<std::uint32_t> order_of_names(const std::vector<SafetensorsEntry>& entries,
                                           std::string_view source) {
     const auto name_of = [&](std::uint32_t i) -> const std::string& { return entries[i].name; };
@@ -115,12 +115,12 @@ std::vector<std::uint32_t> order_of_names(const std::vector<SafetensorsEntry>& e
     return order;
 }
 
-/// Throws Error unless the ranges of all tensors together cover [0, data_bytes) without holes and overlaps.
+/// Throws Error unless the tensors' ranges together cover [0, data_bytes) without holes and overlaps.
 void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                   std::string_view source) {
     std::uint64_t end = 0;
     for (const SafetensorsEntry& entry : entries) {
-        if (entry.begin != end)  // not check(), because check() would construct the name of every tensor
+        if (entry.begin != end)  // not check(), because check() would construct every tensor's name
             throw Error(concat(source, ": tensor '", printable(entry.name), "' begins at byte ", entry.begin,
                                ", the one before it ends at ", end, "; expected no ",
                                entry.begin < end ? "overlap" : "hole"));
@@ -134,7 +134,7 @@ void check_ranges(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
 SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                            std::string_view source) {
     check(text.starts_with('{'), source, ": the header does not begin with '{'");
-    std::size_t count = 0;  // an upper bound of the number of tensors
+    std::size_t count = 0;  // an upper bound for the tensor count
     for (std::size_t at = text.find(offsets_name); at != std::string_view::npos;
          at = text.find(offsets_name, at + offsets_name.size()))
         ++count;

@@ -1,7 +1,7 @@
 #pragma once
-/// The safetensors format, in which projects exchange models. A file consists of 8 bytes with the length N of
-/// the header, N bytes of JSON that describe the tensors, and the elements of the tensors, little-endian and
-/// row-major. github.com/huggingface/safetensors describes the format.
+/// The safetensors format, in which projects exchange models. A file contains 8 bytes with the header length
+/// N, N bytes of JSON that describe the tensors, and the tensors' elements, little-endian and row-major.
+/// github.com/huggingface/safetensors describes the format.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,29 +17,29 @@ namespace gradtile {
 
 class TensorWriter;
 
-/// The largest length of a header. A file with a longer header is refused before the header is read.
+/// The largest header length. A file with a longer header is refused before the header is read.
 constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
 struct SafetensorsEntry {
     std::string name;
     std::string_view dtype;                ///< as in the file: "F32", "BF16", "BOOL" ...; a constant
     std::vector<std::int64_t> shape = {};  ///< a shape with any number of axes
-    /// The range of the elements in bytes, counted from the end of the header.
+    /// The elements' byte range, counted from the header's end.
     std::uint64_t begin = 0, end = 0;
 
     bool operator==(const SafetensorsEntry&) const = default;
 };
 
 struct SafetensorsHeader {
-    std::vector<SafetensorsEntry> entries = {};  ///< entries in the order of their elements in the file
-    std::vector<std::uint32_t> by_name = {};     ///< indices of `entries` in the order of their names
-    JsonValue metadata = {};                     ///< an object of texts; null: none
+    std::vector<SafetensorsEntry> entries = {};  ///< ordered by their elements' position in the file
+    std::vector<std::uint32_t> by_name = {};     ///< indices into `entries`, ordered by name
+    JsonValue metadata = {};                     ///< an object with strings; null: none
 };
 
 /// Reads a header's JSON for a file whose elements take `data_bytes`. Throws Error that begins with `source`
-/// unless the text is an object of tensors, each of a known dtype, whose ranges have the size that follows
-/// from dtype and shape. The ranges must cover all bytes once: no hole, no overlap, no bytes after the last
-/// tensor. Names and members that occur twice are refused, as are unknown members.
+/// unless the text is an object whose members are tensors, each with a known dtype and with a range as long
+/// as dtype and shape require. The ranges must cover all bytes once: no hole, no overlap, no bytes after the
+/// last tensor. Names and members that occur twice are refused, as are unknown members.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            std::string_view source);
 
@@ -52,7 +52,7 @@ class SafetensorsFile {
 
     const std::string& path() const { return file_.path(); }
     const SafetensorsHeader& header() const { return header_; }
-    /// Returns the entry of a tensor; null if the file has no tensor with this name.
+    /// Returns a tensor's entry; null if the file has no tensor with this name.
     const SafetensorsEntry* find(std::string_view name) const;
     /// Reads a tensor into new memory on the CPU. Throws Error naming file and tensor when its dtype is not
     /// F64, F32, BF16, F16 or I32, or when it has more axes than a Tensor can have.
@@ -71,7 +71,7 @@ using NamedTensor = std::pair<std::string, Tensor>;
 /// The tensors must be on the CPU and may have any strides. Throws Error that names the file.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
-/// Writes the content of such a file without commit().
+/// Writes the same content to `file`, without commit().
 void write_safetensors(TensorWriter& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

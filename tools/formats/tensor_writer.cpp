@@ -14,7 +14,7 @@ TensorWriter::TensorWriter(const std::string& path, Existing existing) : path_(p
     // The path is made absolute, because DurableFile calls fsync on the directory and needs the directory's
     // name.
     with_file_name("file", path_, [&] {
-        // A rename would put a regular file in the place of a device such as /dev/null.
+        // A rename would replace a device such as /dev/null with a regular file.
         check(!std::filesystem::exists(path_) || std::filesystem::is_regular_file(path_),
               "is not a regular file");
         file_.emplace(std::filesystem::absolute(path_), FileSystem::posix(), existing);

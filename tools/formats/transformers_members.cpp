@@ -8,7 +8,7 @@ namespace {
 
 using enum MemberMeaning;
 
-/// Members of the configs of all model types, of transformers 2 to 5.
+/// Config members for all model types, in transformers 2 to 5.
 constexpr auto common_members = std::to_array<KnownMember>({
     {"model_type"},
     {"vocab_size"},
@@ -47,7 +47,7 @@ constexpr auto common_members = std::to_array<KnownMember>({
     {"return_dict", harmless},
     {"use_return_dict", harmless},
     {"tie_last_hidden_states", harmless},
-    // Training, and heads of classifiers.
+    // Training, and classifier heads.
     {"initializer_range", harmless},
     {"finetuning_task", harmless},
     {"id2label", harmless},
@@ -235,7 +235,7 @@ constexpr auto generation_settings = std::to_array<KnownMember>({
     {"watermarking_config", refused},
 });
 
-/// Members of a generation_config.json that a config.json has, too, or that are no settings.
+/// Members of a generation_config.json that a config.json has, too, or that are not settings.
 constexpr auto generation_file_members = std::to_array<KnownMember>({
     {"_from_model_config", harmless},
     {"transformers_version", harmless},

@@ -1,6 +1,6 @@
 #pragma once
-/// What each member of a config.json and a generation_config.json of Hugging Face transformers means to this
-/// program. tests/reference/transformers_members.json lists the same members with values to test them, and
+/// What each member in a Hugging Face config.json or generation_config.json means to this program.
+/// tests/reference/transformers_members.json lists the same members with values to test them, and
 /// tests/judge/members_judge.py compares that list with transformers.
 #include <vector>
 
@@ -9,8 +9,8 @@
 
 namespace gradtile {
 
-/// The members of a config.json: those of all models, those of the layout's model type, and the settings of
-/// generation, which older versions of transformers wrote to this file.
+/// The members of a config.json: the members for all models, the members for the layout's model type, and the
+/// generation settings, which older transformers versions wrote to this file.
 std::vector<KnownMember> config_members(WeightLayout layout);
 
 /// The members of rope_parameters and rope_scaling.

@@ -73,8 +73,8 @@ WeightFiles::WeightFiles(const std::string& path) {
     }
 }
 
-/// Reads the index twice: for the files' names, and for the tensors, once the files are open. A table of all
-/// its tensors would take several times its memory.
+/// Reads the index twice: for the files' names, and for the tensors, once the files are open. A table with
+/// all tensors would take several times the index's memory.
 void WeightFiles::add_index(const std::string& path) {
     const std::string text = read_text_file(path, max_index_bytes);
     const auto visit_tensors = [&](const auto& visit) {

@@ -8,8 +8,8 @@
 namespace gradtile {
 namespace {
 
-/// The name of a module in this project ("attn.qkv"), and the names of the modules in another project that
-/// hold the same parameters ({"self_attn.q_proj", ...}).
+/// A module's name in this project ("attn.qkv"), and the names for the modules in another project that hold
+/// the same parameters ({"self_attn.q_proj", ...}).
 struct ModuleNames {
     std::string_view own;
     std::vector<std::string_view> theirs;
@@ -17,7 +17,7 @@ struct ModuleNames {
 };
 
 struct LayoutNames {
-    std::string_view block;           ///< the part of a name before a block's number
+    std::string_view block;           ///< the part before the block number in a name
     std::vector<ModuleNames> blocks;  ///< the modules of a block
     std::vector<ModuleNames> others;
 };
@@ -82,7 +82,7 @@ const ModuleNames& module_named(std::span<const ModuleNames> modules, std::strin
     return *found;
 }
 
-/// Returns the number of rows of each part. Only attention's packed matrix has parts of different sizes.
+/// Returns how many rows each part has. Only attention's packed matrix has parts of different sizes.
 std::vector<std::int64_t> rows_of_parts(const ModelConfig& config, std::int64_t rows, std::size_t parts) {
     if (parts != 3) return std::vector(parts, rows / static_cast<std::int64_t>(parts));
     const std::int64_t of_queries = config.heads * config.head_dim();
@@ -110,7 +110,7 @@ WeightMapping mapping_of(WeightLayout layout, const ModelConfig& config, const s
         part.shape[0] = rows[i];
         part.transposed = theirs.transposed && shape.rank() == 2;
         if (part.transposed) std::swap(part.shape[0], part.shape[1]);
-        // The third part is the matrix of the values. Values are not rotated.
+        // The third part is the value matrix. Values are not rotated.
         if (layout == WeightLayout::gguf_llama && rows.size() == 3 && i < 2)
             part.rotated = rows[i] / config.head_dim();
         mapping.parts.push_back(std::move(part));

@@ -1,6 +1,5 @@
 #pragma once
-/// How other projects store the parameters of a model: the names, the number of tensors and the order of
-/// axes.
+/// How other projects store a model's parameters: the names, the tensor count and the axis order.
 #include <string>
 #include <vector>
 
@@ -17,12 +16,12 @@ enum class WeightLayout {
     gguf_llama,         ///< names like blk.0.attn_q.weight; the two elements of a rotated pair are neighbours
 };
 
-/// A tensor of another project that contains a whole parameter or a part of one.
+/// A tensor in another project's model that contains a whole parameter or a part of one.
 struct WeightPart {
     std::string name;
     Shape shape;              ///< the shape in the file
     bool transposed = false;  ///< true if the file stores [in, out]
-    /// If not 0, the rows of each head alternate between the head's halves; the number of heads.
+    /// If not 0: the head count; the rows of each head alternate between the head's halves.
     std::int64_t rotated = 0;
 };
 
@@ -34,7 +33,7 @@ struct WeightMapping {
     std::vector<WeightPart> parts = {};
 };
 
-/// Returns the mappings of all parameters, in the order of the model. The config must fit the layout (see
+/// Returns the mappings for all parameters, in model order. The config must fit the layout (see
 /// huggingface_config.h).
 std::vector<WeightMapping> weight_mappings(WeightLayout layout, const ModelConfig& config);
 

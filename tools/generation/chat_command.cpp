@@ -1,4 +1,4 @@
-// gradtile chat: a conversation with a trained model in a terminal, or with the lines of standard input.
+// gradtile chat: a conversation with a trained model in a terminal, or with lines from standard input.
 #include <poll.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ class InputLines {
   public:
     explicit InputLines(Interrupts& interrupts) : interrupts_(interrupts) {}
 
-    /// Returns the next line without its end; nullopt at the end of input and after Ctrl-C.
+    /// Returns the next line without its end; nullopt when input ends and after Ctrl-C.
     std::optional<std::string> next() {
         while (!buffer_.contains_line()) {
             if (at_end_) return without_mark(buffer_.take_rest());

@@ -15,7 +15,7 @@ struct ChatOptions {
     /// automatic: the template that the model was trained with, see LanguageModel
     ChatTemplate chat_template = ChatTemplate::automatic;
     std::string system{};  ///< the system message; empty: none
-    /// `tokens` is the largest number of an answer's tokens. `prompt` is not used.
+    /// `tokens` is the largest token count per answer. `prompt` is not used.
     SampleOptions sampling{};
 };
 
@@ -23,7 +23,7 @@ struct ChatAnswer {
     enum class End {
         turn,        ///< the model generated the text that ends an answer
         stop_text,   ///< the answer contains one of ChatOptions::sampling.stop
-        tokens,      ///< the answer has the largest number of tokens
+        tokens,      ///< the answer has ChatOptions::sampling.tokens tokens
         context,     ///< the context is full, and no older message is left to drop
         interrupted  ///< the caller interrupted the answer
     };
@@ -32,9 +32,9 @@ struct ChatAnswer {
     std::int64_t dropped_messages = 0;  ///< old messages that were dropped to make room
 };
 
-/// The model sees the system message and as much of the history as has room. When the context is full, the
-/// oldest user's turn is dropped with its answer; a new answer begins with at least a quarter of the context
-/// free, if that is possible.
+/// The model sees the system message and as much history as has room. When the context is full, the oldest
+/// user's turn is dropped with its answer; a new answer begins with at least a quarter of the context free,
+/// if possible.
 class ChatSession {
   public:
     /// Keeps a reference to the model. Throws Error when the model has no tokenizer.

@@ -48,7 +48,7 @@ NextToken::NextToken(const LanguageModel& model, bool use_cache)
     if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, *cache_, 1);
 }
 
-/// The tokens of the text's window that the cache lacks; all of them without a cache.
+/// The tokens in the text's window that the cache lacks; without a cache all tokens in the window.
 std::span<const std::int32_t> NextToken::unread_part(std::span<const std::int32_t> text) {
     check(!text.empty(), "next token: the text has no token");
     const auto continues = [&] {

@@ -12,15 +12,15 @@ std::int64_t tokens_of_pass(std::int64_t context, std::int64_t slots) {
     return std::max(context, slots);
 }
 
-/// Returns a context with memory for the activations of any pass (generation_context()). The caches are
-/// allocated elsewhere, because the context's arena has twice the size that it needs.
+/// Returns a context with activation memory for any pass (generation_context()). The caches are allocated
+/// elsewhere, because the context's arena is twice as large as needed.
 Context context_for(const LanguageModel& model, std::int64_t slots) {
     const Transformer& transformer = model.transformer;
     const std::int64_t context = transformer.config.context;
     return generation_context(model, [&](const Context& dry) {
         const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
         KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots);
-        // The longest pass: a whole window, and one token of each other text as far as there is room.
+        // The longest pass: a whole window, and one token from each other text as far as there is room.
         PackedTexts pass{
             .texts = {{.slot = 0, .start = 0, .length = context}}, .tokens = {}, .positions = {}};
         std::int64_t tokens = context;

@@ -1,5 +1,5 @@
 #pragma once
-/// The logits of the next tokens of several growing texts, computed together.
+/// Next-token logits for several growing texts, computed together.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace gradtile {
 
-/// Gives the logits of NextToken for each text, up to rounding, in less time: a pass reads every weight once
-/// for all texts. Each text has a slot, with a cache and a TextWindow of its own.
+/// Gives the same logits as NextToken for each text, up to rounding, in less time: a pass reads every weight
+/// once for all texts. Each text has a slot, with its own cache and TextWindow.
 class NextTokenBatch {
   public:
     /// Allocates caches for `slots` texts. Keeps a reference to the model.
@@ -25,24 +25,24 @@ class NextTokenBatch {
     };
     /// Call before logits() with a new text in this slot.
     void begin_text(std::int64_t slot) { slot_at(slot) = Slot(context_); }
-    /// Returns the logits [V] after each text. The texts must be in the order of their slots. Since the last
-    /// call or begin_text(), a text must not have changed except for new tokens at its end.
+    /// Returns the logits [V] after each text. The texts must be in slot order. Since the last call or
+    /// begin_text(), a text must not have changed except for new tokens at its end.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
     /// Returns the most likely token after each text, like NextToken::most_likely().
     std::vector<std::int32_t> most_likely(std::span<const Text> texts);
 
-    /// Bytes of the keys and values of one text.
+    /// Bytes for one text's keys and values.
     static std::size_t bytes_of_slot(const LanguageModel& model);
 
   private:
     struct Slot {
         explicit Slot(std::int64_t context) : window(context) {}
         TextWindow window;
-        std::int64_t begin = 0;   // first token of the window
-        std::int64_t cached = 0;  // tokens of the window that the cache holds
+        std::int64_t begin = 0;   // the window's first token
+        std::int64_t cached = 0;  // tokens in the window that the cache holds
     };
     /// The parts of a call: texts that read one token, which are a step on a GPU, and the other texts in
-    /// passes. `of_...` are indices of the call's texts.
+    /// passes. `of_...` are indices into the call's texts.
     struct Parts {
         std::vector<TokenStep::Input> step;
         std::vector<std::size_t> of_step;

@@ -1,5 +1,5 @@
 #pragma once
-/// An allocator for many short-lived tensors of the same few sizes.
+/// An allocator for many short-lived tensors with the same few sizes.
 #include <array>
 #include <bit>
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace gradtile {
 
-/// Keeps released blocks of at most 64 KiB, at most 64 of a size, and returns them again. The passes of
-/// generation allocate some hundred small tensors for each token; on a CPU, aligned_alloc() and free() take
-/// 5% of a token's time.
+/// Keeps released blocks up to 64 KiB, at most 64 blocks per size, and returns them again. Generation passes
+/// allocate some hundred small tensors for each token; on a CPU, aligned_alloc() and free() take 5% of a
+/// token's time.
 class RecyclingAllocator final : public Allocator {
   public:
     explicit RecyclingAllocator(std::shared_ptr<Allocator> source) : source_(std::move(source)) {}
@@ -49,7 +49,7 @@ class RecyclingAllocator final : public Allocator {
   private:
     static constexpr std::size_t smallest = 256, largest = std::size_t{64} << 10, max_blocks = 64;
 
-    /// Sizes are rounded up to powers of two from `smallest` on; returns the number of the power.
+    /// Sizes are rounded up to powers of two from `smallest` on; returns the power's index.
     static std::size_t index_of(std::size_t bytes) {
         return bytes <= smallest ? 0 : static_cast<std::size_t>(std::bit_width((bytes - 1) / smallest));
     }

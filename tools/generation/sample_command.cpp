@@ -28,11 +28,11 @@ struct Flags {
 };
 
 constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
-/// The largest number of texts; texts that are not generated yet also take memory.
+/// The most texts that one command generates; texts that are not generated yet also take memory.
 constexpr std::size_t max_texts = 10'000'000;
 constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
 
-/// Returns the content of a file of prompts, or of standard input for "-", without a byte order mark.
+/// Returns the content of a prompt file, or of standard input for "-", without a byte order mark.
 std::string prompt_text(const std::string& path) {
     std::string text;
     if (path != "-") {
@@ -51,14 +51,14 @@ void remove_line_break(std::string& text) {
     if (text.ends_with('\r')) text.pop_back();
 }
 
-/// Returns the text of --prompt-file without one line break at its end, which editors and echo add.
+/// Returns the --prompt-file text without one line break at its end, which editors and echo add.
 std::string prompt_of_file(const std::string& path) {
     std::string text = prompt_text(path);
     remove_line_break(text);
     return text;
 }
 
-/// The prompts of JSON Lines: {"prompt": "..."}, other members are skipped.
+/// Returns the prompts in JSON Lines: {"prompt": "..."}, other members are skipped.
 std::vector<std::string> prompts_of_json(std::string_view text, const std::string& source) {
     std::vector<std::string> prompts;
     for_each_json_line(text, source, [&](const JsonValue& value, const std::string& where) {
@@ -83,7 +83,7 @@ std::vector<std::string> prompts_of_lines(std::string_view text, const std::stri
     return prompts;
 }
 
-/// Returns the prompts of --prompts.
+/// Returns the --prompts file's prompts.
 std::vector<std::string> prompts_of_file(const std::string& path) {
     const std::string text = prompt_text(path), source = path == "-" ? "standard input" : path;
     std::vector<std::string> prompts =

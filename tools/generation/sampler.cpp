@@ -19,7 +19,7 @@ void validate(const SampleOptions& options) {
 
 /// Returns draw number `index` of a text: uniform in [0, 1) with 53 bits.
 double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
-    // The purpose gives sampling a different key from other uses of the seed.
+    // The purpose gives sampling a key that no other use of the seed has.
     constexpr std::uint64_t purpose = 0x73616d70;
     const auto counter = static_cast<std::uint64_t>(index);
     const Philox::Counter words =
@@ -29,8 +29,8 @@ double uniform(std::uint64_t seed, std::uint64_t number, std::int64_t index) {
     return static_cast<double>((std::uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
 }
 
-/// Returns the context of a text without a prompt: what the tokenizer puts before each text, or a line break,
-/// as between two paragraphs.
+/// Returns the tokens before a text without a prompt: what the tokenizer puts before each text, or a line
+/// break, as between two paragraphs.
 std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     std::vector<std::int32_t> begin = tokenizer.encode("", "sample", {.add_special_tokens = true});
     if (!begin.empty()) return begin;
@@ -57,15 +57,16 @@ struct Candidate {
     double logit, weight = 0.0;
     std::int32_t token;
 
-    /// From the most likely token to the least likely; tokens of equal probability by id, so that the order
-    /// is unique.
+    /// From the most likely token to the least likely; equally likely tokens by id, so that the order is
+    /// unique.
     bool operator<(const Candidate& other) const {
         return logit != other.logit ? logit > other.logit : token < other.token;
     }
 };
 
 /// Candidates in their order. Only the requested candidates are sorted: a draw seldom needs more than a few
-/// hundred of a vocabulary of 50,000, and sorting all of them takes longer than a GPU's forward pass.
+/// hundred candidates from a vocabulary with 50,000 tokens, and sorting all takes longer than a GPU's forward
+/// pass.
 class LikeliestFirst {
   public:
     explicit LikeliestFirst(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}

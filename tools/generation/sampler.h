@@ -15,25 +15,25 @@
 namespace gradtile {
 
 struct SampleOptions {
-    std::string prompt = {};    ///< empty: the text starts after a line break
-    std::int64_t tokens = 200;  ///< number of tokens to draw
+    std::string prompt = {};    ///< empty: see prompt_tokens()
+    std::int64_t tokens = 200;  ///< how many tokens to draw
     double temperature = 1.0;   ///< divides the logits; 0: always the most likely token
     std::int64_t top_k = 0;     ///< draw among the k most likely tokens; 0: all
     double top_p = 1.0;         ///< draw among the fewest most likely tokens whose probabilities add up to p
     double min_p = 0.0;         ///< draw among tokens at least min_p times as likely as the most likely one
-    /// Makes tokens of the text so far less likely: a positive logit is divided by this number, a negative
-    /// one multiplied by it (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
+    /// Makes tokens that the text already contains less likely: a positive logit is divided by this number, a
+    /// negative one multiplied by it (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
     double repetition_penalty = 1.0;
-    std::vector<std::string> stop = {};  ///< the text ends before the first of these texts
-    /// Whether a text goes on after a token of end_tokens_of(model). Only functions that return a text end it
+    std::vector<std::string> stop = {};  ///< the text ends before the first stop text
+    /// Whether a text goes on after a token in end_tokens_of(model). Only functions that return a text end it
     /// there.
     bool ignore_eos = false;
     std::uint64_t seed = 1;
-    std::uint64_t number = 0;  ///< texts of different numbers are independent, with the same seed
+    std::uint64_t number = 0;  ///< texts with different numbers are independent, with the same seed
     bool use_cache = true;     ///< see NextToken
 };
 
-/// Allowed values of the numbers in SampleOptions.
+/// Allowed ranges for the numbers in SampleOptions.
 namespace sample_limits {
 inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647},
     top_p{.min = 0, .max = 1, .min_is_open = true}, min_p{0, 1},
@@ -45,19 +45,19 @@ inline constexpr Range tokens{0, 1e9}, temperature{0, 1e6}, top_k{0, 2147483647}
 /// ones. Throws Error without logits, and when a logit is not finite.
 std::int32_t choose_token(std::span<const double> logits, const SampleOptions& options, double u);
 
-/// Applies the repetition penalty to the logits of the tokens in `text`.
+/// Applies the repetition penalty to the logits for the tokens in `text`.
 void penalise_repetition(std::span<double> logits, std::span<const std::int32_t> text, double penalty);
 
 /// Chooses tokens by a model's logits. Never draws an id without a text.
 class TokenChooser {
   public:
-    /// Throws Error for options out of range.
+    /// Throws Error for an option outside its range.
     TokenChooser(const LanguageModel& model, const SampleOptions& options);
-    /// Returns the next token of `text`, for the model's logits [V] after it. Draw number `index` of text
+    /// Returns the token after `text`, for the model's logits [V] after it. Draw number `index` of text
     /// `number` uses the Philox counter {index, number} under the seed.
     std::int32_t choose(std::vector<double> logits, std::span<const std::int32_t> text, std::uint64_t number,
                         std::int64_t index) const;
-    /// Whether choose() always returns the most likely token of the model's vocabulary, so that the logits
+    /// Whether choose() always returns the most likely token in the model's vocabulary, so that the logits
     /// themselves are not needed.
     bool takes_most_likely() const;
 
@@ -70,16 +70,16 @@ class TokenChooser {
     std::vector<std::size_t> without_text_;  // ids below drawable_ whose tokens have no text
 };
 
-/// Draws the tokens of texts one by one.
+/// Draws texts token by token.
 class TokenSampler {
   public:
-    /// Keeps a reference to the model. Throws Error for options out of range.
+    /// Keeps a reference to the model. Throws Error for an option outside its range.
     TokenSampler(const LanguageModel& model, const SampleOptions& options);
 
-    /// Draws for a new text of that number.
+    /// Begins a new text with that number.
     void begin_text(std::uint64_t number);
-    /// Returns the next token of `text`, which has at least one token, all inside the vocabulary; the model
-    /// sees the tokens of a TextWindow.
+    /// Returns the token after `text`, which has at least one token, all inside the vocabulary; the model
+    /// sees the tokens in a TextWindow.
     std::int32_t next(std::span<const std::int32_t> text);
 
   private:
@@ -100,20 +100,20 @@ using TokenHandler = std::function<bool(std::int32_t token)>;
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 
-/// Returns the tokens of a prompt, with those that the tokenizer puts before a text. If the prompt is empty,
-/// returns the tokens that a text without a prompt begins with: those that the tokenizer puts before a text,
-/// or a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
+/// Returns a prompt's tokens, with the tokens that the tokenizer puts before a text. If the prompt is empty,
+/// returns the tokens that a text without a prompt begins with: the tokens that the tokenizer puts before a
+/// text, or a line break. Throws Error "WHERE: ..." when the model has no tokenizer, or when the prompt
 /// contains a character that the tokenizer does not know.
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where = "prompt");
 
 struct SampledText {
     std::string text;                  ///< without the prompt, up to a stop text or an end token
-    std::vector<std::int32_t> tokens;  ///< all drawn tokens, those of a stop text and an end token included
+    std::vector<std::int32_t> tokens;  ///< all drawn tokens, including stop-text and end tokens
     bool stopped = false;              ///< by a stop text or an end token
 };
 
-/// Makes a text of drawn tokens.
+/// Makes a text from drawn tokens.
 class SampledTextBuilder {
   public:
     /// Receives the text piece by piece, in whole characters.
@@ -141,7 +141,7 @@ class SampledTextBuilder {
 SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
                         const SampledTextBuilder::PieceHandler& on_text = {});
 
-/// Returns the prompt followed by the text of sample_text().
+/// Returns the prompt followed by the text from sample_text().
 std::string sample(const LanguageModel& model, const SampleOptions& options);
 
 }  // namespace gradtile

@@ -20,8 +20,8 @@ std::string StopTexts::next(std::string_view piece) {
         held_.clear();
         return before;
     }
-    // The end of the text may be the beginning of a stop text. The longest such end is kept back until more
-    // text arrives.
+    // The text may end with a stop text's beginning. The longest such end is kept back until more text
+    // arrives.
     std::size_t kept = 0;
     for (const std::string& text : texts_)
         for (std::size_t length = std::min(text.size() - 1, held_.size()); length > kept; --length)

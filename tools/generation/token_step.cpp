@@ -15,7 +15,8 @@ std::string_view graph_setting() {
     return value == nullptr ? "" : value;
 }
 
-/// `rows` of the first `texts` columns, one after the other, in the memory of a tensor [3, slots].
+/// Returns `rows` rows with `texts` columns each, stored one after the other, in the memory for a tensor [3,
+/// slots].
 Tensor rows_of(const Tensor& input, std::int64_t texts, std::int64_t row, std::int64_t rows) {
     return input.reshape({input.elements()}).slice(0, row * texts, rows * texts);
 }
@@ -29,7 +30,7 @@ bool TokenStep::exists_for(const LanguageModel& model) {
 
 void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
                      std::int64_t slots) {
-    // Logits and inputs are not allocated from the arena, so the dry run of the arena does not count them.
+    // Logits and inputs are not allocated from the arena, so the arena's dry run does not count them.
     const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
     const Tensor ids = empty(elsewhere, {slots}, DType::i32);
     next_logits(dry, empty(elsewhere, {slots, model.transformer.config.vocabulary}, DType::f32),
@@ -56,7 +57,7 @@ TokenStep::TokenStep(const Context& ctx, const LanguageModel& model, const KeyVa
     in_both(most_likely_, host_most_likely_, {slots}, DType::i32);
 }
 
-/// Enqueues a step of `texts` texts on ctx_'s stream, with the copies of its inputs and tokens.
+/// Enqueues a step for `texts` texts on ctx_'s stream, with its input and token copies.
 void TokenStep::enqueue(std::int64_t texts) {
     const auto copy = [&](const Tensor& to, const Tensor& from) {
         cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx_.device(), ctx_.stream());

@@ -1,5 +1,5 @@
 #pragma once
-/// A step of generation on a GPU as one CUDA graph: one token of each of several texts.
+/// A generation step on a GPU as one CUDA graph: one token for each text.
 #include <cstdint>
 #include <map>
 #include <span>
@@ -12,38 +12,38 @@
 namespace gradtile {
 
 /// Runs next_logits() on a GPU. The host writes tokens, positions and slots into page-locked memory, starts
-/// the step, and waits once for its result. The kernels depend on the number of texts only. For each number
-/// of texts, the first step launches kernel by kernel, because libraries initialise at first use. The second
-/// step is captured as a graph, with the copies from and to the host, and the graph is replayed for all later
-/// steps. If a step cannot be captured, one line on the standard error says so, and generation continues
-/// kernel by kernel.
+/// the step, and waits once for its result. The kernels depend on the text count only. For each text count,
+/// the first step launches kernel by kernel, because libraries initialise at first use. The second step is
+/// captured as a graph, with the copies from and to the host, and the graph is replayed for all later steps.
+/// If a step cannot be captured, one line on the standard error says so, and generation continues kernel by
+/// kernel.
 ///
 /// The environment variable GRADTILE_GENERATION_GRAPH=off turns graphs off, and =passes turns TokenStep off:
-/// NextToken and NextTokenBatch then compute a token like the tokens of a prompt. Both are for comparisons.
+/// NextToken and NextTokenBatch then compute a token like a prompt's tokens. Both are for comparisons.
 class TokenStep {
   public:
     /// Whether there is a TokenStep for the model: on a GPU, if can_step().
     static bool exists_for(const LanguageModel& model);
-    /// The memory that a step of `slots` texts allocates from ctx, for a dry run.
+    /// Allocates, in a dry run, what a step of `slots` texts allocates from ctx.
     static void plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
                      std::int64_t slots);
 
-    /// For steps of up to `slots` texts. ctx must have an Arena that nothing else uses during a step. Keeps
-    /// a reference to the model, and views of the cache.
+    /// For steps of up to `slots` texts. ctx must have an Arena that nothing else uses during a step. Keeps a
+    /// reference to the model, and views of the cache.
     TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache, std::int64_t slots);
 
-    /// A token, and the text's slot and number of tokens in the cache.
+    /// A token, the text's slot, and how many of the text's tokens are in the cache.
     struct Input {
         std::int64_t slot = 0, position = 0;
         std::int32_t token = 0;
     };
     /// Reads the tokens into the cache and returns the logits [V] after each token. The slots must differ.
     std::vector<std::vector<double>> logits(std::span<const Input> inputs);
-    /// Like logits(), but returns the most likely next token of each text. Throws Error when a logit is not
+    /// Like logits(), but returns each text's most likely next token. Throws Error when a logit is not
     /// finite.
     std::vector<std::int32_t> most_likely(std::span<const Input> inputs);
 
-    /// The graph of steps with this number of texts, for tests.
+    /// The graph for steps with this text count, for tests.
     const StepGraph& graph(std::int64_t texts) { return steps_[texts].graph; }
 
   private:
@@ -60,11 +60,11 @@ class TokenStep {
     std::int64_t slots_;
     bool uses_graphs_;
     attention::DecodeScratch scratch_;
-    Tensor input_;        // int32 [3, slots]: tokens, positions, slots; the rows of R texts are [3, R]
+    Tensor input_;        // int32 [3, slots]: tokens, positions, slots; R texts use it as rows [3, R]
     Tensor logits_;       // float32 [slots, V]
     Tensor most_likely_;  // int32 [slots]
     Tensor host_input_, host_logits_, host_most_likely_;  // page-locked
-    std::map<std::int64_t, Step> steps_;                  // by the number of texts
+    std::map<std::int64_t, Step> steps_;                  // keyed by text count
 };
 
 }  // namespace gradtile

@@ -27,9 +27,9 @@ struct AccuracyCheck {
 };
 const std::vector<AccuracyCheck>& accuracy_checks();
 
-/// Checks every set of kernels for `dtype` that the device can run, with every option.
+/// Checks every `dtype` kernel set that the device can run, with every option.
 void check_attention_accuracy(const Context& ctx, DType dtype, const AccuracyReport& report);
-/// The checks of all layers except attention; a part of accuracy_checks().
+/// The checks for all layers except attention; a part of accuracy_checks().
 std::vector<AccuracyCheck> layer_accuracy_checks();
 
 /// The finding with the largest error relative to its bound; NaN counts as the largest.

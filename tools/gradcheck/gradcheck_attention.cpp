@@ -1,4 +1,4 @@
-// Accuracy of attention in the training dtypes: every set of kernels of this machine, with every option.
+// Accuracy of attention in the training dtypes: every kernel set on this machine, with every option.
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/tools/gradcheck/gradcheck_accuracy.h>
@@ -66,8 +66,8 @@ Problem sized(std::int64_t queries, std::int64_t keys, std::int64_t head_dim, Pr
     return problem;
 }
 
-/// Problems with head dims for every kernel, with lengths near every tile size, with each single option of
-/// attention.h, and with all options of the scores.
+/// Problems with head dims for every kernel, with lengths near every tile size, with each single option in
+/// attention.h, and with all score options.
 std::vector<Option> all_options() {
     std::vector<Option> options{
         {"no mask", sized(130, 150, 64, {.batch = 2, .heads = 2, .key_heads = 2})},
@@ -110,7 +110,7 @@ std::vector<Option> all_options() {
 
 Inputs make_inputs(const Context& cpu, const Option& option, DType dtype) {
     const Problem& problem = option.problem;
-    constexpr double logit_gap = 17;  // exp(-17) is just below float32's rounding of 1
+    constexpr double logit_gap = 17;  // exp(-17) is just below half a float32 ulp of 1
     switch (option.values) {
         case Values::random:
             return random_inputs(cpu, problem, dtype);
@@ -152,7 +152,7 @@ std::vector<Finding> compare_results(const Option& option, DType dtype, const Re
         findings.insert(findings.end(), more.begin(), more.end());
     };
     add(root_mean_square_errors(naive, result, reference, average_factors_of(dtype)));
-    // With scale 0 all keys of a row have the same P, and its rounding is the same error in every row of dV.
+    // With scale 0 all keys in a row have the same P, whose rounding puts the same error into every dV row.
     const bool rows_differ =
         (option.values == Values::random || option.values == Values::off_zero) && option.problem.scale != 0.0;
     if (rows_differ) add(biases(option.problem, result, reference));

@@ -1,5 +1,5 @@
 // gradtile gradcheck: compares every hand-written derivative with finite differences in float64, and the
-// kernels of the other dtypes with float64.
+// kernels for the other dtypes with float64.
 #include <iomanip>
 #include <iostream>
 
@@ -98,7 +98,7 @@ bool check_derivatives(const Context& ctx, const Flags& flags) {
     return all_ok;
 }
 
-/// Compares the kernels of another dtype with float64.
+/// Compares another dtype's kernels with float64.
 bool check_accuracy(const Context& ctx, DType dtype, const Flags& flags) {
     int lines = 0, failed = 0;
     const AccuracyReport report = [&](const AccuracyLine& line) {
@@ -123,7 +123,7 @@ bool check_accuracy(const Context& ctx, DType dtype, const Flags& flags) {
     return failed == 0;
 }
 
-/// flash is the old name of flash2.
+/// flash is flash2's old name.
 std::string current_name(const std::string& op) {
     if (op == "attention-flash") return "attention-flash2";
     return op == "attention-flash-causal" ? "attention-flash2-causal" : op;

@@ -1,6 +1,6 @@
-// Accuracy of all layers except attention in the training dtypes, compared with the same layers in float64,
-// which finite differences validate. The inputs are exact in every dtype, so the error of a result is the
-// rounding when it is stored plus the float32 roundings of its computation.
+// Checks the accuracy of all layers except attention in the training dtypes, against the same layers in
+// float64, which finite differences validate. The inputs are exact in every dtype, so a result's error is the
+// rounding when it is stored plus the float32 roundings in its computation.
 #include <cmath>
 #include <functional>
 
@@ -42,21 +42,21 @@ struct Pass {
     std::vector<double> y, dx, gradients;
 };
 
-/// Error bound of an array: one rounding of the largest element for each of `roundings` float32 operations,
-/// plus one rounding of each element when it is stored.
+/// Error bound for an array: `roundings` float32 roundings of the largest element, plus one rounding of each
+/// element when it is stored.
 struct ErrorBound {
     const char* name;
     double roundings;
     double storage;
     std::int64_t columns;
-    /// Whether errors of different rows are independent, so that their bias vanishes. An elementwise function
+    /// Whether errors in different rows are independent, so that their bias vanishes. An elementwise function
     /// has the same error wherever the same 16-bit number occurs, and there are few such numbers.
     bool errors_independent = true;
 };
 
 /// Adds findings for the largest error, the root mean square error (roundings are uniform within their bound,
-/// hence the factor 1/sqrt(3)) and the bias: the sum of the projections of each row's errors onto the
-/// expected values, see attention::accuracy::bias().
+/// hence the factor 1/sqrt(3)) and the bias: each row's errors are projected onto the expected values, and
+/// the projections are summed; see attention::accuracy::bias().
 void compare(std::vector<Finding>& findings, const std::vector<double>& values,
              const std::vector<double>& expected, const ErrorBound& bound) {
     if (expected.empty()) return;
@@ -91,11 +91,11 @@ void compare(std::vector<Finding>& findings, const std::vector<double>& values,
 struct LayerCheck {
     std::string op;
     std::string option;
-    Shape shape;        ///< of x
-    double operations;  ///< float32 roundings per element of y; dx has twice as many
+    Shape shape;        ///< the shape of x
+    double operations;  ///< float32 roundings per y element; dx has twice as many
     DType dtype;
     const AccuracyReport& report;
-    bool elementwise = false;  ///< each element of y depends on one element of x only
+    bool elementwise = false;  ///< each y element depends on one x element only
 };
 
 template <class Make>
@@ -133,7 +133,7 @@ void check_layer(const Context& ctx, Make make, const LayerCheck& check) {
                 run_pass(Context(Device::cpu()), make, check.shape, DType::f64));
 }
 
-/// An element of y sums over the weight's input features, an element of dx over its output features.
+/// A y element sums over the weight's input features, a dx element over its output features.
 void check_linear(const Context& ctx, DType dtype, const AccuracyReport& report) {
     for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{7, 40}, {64, 96}, {300, 130}})
         for (const bool bias : {false, true})
@@ -168,8 +168,8 @@ void check_lora(const Context& ctx, DType dtype, const AccuracyReport& report) {
                      report});
 }
 
-/// Returns the number of roundings of two sums over the width (32 lanes, reduced in 5 steps) and of about ten
-/// other operations.
+/// Counts the roundings in two sums over the width (32 lanes, reduced in 5 steps) and in about ten other
+/// operations.
 double norm_operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
@@ -208,7 +208,7 @@ void check_positions(const Context& ctx, DType dtype, const AccuracyReport& repo
                 {"positions", "width 37", {3, 57, 37}, 1, dtype, report});
 }
 
-/// Rope with the interface of a layer. Rotates a copy of its input.
+/// Rope with a layer's interface. Rotates a copy of its input.
 struct RopeLayer {
     struct Saved {};
     Rope rope;
@@ -229,7 +229,7 @@ void check_rope(const Context& ctx, DType dtype, const AccuracyReport& report) {
                     {"rope", concat("head dim ", head_dim), {3, 57, 3 * head_dim}, 4, dtype, report});
 }
 
-/// Forward copies rows (no error); backward sums over all positions of a token.
+/// Forward copies rows (no error); backward sums over all positions where a token occurs.
 void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const std::int64_t count = 171, width = 37;
     const std::int32_t vocabulary = 23;
@@ -256,9 +256,9 @@ void check_embedding(const Context& ctx, DType dtype, const AccuracyReport& repo
             .worst = worst_of(findings)});
 }
 
-/// Logits are sums over the width of numbers of order 1; their absolute error is the relative error of p.
-/// Sums over rows and vocabulary add one rounding per addend. In 16 bits d_logits and dx are rounded once
-/// each, and on a GPU the logits too.
+/// Logits are sums over the width, with addends of order 1; their absolute error is p's relative error. Sums
+/// over rows and vocabulary add one rounding per addend. In 16 bits d_logits and dx are rounded once each,
+/// and on a GPU the logits too.
 void check_cross_entropy(const Context& ctx, DType dtype, const AccuracyReport& report) {
     const std::int64_t rows = 100, width = 24;
     const std::int32_t vocabulary = 130;

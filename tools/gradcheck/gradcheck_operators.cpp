@@ -67,7 +67,7 @@ Problem attention_problem(Problem options = {}) {
 }
 
 /// Checks the gradients of q, k, v and the biases. If the problem has a gradient with respect to the LSE, the
-/// LSE is also an output of the checked function.
+/// checked function also outputs the LSE.
 GradientReport check_attention(const Context& ctx, const Problem& problem,
                                Algorithm algorithm = Algorithm::flash) {
     const attention::accuracy::Inputs in = random_inputs(ctx, problem, DType::f64);
@@ -103,7 +103,7 @@ GradientReport check_attention(const Context& ctx, const Problem& problem,
     return gradient_check(ctx, function, inputs, {}, {.names = std::move(names)});
 }
 
-/// Checks packed sequences, two of them without rows or keys, and with tokens after the last sequence.
+/// Checks packed sequences, one without rows and one without keys, and with tokens after the last sequence.
 GradientReport check_packed_attention(const Context& ctx) {
     const auto offsets = [&](const std::vector<std::int32_t>& list) {
         return from_host(ctx, list, {std::ssize(list)});
@@ -196,7 +196,7 @@ GradientReport check_cross_entropy(const Context& ctx) {
                                       return Tensors{head.loss(c, x[0], targets).slice(0, 0, 1)};
                                   },
                                   [&](const Context& c, const Tensors& x, const Tensors& d_loss) {
-                                      // head.loss is a sum, the loss of forward is a mean.
+                                      // head.loss is a sum, forward's loss is a mean.
                                       constexpr double target_count = 9;
                                       head.forward(c, x[0], targets, saved,
                                                    target_count * item(c, d_loss[0]));

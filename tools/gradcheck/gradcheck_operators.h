@@ -1,5 +1,5 @@
 #pragma once
-/// The checks of `gradtile gradcheck`: every operator and layer with a hand-written derivative, at a small
+/// The `gradtile gradcheck` checks: every operator and layer with a hand-written derivative, at a small
 /// shape.
 #include <functional>
 #include <string>

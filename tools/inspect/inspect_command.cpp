@@ -12,7 +12,7 @@
 namespace gradtile::cli {
 namespace {
 
-/// Returns the newest valid checkpoint of a run's directory. Damaged newer checkpoints are reported.
+/// Returns the newest valid checkpoint in a run's directory. Damaged newer checkpoints are reported.
 std::filesystem::path newest_file(const std::filesystem::path& path) {
     const bool is_run = std::filesystem::is_directory(path / "checkpoints");
     const CheckpointDirectory directory(is_run ? path / "checkpoints" : path);
@@ -66,7 +66,8 @@ struct Inspected {
     std::filesystem::path file;
     CheckpointInfo info;
 };
-/// Inspects a file, or the newest one of a directory, which a running process may replace by a newer one.
+/// Inspects a file, or the newest checkpoint in a directory, which a running process may replace by a newer
+/// checkpoint.
 Inspected inspect_file_or_run(const std::filesystem::path& path) {
     if (!std::filesystem::is_directory(path)) return {path, inspect_checkpoint(path)};
     constexpr int max_looks = 100;

@@ -1,4 +1,4 @@
-// The counted and recorded runs of the lab's attention algorithms.
+// Runs the lab's attention algorithms, counted or recorded.
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -51,27 +51,26 @@ double largest_error(const Numbers& x, const std::vector<double>& expected) {
     return largest;
 }
 
-/// Returns the block sizes of memory_efficient: the operator's block sizes, or smaller ones for short
-/// lengths. The number of elements of a block grows as N, so that memory is linear. The paper proposes blocks
-/// of sqrt(N) keys.
+/// Returns memory_efficient's block sizes: the operator's block sizes, or smaller ones for short lengths. A
+/// block's element count grows as N, so that memory is linear. The paper proposes sqrt(N) keys per block.
 BlockSizes memory_efficient_blocks_of(const Setup& setup) {
     const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(setup.length))));
     return {.rows = std::min({memory_efficient_blocks.rows, 2 * root, setup.length}),
             .keys = std::min({memory_efficient_blocks.keys, 4 * root, setup.length})};
 }
 
-/// The traces of several passes. Together they may have at most max_steps steps.
+/// Traces for several passes. Together they may have at most max_steps steps.
 struct Recording {
     std::int64_t max_steps;
     std::int64_t steps = 0;
     std::vector<Trace> traces = {};
 };
 
-/// The run of one algorithm: the forward pass, then the backward pass. The class's members are the matrices
-/// in slow memory.
+/// Runs one algorithm: the forward pass, then the backward pass. The class's members are the matrices in slow
+/// memory.
 class Run {
   public:
-    /// `recording` receives a trace of each pass, unless it is null.
+    /// `recording` receives one trace per pass, unless it is null.
     Run(const Setup& setup, const Inputs& inputs, std::string name, Recording* recording)
         : setup_(setup),
           inputs_(inputs),
@@ -135,8 +134,8 @@ class Run {
                 .d_q = view(d_q_)};
     }
 
-    /// The number of matrix products of 2 N^2 d FLOP. Forward: Q K^T and P V. Backward: dV, dP, dQ and dK.
-    /// All algorithms except naive, which keeps P, also compute Q K^T again.
+    /// Counts the matrix products, each with 2 N^2 d FLOP. Forward: Q K^T and P V. Backward: dV, dP, dQ and
+    /// dK. All algorithms except naive, which keeps P, also compute Q K^T again.
     double products(const std::string& pass) const {
         if (pass == "forward") return 2;
         return name_ == "naive" ? 4 : 5;
@@ -277,7 +276,7 @@ class Run {
 
 std::int64_t smallest_fast_memory(std::int64_t head_dim) {
     const Geometry g{.d_qk = head_dim, .d_v = head_dim, .scale = 1, .mask = {.queries = 1, .keys = 1}};
-    // memory_efficient holds rows of a block in fast memory: P, dP, three rows of scratch and two of biases.
+    // memory_efficient holds block rows in fast memory: P, dP, three scratch rows and two bias rows.
     const std::int64_t rows_of_a_block =
         8 * memory_efficient_blocks.keys * static_cast<std::int64_t>(sizeof(float));
     const std::size_t one_pair =

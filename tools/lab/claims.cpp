@@ -1,4 +1,4 @@
-// The claims of the literature, judged by the lab's counts and by measurements of this machine.
+// The claims from the literature, judged by the lab's counts and by measurements on this machine.
 #include <array>
 #include <cmath>
 
@@ -20,7 +20,7 @@ double megabytes(std::int64_t bytes) {
     return 1e-6 * static_cast<double>(bytes);
 }
 
-/// The measurements at those of the lengths N/8, N/4, N/2 and N that are at least 1.
+/// The measurements at the lengths N/8, N/4, N/2 and N, leaving out lengths below 1.
 struct Lengths {
     std::vector<double> lengths;
     std::vector<std::vector<Measurement>> attention;
@@ -36,7 +36,7 @@ struct Lengths {
         lengths.push_back(static_cast<double>(setup.length));
         attention.push_back(at_full_length);
     }
-    /// Peak memory of the backward pass in MB, at each length.
+    /// The backward pass's peak memory in MB, at each length.
     std::vector<double> peaks(const char* name) const {
         std::vector<double> peaks;
         for (const std::vector<Measurement>& all : attention)
@@ -50,8 +50,8 @@ std::string comma_unless_first(const std::string& text) {
     return text.empty() ? "" : ", ";
 }
 
-/// Judges by the exponents of power laws that fit the peaks. The tolerance 0.05 allows for incomplete blocks
-/// at the end.
+/// Judges by the power-law exponents that fit the peaks. The tolerance 0.05 allows for incomplete blocks at
+/// the end.
 Verdict judge_linear_memory(const Lengths& lengths) {
     Verdict verdict{.claim = "memory is linear in N, except that of naive attention", .holds = true};
     for (const char* name : {"naive", "memory_efficient", "flash1", "flash2"}) {
@@ -117,8 +117,8 @@ Verdict judge_bound(const std::vector<Measurement>& attention, const Roofline& r
     return verdict;
 }
 
-/// Judges by the traffic of flash2's forward pass at five sizes of the fast memory. Each size is four times
-/// the previous size.
+/// Judges by the forward traffic of flash2 at five fast-memory sizes. Each size is four times the previous
+/// size.
 Verdict judge_traffic(const Setup& setup) {
     Verdict verdict{.claim = "slow-memory traffic falls as 1/M until every tensor is moved once"};
     // Bytes of Q, K, V and O.
@@ -142,7 +142,7 @@ Verdict judge_traffic(const Setup& setup) {
     return verdict;
 }
 
-/// Searches upwards from 0 in steps of 2^-7, the spacing of binary16 between 8 and 16.
+/// Searches upwards from 0 in steps of 2^-7, the binary16 spacing between 8 and 16.
 Verdict judge_overflow() {
     Verdict verdict{.claim = "naive softmax overflows in binary16 where e^x > 65504"};
     const auto overflows = [](float x, float terms) {

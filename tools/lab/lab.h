@@ -1,9 +1,9 @@
 #pragma once
-/// The lab: attention from naive to FlashAttention-2, and softmax alone, on a memory of two levels (Dao et
-/// al. 2022, section 2.1). The slow memory has any size, the fast memory a fixed one. The algorithms access
-/// slow memory only through load() and store(), and these functions count the elements. So the reported
-/// traffic is measured and never computed by a formula. memory_efficient and flash1 are the operator's own
-/// code. A run computes one head in float32 without a mask.
+/// The lab: attention from naive to FlashAttention-2, and softmax alone, on a two-level memory (Dao et al.
+/// 2022, section 2.1). The slow memory has any size, the fast memory a fixed one. The algorithms access slow
+/// memory only through load() and store(), and these functions count the elements. So the reported traffic is
+/// measured and never computed by a formula. memory_efficient and flash1 are the operator's own code. A run
+/// computes one head in float32 without a mask.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,16 +25,16 @@ std::int64_t smallest_fast_memory(std::int64_t head_dim);
 struct Measurement {
     std::string name;                             ///< naive, memory_efficient, flash1, flash2
     std::string pass;                             ///< forward, backward
-    std::int64_t block_rows = 0, block_keys = 0;  ///< rows and keys of a block
+    std::int64_t block_rows = 0, block_keys = 0;  ///< rows and keys per block
     std::int64_t loads = 0, stores = 0;           ///< elements copied from and to slow memory
-    std::int64_t slow_bytes = 0;                  ///< bytes of the loads and stores
-    /// The papers' order of magnitude without its constant, 4 bytes an element: N d + N^2 for naive and
+    std::int64_t slow_bytes = 0;                  ///< bytes loaded and stored
+    /// The papers' asymptotic traffic without its constant, 4 bytes per element: N d + N^2 for naive and
     /// memory_efficient, N^2 d^2 / M for flash1 and flash2, M in elements.
     double formula_bytes = 0;
-    double flops = 0;                  ///< floating-point operations of the matrix products
-    std::int64_t peak_bytes = 0;       ///< peak bytes of slow memory, including inputs and outputs
-    std::int64_t peak_fast_bytes = 0;  ///< peak bytes of fast memory
-    double ms = 0;                     ///< milliseconds of the counted run, on one thread
+    double flops = 0;                  ///< floating-point operations in the matrix products
+    std::int64_t peak_bytes = 0;       ///< peak slow-memory bytes, including inputs and outputs
+    std::int64_t peak_fast_bytes = 0;  ///< peak fast-memory bytes
+    double ms = 0;                     ///< milliseconds for the counted run, on one thread
     double error = 0;                  ///< largest error against float64, over all outputs of the pass
 
     /// The arithmetic intensity, FLOP per byte moved.
@@ -50,18 +50,18 @@ struct SoftmaxMeasurement {
     std::int64_t loads = 0, stores = 0, slow_bytes = 0;
     double formula_bytes = 0;  ///< from 2+1, 3+1, 2+1, 1+0, 4+2 and 1+1 accesses per element
     double ms = 0;
-    double error = 0;  ///< largest relative error against float64; for online_statistics the error of the sum
+    double error = 0;  ///< largest relative error against float64; for online_statistics the sum's error
 };
 
-/// Runs all algorithms, forward and backward, in the order of their publication. Throws Error if the fast
-/// memory is smaller than smallest_fast_memory().
+/// Runs all algorithms, forward and backward, in publication order. Throws Error if the fast memory is
+/// smaller than smallest_fast_memory().
 std::vector<Measurement> measure_attention(const Setup& setup);
 /// Runs the softmaxes on a row of setup.length elements. The softmax `fused` runs only if the row fits the
 /// fast memory.
 std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup);
 
-/// Returns the exponent p of the power law y = c x^p that fits best. p is the slope of the regression line of
-/// log y on log x. At least two x must be different, and all numbers must be positive.
+/// Returns the exponent p in the best-fitting power law y = c x^p. p is the regression slope when log y is
+/// fitted to log x. At least two x must be different, and all numbers must be positive.
 double log_log_slope(const std::vector<double>& x, const std::vector<double>& y);
 
 }  // namespace gradtile::attention::lab

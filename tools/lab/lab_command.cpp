@@ -1,4 +1,5 @@
-// gradtile lab: attention from naive to FlashAttention-2 on a memory of two levels, side by side, counted.
+// gradtile lab: attention from naive to FlashAttention-2 on a two-level memory, side by side, with memory
+// accesses counted.
 #include <iostream>
 #include <optional>
 #include <tuple>
@@ -42,14 +43,14 @@ using attention::lab::Trace;
 using attention::lab::trace_attention;
 using attention::lab::Verdict;
 
-/// The flags of the command. The defaults depend on whether a page is written.
+/// The command's flags. The defaults depend on whether a page is written.
 struct LabFlags {
     Setup setup;
     std::optional<std::int64_t> length, head_dim, fast_memory;
     std::optional<Sweep> sweep;
-    std::string svg;   ///< path of the picture; empty: no picture
-    std::string html;  ///< path of the page; empty: no page
-    std::string ncu;   ///< path of Nsight Compute's CSV file; empty: no comparison
+    std::string svg;   ///< picture path; empty: no picture
+    std::string html;  ///< page path; empty: no page
+    std::string ncu;   ///< path to Nsight Compute's CSV file; empty: no comparison
     std::int64_t heads = 1;
     bool json = false;
 };
@@ -148,8 +149,8 @@ void print_softmax(const std::vector<SoftmaxMeasurement>& measurements, std::int
                    formatted("%.1e", m.error)});
 }
 
-/// Prints the least time that the roofline model allows, under the assumption that slow memory has the
-/// bandwidth of this machine's memory.
+/// Prints the least time that the roofline model allows, under the assumption that slow memory is as fast as
+/// this machine's memory.
 void print_roofline(const std::vector<Measurement>& measurements, const Machine& machine) {
     const double rate = machine.roofline.flops_per_s, bandwidth = machine.roofline.bytes_per_s;
     std::cout << formatted(
@@ -226,7 +227,7 @@ struct SweepPoint {
     std::vector<Measurement> attention;
 };
 
-/// Runs the lab with the given value, and with up to four halvings of this value.
+/// Runs the lab with the given value, and with this value halved up to four times.
 std::vector<SweepPoint> run_sweep(const LabFlags& flags) {
     constexpr int points = 5;
     std::int64_t Setup::*const member = member_of(*flags.sweep);
@@ -242,7 +243,7 @@ std::vector<SweepPoint> run_sweep(const LabFlags& flags) {
     return results;
 }
 
-/// Returns one number of algorithm `index` for every point of the sweep.
+/// Returns one number from algorithm `index` for every sweep point.
 template <class Number>
 std::vector<double> along(const std::vector<SweepPoint>& points, std::size_t index,
                           Number Measurement::*member) {

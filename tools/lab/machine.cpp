@@ -13,7 +13,7 @@
 namespace gradtile::attention::lab {
 namespace {
 
-/// Returns the seconds of the fastest of `runs` calls. One more call before them is not measured.
+/// Returns the seconds that the fastest of `runs` calls takes. One more call before them is not measured.
 double best_seconds(int runs, const std::function<void()>& work) {
     double best = INFINITY;
     for (int i = 0; i <= runs; ++i) {
@@ -69,7 +69,7 @@ void run_standard(const Context& ctx, const Tensor& q, const Tensor& k, const Te
 
 Roofline measure_roofline() {
     const Context ctx(Device::cpu(), 1);
-    // The copy has 128 MiB, and the product multiplies matrices of 1024 x 1024.
+    // The copy has 128 MiB, and the product multiplies 1024 x 1024 matrices.
     constexpr std::int64_t copied = 32 << 20, size = 1024;
     const Tensor from = zeros(ctx, {copied}, DType::f32), to = zeros(ctx, {copied}, DType::f32);
     const double copy_seconds = best_seconds(3, [&] { copy(ctx, to, from); });

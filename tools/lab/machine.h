@@ -1,5 +1,5 @@
 #pragma once
-/// Short measurements of this machine, which the lab's verdicts compare with its counts: one CPU thread,
+/// Short measurements on this machine, which the lab's verdicts compare with its counts: one CPU thread,
 /// float32.
 #include <gradtile/tools/lab/lab.h>
 
@@ -13,10 +13,10 @@ struct Roofline {
     /// Returns the FLOP per byte above which work is compute-bound.
     double ridge() const { return flops_per_s / bytes_per_s; }
 };
-/// Measures the roofline of this machine, in about a second.
+/// Measures this machine's roofline, in about a second.
 Roofline measure_roofline();
 
-/// The time of forward and backward pass together, in milliseconds: the fastest of three runs.
+/// Time for forward and backward pass together, in milliseconds: the fastest of three runs.
 struct Speed {
     /// Standard attention: the library's matrix products with a softmax between them, and S and P in memory.
     double standard_ms = 0;
@@ -29,13 +29,13 @@ struct Machine {
     Speed speed;
 };
 
-/// A claim of the literature, and the result of testing it on this machine.
+/// A claim from the literature, and the test result on this machine.
 struct Verdict {
     std::string claim;
     bool holds = false;
     std::string figures = {};
 };
-/// Tests the claims. For some claims, also runs the algorithms at other lengths and sizes of the fast memory.
+/// Tests the claims. For some claims, also runs the algorithms at other lengths and fast-memory sizes.
 std::vector<Verdict> judge_claims(const Setup& setup, const std::vector<Measurement>& attention,
                                   const std::vector<SoftmaxMeasurement>& softmax, const Machine& machine);
 

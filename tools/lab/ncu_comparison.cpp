@@ -12,12 +12,12 @@ namespace {
 using attention::lab::Measurement;
 using attention::lab::Setup;
 
-/// Measured bytes of an algorithm's kernels for one pass, and the lab's count for the same number of heads.
+/// Bytes measured in an algorithm's kernels for one pass, and the lab's count for the same number of heads.
 struct PassTraffic {
     std::string algorithm, pass;
     double dram = 0, l2 = 0;
     double counted = 0;
-    double once = 0;  ///< bytes of all inputs and outputs, each counted once
+    double once = 0;  ///< bytes in all inputs and outputs, each counted once
 };
 
 double megabytes(double bytes) {

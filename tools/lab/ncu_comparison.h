@@ -6,7 +6,7 @@
 
 namespace gradtile::cli {
 
-/// Prints a table, or one JSON object. `heads` is batch x heads of the measured call. The lab's count of one
+/// Prints a table, or one JSON object. `heads` is batch x heads of the measured call. The lab's count for one
 /// head is multiplied by `heads`.
 void print_ncu_comparison(const std::vector<KernelTraffic>& kernels, const attention::lab::Setup& setup,
                           std::int64_t heads, bool json);

@@ -28,7 +28,7 @@ std::string printable(std::string_view text) {
     return result;
 }
 
-/// Returns the fields of one line; nullopt if a quote is not closed, or is followed by other text.
+/// Splits one line into fields; nullopt if a quote is not closed, or is followed by other text.
 std::optional<Fields> split(std::string_view line) {
     Fields fields(1);
     for (std::size_t i = 0; i < line.size(); ++i) {
@@ -89,7 +89,7 @@ std::string base_name(std::string_view kernel) {
     return printable(kernel.substr(begin, end + std::string_view("_kernel").size() - begin));
 }
 
-/// Reads the table of a CSV file, with one row per launch (--page raw) or one row per metric (--page
+/// Reads the table in a CSV file, with one row per launch (--page raw) or one row per metric (--page
 /// details).
 class CsvTable {
   public:
@@ -148,7 +148,7 @@ class CsvTable {
   private:
     struct Launch {
         std::string kernel;
-        /// Bytes of each metric; -1: the file does not have the metric.
+        /// Bytes per metric; -1: the file does not have the metric.
         std::array<double, 3> bytes = {-1, -1, -1};
     };
     bool is_long() const { return name_.has_value(); }

@@ -1,7 +1,7 @@
 #pragma once
-/// The page of `gradtile lab --html`: one file with recorded runs of the lab's algorithms, the lines of their
-/// source code, and the script that shows the runs step by step. The build embeds the files of
-/// tools/lab/page/ and the source code in the program.
+/// The `gradtile lab --html` page: one file with recorded runs of the lab's algorithms, their source lines,
+/// and the script that shows the runs step by step. The build embeds the files in tools/lab/page/ and the
+/// source code in the program.
 #include <filesystem>
 #include <span>
 #include <string>

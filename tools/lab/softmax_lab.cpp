@@ -1,4 +1,4 @@
-// The softmaxes of the lab.
+// The lab's softmaxes.
 #include <chrono>
 #include <functional>
 
@@ -44,8 +44,7 @@ std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup) {
 
     const auto fast_bytes = static_cast<std::size_t>(setup.fast_memory);
     std::vector<std::byte> fast_elements(fast_bytes);
-    // The lab models a row that does not fit the fast memory, so a block takes at most half of the fast
-    // memory.
+    // The lab models a row that does not fit the fast memory, so a block takes at most half the fast memory.
     const std::int64_t capacity = setup.fast_memory / static_cast<std::int64_t>(sizeof(float));
     const std::int64_t block = std::max<std::int64_t>(1, std::min(capacity / 2, n));
     std::vector<SoftmaxMeasurement> results;

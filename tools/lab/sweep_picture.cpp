@@ -45,7 +45,7 @@ std::string line_between(double x1, double y1, double x2, double y2, const char*
     return formatted("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" %s/>\n", x1, y1, x2, y2, style);
 }
 
-/// Returns the grid: a line at every x, and a line at every power of ten of y.
+/// Returns the grid: a line at every x, and a line at every y that is a power of ten.
 std::string grid_of(const LabPicture& picture, const LogAxes& axes) {
     const double plot_bottom = picture_height - bottom, plot_right = picture_width - right;
     std::string svg;

@@ -1,5 +1,5 @@
 #pragma once
-/// A picture of a sweep of `gradtile lab`: curves on logarithmic axes.
+/// The picture for a `gradtile lab` sweep: curves on logarithmic axes.
 #include <filesystem>
 #include <string>
 #include <vector>

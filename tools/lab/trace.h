@@ -1,6 +1,6 @@
 #pragma once
 /// Recorded runs of the lab's attention algorithms, for `gradtile lab --html`. The checked memory that counts
-/// loads and stores also records them. Each record contains the line of source code that caused it.
+/// loads and stores also records them. Each record contains the source line that caused it.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,10 +33,10 @@ struct TracedLine {
 
 struct TraceStep {
     enum class Kind {
-        load,       ///< `rows` and `columns` of `matrix` are copied to `tile`
-        store,      ///< `tile` is copied to `rows` and `columns` of `matrix`
+        load,       ///< the `matrix` block (`rows`, `columns`) is copied to `tile`
+        store,      ///< `tile` is copied to the `matrix` block (`rows`, `columns`)
         compute,    ///< `tile` is computed from the pairs (query `rows`, key `columns`); both may be empty
-        statistics  ///< running maxima and sums of some rows are updated: see RowUpdate
+        statistics  ///< running maxima and sums are updated for some rows: see RowUpdate
     };
     Kind kind = Kind::load;
     int line = 0;     ///< index into Trace::lines
@@ -45,7 +45,7 @@ struct TraceStep {
     IndexRange rows{}, columns{};
 };
 
-/// The running maximum and sum of one row of the softmax after a step.
+/// The running maximum and sum of one softmax row after a step.
 struct RowUpdate {
     std::int64_t step = 0, row = 0;
     double maximum = 0, sum = 0;
@@ -58,7 +58,7 @@ struct Trace {
     std::vector<TracedTile> tiles;
     std::vector<TracedLine> lines;
     std::vector<TraceStep> steps;
-    std::vector<RowUpdate> updates;  ///< in the order of the steps
+    std::vector<RowUpdate> updates;  ///< in step order
 };
 
 /// Runs the same algorithms as measure_attention() and records their steps. Throws Error if the passes have

@@ -13,7 +13,7 @@ SharedTraffic shared_traffic(WarpPartition partition, std::int64_t heads, std::i
     const std::int64_t tiles = heads * ceil_div(queries, rows) * ceil_div(keys, tile_keys);
     const std::int64_t q = rows * head_dim * of_16_bits, k_and_v = 2 * tile_keys * head_dim * of_16_bits;
     if (partition == WarpPartition::split_q) return {.loads = tiles * (q + warps * k_and_v)};
-    // For each row of a warp: its maximum and its sum in the tile, and its part of O.
+    // For each row of a warp: its maximum and sum in the tile, and its partial O.
     const std::int64_t of_rows = warps * rows * of_f32, parts_of_o = of_rows * head_dim;
     const std::int64_t running_maximum = rows * of_f32;
     return {.loads = tiles * (warps * q + k_and_v                    // products

@@ -32,7 +32,7 @@ template <int head_dim, WarpPartition partition>
 struct Layout {
     using QTile = Tile<rows, head_dim>;
     using KeyTile = Tile<keys, head_dim>;
-    /// Floats between rows of a part of O, such that eight neighbouring rows use different banks.
+    /// Row stride of a partial O in floats, such that eight neighbouring rows use different banks.
     static constexpr int part_row = head_dim + 8;
     static constexpr int q = 0, kv = QTile::bytes, stages = 2, stage_bytes = 2 * KeyTile::bytes,
                          parts = kv + stages * stage_bytes, parts_bytes = warps * rows * part_row * 4,
@@ -41,14 +41,15 @@ struct Layout {
     static constexpr int bytes = partition == WarpPartition::split_k ? running + rows * 4 : parts;
 };
 
-/// O and the softmax of the 16 rows that a warp owns. A lane holds numbers of the rows lane/4 and lane/4 + 8.
+/// O and the softmax state for the 16 rows that a warp owns. A lane holds numbers in the rows lane/4 and
+/// lane/4 + 8.
 template <int head_dim>
 struct OwnRows {
     FragmentC o[1][head_dim / 8];
     OnlineSoftmax<1> softmax;
 };
 
-/// Split Q: processes the warp's rows and all keys of the tile.
+/// Split Q: processes the warp's rows and all keys in the tile.
 template <class T, int head_dim>
 __device__ __forceinline__ void add_keys_split_q(OwnRows<head_dim>& own, const Parameters<T>& p,
                                                  std::uint32_t q, std::uint32_t k, std::uint32_t v,
@@ -71,11 +72,11 @@ __device__ __forceinline__ void add_keys_split_q(OwnRows<head_dim>& own, const P
     multiply_a_b<T>(own.o, probabilities, LanePointer<typename L::KeyTile>::stacked(v));
 }
 
-/// A warp's part of the numbers that warps exchange.
+/// The shared memory through which warps exchange partial results.
 struct Exchange {
     float *parts, *maxima, *sums, *running;
 
-    /// The largest score of a row up to and including this tile.
+    /// The row's largest score up to and including this tile.
     __device__ __forceinline__ float maximum(int row) const {
         float result = running[row];
 #pragma unroll
@@ -84,7 +85,7 @@ struct Exchange {
     }
 };
 
-/// Split K: processes all rows and the warp's keys of the tile. All threads of the block must call this
+/// Split K: processes all rows and the warp's keys in the tile. All threads of the block must call this
 /// function.
 template <class T, int head_dim>
 __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const Parameters<T>& p,
@@ -102,7 +103,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     scale(s, p.scale_log2);
     mask_scores(s, p.mask, first_row, key + warp * warp_keys);
 
-    // Maxima of the warps' parts.
+    // Each warp's row maxima.
 #pragma unroll
     for (int i = 0; i < lane_rows; ++i) {
         const FragmentC(&of_row)[warp_keys / 8] = s[i / 2];
@@ -113,7 +114,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     }
     __syncthreads();
 
-    // P, its sums, and the warps' parts of O.
+    // P, its row sums, and each warp's partial O.
 #pragma unroll
     for (int i = 0; i < lane_rows; ++i) {
         const float maximum = exchange.maximum(row_of(i)), reference = maximum == -INFINITY ? 0.0f : maximum;
@@ -132,7 +133,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     as_operand_a<T>(probabilities, s);
     const auto v_lane =
         LanePointer<typename L::KeyTile>::stacked(v + warp * warp_keys * L::KeyTile::row_bytes);
-    constexpr int group = 4;  // tiles of eight columns at a time
+    constexpr int group = 4;  // tiles computed at a time, eight columns each
 #pragma unroll
     for (int column = 0; column < head_dim; column += 8 * group) {
         FragmentC part[m_tiles][group];
@@ -157,7 +158,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     }
     __syncthreads();
 
-    // The warp adds the parts of the rows that it owns.
+    // The warp adds the partial results for the rows that it owns.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = warp * warp_rows + i * 8 + lane / 4;

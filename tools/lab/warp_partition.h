@@ -1,8 +1,8 @@
 #pragma once
-/// How the warps of a GPU's thread block divide a tile of scores: FlashAttention's "split K" against
-/// FlashAttention-2's "split Q" (Dao 2023, section 3.3), and the order of the thread blocks. One forward
-/// kernel for 16-bit numbers has all variants, so that nothing else differs between them. The operator's own
-/// kernels split Q.
+/// How the warps of a GPU's thread block divide a score tile: FlashAttention's "split K" against
+/// FlashAttention-2's "split Q" (Dao 2023, section 3.3), and the thread-block order. One forward kernel for
+/// 16-bit numbers has all variants, so that nothing else differs between them. The operator's own kernels
+/// split Q.
 #include <cstdint>
 
 #include <gradtile/core/tensor.h>
@@ -10,15 +10,15 @@
 namespace gradtile::attention::lab {
 
 enum class WarpPartition : std::uint8_t {
-    split_q,  ///< a warp takes a part of the rows and all keys of the tile; warps exchange nothing
-    split_k   ///< a warp takes all rows and a part of the keys; warps exchange maxima, sums and parts of O
+    split_q,  ///< a warp takes some rows and all keys in the tile; warps exchange nothing
+    split_k   ///< a warp takes all rows and some keys; warps exchange maxima, sums and partial O
 };
 enum class GridOrder : std::uint8_t {
-    blocks_fastest,  ///< (batch, head, block of rows): neighbouring thread blocks read the same K and V
-    heads_fastest    ///< (block of rows, batch, head)
+    blocks_fastest,  ///< (batch, head, row block): neighbouring thread blocks read the same K and V
+    heads_fastest    ///< (row block, batch, head)
 };
 
-/// The tiles of the kernel.
+/// The kernel's tile sizes.
 inline constexpr std::int64_t partition_warps = 4, partition_rows = 64, partition_keys = 64;
 
 /// Bytes that the warps of all thread blocks load from and store to shared memory. A number that several
@@ -26,7 +26,8 @@ inline constexpr std::int64_t partition_warps = 4, partition_rows = 64, partitio
 struct SharedTraffic {
     std::int64_t loads = 0, stores = 0;
 };
-/// Returns the bytes of a call without a mask. `heads` counts the heads of all sequences of the batch.
+/// Returns the bytes for a call without a mask. `heads` counts all heads in the batch: batch x heads per
+/// sequence.
 SharedTraffic shared_traffic(WarpPartition partition, std::int64_t heads, std::int64_t queries,
                              std::int64_t keys, std::int64_t head_dim);
 

@@ -1,4 +1,4 @@
-// The CUDA side of the lab in a build without the CUDA toolkit.
+// The lab's CUDA side in a build without the CUDA toolkit.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/tools/lab/internal/warp_partition_backend.h>
 

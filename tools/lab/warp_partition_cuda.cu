@@ -1,4 +1,4 @@
-// Launches the kernels of lab/warp_partition.h.
+// Launches the lab/warp_partition.h kernels.
 #include <cmath>
 #include <numbers>
 

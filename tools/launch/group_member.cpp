@@ -14,8 +14,8 @@ namespace {
 
 constexpr Range timeout_range{.min = 0, .max = 1e7, .min_is_open = true};  // seconds
 
-/// mpirun kills all processes a tenth of a second after the first one ends. Each process waits one second so
-/// that every message is printed before that.
+/// mpirun kills all processes 0.1 seconds after the first one ends. Each process waits one second so that
+/// every message is printed before that.
 constexpr auto message_grace = std::chrono::seconds(1);
 
 /// Ends the process without destructors and without MPI_Finalize: both may wait for processes that are gone.

@@ -22,7 +22,7 @@ struct GroupFlags {
 /// until the command line is parsed.
 void add_group_flags(Command& command, const std::string& what, GroupFlags& flags);
 
-/// Returns the value of a counting flag; throws UsageError unless it is from `min_value` to 4096.
+/// Returns a counting flag's value; throws UsageError unless it is from `min_value` to 4096.
 int checked_count(const char* flag, std::int64_t value, std::int64_t min_value);
 
 /// The launch that the flags describe, with this process's command line. Throws Error when the flags
@@ -30,9 +30,9 @@ int checked_count(const char* flag, std::int64_t value, std::int64_t min_value);
 /// Without --gpus and --processes the last message names `flag`.
 Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* flag);
 
-/// Joins the process group of the launcher's variables (or a group of one), runs `work`, leaves the group and
-/// returns the exit code. An error of any process ends all of them. Objects whose destructors may wait for
-/// other processes must outlive `work`.
+/// Joins the process group that the launcher's variables describe (or a group with this process alone), runs
+/// `work`, leaves the group and returns the exit code. An error in any process ends all processes. Objects
+/// whose destructors may wait for other processes must outlive `work`.
 int run_in_group(double timeout, const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work);
 
 }  // namespace gradtile::cli

@@ -11,7 +11,7 @@
 namespace gradtile::cli {
 namespace {
 
-// A signal handler has no argument of its own.
+// A signal handler gets no user argument, so the descriptor is global.
 std::atomic<int> write_end{-1};
 
 void note_interrupt(int) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Ctrl-C as an event instead of the end of the program.
+/// Ctrl-C as an event that does not end the program.
 #include <signal.h>
 
 namespace gradtile::cli {

@@ -160,7 +160,7 @@ std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& a
     std::vector<std::string> command = {"mpirun", "-np", std::to_string(processes), own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
     // By default Open MPI refuses more processes than cores and binds each process to one core, whatever its
-    // number of threads. Other MPI implementations do neither and ignore these variables.
+    // thread count. Other MPI implementations do neither and ignore these variables.
     const Environment environment = {{"OMPI_MCA_rmaps_base_oversubscribe", "1"},
                                      {"OMPI_MCA_hwloc_base_binding_policy", "none"},
                                      {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
@@ -175,7 +175,7 @@ class ChildProcesses {
     ChildProcesses(std::vector<Child> children, Launch::Method method, const BlockedSignals& signals)
         : children_(std::move(children)), method_(method), signals_(signals) {}
 
-    /// Returns 0, or the exit code of the first failure.
+    /// Returns 0, or the first failure's exit code.
     int wait() {
         while (!children_.empty()) {
             const int signal = signals_.next(deadline_);

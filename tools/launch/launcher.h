@@ -10,21 +10,21 @@ namespace gradtile::cli {
 
 struct Launch {
     enum class Method {
-        fork,    ///< children of the launcher, with torchrun's environment variables
-        mpirun,  ///< children of mpirun, so that they can use MPI
+        fork,    ///< the launcher's children, with torchrun's environment variables
+        mpirun,  ///< mpirun's children, so that they can use MPI
     };
     int processes = 1;
     Method method = Method::fork;
     int restarts = 0;
-    /// The arguments after the program's name: those of the first start, and those of a restart that finds a
-    /// run in `directory`.
+    /// The arguments after the program's name: for the first start, and for a restart that finds a run in
+    /// `directory`.
     std::vector<std::string> arguments = {}, resume_arguments = {};
     std::filesystem::path directory = {};  ///< the run's directory; empty: the run saves nothing
     bool resumes = false;                  ///< the first start resumes the run in `directory`
 };
 
-/// Returns when all processes have ended: 0 when each returned 0, otherwise the exit code of the first
-/// failure (128 + the signal, for a process killed by a signal).
+/// Returns when all processes have ended: 0 when each returned 0, otherwise the first failure's exit code
+/// (128 + the signal, for a process killed by a signal).
 ///
 /// SIGTERM, SIGINT, SIGHUP and SIGUSR1 are forwarded as SIGUSR1: all processes finish the same step and save.
 /// A second signal (except SIGHUP) kills them. A signal that this process was started to ignore is not

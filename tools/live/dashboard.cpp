@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t max_curve_rows = 4;
 constexpr std::size_t min_curve_columns = 8;
 
-/// A line, and its importance: lines of the highest rank are omitted first.
+/// A line, and its importance: lines with the highest rank are omitted first.
 struct RankedLine {
     DashboardLine line;
     int rank;
@@ -78,7 +78,7 @@ std::string limit_text(double value) {
     return text.size() <= 7 ? text : formatted("%.1e", value);
 }
 
-/// The curve with the values of its limits at the left: "4.2103 |██▅▃▂▁".
+/// The curve, with its limits' values at the left: "4.2103 |██▅▃▂▁".
 std::vector<DashboardLine> curve_lines(const DashboardState& state, std::size_t columns, std::size_t rows,
                                        Glyphs glyphs) {
     if (state.losses.empty() || rows == 0) return {};
@@ -105,7 +105,7 @@ std::string readable_bytes(std::size_t bytes) {
 
 std::vector<DashboardLine> dashboard_lines(const DashboardState& state, const TerminalSize& terminal,
                                            Glyphs glyphs) {
-    // Some terminals start a new line once the last column is filled. The cursor stays in a row of its own.
+    // Some terminals start a new line once the last column is filled. The cursor stays in its own row.
     const std::size_t columns = std::max<std::size_t>(terminal.columns, 2) - 1;
     const std::size_t rows = std::max<std::size_t>(terminal.rows, 2) - 1;
     std::vector<RankedLine> lines;

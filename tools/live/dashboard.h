@@ -1,5 +1,5 @@
 #pragma once
-/// The lines of `gradtile train --live`.
+/// The lines that `gradtile train --live` shows.
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ struct TerminalSize {
     std::size_t columns = 80, rows = 24;
 };
 
-/// Bytes of memory: of the process and the machine, or of a GPU.
+/// Memory bytes: for the process and the machine, or for a GPU.
 struct MemoryUse {
     std::size_t used = 0, total = 0;
 };
@@ -22,7 +22,7 @@ struct DashboardState {
     ProgressOptions options;
     StepReport report;             ///< the newest step; step 0: none yet
     std::optional<StepPart> part;  ///< what a long step or evaluation is doing now
-    double tokens_per_s = 0.0;     ///< mean of the last steps
+    double tokens_per_s = 0.0;     ///< mean over the last steps
     double seconds_left = 0.0;
     std::optional<ProgressEvaluation> evaluation, best;
     std::optional<MemoryUse> memory;
@@ -32,13 +32,13 @@ struct DashboardState {
 /// "412.3 MiB", "23.5 GiB".
 std::string readable_bytes(std::size_t bytes);
 
-/// A line of the dashboard. Each character of `text` takes one column; `columns` is their number.
+/// A dashboard line. Each character in `text` takes one column; `columns` counts the characters.
 struct DashboardLine {
     std::string text;
     std::size_t columns = 0;
 };
 
-/// Returns lines that are narrower than the terminal and leave one of its rows free. If the terminal is too
+/// Returns lines that are narrower than the terminal and leave one terminal row free. If the terminal is too
 /// small, parts of a line and whole lines are omitted, the least important ones first. A terminal of one row
 /// gets one line.
 std::vector<DashboardLine> dashboard_lines(const DashboardState& state, const TerminalSize& terminal,

@@ -16,7 +16,7 @@ namespace {
 constexpr auto frame_time = std::chrono::milliseconds(100);
 constexpr auto memory_interval = std::chrono::seconds(1);
 
-/// Weight of a step in the mean speed: about the last 20 steps count.
+/// A step's weight in the mean speed: about the last 20 steps count.
 constexpr double speed_weight = 0.05;
 
 constexpr const char *clear_line = "\x1b[K", *clear_below = "\x1b[J";  // from the cursor on
@@ -37,8 +37,8 @@ ContinueSignal::~ContinueSignal() {
 bool ContinueSignal::wait(std::chrono::milliseconds time) const {
     const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
     int received = -1;
-    // A stop of the process interrupts the call (EINTR). The next call receives the SIGCONT that has ended
-    // the stop.
+    // Stopping the process interrupts the call (EINTR). The next call receives the SIGCONT that has ended the
+    // stop.
     do {
         received = sigtimedwait(&set_, nullptr, &limit);
     } while (received < 0 && errno == EINTR);
@@ -149,10 +149,10 @@ bool LiveDisplay::is_in_foreground() const {
     return foreground < 0 || foreground == process_group_;
 }
 
-/// Returns the escape sequence that moves the cursor to the beginning of the dashboard.
+/// Returns the escape sequence that moves the cursor to the dashboard's first column and row.
 std::string LiveDisplay::to_the_top(const TerminalSize& size) const {
     std::size_t rows = 0;
-    // Most terminals wrap the lines of the dashboard when they become narrower.
+    // Most terminals wrap the dashboard's lines when the terminal becomes narrower.
     for (const std::size_t columns : drawn_columns_)
         rows += std::max<std::size_t>(1, (columns + size.columns - 1) / size.columns);
     return rows > 0 ? formatted("\r\x1b[%zuA", rows) : "\r";

@@ -1,9 +1,9 @@
 #pragma once
-/// The dashboard of `gradtile train --live`: some lines at the end of the output that are redrawn in place.
+/// The `gradtile train --live` dashboard: some lines at the end of the output that are redrawn in place.
 ///
-/// The dashboard changes no mode of the terminal: the cursor stays visible, the screen is the usual one, and
-/// keys are echoed. So the terminal stays usable even after kill -9. Between two drawings the cursor is in
-/// the row under the dashboard.
+/// The dashboard changes no terminal mode: the cursor stays visible, the screen is the usual one, and keys
+/// are echoed. So the terminal stays usable even after kill -9. Between two drawings the cursor is in the row
+/// under the dashboard.
 #include <signal.h>
 
 #include <chrono>
@@ -40,14 +40,13 @@ struct LiveOptions {
     /// The parent is a launcher with its own process group: this process counts as in the foreground if its
     /// parent is.
     bool has_launcher = false;
-    LossHistory history = {};                ///< of earlier processes of the run
+    LossHistory history = {};                ///< from the run's earlier processes
     std::function<MemoryUse()> memory = {};  ///< called on the training thread; undefined: not shown
 };
 
-/// A thread of this object writes to the terminal, so a terminal whose output is paused (Ctrl-S) does not
-/// stop training. The thread draws at most ten times per second, and only if there is something new: a step,
-/// a part of a long step, another size of the terminal. While the process is in the background it draws
-/// nothing.
+/// This object's thread writes to the terminal, so a terminal whose output is paused (Ctrl-S) does not stop
+/// training. The thread draws at most ten times per second, and only if there is something new: a step, a
+/// part of a long step, another terminal size. While the process is in the background it draws nothing.
 class LiveDisplay {
   public:
     LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued);
@@ -75,18 +74,18 @@ class LiveDisplay {
     std::FILE* out_;
     std::function<MemoryUse()> memory_;
     Glyphs glyphs_;
-    pid_t process_group_;  // in the foreground if it is that of the terminal
+    pid_t process_group_;  // in the foreground if it is the terminal's group
     const ContinueSignal& continued_;
     Clock::time_point start_ = Clock::now();
 
-    std::mutex state_mutex_;  // of the members up to the next mutex; never held during a write
+    std::mutex state_mutex_;  // protects the members up to the next mutex; never held during a write
     DashboardState state_;
     ThinnedCurve losses_;
     bool is_new_ = true, ending_ = false;
     Clock::time_point last_step_ = start_, last_memory_{};
 
     std::mutex drawing_mutex_;                // protects the two members below; locked before state_mutex_
-    std::vector<std::size_t> drawn_columns_;  // of the lines above the cursor
+    std::vector<std::size_t> drawn_columns_;  // columns in each line above the cursor
     TerminalSize drawn_size_;
 
     std::thread thread_;  // declared last, because the thread uses all members above

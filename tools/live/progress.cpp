@@ -14,7 +14,7 @@
 namespace gradtile {
 namespace {
 
-/// Returns the current width of the terminal, which may have been resized.
+/// Returns the terminal's current width; the terminal may have been resized.
 std::size_t columns_of(std::FILE* out) {
     constexpr std::size_t usual = 80;
     winsize size{};
@@ -139,7 +139,7 @@ void Progress::print(const std::vector<ProgressField>& fields) {
         return;
     }
     // The last column stays free, because some terminals start a new line once it is filled. Blanks overwrite
-    // the rest of the previous line, unless the terminal is now narrower.
+    // what is left from the previous line, unless the terminal is now narrower.
     const std::size_t columns = columns_of(out_) - 1;
     std::string line = progress_line(fields, columns);
     const std::size_t length = line.size();

@@ -1,5 +1,5 @@
 #pragma once
-/// The progress line of training.
+/// The progress line during training.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -10,24 +10,24 @@
 namespace gradtile {
 
 struct ProgressOptions {
-    std::int64_t first_step = 0;  ///< steps that earlier processes of the run have done
+    std::int64_t first_step = 0;  ///< steps that the run's earlier processes have done
     std::int64_t last_step = 0;
-    double flops_per_token = 0.0;  ///< see flops_per_token() of the model; 0: not shown
-    double peak_flops = 0.0;       ///< peak of the machine, for MFU (model FLOPs utilisation); 0: not shown
+    double flops_per_token = 0.0;  ///< the model's flops_per_token(); 0: not shown
+    double peak_flops = 0.0;       ///< the machine's peak, for MFU (model FLOPs utilisation); 0: not shown
     std::int64_t every = 0;  ///< steps between lines if the line cannot be rewritten; 0: 20 lines in all
-    /// Seconds without a new step after which the parts of a step or an evaluation are shown; ten times as
-    /// many if the line cannot be rewritten.
+    /// After this many seconds without a new step, the parts of a step or an evaluation are shown; after ten
+    /// times as many if the line cannot be rewritten.
     double patience = 2.0;
 };
 
-/// A part of the line. If the line is too long for the terminal, the parts of the highest rank are omitted
+/// A part of the line. If the line is too long for the terminal, the parts with the highest rank are omitted
 /// first.
 struct ProgressField {
     std::string text;
     int rank;
 };
 
-/// The loss of an evaluation, and the step after which it was made.
+/// An evaluation's loss, and the step after which it was made.
 struct ProgressEvaluation {
     double loss;
     std::int64_t step;
@@ -57,7 +57,7 @@ class Progress {
     ProgressOptions options_;
     bool terminal_;  // the line can be rewritten
     bool line_open_ = false;
-    std::size_t printed_columns_ = 0;  // columns of the open line
+    std::size_t printed_columns_ = 0;  // columns in the open line
     Clock::time_point start_ = Clock::now();
     Clock::time_point last_print_{};
     Clock::time_point last_update_ = start_;        // when the last step was done or the last part shown

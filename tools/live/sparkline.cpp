@@ -22,7 +22,7 @@ bool names_utf8(std::string_view locale) {
     return name.find("utf8") != std::string::npos;
 }
 
-/// Returns how much of a column of `rows` characters is filled, in levels. The lowest value has one level, so
+/// Returns how many levels are filled in a column of `rows` characters. The lowest value has one level, so
 /// that it can be seen.
 int height_of(double value, const ValueRange& range, std::size_t rows) {
     const double most = static_cast<double>(rows) * levels;

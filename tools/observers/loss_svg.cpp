@@ -33,8 +33,8 @@ Points thinned(const Points& points) {
     return few;
 }
 
-/// Returns the mean over a centred window of a fiftieth of the run. The window is shorter at the ends, where
-/// the curve is steep.
+/// Returns the mean over a centred window whose length is 1/50 of the run. The window is shorter at the ends,
+/// where the curve is steep.
 Points smoothed(const Points& points) {
     const auto n = std::ssize(points);
     std::vector<double> sums{0.0};

@@ -7,8 +7,8 @@
 
 namespace gradtile {
 
-/// Returns a line plot: the training loss of each step (thin), its running mean (thick), the validation
-/// losses (dots); axes with round numbers. Long runs are averaged to one point per pixel.
+/// Returns a line plot: the training loss per step (thin), its running mean (thick), the validation losses
+/// (dots); axes with round numbers. Long runs are averaged to one point per pixel.
 std::string loss_svg(const LossHistory& history, const std::string& title);
 
 /// Writes the picture, complete or not at all. Calls no fsync, because training would wait for the disk.

@@ -1,13 +1,13 @@
 #pragma once
-/// Observers of a run: callbacks that write samples, a loss picture and TensorBoard's event files. Call each
+/// Run observers: callbacks that write samples, a loss picture and TensorBoard's event files. Call each
 /// function before Trainer::run(), in rank 0 only.
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/trainer.h>
 
 namespace gradtile {
 
-/// The texts of config().sample_every in metrics.jsonl. Every text has the same draws, so that texts differ
-/// by the weights only.
+/// Adds a sampled text to metrics.jsonl every config().sample_every steps. Every text has the same draws, so
+/// that texts differ by the weights only.
 void add_samples(Trainer& trainer);
 
 /// The picture loss.svg in the run's directory, with the losses before a resume. A failed write is reported
@@ -18,7 +18,7 @@ void add_loss_curve(Trainer& trainer, const MessageHandler& on_message);
 /// through on_message.
 ///
 /// A resumed run's setting comes from a file that another user may have prepared (see output_place.h): unless
-/// `named` says that the user named this directory, it must be inside the run's, or have events of this run.
+/// `named` says that the user named this directory, it must be inside the run's, or have this run's events.
 /// Throws Error otherwise, and when the directory cannot be used.
 enum class Named { by_the_user, by_a_file };
 void add_tensorboard(Trainer& trainer, Named named, const MessageHandler& on_message);

@@ -29,13 +29,13 @@ void append_integer(std::string& bytes, T value) {
     for (const std::byte b : encoded) bytes += static_cast<char>(b);
 }
 
-/// A checksum that is stored beside its data is masked, so that the CRC of data that contain their own CRC is
-/// not a constant.
+/// A checksum that is stored beside its data is masked, so that data which contain their own CRC do not have
+/// a constant CRC.
 std::uint32_t masked_crc(std::string_view data) {
     return std::rotr(crc32c(bytes_of(data)), 15) + 0xa282ead8u;
 }
 
-// The wire types of protobuf.
+// Protobuf's wire types.
 enum class Wire { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
 
 void append_varint(std::string& message, std::uint64_t value) {
@@ -110,11 +110,11 @@ std::string summary_of(const StepReport& report) {
 // ---- Names ----
 
 constexpr std::string_view name_start = "events.out.tfevents.";
-// TensorBoard reads files in the order of their names, so all of them have the same number of digits.
+// TensorBoard reads files in name order, so all names have equally many digits.
 constexpr std::size_t digits = 10;
 constexpr std::int64_t max_seconds = 9'999'999'999;
 
-/// The end of the names of a run's event files.
+/// Returns the suffix of a run's event file names.
 std::string name_end(const std::string& identity) {
     return concat(".gradtile", identity.empty() ? "" : ".", identity);
 }
@@ -125,7 +125,7 @@ std::string name_of(std::int64_t seconds, const std::string& identity) {
     return concat(name_start, number, name_end(identity));
 }
 
-/// Returns the seconds in the name of an event file.
+/// Returns the seconds in an event file's name.
 std::int64_t seconds_in(std::string_view name) {
     std::int64_t seconds = 0;
     for (const char c : name.substr(name_start.size(), digits)) {
@@ -135,7 +135,7 @@ std::int64_t seconds_in(std::string_view name) {
     return seconds;
 }
 
-/// Returns the names of the event files, of any program.
+/// Returns the names of all event files, whichever program wrote them.
 std::vector<std::string> event_files(const std::filesystem::path& directory) {
     std::vector<std::string> names;
     file_check(FileSystem::posix().list(directory, names), "list the directory");
@@ -186,7 +186,7 @@ void TensorBoardEvents::create_file() {
     for (const std::string& name : others) seconds = std::max(seconds, seconds_in(name) + 1);
     check(seconds <= max_seconds, "has the event file ", others.empty() ? "" : others.back(),
           "; no later name is possible");
-    // With O_EXCL an existing link is not followed, and no file of another process is overwritten.
+    // With O_EXCL an existing link is not followed, and no other process's file is overwritten.
     file_ =
         OpenFile(FileSystem::posix(), directory_ / name_of(seconds, identity_), O_CREAT | O_EXCL | O_WRONLY);
 }

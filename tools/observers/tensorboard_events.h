@@ -1,8 +1,8 @@
 #pragma once
-/// TensorBoard's event files: the metrics of a run as scalars.
+/// TensorBoard's event files: a run's metrics as scalars.
 ///
-/// A file is a row of records: the length of the data (uint64), the masked CRC-32C of the length, the data,
-/// the masked CRC-32C of the data; integers are little-endian. The data are a message Event of protobuf. See
+/// A file is a sequence of records: the data length (uint64), the length's masked CRC-32C, the data, the
+/// data's masked CRC-32C; integers are little-endian. The data are a protobuf message Event. See
 /// tensorflow/core/lib/io/record_writer.h and tensorboard/compat/proto/event.proto.
 #include <cstdint>
 #include <filesystem>
@@ -18,27 +18,27 @@ namespace gradtile {
 /// Returns the record that contains `data`.
 std::string tensorboard_record(std::string_view data);
 
-/// Writes the steps of one process of a run. Each key of metrics.jsonl but "step" is a tag. Scalars are
-/// float32; numbers that are not finite are written as they are.
+/// Writes the steps that one process of a run does. Each key in metrics.jsonl but "step" is a tag. Scalars
+/// are float32; numbers that are not finite are written as they are.
 ///
 /// A process that resumes a run begins another file, since a running TensorBoard does not notice that a file
-/// has become shorter. The name of the new file sorts after the others, and its first event says that a
-/// session starts at its first step. TensorBoard then forgets all events of this step and later ones, which a
+/// has become shorter. The new file's name sorts after the others, and its first event says that a session
+/// starts at its first step. TensorBoard then forgets all events for this step and later steps, which a
 /// previous process wrote after its last checkpoint.
 class TensorBoardEvents {
   public:
     enum class Run { starts, resumes };
-    /// Creates the directory if needed. The names of the event files end with the run's identity, if it has
-    /// one. Throws Error, one line, when the directory cannot be written, or when it has event files although
-    /// the run starts: TensorBoard would draw two runs as one.
+    /// Creates the directory if needed. The event files' names end with the run's identity, if it has one.
+    /// Throws Error, one line, when the directory cannot be written, or when it has event files although the
+    /// run starts: TensorBoard would draw two runs as one.
     TensorBoardEvents(std::filesystem::path directory, Run run, std::string identity);
 
-    /// Returns whether a directory, which need not exist, has event files of the run with this identity. A
+    /// Returns whether a directory, which need not exist, has event files from the run with this identity. A
     /// run without an identity has none.
     static bool exist_in(const std::filesystem::path& directory, const std::string& identity);
 
     /// Writes an event; the first call creates the file. Throws Error when it cannot be written; the file
-    /// then contains no part of the event.
+    /// then contains nothing from the event.
     void write(const StepReport& report);
 
   private:

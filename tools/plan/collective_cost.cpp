@@ -12,12 +12,12 @@ double real(std::int64_t x) {
     return static_cast<double>(x);
 }
 
-/// Returns the number of rounds that a tree of n leaves needs in one direction.
+/// Returns how many rounds a tree of n leaves needs in one direction.
 double tree_depth(std::int64_t n) {
     return real(std::bit_width(static_cast<std::uint64_t>(n - 1)));
 }
 
-/// Chunks move through both kinds of links at the same time, so the slower one determines the time.
+/// Chunks move through NVLink and the network at the same time, so the slower link determines the time.
 double transfer_seconds(const WireBytes& bytes, const Links& links) {
     const double network = bytes.network > 0 ? bytes.network / links.network.bytes_per_second : 0;
     return std::max(bytes.nvlink / links.nvlink.bytes_per_second, network);

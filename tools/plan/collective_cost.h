@@ -1,14 +1,14 @@
 #pragma once
-/// The time that collectives take on GPUs with two kinds of links: NVLink within a node, a network between
-/// nodes. docs/parallel_cost_model.md derives the formulas. Only the constants within one node are fitted to
+/// The time that collectives take on GPUs with two link kinds: NVLink within a node, a network between nodes.
+/// docs/parallel_cost_model.md derives the formulas. Only the constants within one node are fitted to
 /// measurements.
 #include <cstdint>
 
 namespace gradtile {
 
-/// The speed of a kind of link, for each GPU.
+/// The speed of one link kind, for each GPU.
 struct Link {
-    double bytes_per_second = 0;  ///< "bus bandwidth" of a collective, in each direction
+    double bytes_per_second = 0;  ///< a collective's "bus bandwidth", in each direction
     double latency = 0;           ///< seconds for each step of a collective
 };
 
@@ -41,8 +41,8 @@ struct WireBytes {
     }
 };
 
-/// Returns the bytes that each GPU sends in a reduce_scatter or an all_gather; `bytes` is the size of all
-/// parts together. An all_reduce sends twice as many bytes.
+/// Returns the bytes that each GPU sends in a reduce_scatter or an all_gather; `bytes` counts all parts
+/// together. An all_reduce sends twice as many bytes.
 WireBytes scatter_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes all_reduce_wire_bytes(const GpuLayout& layout, double bytes);
 WireBytes broadcast_wire_bytes(const GpuLayout& layout, double bytes);

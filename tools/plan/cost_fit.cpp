@@ -29,7 +29,7 @@ bool is_collective(Timed what) {
     throw Error("cost fit: unknown measurement");
 }
 
-/// Moves the member out of the object; only settings stay in it.
+/// Moves the member into `into` and erases it, so that only settings stay in the object.
 template <class T>
 void take(JsonValue& object, const char* key, T& into, const std::string& where) {
     const JsonValue* const found = object.find(key);
@@ -75,7 +75,7 @@ Measurement measurement_of(JsonValue object, const std::string& where) {
     return m;
 }
 
-/// Returns the constants' logarithms, in the order of visit_constants.
+/// Returns the constants' logarithms, in visit_constants() order.
 std::vector<double> logarithms(const CostConstants& constants) {
     std::vector<double> logs;
     visit_constants(constants,
@@ -91,7 +91,7 @@ CostConstants constants_of(const std::vector<double>& logs) {
     return constants;
 }
 
-/// A measurement with the part of its prediction that does not depend on the constants.
+/// A measurement with the part of its prediction that is independent of the constants.
 struct Prepared {
     Measurement measurement;
     ParallelStep step = {};  // empty for a collective
@@ -155,11 +155,11 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
     return sum;
 }
 
-/// Returns the derivative of each deviation by each logarithm: columns[constant][measurement].
+/// Returns each deviation's derivative with respect to each logarithm: columns[constant][measurement].
 std::vector<std::vector<double>> derivatives(std::span<const Prepared> measurements,
                                              const std::vector<double>& logs) {
-    // Central differences have an error of the third derivative times step^2 / 6, and a rounding error of
-    // about 1e-16 / step. Both errors are about 1e-11 for a smooth function of order one.
+    // Central differences have the truncation error step^2 / 6 times the third derivative, and a rounding
+    // error near 1e-16 / step. Both errors are about 1e-11 for a smooth function of order one.
     constexpr double step = 1e-5;
     std::vector<std::vector<double>> columns;
     for (std::size_t i = 0; i < logs.size(); ++i) {

@@ -11,27 +11,27 @@ namespace gradtile {
 /// The work that a measurement timed.
 enum class Timed {
     step,       ///< a whole training step
-    products,   ///< only the matrix products of one process's step
-    attention,  ///< only the attention of one process's step
-    update,     ///< gradient norm and optimizer of one process's step
+    products,   ///< only the matrix products in one process's step
+    attention,  ///< only the attention in one process's step
+    update,     ///< gradient norm and optimizer in one process's step
     all_reduce,
-    reduce_scatter,  ///< `bytes` is the size of all processes' parts together
-    all_gather,      ///< `bytes` is the size of all processes' parts together
+    reduce_scatter,  ///< `bytes` counts all processes' parts together
+    all_gather,      ///< `bytes` counts all processes' parts together
     broadcast
 };
 
 struct Measurement {
     Timed what = Timed::step;
-    TrainConfig config;  ///< settings of the step, valid for `gpus`; unused for a collective
+    TrainConfig config;  ///< the step's settings, valid for `gpus`; unused for a collective
     std::int64_t gpus = 1;
-    double bytes = 0;  ///< size of a collective
+    double bytes = 0;  ///< a collective's size in bytes
     double ms = 0;
-    double weight = 1;  ///< weight of its deviation in the fit; 0: the measurement is only compared
+    double weight = 1;  ///< weight in the fit; 0: the measurement is only compared
     std::string note;
 };
 
-/// Measurements of collectives with fewer bytes have weight 0 by default, because training uses larger
-/// collectives, and NCCL uses other protocols for small messages.
+/// Collectives with fewer bytes have weight 0 by default, because training uses larger collectives, and NCCL
+/// uses other protocols for small messages.
 inline constexpr double min_fitted_bytes = 4 << 20;
 
 /// Reads one JSON object per line: {"what": "step", "gpus": 4, "ms": 30.1, "preset": "gpt2-124m", "batch":
@@ -39,7 +39,7 @@ inline constexpr double min_fitted_bytes = 4 << 20;
 /// "ms": 0.03}, which `gradtile bench comm --json` prints; optionally with "weight" and "note". Throws Error
 /// "PATH:LINE: ..." when a line is invalid.
 std::vector<Measurement> read_measurements(const std::string& path);
-/// Returns what was timed, besides kind and number of GPUs: "124M, 12 x 768, 64 x 1024 bf16, zero 1".
+/// Returns what was timed, besides the kind and the GPU count: "124M, 12 x 768, 64 x 1024 bf16, zero 1".
 std::string description_of(const Measurement& measurement);
 
 /// Returns the time that the model predicts. All GPUs are in one node.

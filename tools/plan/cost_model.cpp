@@ -10,7 +10,7 @@
 namespace gradtile {
 namespace {
 
-/// The passes of one step as queues: `layers` + 2 pieces forward, as many backward.
+/// One step's passes as queues: `layers` + 2 pieces forward, as many backward.
 struct Passes {
     std::vector<QueuedPiece> forward, backward;
     double seconds() const {
@@ -62,14 +62,14 @@ std::vector<ParameterBucket> buckets_of(const TrainConfig& config, const Paramet
     return buckets;
 }
 
-/// The queues of a step, and the bytes that it transfers.
+/// The queues for a step, and the bytes that it transfers.
 struct Timeline {
     std::vector<QueuedPiece> compute, transfers;
     WireBytes wire;
 };
 
 /// ZeRO-1: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
-/// transfers as many bytes as an all-gather of the bucket.
+/// transfers as many bytes as an all-gather over the bucket.
 void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                    const Links& links) {
     for (const ParameterBucket& bucket : step.buckets) {
@@ -80,8 +80,8 @@ void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout
     }
 }
 
-/// Adds the reduction of each bucket, which starts after the backward piece that completes the bucket's
-/// gradients. The backward pieces are the last pieces of the compute queue.
+/// Adds each bucket's reduction, which starts after the backward piece that completes the bucket's gradients.
+/// The backward pieces are the last pieces in the compute queue.
 void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                       const Links& links) {
     for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {

@@ -10,17 +10,17 @@
 
 namespace gradtile {
 
-/// The speeds of a kind of GPU and of the links within a node, per second, and latencies in seconds.
+/// Speeds per second for one GPU kind and for the links within a node, and latencies in seconds.
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16
     double attention_flops;      ///< attention in bfloat16
     double product_flops_f32;    ///< matrix products in float32
     double attention_flops_f32;  ///< attention in float32
     double memory_bytes;         ///< bytes that memory-bound passes read and write
-    double update_bytes;   ///< bytes that the gradient norm and the optimizer read and write in flat blocks
-    double block_seconds;  ///< time of a block's kernels, forward and backward, that does not depend on their
-                           ///< work
-    double nvlink_bytes;   ///< Link::bytes_per_second within a node
+    double update_bytes;    ///< bytes that the gradient norm and the optimizer read and write in flat blocks
+    double block_seconds;   ///< fixed time for a block's kernels, forward and backward, which does not depend
+                            ///< on their work
+    double nvlink_bytes;    ///< Link::bytes_per_second within a node
     double nvlink_latency;  ///< Link::latency within a node
     double contention;      ///< fraction by which a running collective slows computation
 
@@ -43,18 +43,18 @@ void visit_constants(Constants& c, Visit&& visit) {
     visit("contention", c.contention, 1.0, "");
 }
 
-/// Returns the constants of NVIDIA H200s with NVLink 18 between all pairs, which `gradtile plan --fit` fitted
-/// to measurements.
+/// Returns the constants for NVIDIA H200s with NVLink 18 between all pairs, which `gradtile plan --fit`
+/// fitted to measurements.
 CostConstants h200_constants();
 /// Returns lines for users: which measurements the constants come from, and what was not measured.
 std::vector<std::string> h200_provenance();
 
-/// Parameters that one collective transfers, in the order of the flat blocks.
+/// Parameters that one collective transfers, in flat-block order.
 struct ParameterBucket {
     double elements = 0;
-    /// The stage of the bucket's first parameter: 0 for the embeddings, 1 .. layers for the blocks, layers +
-    /// 1 for the head. The forward pass first needs the bucket in this stage, and the backward pass completes
-    /// its last gradient there.
+    /// The stage that contains the bucket's first parameter: 0 for the embeddings, 1 .. layers for the
+    /// blocks, layers + 1 for the head. The forward pass first needs the bucket in this stage, and the
+    /// backward pass completes its last gradient there.
     std::size_t stage = 0;
     /// Only for ZeRO-1. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
     /// If false, whole parameters have owners (see DataParallel): every process sums the bucket, and the
@@ -64,22 +64,22 @@ struct ParameterBucket {
 
 /// One process's step: the numbers that determine the step's time.
 struct ParallelStep {
-    StepWork work;  ///< work of a micro-batch
+    StepWork work;  ///< work per micro-batch
     DType dtype = DType::f32;
     std::int64_t layers = 0;
     std::int64_t accumulation_steps = 1;
     bool zero = false;  ///< ZeRO-1
     std::vector<ParameterBucket> buckets;
-    double update_flops = 0;  ///< matrix products of the optimizer, in the process that has most of them
+    double update_flops = 0;  ///< the optimizer's matrix products, in the process that has most
     double elements() const;  ///< parameters in all buckets
 };
-/// Returns the step of each of `gpus` processes. `config` is valid and has a vocabulary.
+/// Returns the step that each of `gpus` processes runs. `config` is valid and has a vocabulary.
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus);
 
 struct StepCost {
-    double compute = 0;  ///< seconds of all forward and backward passes without communication
+    double compute = 0;  ///< seconds for all forward and backward passes without communication
     double exposed = 0;  ///< seconds that communication adds: waiting for it, and contention with it
-    double update = 0;   ///< seconds of gradient norm and optimizer
+    double update = 0;   ///< seconds for gradient norm and optimizer
     WireBytes wire;      ///< bytes that each GPU sends
     double seconds() const { return compute + exposed + update; }
 };

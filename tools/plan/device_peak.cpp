@@ -28,7 +28,7 @@ constexpr std::array by_name{
     NamedPeaks{"A100-", {312e12, 19.5e12, 19.5e12}}, NamedPeaks{"A100 ", {312e12, 19.5e12, 19.5e12}},
     NamedPeaks{"L40S", {362e12, 91.6e12, 1.4e12}}};
 
-/// Operations of a multiprocessor per cycle; a fused multiply-add counts as two (CUDA C++ Programming Guide,
+/// Operations per multiprocessor and cycle; a fused multiply-add counts as two (CUDA C++ Programming Guide,
 /// "Arithmetic Instructions"; architecture white papers).
 Peaks per_cycle(int major, int minor) {
     switch (10 * major + minor) {

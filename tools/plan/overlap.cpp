@@ -27,7 +27,7 @@ class Queue {
     void begin_piece() { left_ = done() ? 0 : pieces_[next_].seconds; }
     std::span<const QueuedPiece> pieces_;
     std::size_t next_ = 0;
-    double left_ = 0;  // seconds of the piece that are left, without contention
+    double left_ = 0;  // the current piece's remaining seconds, without contention
 };
 
 }  // namespace
@@ -40,7 +40,7 @@ double overlapped_seconds(std::span<const QueuedPiece> computation, std::span<co
         const bool computes = compute.can_run_with(transfer), sends = transfer.can_run_with(compute);
         check(computes || sends, "overlap: each queue waits for the other");
         const double slowdown = computes && sends ? 1 + contention : 1;
-        // Runs until the first of the two pieces ends. Exactly 0 seconds of that piece are then left.
+        // Runs until either piece ends. Exactly 0 seconds of that piece are then left.
         const double compute_end = computes ? compute.left() * slowdown : transfer.left();
         const double transfer_end = sends ? transfer.left() : compute_end;
         const double seconds = std::min(compute_end, transfer_end);

@@ -1,5 +1,5 @@
 #pragma once
-/// The run time of two queues that wait for each other's pieces: a GPU's computation and its collectives.
+/// The run time for two queues that wait for each other's pieces: a GPU's computation and its collectives.
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -8,12 +8,12 @@ namespace gradtile {
 
 struct QueuedPiece {
     double seconds = 0;
-    std::optional<std::size_t> after = {};  ///< piece of the other queue that must finish first
+    std::optional<std::size_t> after = {};  ///< the other queue's piece that must finish first
 };
 
 /// Returns the seconds until both queues are done; each queue runs its pieces in order. While a transfer
-/// runs, `1 + contention` seconds of computation do the work of one second. Throws Error when the queues wait
-/// for each other forever.
+/// runs, the computation needs `1 + contention` seconds for one second's work. Throws Error when the queues
+/// wait for each other forever.
 double overlapped_seconds(std::span<const QueuedPiece> computation, std::span<const QueuedPiece> transfers,
                           double contention);
 

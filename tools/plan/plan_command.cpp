@@ -34,7 +34,7 @@ struct Flags {
     SettingFlags settings;
     std::string model, config_file;
     std::int64_t gpus = 1, gpus_per_node = 8;
-    double gpu_memory = 139;  // in GiB; the default is that of an H200
+    double gpu_memory = 139;  // in GiB; the default is an H200's memory
     // GB/s and microseconds; 0: the fitted or assumed value.
     double nvlink_bandwidth = 0, network_bandwidth = 0, network_latency = 0;
     std::vector<std::string> fit, measurements;
@@ -47,7 +47,7 @@ constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
 /// Assumed, not measured: a 400 Gb/s port for each GPU at 90% efficiency, and one hop of a fat tree.
 constexpr Link assumed_network{.bytes_per_second = 45e9, .latency = 15e-6};
 
-/// The vocabulary of models that have none, because a run computes it from the text: the number of characters
+/// The vocabulary size for models that set none, because a run computes it from the text: the character count
 /// in tiny Shakespeare.
 constexpr std::int64_t characters = 65;
 
@@ -94,7 +94,7 @@ struct Prediction {
     std::size_t memory;
     StepCost cost;
     double tokens_per_second;
-    double efficiency = no_value;  ///< tokens_per_second / (GPUs * tokens_per_second of one GPU)
+    double efficiency = no_value;  ///< tokens_per_second / (GPUs * tokens_per_second with one GPU)
 };
 
 class Planner {
@@ -296,7 +296,7 @@ int plan(const Flags& flags) {
     return 0;
 }
 
-/// Prints the constants that fit the measurements best, and the deviation of each measurement.
+/// Prints the constants that fit the measurements best, and each measurement's deviation.
 int fit(const Flags& flags) {
     const std::vector<Measurement> measurements = measurements_in(flags.fit);
     const CostConstants shipped = h200_constants();

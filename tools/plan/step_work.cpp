@@ -20,7 +20,7 @@ struct BlockTraffic {
     double norms_backward;    ///< each norm reads x, dy and the residual gradient, and writes the residual
                               ///< gradient
     double norms_recomputed;  ///< recomputed norm outputs: read, written
-    double activation;        ///< traffic of the activation in addition to the products around it
+    double activation;        ///< the activation's traffic beyond the products around it
     double activation_recomputed;
     double bias_gradients;  ///< the sums for bias gradients, which read every linear layer's output gradient
                             ///< once more
@@ -62,7 +62,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     const double rows = as_double(micro_batch * model.context);
     const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
-    // Operations of q.k, summed over heads: the mean of the layers, which may have windows.
+    // Multiply-adds for q.k, summed over heads: the mean over the layers, which may have windows.
     const double scores = rows * as_double(model.width) * mean_visible_keys(model, model.context);
     // In a step each row is multiplied by all matrices three times: once forward, twice backward.
     const double products = 2.0 * rows * as_double(block_matrices(model).elements());
@@ -89,7 +89,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     }
 
     const double width = as_double(model.width), vocabulary = padded_vocabulary(model);
-    // The traffic in bytes per parameter of the measured steps to which the cost model is fitted. In these
+    // The traffic, in bytes per parameter, in the measured steps to which the cost model is fitted. In these
     // steps AdamW also wrote zeros into the gradients: 4 bytes more than now.
     const double update_bytes = is_16_bit(dtype)
                                     ? 4 + 2 * (4 + 4 + 4 + 4) + 2  // norm; gradient, m, v, master; value

@@ -1,7 +1,7 @@
 #pragma once
-/// The work of a training step on one GPU, counted from the model's shapes: floating-point operations of
-/// matrix products and of attention, bytes that memory-bound passes read and write, and the number of blocks,
-/// for the fixed cost of a block's kernels. docs/parallel_cost_model.md derives the counts.
+/// The work of a training step on one GPU, counted from the model's shapes: floating-point operations in
+/// matrix products and attention, bytes that memory-bound passes read and write, and the block count, for the
+/// fixed cost per block. docs/parallel_cost_model.md derives the counts.
 #include <cstdint>
 
 #include <gradtile/core/dtype.h>
@@ -13,7 +13,7 @@ struct Work {
     double product_flops = 0;
     double attention_flops = 0;
     double bytes = 0;
-    double blocks = 0;  ///< the forward and the backward pass of one block count as 1 together
+    double blocks = 0;  ///< one block's forward and backward pass count as 1 together
 
     Work& operator+=(const Work& other);
     friend Work operator+(Work a, const Work& b) { return a += b; }
@@ -23,16 +23,16 @@ struct Work {
 /// The parts of a micro-batch's forward and backward pass, in the order they run, and an update.
 struct StepWork {
     Work embed_forward;
-    Work block_forward;   ///< work of one block
+    Work block_forward;   ///< work per block
     Work head;            ///< loss, its gradient and the head's weight gradient, computed in one forward pass
-    Work block_backward;  ///< work of one block, including recomputation
+    Work block_backward;  ///< work per block, including recomputation
     Work embed_backward;
     /// Bytes that gradient norm and update read and write per parameter element; every optimizer counts as
     /// AdamW.
     double update_bytes_of_element = 0;
 };
 
-/// Returns the work of `micro_batch` sequences of model.context tokens. The vocabulary must be set.
+/// Returns the work for `micro_batch` sequences of model.context tokens. The vocabulary must be set.
 StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch);
 
 }  // namespace gradtile

@@ -16,7 +16,7 @@ struct Flags {
     std::string out;
 };
 
-/// If the directories of several runs have the same name, the runs' paths become their names.
+/// If several runs' directories have the same name, the runs' paths become their names.
 void make_names_unique(std::vector<RunMetrics>& runs) {
     std::multiset<std::string> names;
     for (const RunMetrics& run : runs) names.insert(run.name);

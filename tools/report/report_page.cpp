@@ -21,7 +21,7 @@ JsonValue shortened(double x) {
     return std::isfinite(x) ? JsonValue(std::strtod(formatted("%.7g", x).c_str(), nullptr)) : JsonValue();
 }
 
-/// Returns the mean of the finite values; NaN if no value is finite.
+/// Returns the mean over the finite values; NaN if no value is finite.
 double mean_of(Points points, double MetricsPoint::*member) {
     double sum = 0.0, count = 0.0;
     for (const MetricsPoint& point : points) {

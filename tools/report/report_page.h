@@ -1,5 +1,5 @@
 #pragma once
-/// The page of `gradtile report`: one file with the curves of several runs and the script that draws them.
+/// The `gradtile report` page: one file with several runs' curves and the script that draws them.
 #include <filesystem>
 #include <span>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace gradtile::cli {
 
-/// The largest number of runs on one page, of points of one curve, and of texts of one run. In the curve of a
-/// longer run, each point is the mean of several steps.
+/// At most this many runs per page, points per curve, and texts per run. In a longer run's curve, each point
+/// is the mean over several steps.
 constexpr std::size_t max_report_runs = 24, max_report_points = 2000, max_report_samples = 12;
 
 std::span<const EmbeddedFile> report_page_files();

@@ -59,7 +59,7 @@ std::optional<MetricsSample> sample_of(const JsonValue& event) {
         .text = printable(event["prompt"].get<std::string>() + event["text"].get<std::string>(), whole)};
 }
 
-/// Like a step, a sample replaces those of the same and of later steps, which an earlier process wrote.
+/// Like a step, a sample replaces the samples for the same and later steps, which an earlier process wrote.
 void add_sample(std::vector<MetricsSample>& samples, MetricsSample sample) {
     while (!samples.empty() && samples.back().step >= sample.step) samples.pop_back();
     samples.push_back(std::move(sample));
@@ -82,8 +82,8 @@ double setting(const RunMetrics& run, const char* name) {
     return found == run.settings.end() ? unknown : std::strtod(found->second.c_str(), nullptr);
 }
 
-/// Reads the lines of a file. Returns, for each point, the sum of ms up to the point; files without wall_s
-/// need it.
+/// Reads the lines of a file. Returns, for each point, the seconds up to the point, summed from ms; files
+/// without wall_s need them.
 std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& file) {
     std::int64_t number = 0, bad = 0, first_bad = 0;
     std::vector<double> seconds;

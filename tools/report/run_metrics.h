@@ -1,5 +1,5 @@
 #pragma once
-/// The metrics and settings of a run, as `gradtile report` compares them.
+/// A run's metrics and settings, as `gradtile report` compares them.
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -39,8 +39,8 @@ struct RunMetrics {
 
 /// Reads a run. `run` is its directory, or a file like metrics.jsonl. The settings come from config.json in
 /// the same directory. Lines that are not steps are left out, and a warning gives their number. When a step
-/// occurs twice, the later line counts. Lines of older versions have neither wall_s (the sum of ms stands for
-/// it) nor tokens (computed from the settings). Throws Error, one line with the file's name, when there is no
+/// occurs twice, the later line counts. Lines from older versions have neither wall_s (replaced by the summed
+/// ms) nor tokens (computed from the settings). Throws Error, one line with the file's name, when there is no
 /// file or no step in it.
 RunMetrics read_run_metrics(const std::filesystem::path& run);
 

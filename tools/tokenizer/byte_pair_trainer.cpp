@@ -45,7 +45,7 @@ struct TokenPairHash {
     }
 };
 
-/// Returns the bytes in the order of their ids. This is the order of the characters that represent them
+/// Returns the bytes in id order, which is the order of the characters that represent the bytes
 /// (byte_characters.h).
 std::vector<std::string> bytes_by_character() {
     std::vector<std::string> bytes;
@@ -62,7 +62,8 @@ class BytePairTrainer::PieceCounts {
         : splitter_({{std::string(gpt2_pattern())}}, "tokenizer"), pool_(threads) {}
 
     void add(std::string_view text) {
-        constexpr std::size_t max_parts = std::size_t{1} << 16;  // of text that is full of invalid bytes
+        constexpr std::size_t max_parts = std::size_t{1} << 16;  // limits parts in text that is full of
+                                                                 // invalid bytes
         std::vector<Part> parts;
         for (std::size_t at = 0; at < text.size();) {
             const std::size_t end = end_of_utf8(text, at);
@@ -78,15 +79,15 @@ class BytePairTrainer::PieceCounts {
   private:
     static constexpr std::size_t chunk_bytes = std::size_t{1} << 22;
 
-    /// The pieces that begin in [begin, end) of a run of valid UTF-8, or all bytes of an invalid run, which
-    /// are one piece.
+    /// The pieces that begin in [begin, end) of a valid UTF-8 run, or all bytes in an invalid run, which are
+    /// one piece.
     struct Part {
         std::string_view run;
         std::size_t begin, end;
         bool is_utf8;
     };
 
-    /// Cuts a run of valid UTF-8 into parts of about chunk_bytes.
+    /// Cuts a valid UTF-8 run into parts of about chunk_bytes.
     static void cut_run(std::string_view run, std::vector<Part>& parts) {
         for (std::size_t begin = 0; begin < run.size();) {
             std::size_t end = std::min(begin + chunk_bytes, run.size());
@@ -96,8 +97,8 @@ class BytePairTrainer::PieceCounts {
         }
     }
 
-    /// Counts the pieces of the parts and removes the parts. Each thread counts neighbouring parts of
-    /// together chunk_bytes or more at a time.
+    /// Counts the pieces in the parts and removes the parts. Each thread counts a group of neighbouring parts
+    /// at a time, with chunk_bytes or more in all.
     void count(std::vector<Part>& parts) {
         std::vector<std::size_t> borders{0};
         std::size_t bytes = 0;
@@ -130,7 +131,7 @@ class BytePairTrainer::PieceCounts {
     CountByPiece counts_;
 };
 
-/// Merges pairs in all pieces. A merge changes only the counts of the pairs that it touches.
+/// Merges pairs in all pieces. A merge changes only the counts for the pairs that it touches.
 class BytePairTrainer::Merger {
   public:
     Merger(const BytePairTrainerOptions& options, const CountByPiece& counts) : options_(options) {
@@ -184,7 +185,7 @@ class BytePairTrainer::Merger {
         return a.count != b.count ? a.count < b.count : a.pair > b.pair;
     }
 
-    /// Returns the id of the token with these bytes. If there is none, adds a token.
+    /// Returns the id for the token with these bytes. If there is none, adds a token.
     std::int32_t id_of(const std::string& bytes) {
         const auto [token, is_new] = ids_.emplace(bytes, static_cast<std::int32_t>(ids_.size()));
         if (is_new) vocabulary_.tokens.push_back(bytes);
@@ -260,8 +261,8 @@ class BytePairTrainer::Merger {
     std::unordered_map<std::string, std::int32_t> ids_;
     std::array<std::int32_t, 256> byte_ids_{};
     std::vector<Piece> pieces_;
-    // The count of a merged pair is kept. A second merge with the same result may create the pair again, and
-    // the tokenizers library then continues from the old count.
+    // A merged pair's count is kept. A second merge with the same result may create the pair again, and the
+    // tokenizers library then continues from the old count.
     std::unordered_map<TokenPair, std::int64_t, TokenPairHash> pair_counts_;
     std::unordered_map<TokenPair, std::vector<PieceIndex>, TokenPairHash> changed_;
     std::vector<Candidate> queue_;

@@ -17,7 +17,7 @@ TokenFormat format_for(const Tokenizer& tokenizer, const TokenizeOptions& option
     throw Error(concat("format llmc: holds vocabularies of up to 128256; the tokenizer's has ", vocabulary));
 }
 
-/// Collects the tokens of documents, and where each begins.
+/// Collects the documents' tokens, and where each begins.
 class DocumentTokens {
   public:
     DocumentTokens(const Tokenizer& tokenizer, const TokenizeOptions& options)
@@ -40,7 +40,7 @@ class DocumentTokens {
 
     const std::vector<std::int32_t>& ids() const { return ids_; }
     std::int64_t documents() const { return std::ssize(starts_); }
-    /// The index of the document's first token; the number of all tokens if `document` is documents().
+    /// The index of the document's first token; the total token count if `document` is documents().
     std::size_t start_of(std::int64_t document) const {
         return document == documents() ? ids_.size() : starts_[static_cast<std::size_t>(document)];
     }
@@ -68,8 +68,8 @@ std::string document_text(const std::string& path) {
     const DataFile file(path);
     const auto bytes = static_cast<std::size_t>(file.size());
     const std::size_t available = available_memory(Device::cpu());
-    // A byte of text takes one byte, and its ids take less than two: an id has 4 bytes, and a token has about
-    // three bytes of text.
+    // A text byte takes one byte, and its ids take less than two: an id has 4 bytes, and a token has about
+    // three text bytes.
     constexpr std::size_t bytes_each = 3;
     check(bytes <= available / bytes_each, path, ": ", bytes, " bytes of text need ", bytes_each,
           " times that in memory; ", available, " bytes are available");

@@ -11,7 +11,7 @@
 
 namespace gradtile {
 
-/// The format of the token files that are written.
+/// The format for written token files.
 enum class TokenFileStyle {
     llmc,    ///< llm.c's shards: gpt2's if the vocabulary is at most GPT-2's, else llama3's
     nanogpt  ///< no header: uint16, or uint32 if the vocabulary has more than 65,536 tokens
@@ -30,10 +30,10 @@ struct TokenizeOptions {
     /// An added token of the tokenizer. Files are cut into documents where its text occurs, and its id is
     /// written before each document. Empty: no separators; each file is a document.
     std::string separator{};
-    double val_fraction = 0.0;  ///< the last part of the documents goes to val_out
+    double val_fraction = 0.0;  ///< this last fraction of the documents goes to val_out
     std::string val_out{};
-    int threads = 0;  ///< number of threads; 0: one per core
-    /// Called with the number of bytes that are done, and the number of all.
+    int threads = 0;  ///< thread count; 0: one per core
+    /// Called with the number of bytes done and in all.
     std::function<void(std::int64_t bytes, std::int64_t of)> on_progress{};
 };
 

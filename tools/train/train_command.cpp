@@ -34,8 +34,8 @@ struct Flags {
     std::optional<std::int64_t> restarts;
 };
 
-/// Applies preset, the model of --init-from, config file and flags in this order; later values override
-/// earlier ones.
+/// Applies preset, --init-from model, config file and flags in this order; later values override earlier
+/// ones.
 TrainConfig config_of(const Flags& flags) {
     check_usage(!flags.restart, "--restart: needs --resume");
     const auto settings = [&](const std::string& init_from) {
@@ -52,7 +52,7 @@ TrainConfig config_of(const Flags& flags) {
     return config;
 }
 
-/// Refuses a place to write to that only the file of --config names; see output_place.h.
+/// Refuses a place to write to that only the --config file names; see output_place.h.
 void check_outputs(const Flags& flags, const TrainConfig& config) {
     if (config.tensorboard.empty() || flags.settings.has("tensorboard")) return;
     rethrow_as_usage_error(
@@ -133,7 +133,7 @@ void print_stop(const RunSummary& summary, int signal) {
     std::cout << '\n';
 }
 
-/// Prints the last lines of a run, for people and scripts: one "key: value" per line, with the names of
+/// Prints a run's last lines, for people and scripts: one "key: value" per line, with the names in
 /// metrics.jsonl. A key without a value has no line.
 void print_results(const RunSummary& summary, const TrainConfig& config) {
     std::cout << std::flush;
@@ -254,9 +254,9 @@ int train(const Flags& flags) {
     });
 }
 
-/// Runs as the parent of the processes that train.
+/// Runs as the parent of the training processes.
 int launch_training(const Flags& flags) {
-    TrainConfig config;  // validated here, so that an error is printed once instead of by every process
+    TrainConfig config;  // validated here, so that an error is printed once, not by every process
     if (flags.resume.empty()) {
         config = config_of(flags);
         check_outputs(flags, config);
@@ -268,7 +268,7 @@ int launch_training(const Flags& flags) {
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
     if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
     if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
-    // --gpus overrides the device of a run that began on the CPU.
+    // --gpus overrides a run's device if the run began on the CPU.
     if (flags.group.gpus && !flags.resume.empty())
         launch.arguments.insert(launch.arguments.end(), {"--device", "cuda"});
     launch.resumes = !flags.resume.empty();

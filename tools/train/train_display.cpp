@@ -28,7 +28,7 @@ MemoryUse memory_of(Device device) {
     return {memory.total_bytes - memory.free_bytes, memory.total_bytes};
 }
 
-/// Whether this process was started by the launcher of --gpus, --processes or --restarts.
+/// Whether this process was started by the launcher for --gpus, --processes or --restarts.
 bool has_launcher() {
     std::error_code error;
     const auto parent = std::filesystem::read_symlink(concat("/proc/", ::getppid(), "/exe"), error);

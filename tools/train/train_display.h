@@ -22,7 +22,7 @@ class TrainDisplay {
     explicit TrainDisplay(DisplayKind kind);
     /// Prints a message to standard error, above the dashboard if there is one.
     void message(const std::string& text);
-    /// Shows the steps of `trainer` until the returned object is destroyed.
+    /// Shows the trainer's steps until the returned object is destroyed.
     [[nodiscard]] std::shared_ptr<void> show(Trainer& trainer, const ProgressOptions& options);
 
   private:

@@ -1,5 +1,5 @@
 #pragma once
-/// New files of one folder that appear together, as the parts of an exported model do.
+/// New files in one folder that appear together, as an exported model's parts do.
 #include <deque>
 #include <filesystem>
 #include <string>
@@ -25,8 +25,8 @@ class NewFiles {
     /// Opens a file for writing. Throws Error that names the file when it exists.
     TensorWriter& add(const std::string& name);
     void add_text(const std::string& name, std::string_view text);
-    /// Gives all files their names, and returns their paths in the order of add(). Throws Error that names
-    /// the file when one of them exists by now.
+    /// Gives all files their names, and returns their paths in add() order. Throws Error that names a file
+    /// which exists by now.
     std::vector<std::string> commit();
 
   private:

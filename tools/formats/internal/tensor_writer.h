@@ -1,5 +1,5 @@
 #pragma once
-/// Writes a file from its beginning to its end: bytes, integers and the elements of tensors.
+/// Writes a file from beginning to end: bytes, integers and tensor elements.
 #include <cstddef>
 #include <cstdint>
 #include <optional>

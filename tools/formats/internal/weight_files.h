@@ -1,5 +1,5 @@
 #pragma once
-/// Reads the tensors of one or several files, and makes a model's parameters from them.
+/// Reads the tensors in one or several files, and makes a model's parameters from them.
 #include <functional>
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace gradtile {
 
-/// The tensors of a .safetensors file, or of all files that an index names.
+/// The tensors in a .safetensors file, or in all files that an index names.
 class WeightFiles {
   public:
     /// `path` is a .safetensors file or a .safetensors.index.json. Throws Error that names the file if it
@@ -45,9 +45,9 @@ struct LoadedWeights {
     NamedTensors parameters = {};
 };
 
-/// Checks the shapes of all tensors, and then reads the parameters. A prefix
-/// "transformer." or "model." may be absent in the files. Throws Error naming a tensor that is missing, that
-/// has another shape, or that is not part of the model.
+/// Checks the shapes of all tensors, and then reads the parameters. A prefix "transformer." or "model." may
+/// be absent in the files. Throws Error naming a tensor that is missing, that has another shape, or that the
+/// model does not have.
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
                            const std::string& source);
 

@@ -1,7 +1,7 @@
 #pragma once
-/// INTERNAL. FlashAttention-2 (Dao 2023): algorithm 1 forward, with the outer loop over blocks of rows, so
-/// that O and the statistics stay in fast memory; algorithm 2 backward, with the outer loop over blocks of
-/// keys, from the LSE and D alone.
+/// INTERNAL. FlashAttention-2 (Dao 2023): algorithm 1 forward, with the outer loop over row blocks, so that O
+/// and the statistics stay in fast memory; algorithm 2 backward, with the outer loop over key blocks, from
+/// the LSE and D alone.
 #include <gradtile/attention/cpu/tiled/flash_tiles.h>
 
 namespace gradtile::attention::lab {
@@ -18,9 +18,9 @@ struct Flash2BackwardTiles : FlashBackwardTiles<A> {
           delta(fast.matrix<A>(b.rows, 1, "D")) {}
 };
 
-/// The block sizes of the forward pass, which the paper leaves open. A block of the outer loop has M / 4d
-/// rows, as many as FlashAttention's blocks have keys. A block of the inner loop has at most d keys. If the
-/// tiles do not fit, the number of keys is halved first.
+/// The forward pass's block sizes, which the paper leaves open. An outer-loop block has M / 4d rows, as many
+/// as FlashAttention's blocks have keys. An inner-loop block has at most d keys. If the tiles do not fit, the
+/// key count is halved first.
 template <class A>
 BlockSizes flash2_forward_blocks(const Geometry& g, std::size_t fast_memory_bytes) {
     const std::int64_t d = std::max(g.d_qk, g.d_v);

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The slow memory of the lab. The class lists its matrices and measures how many bytes are in use.
+/// INTERNAL. The lab's slow memory. The class lists its matrices and measures how many bytes are in use.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -42,7 +42,7 @@ class SlowMemory {
         throw Error("lab: no matrix of the slow memory has this address");
     }
     std::int64_t peak_bytes() const { return peak_; }
-    /// Sets the peak to the number of bytes that are in use now.
+    /// Sets the peak to the bytes that are in use now.
     void reset_peak() { peak_ = in_use_; }
 
   private:
@@ -72,7 +72,7 @@ class SlowTensor {
 
     cpu::tiled::SlowMatrix<T> matrix() { return {elements_.data(), rows_, columns_, columns_}; }
     const std::vector<T>& elements() const { return elements_; }
-    /// Writes all elements. The access is not counted, because it prepares the inputs of an algorithm.
+    /// Writes all elements. The access is not counted, because it prepares an algorithm's inputs.
     void assign(const T* numbers) { std::copy_n(numbers, elements_.size(), elements_.begin()); }
 
   private:

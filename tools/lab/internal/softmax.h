@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Softmax of one row x [1, n] in slow memory, y = e^x / sum e^x, in blocks of `block` elements.
+/// INTERNAL. Softmax of one row x [1, n] in slow memory, y = e^x / sum e^x, `block` elements at a time.
 /// Naive, safe and online: Milakov & Gimelshein 2018, algorithms 1 to 3.
 #include <cmath>
 
@@ -66,7 +66,7 @@ inline void safe_softmax(const SlowMatrix<const float>& x, const SlowMatrix<floa
     store_quotients(x, {maximum, sum_of_exponentials(x, maximum, block, fast)}, y, block, fast);
 }
 
-/// Lines 1 to 6 of algorithm 3, maximum and sum in one pass: 1 load per element.
+/// Algorithm 3, lines 1 to 6: maximum and sum in one pass, 1 load per element.
 inline RowSum online_statistics(const SlowMatrix<const float>& x, std::int64_t block, FastMemory& fast) {
     RowSum row{minus_infinity<float>, 0};
     pass_over(x, nullptr, block, fast, [&](float* e, std::int64_t n) {
@@ -98,7 +98,7 @@ inline void unfused_softmax(const SlowMatrix<const float>& x, const SlowMatrix<f
     });
 }
 
-/// Softmax of a row that is in fast memory as a whole: 1 load and 1 store per element.
+/// Softmax of a row that fits in fast memory: 1 load and 1 store per element.
 inline void fused_softmax(const SlowMatrix<const float>& x, const SlowMatrix<float>& y, FastMemory& fast) {
     pass_over(x, &y, x.columns(), fast, [&](float* e, std::int64_t n) {
         const float sum = exponentials({0, n}, row_maximum({0, n}, e), e);

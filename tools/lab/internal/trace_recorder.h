@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. Records a run of one algorithm as a Trace.
+/// INTERNAL. Records one algorithm pass as a Trace.
 #include <map>
 
 #include <gradtile/tools/lab/internal/slow_memory.h>
@@ -9,8 +9,8 @@ namespace gradtile::attention::lab {
 
 class TraceRecorder : public cpu::tiled::MemoryObserver {
   public:
-    /// `steps_before` is the number of steps of earlier traces. Throws Error when all traces together have
-    /// more than `max_steps` steps.
+    /// `steps_before` counts the steps in earlier traces. Throws Error when all traces together have more
+    /// than `max_steps` steps.
     TraceRecorder(const SlowMemory& slow, std::int64_t steps_before, std::int64_t max_steps)
         : slow_(slow), steps_before_(steps_before), max_steps_(max_steps) {}
     /// Returns the trace. Its member `measurement` is not set.

@@ -1,5 +1,5 @@
 #pragma once
-/// INTERNAL. The GPU's part of lab/warp_partition.h. The caller has checked the arguments.
+/// INTERNAL. The GPU side of lab/warp_partition.h. The caller has checked the arguments.
 #include <gradtile/tools/lab/warp_partition.h>
 
 namespace gradtile::attention::cuda {
