@@ -1,4 +1,4 @@
-// Average errors of every kernel: the root mean square is within the derived bounds, and the errors have no
+// Every kernel's average errors: the root mean square is within the derived bounds, and the errors have no
 // bias over the rows. In one element, a factor that is wrong by one percent changes less than a 16-bit
 // rounding does; averaged over a thousand elements, the change is visible.
 #include "every_kernel.h"

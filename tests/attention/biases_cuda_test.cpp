@@ -1,5 +1,5 @@
-// Tests biases in the 16-bit kernels of the GPU that read them in tiles: a matrix of queries and keys, biases
-// of keys, and both. Results are compared with float64 on the CPU.
+// Tests biases in the 16-bit GPU kernels that read them in tiles: a query-key matrix, key biases, and both.
+// Results are compared with float64 on the CPU.
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ class AttentionCudaBiases : public AttentionCudaDtypes {
     using Change = void(const Problem&, Inputs&);
     static void keep(const Problem&, Inputs&) {}
 
-    /// Compares flash2 with float64, with biases of q's dtype and of float32.
+    /// Compares flash2 with float64, with biases in q's dtype and in float32.
     void expect_accurate_flash(const Problem& problem, Change* change = keep) const {
         const DType dtype = GetParam();
         for (const bool typed : {true, false}) {
@@ -40,7 +40,7 @@ class AttentionCudaBiases : public AttentionCudaDtypes {
 };
 INSTANTIATE_TEST_SUITE_P(Bits16, AttentionCudaBiases, testing::Values(DType::bf16, DType::f16));
 
-/// An Evoformer's sequences: they share the matrix, and each has a bias of keys.
+/// An Evoformer's sequences: they share the matrix, and each has a key bias.
 Problem sequences(std::int64_t count, std::int64_t length) {
     return {.queries = length,
             .keys = length,
@@ -80,9 +80,9 @@ TEST_P(AttentionCudaBiases, EachBiasAloneIsAccurate) {
     expect_accurate_flash(problem);
     problem.biases = {Shape{3, 1, 1, 200}};
     expect_accurate_flash(problem);
-    problem.biases = {Shape{3, 2, 1, 200}, Shape{1, 2, 1, 1}};  // two biases of keys
+    problem.biases = {Shape{3, 2, 1, 200}, Shape{1, 2, 1, 1}};  // two key biases
     expect_accurate_flash(problem);
-    problem = sequences(3, 201);  // rows of such a matrix are not aligned
+    problem = sequences(3, 201);  // this matrix's rows are not aligned
     expect_accurate_flash(problem);
     problem.biases = {Shape{3, 1, 1, 201}};
     expect_accurate_flash(problem);
@@ -124,7 +124,7 @@ TEST_P(AttentionCudaBiases, SingleQueriesAndKeysAreAccurate) {
         expect_accurate_flash(problem);
     }
 }
-/// -inf in the bias of keys hides a whole sequence and the last keys of another one; -inf in the matrix hides
+/// -inf in the key bias hides a whole sequence and another sequence's last keys; -inf in the matrix hides
 /// single pairs and whole rows.
 TEST_P(AttentionCudaBiases, MinusInfinityHidesPairs) {
     Change* const hide = [](const Problem& problem, Inputs& in) {
@@ -163,7 +163,8 @@ TEST_P(AttentionCudaBiases, SequencesDoNotDependOnOthers) {
 }
 
 TEST_P(AttentionCudaBiases, GradientsOfBiasesAreRepeatable) {
-    // Many sequences for each thread block of the matrix's gradient, whose ring is short at head dim 64.
+    // Many sequences for each thread block that computes the matrix's gradient, whose ring is short at head
+    // dim 64.
     for (const std::int64_t d : {32, 64}) {
         Problem problem = sequences(100, 264);
         problem.d_qk = problem.d_v = d;
@@ -185,7 +186,7 @@ TEST_P(AttentionCudaBiases, GradientsOfBiasesAreRepeatable) {
         }
     }
 }
-/// Many sequences of one tile at head dim 64, for each thread block of the matrix's gradient.
+/// Many one-tile sequences at head dim 64, for each thread block that computes the matrix's gradient.
 TEST_P(AttentionCudaBiases, SumsOverManySequencesAreAccurate) {
     Problem problem = sequences(300, 64);
     expect_accurate_flash(problem);

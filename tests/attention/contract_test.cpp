@@ -1,5 +1,5 @@
-// The promises of attention.h in special cases: zero lengths, rows without visible keys, keys that no row
-// sees, refused arguments.
+// What attention.h promises in special cases: zero lengths, rows without visible keys, keys that no row sees,
+// refused arguments.
 #include <gmock/gmock.h>
 
 #include "reference.h"
@@ -40,8 +40,8 @@ TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
     });
 }
 
-/// The backward pass on the CPU once divided by the number of blocks of keys, or of heads, over which it sums
-/// such a gradient.
+/// The CPU backward pass once divided by the number of key blocks or heads over which it sums such a
+/// gradient.
 TEST(AttentionContract, WithoutKeysOrHeadsTheGradientOfABiasThatIsBroadcastOverThemIsZero) {
     const Context ctx(Device::cpu(), 2);
     const Problem without_keys{
@@ -195,7 +195,7 @@ TEST(AttentionContract, ANaNInputMakesEveryRowThatSeesItNaN) {
     });
 }
 
-/// The message of the Error that the call throws; empty if it throws none.
+/// Returns the call's Error message; empty if the call throws none.
 template <class Call>
 std::string refusal(Call&& call) {
     try {

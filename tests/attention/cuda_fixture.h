@@ -1,5 +1,5 @@
 #pragma once
-/// The fixture of the tests of attention on the GPU. Without a GPU these tests are skipped.
+/// The fixture for attention tests on the GPU. Without a GPU these tests are skipped.
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -11,15 +11,15 @@
 
 namespace gradtile::attention::test {
 
-/// Number of runs that must give equal results. GRADTILE_TEST_ROUNDS overrides the default: more runs to
-/// search for races, fewer under slow tools.
+/// How many runs must give equal results. GRADTILE_TEST_ROUNDS overrides the default: more runs to search for
+/// races, fewer under slow tools.
 inline int rounds(int default_rounds) {
     const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
     return text ? std::max(1, std::atoi(text)) : default_rounds;
 }
 
 /// Whether to use neither an arena nor poisoned memory. compute-sanitizer needs this to detect accesses
-/// beyond an allocation and reads of memory that was never written.
+/// beyond an allocation and reads from memory that was never written.
 inline bool plain_memory() {
     return std::getenv("GRADTILE_TEST_PLAIN_MEMORY") != nullptr;
 }
@@ -38,7 +38,7 @@ class AttentionCuda : public testing::Test {
     const Context& gpu() const { return *gpu_; }
     const Context cpu{Device::cpu()};
 
-    /// Fills all memory of the arena with NaN. No tensor may be allocated at this time.
+    /// Fills all arena memory with NaN. No tensor may be allocated at this time.
     void poison() const {
         if (plain_memory()) return;
         fill(gpu(), empty(gpu(), {arena_bytes / 4 - 1024}, DType::f32),
@@ -58,13 +58,13 @@ class AttentionCuda : public testing::Test {
         return run(gpu(), on_gpu(in), options);
     }
 
-    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to the order of its sums. Other
-    /// algorithms must be within the bounds of the dtype.
-    /// Biases are float32 or, with typed_biases, of the dtype of q.
+    /// The naive algorithm on the GPU must be as accurate as on the CPU, up to its summation order. Other
+    /// algorithms must be within the dtype's bounds. Biases are float32 or, with typed_biases, have q's
+    /// dtype.
     void expect_accurate(const Problem& problem, DType dtype, bool deterministic = false,
                          bool typed_biases = false) const {
         SCOPED_TRACE(::testing::Message() << problem << ' ' << dtype);
-        // The bound of float64 results is derived from the error of the same problem in float32.
+        // The bound for float64 results is derived from the same problem's float32 error.
         const DType coarse = dtype == DType::f64 ? DType::f32 : dtype;
         Inputs coarse_inputs = random_inputs(cpu, problem, coarse);
         for (Tensor& bias : coarse_inputs.biases)

@@ -24,7 +24,7 @@ std::vector<std::int32_t> offsets_of(const std::vector<std::int64_t>& lengths) {
     return offsets;
 }
 
-/// The sequences of one packed call. `shape` has one batch; its lengths are those of all sequences together.
+/// The sequences in one packed call. `shape` has one batch; its lengths are the sums over all sequences.
 struct PackedInputs {
     Problem shape;
     std::vector<std::int32_t> q_offsets, k_offsets;
@@ -54,7 +54,7 @@ struct PackedInputs {
         options.cumulative_k = offsets(ctx, k_offsets);
         return options;
     }
-    /// Compares the results of one sequence in two packed calls.
+    /// Compares one sequence's results in two packed calls.
     void expect_equal(std::size_t b, const Result& x, const Result& y) const {
         SCOPED_TRACE(::testing::Message() << "sequence " << b);
         const auto expect = [](const std::vector<double>& a, const std::vector<double>& e, std::int64_t from,
@@ -94,7 +94,7 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-/// The largest magnitude of the finite numbers in x. Rows that see no key have LSE = -inf.
+/// The largest finite magnitude in x. Rows that see no key have LSE = -inf.
 double largest_finite_of(const std::vector<double>& x) {
     double largest = 0;
     for (const double e : x)
@@ -105,7 +105,7 @@ double largest_finite_of(const std::vector<double>& x) {
 /// Compares a part of `packed`, [heads, rows] or [rows, heads, columns], with a dense result.
 struct Part {
     const std::vector<double>& packed;
-    std::int64_t first, stride, count;  ///< pieces of `piece` numbers
+    std::int64_t first, stride, count;  ///< `count` pieces; piece n begins at first + n * stride
     std::int64_t piece;
 
     void expect_near(const std::vector<double>& dense, double tolerance, const char* name) const {
@@ -122,14 +122,14 @@ struct Part {
 
 class AttentionCudaPacked : public AttentionCudaDtypes {
   protected:
-    /// The kernels of a dense call may differ, and float64 cuts sequences into other tiles, so that sums are
-    /// rounded in another order: 16 units of float64, 4 of the other dtypes. In float32 these roundings are
-    /// as small as those of P on its way through the LSE (docs/numerics.md, with u = 2^-24): the packed and
-    /// the dense call each have an error of u (3 |S| + 4) of P relative to the maximum and of 3 u |LSE| of P
-    /// from the LSE. A dense call that takes the path of few queries rounds its LSE twice more, when it
-    /// merges the warps and the splits. Scores that matter are not larger than the LSE L. So the two P, and
-    /// with them all results, differ by 2 u (3 L + 4 + 3 L) + 2 u L = (2 + 3.5 L) 2^-22. 16-bit results are
-    /// rounded so much more coarsely that this term does not count.
+    /// A dense call may use different kernels, and float64 cuts sequences into different tiles, so sums are
+    /// rounded in another order: 16 units in float64, 4 units in the other dtypes. In float32 the roundings
+    /// on P's way through the LSE are as large (docs/numerics.md, with u = 2^-24). In the packed and in the
+    /// dense call, P has two relative errors: u (3 |S| + 4) from the maximum and 3 u |LSE| from the LSE. A
+    /// dense call on the few-query path rounds its LSE twice more, when it merges the warps and the splits.
+    /// Scores that matter are not larger than the LSE L. So the two P, and with them all results, differ by 2
+    /// u (3 L + 4 + 3 L) + 2 u L = (2 + 3.5 L) 2^-22. 16-bit results are rounded so much more coarsely that
+    /// this term does not count.
     double tolerance(double largest_lse) const {
         switch (GetParam()) {
             case DType::f64:
@@ -208,7 +208,7 @@ class AttentionCudaPacked : public AttentionCudaDtypes {
 const Lengths mixed{
     .queries = {70, 0, 5, 200, 1, 64, 0, 129, 3}, .keys = {70, 9, 0, 200, 1, 64, 0, 140, 300}, .rest = 37};
 const Lengths equal{.queries = {1, 257, 128, 30}, .keys = {1, 257, 128, 30}};
-/// Sequences that end before, at and after the end of a kernel's block, and some of many blocks.
+/// Sequences that end before, at and after the end of a kernel's block, and some with many blocks.
 const Lengths edges{.queries = {1, 63, 64, 65, 127, 0, 128, 129, 191, 192, 193, 700, 2, 320},
                     .keys = {1, 64, 63, 127, 65, 5, 129, 128, 192, 0, 191, 700, 450, 320},
                     .rest = 70};

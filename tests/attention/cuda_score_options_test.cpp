@@ -1,5 +1,5 @@
-// Tests softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE on the GPU. On the
-// problems of the CPU tests, every algorithm and dtype is compared with float64 on the CPU.
+// Tests softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE on the GPU. Every
+// algorithm and dtype runs the CPU tests' problems and is compared with float64 on the CPU.
 #include <cmath>
 #include <limits>
 
@@ -24,7 +24,7 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAllScoreOptionsAtAnyHeadDim)
 TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAlibiAtAnyHeadDim) {
     for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
         for (const bool deterministic : {false, true}) {
-            // Two or more blocks of rows and of keys, but small: the float64 reference takes most of the
+            // At least two row blocks and two key blocks, but small: the float64 reference takes most of the
             // time.
             Problem problem{.queries = 150,
                             .keys = 210,
@@ -43,8 +43,8 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAlibiAtAnyHeadDim) {
         }
 }
 
-/// Kernels with wgmma for dropout alone, and for any formula of the scores with or without dropout. Two or
-/// more blocks of rows and of keys, but small: the float64 reference takes most of the time.
+/// Kernels with wgmma for dropout alone, and for any score formula with or without dropout. At least two row
+/// blocks and two key blocks, but small: the float64 reference takes most of the time.
 std::vector<Problem> problems_of_dropout_and_softcap(std::int64_t d) {
     const Problem base{.queries = 150, .keys = 210, .d_qk = d, .d_v = d, .heads = 2, .key_heads = 1};
     std::vector<Problem> problems;
@@ -71,7 +71,7 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderDropoutAndSoftcapAbove64) {
                 expect_accurate(problem, GetParam(), deterministic);
 }
 
-/// Biases of the dtype of q whose rows are aligned are read in tiles, alone or with a bias of keys.
+/// Biases with q's dtype and aligned rows are read in tiles, alone or with a key bias.
 TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
     const Problem base{.queries = 70,
                        .keys = 152,
@@ -88,8 +88,8 @@ TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
     add([](Problem& p) { p.d_qk = 64, p.d_v = 40, p.window.left = 30, p.scale = -0.3; });
     add([](Problem& p) { p.biases = {Shape{4, 1, 1, 152}, Shape{2, 4, 70, 152}}, p.batch_divisor = 2; });
     add([](Problem& p) { p.biases = {Shape{4, 4, 70, 152}, Shape{4, 1, 1, 152}}, p.causal = true; });
-    // The bias's gradient has so many tiles that one thread block sums each of them. Rows and keys do not
-    // fill the last tiles.
+    // The bias gradient has so many tiles that one thread block sums each tile. Rows and keys do not fill the
+    // last tiles.
     add([](Problem& p) {
         p.queries = 200, p.keys = 264, p.heads = p.key_heads = 16;
         p.biases = {Shape{2, 16, 200, 264}, Shape{4, 1, 1, 264}}, p.batch_divisor = 2;
@@ -98,7 +98,7 @@ TEST_P(AttentionCudaDtypes, BiasesReadInTilesAreAsAccurateAsNaive) {
         p.queries = p.keys = 256, p.heads = 16, p.d_qk = p.d_v = 64, p.batch = 3;
         p.causal = p.top_left = true, p.biases = {Shape{1, 16, 256, 256}};
     });
-    // With so many sequences, dQ is computed for one part of them after another.
+    // With so many sequences, dQ is computed for one group of sequences after another.
     add([](Problem& p) { p.queries = 9, p.keys = 8, p.batch = 1601, p.biases = {Shape{1, 4, 9, 8}}; });
     for (const Problem& problem : problems)
         for (const bool deterministic : {false, true})
@@ -118,7 +118,7 @@ TEST_P(AttentionCudaDtypes, RowsOfTheLowestScoresGiveNumbers) {
 
 /// Dropout must drop the same elements on every device.
 TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
-    // Column j of V is 1 at key j and 0 at the others. Scores are equal, so O is not 0 where P is kept.
+    // In V, column j is 1 at key j and 0 at the others. Scores are equal, so O is not 0 where P is kept.
     const Problem problem{.queries = 77,
                           .keys = 64,
                           .d_qk = 8,
@@ -143,9 +143,9 @@ TEST_P(AttentionCudaDtypes, DropoutDropsTheSameElementsAsOnTheCpu) {
         EXPECT_EQ(is_kept(run_on_gpu(in, problem.options(algorithm)).o), expected) << algorithm;
 }
 
-/// Compares the dropped elements of both passes with those on the CPU, for the kernels of every head dim,
-/// with many blocks and with parts of one. Q is 0, so that visible P are equal; V and dO are slices of an
-/// identity matrix, so that every element of O and dV is one element of P.
+/// Expects both passes to drop the same elements as on the CPU, for every head dim's kernels, with many
+/// blocks and with partial blocks. Q is 0, so that all visible P are equal. V and dO are slices of an
+/// identity matrix, so that every O and dV element is one element of P.
 TEST_P(AttentionCudaDtypes, BothPassesDropTheSameElementsAsOnTheCpu) {
     const auto is_kept = [](const std::vector<double>& x) {
         std::vector<bool> kept;
@@ -185,7 +185,7 @@ TEST_P(AttentionCudaDtypes, BothPassesDropTheSameElementsAsOnTheCpu) {
             }
 }
 
-/// The tests of dropout and softcap would also pass if all calls took the kernels for sm_80.
+/// The dropout and softcap tests would also pass if all calls took the kernels for sm_80.
 TEST_F(AttentionCuda, DropoutAndSoftcapTakeTheHopperKernels) {
     Problem problem{.queries = 200, .keys = 200, .d_qk = 64, .d_v = 64, .dropout_p = 0.1};
     const Inputs in = on_gpu(random_inputs(cpu, problem, DType::bf16));
@@ -200,7 +200,7 @@ TEST_F(AttentionCuda, DropoutAndSoftcapTakeTheHopperKernels) {
     EXPECT_THAT(explain(), ::testing::HasSubstr("with a formula of the scores"));
 }
 
-/// Sinks and slopes are float32, biases may have the dtype of q, and all may be strided views.
+/// Sinks and slopes are float32, biases may have q's dtype, and all may be strided views.
 TEST_P(AttentionCudaDtypes, BiasesOfEveryDtypeAndLayoutGiveTheSameResults) {
     const Problem problem{.queries = 70,
                           .keys = 90,
@@ -226,8 +226,8 @@ TEST_P(AttentionCudaDtypes, BiasesOfEveryDtypeAndLayoutGiveTheSameResults) {
     EXPECT_EQ(strided.d_bias_0, expected.d_bias_0);
 }
 
-/// The float32 kernels scale dS by the magnitudes of V and dO, but dLSE may be larger or smaller than any
-/// product of them.
+/// The float32 kernels scale dS by the magnitudes of V and dO, but dLSE may be larger or smaller than any of
+/// their products.
 TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
     const Problem problem{.queries = 70, .keys = 90, .d_qk = 24, .d_v = 40, .causal = true, .d_lse = true};
     for (const int exponent : {-60, 0, 30, 90})

@@ -1,5 +1,5 @@
-// Tests attention on the GPU. On the problems of the CPU tests, every algorithm and dtype is compared with
-// float64 on the CPU; the bounds are those of the CPU kernels. Without a GPU these tests are skipped.
+// Tests attention on the GPU. Every algorithm and dtype runs the CPU tests' problems and is compared with
+// float64 on the CPU, within the CPU kernels' bounds. Without a GPU these tests are skipped.
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -32,8 +32,8 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAnyOption) {
     expect_accurate(problems_of_options(), GetParam());
 }
 
-/// The head dims above 128, whose kernels differ in their structure, in problems of many blocks: blocks of
-/// keys that no row sees, and rows that see no key.
+/// Head dims above 128, whose kernels are structured differently, in problems with many blocks, with key
+/// blocks that no row sees, and with rows that see no key.
 TEST_P(AttentionCudaDtypes, LargeHeadDimsAreAsAccurateAsNaive) {
     if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has the same kernels for small head dims";
     for (const auto& [d_qk, d_v] : {std::pair{192, 128}, {192, 192}, {256, 256}, {200, 72}, {136, 256}})
@@ -77,7 +77,7 @@ TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {
     }
 }
 
-/// One problem of several blocks for every instantiation of the kernels.
+/// One problem with several blocks for every kernel instantiation.
 TEST_P(AttentionCudaDtypes, DeterministicGradientsAreAsAccurateAsNaive) {
     for (const auto& [d_qk, d_v] :
          {std::pair{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}})
@@ -112,7 +112,7 @@ TEST_P(AttentionCudaDtypes, ManyShortHeadsAreAsAccurateAsNaive) {
     windowed.causal = false;
     narrow.d_qk = 40;
     narrow.causal = false;
-    rows_without_keys.queries = 150;  // the first 100 rows see no key, and no row sees some blocks of keys
+    rows_without_keys.queries = 150;  // the first 100 rows see no key, and no row sees some key blocks
     rows_without_keys.keys = 50;
     longest.queries = longest.keys = 256;
     expect_accurate({causal, windowed, narrow, rows_without_keys, longest}, GetParam());
@@ -164,7 +164,7 @@ TEST_P(AttentionCudaDtypes, HugeScoresGiveFiniteResults) {
 /// Kernels scale every head by its largest element, and an all-zero head has none.
 TEST_P(AttentionCudaDtypes, AnAllZeroInputWithTinyOtherInputsGivesZerosWithoutNaN) {
     const Problem problem{.queries = 70, .keys = 90, .d_qk = 64, .d_v = 64, .causal = true};
-    // `tiny` is so small that its square is 0 in the dtype of the sums, except in float16, where it is the
+    // `tiny` is so small that its square is 0 in the accumulator dtype, except in float16, where it is the
     // smallest number.
     const double tiny = GetParam() == DType::f64 ? 0x1p-1000 : GetParam() == DType::f16 ? 0x1p-24 : 0x1p-120;
     for (const bool deterministic : {false, true})
@@ -189,8 +189,8 @@ TEST_P(AttentionCudaDtypes, AnAllZeroInputWithTinyOtherInputsGivesZerosWithoutNa
         }
 }
 
-/// The forward passes of the tiled algorithms, flash1's gradients, and memory_efficient's with
-/// `deterministic` are equal to the bit in every run.
+/// The tiled algorithms' forward passes, flash1's gradients, and memory_efficient's with `deterministic` are
+/// equal to the bit in every run.
 TEST_P(AttentionCudaDtypes, TiledAlgorithmsGiveTheSameBitsInEveryRun) {
     const Problem problem{.queries = 700,
                           .keys = 650,
@@ -209,7 +209,7 @@ TEST_P(AttentionCudaDtypes, TiledAlgorithmsGiveTheSameBitsInEveryRun) {
     }
 }
 
-/// Without `deterministic`, dQ differs by the roundings of additions in another order only.
+/// Without `deterministic`, dQ differs only by rounding, because the addition order differs.
 void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
     double largest = 0;
     for (const double e : b) largest = std::max(largest, std::abs(e));
@@ -361,7 +361,7 @@ TEST_P(AttentionCudaDtypes, MemoryGrowsLinearlyWithTheLength) {
         EXPECT_LE(bytes(algorithm, 1 << 17), 2.0 * bytes(algorithm, 1 << 16) + 4096) << algorithm;
 }
 
-/// Returns x [B, S, H, D] with the numbers of every head multiplied by 2^(exponent + step * (batch + head /
+/// Returns x [B, S, H, D] with every head multiplied by 2^(exponent + step * (batch + head /
 /// heads_per_step)), which is exact in float32.
 Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent, int step,
                                std::int64_t heads_per_step) {
@@ -377,7 +377,7 @@ Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent
 }
 
 /// The kernels split factors into binary16 numbers, which have few exponents. Therefore the kernels scale
-/// every head by a power of two of its own.
+/// every head by its own power of two.
 TEST_F(AttentionCuda, ScalingAFloat32HeadByAPowerOfTwoScalesItsResultsExactly) {
     const Problem problem{.queries = 70,
                           .keys = 90,
@@ -393,7 +393,7 @@ TEST_F(AttentionCuda, ScalingAFloat32HeadByAPowerOfTwoScalesItsResultsExactly) {
     const auto scaled = [&](const Tensor& x, int exponent, int step) {
         return scaled_by_powers_of_two(gpu(), x, exponent, step, x.size(2) / problem.key_heads);
     };
-    // The scores do not change: k is divided by the factor of q.
+    // The scores do not change: k is divided by q's factor.
     const Inputs scaled_inputs{scaled(in.q, 30, -17), scaled(in.k, -30, 17), scaled(in.v, 50, -33),
                                scaled(in.d_o, -70, 20)};
     const auto run_passes = [&](const Inputs& x) {

@@ -1,5 +1,5 @@
-// dQ of the 16-bit Hopper backward pass. Its float32 sums exist only for the heads that are being computed,
-// in a ring of slots. With a small ring, each slot is used by many heads also in small problems.
+// dQ from the 16-bit Hopper backward pass. The float32 dQ accumulator exists only for the heads that are
+// being computed, in a ring of slots. With a small ring, many heads use each slot also in small problems.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Limits the ring to sets of one head, with two slots, while it exists.
+/// Limits the ring to one-head sets, with two slots, while this object exists.
 class SmallRing {
   public:
     SmallRing() : choice_({.set_heads = 1, .more_slots = 1}) {}
@@ -42,7 +42,7 @@ class AttentionCudaDqRing : public AttentionCudaDtypes {
                                   factors_of(GetParam()));
         }
     }
-    /// The inputs of several backward passes on the GPU, and what their common forward pass saved.
+    /// Inputs for several backward passes on the GPU, and what their common forward pass saved.
     struct Passes {
         Inputs in;
         Options options;
@@ -53,8 +53,8 @@ class AttentionCudaDqRing : public AttentionCudaDtypes {
         forward(ctx, passes.in.q, passes.in.k, passes.in.v, passes.options, passes.saved);
         return passes;
     }
-    /// The order of the additions to dQ differs from run to run. A missing or doubled part of one of the few
-    /// blocks of keys would change dQ far more than the roundings of its sum do.
+    /// The order in which terms are added to dQ differs from run to run. If one of the few key blocks were
+    /// added twice or not at all, dQ would change far more than by rounding.
     void expect_same_but_for_rounding(const std::vector<double>& a, const std::vector<double>& b) const {
         double largest = 0;
         for (const double e : b) largest = std::max(largest, std::abs(e));
@@ -144,8 +144,8 @@ TEST_P(AttentionCudaDqRing, TakesMemoryForTheHeadsInFlightOnly) {
     const SmallRing ring;
     const auto arena = std::make_shared<Arena>(Device::cuda(0), planned);
     const std::size_t peak = peak_bytes(gpu().with_allocator(arena), *arena);
-    // 2 * 6 heads of 200 rows, which are padded to 256 rows. A dry run counts the sums of all heads; the ring
-    // has 2 slots.
+    // 2 * 6 heads with 200 rows each, which are padded to 256 rows. A dry run counts the dQ accumulators for
+    // all heads; the ring has 2 slots.
     constexpr std::size_t bytes_of_head = 256 * 64 * sizeof(float);
     EXPECT_EQ(planned - peak, (2 * 6 - 2) * bytes_of_head);
 }

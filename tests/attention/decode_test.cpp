@@ -1,4 +1,4 @@
-// Attention of a step of generation, with lengths in device memory, against float64.
+// Attention in a generation step, with lengths in device memory, against float64.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -39,8 +39,8 @@ const DecodeCase decode_cases[] = {
     {.heads = 3, .kv_heads = 3, .dim = 80, .context = 150, .positions = {100, 149}},
     {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 250, 3}, .left = 100},
     {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {499, 20}, .left = 0, .sink = true},
-    // On a Hopper GPU the splits of a short text are one cluster, and those of a long text several. The last
-    // case has heads of 4 columns.
+    // On a Hopper GPU a short text's splits form one cluster, and a long text's splits form several. The last
+    // case has heads with 4 columns.
     {.heads = 2, .kv_heads = 2, .dim = 64, .context = 1024, .positions = {127}},
     {.heads = 2, .kv_heads = 2, .dim = 64, .context = 1024, .positions = {128}},
     {.heads = 2, .kv_heads = 1, .dim = 64, .context = 9000, .positions = {8999, 4095, 4096, 5}, .sink = true},
@@ -67,7 +67,7 @@ struct DecodeOperands {
 
 DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dtype) {
     const auto rows = std::ssize(c.positions), slots = rows + 2;
-    // Inputs are slices of one packed tensor, as in the layer.
+    // As in the layer, inputs are slices of one packed tensor.
     const Tensor packed = randn(ctx, {rows, (c.heads + 2 * c.kv_heads) * c.dim}, dtype, Seed{11});
     const auto heads = [&](std::int64_t first, std::int64_t count) {
         return packed.slice(1, first * c.dim, count * c.dim).reshape({rows, count, c.dim});
@@ -98,8 +98,8 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
 }
 
 /// The bound is relative to the largest |v|, because o is a weighted mean of values. Scores are up to about 6
-/// and have relative errors of 2^-24 (dim + 50); the absolute error of a score is the relative error of its
-/// weight. o is also rounded to its dtype.
+/// and have relative errors up to 2^-24 (dim + 50). A score's absolute error is its weight's relative error.
+/// o is also rounded to its dtype.
 void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, DType dtype) {
     const DecodeOperands x = decode_operands(ctx, c, dtype);
     // The expected values are computed in float64 on the CPU, from the same rounded inputs.
@@ -163,8 +163,8 @@ TEST(Decode, RefusesPlacesOutsideTheCacheOnACpu) {
                 HasSubstr("expected causal attention"));
 }
 
-/// Sets a field of Options to a value that changes the result, or, for the options that never do, to another
-/// value than the default. `heads` is the number of query heads.
+/// Sets an Options field to a value that changes the result, or, for the options that never change it, to a
+/// non-default value. `heads` is the query head count.
 struct OptionChange {
     std::string_view name;
     void (*set)(const Context& ctx, attention::Options& options, std::int64_t heads);
@@ -207,7 +207,7 @@ constexpr OptionChange option_changes[] = {
                         std::int64_t) { o.cumulative_k = zeros(ctx, {2}, DType::i32); }},
 };
 
-/// Calls check(state, operands) for every field of Options, with operands in which the field is set.
+/// Calls check(state, operands) for every Options field, with operands in which the field is set.
 template <class Check>
 void for_each_option(const Context& ctx, Check&& check_option) {
     for (const attention::OptionState& option : attention::option_states({})) {
@@ -265,7 +265,7 @@ TEST(Decode, ComputesEveryOptionOrRefusesItByNameOnACpu) {
                                                    in_64(x.cache.v.slice(0, slot, 1).slice(1, 0, keys)),
                                                    options, unused)),
                                       values = to_host(cpu, y.slice(0, row, 1));
-            // The bound of expect_decode().
+            // As in expect_decode().
             const double bound = 5 * 2 * 0x1p-24 * 58 * 6;
             for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], bound) << i;
         }
@@ -337,7 +337,7 @@ TEST_F(DecodeOnCuda, ComputesEveryOptionOrRefusesItByName) {
         attention::decode(gpu(), y, x.in, x.cache, x.options, {gpu(), 3, 4, x.cache});
         attention::decode(cpu, expected, same.in, same.cache, same.options, {cpu, 3, 4, same.cache});
         const std::vector<double> values = to_host(gpu(), y), expected_values = to_host(cpu, expected);
-        // Twice the bound of expect_decode(), because both results are rounded.
+        // Twice expect_decode()'s bound, because both results are rounded.
         const double bound = 2 * 5 * 2 * 0x1p-24 * 58 * 6;
         for (std::size_t i = 0; i < values.size(); ++i)
             EXPECT_NEAR(values[i], expected_values[i], bound) << i;

@@ -10,7 +10,8 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Of one pair of tensors. The floats are not negative, so their bits have the order of their values.
+/// Counts for one pair of tensors. The floats are not negative, so comparing their bits compares their
+/// values.
 struct Counts {
     unsigned different_bits, difference, largest;
 };

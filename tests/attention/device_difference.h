@@ -15,8 +15,8 @@ struct DeviceDifference {
     double largest = 0;               ///< largest finite |a|
 };
 
-/// Compares each a[n] with b[n], contiguous tensors of one shape and dtype on the GPU; undefined tensors are
-/// equal. Waits for the work that computes the elements.
+/// Compares each a[n] with b[n], contiguous tensors with equal shape and dtype on the GPU; undefined tensors
+/// are equal. Waits for the work that computes the elements.
 std::vector<DeviceDifference> device_differences(const Context& ctx, const std::vector<Tensor>& a,
                                                  const std::vector<Tensor>& b);
 

@@ -1,5 +1,6 @@
 #pragma once
-/// The fixture of tests that run on every device and in every dtype. Those on a GPU are skipped without one.
+/// The fixture for tests that run on every device and in every dtype. Without a GPU the GPU tests are
+/// skipped.
 #include <string>
 
 #include <gradtile/attention/internal/kernel_choice.h>
@@ -37,7 +38,7 @@ class EveryDevice : public testing::TestWithParam<Place> {
     DType dtype() const { return GetParam().dtype; }
     const Context& ctx() const { return gpu_ ? *gpu_ : cpu; }
 
-    /// Calls body(algorithm) for the naive form, and for flash with every set of kernels of the device.
+    /// Calls body(algorithm) for the naive form, and for flash with each of the device's kernel sets.
     template <class Body>
     void for_every_packed_implementation(Body&& body) const {
         if (!gpu_) return for_every_packed_algorithm(dtype(), body);
@@ -50,7 +51,7 @@ class EveryDevice : public testing::TestWithParam<Place> {
         const ForcedKernelChoice choice({.hopper = false});
         body(Algorithm::flash);
     }
-    /// Calls body(algorithm) for all algorithms, and flash with every set of kernels of the device. A GPU
+    /// Calls body(algorithm) for all algorithms, and for flash with each of the device's kernel sets. A GPU
     /// with little shared memory refuses memory_efficient and flash1 for wide heads in float64.
     template <class Body>
     void for_every_implementation(std::int64_t head_dim, Body&& body) const {

@@ -1,5 +1,5 @@
 #pragma once
-/// All sets of kernels for a dtype that this machine can run, including the AMX kernels on emulated tiles.
+/// All kernel sets for a dtype that this machine can run, including the AMX kernels on emulated tiles.
 #include <type_traits>
 
 #include <gradtile/core/cpu/cpu_features.h>
@@ -19,7 +19,7 @@ std::vector<const cpu::FlashKernels<T>*> every_kernel() {
     return kernels;
 }
 
-/// Calls body() with every set of kernels that computes the dtype.
+/// Calls body() with every kernel set that computes the dtype.
 template <class Body>
 void for_every_kernel(DType dtype, Body&& body) {
     visit_floating(dtype, [&]<class T>(TypeTag<T>) {
@@ -36,7 +36,7 @@ void for_every_kernel(DType dtype, Body&& body) {
     });
 }
 
-/// Calls body() with every set of kernels that computes few queries: the special kernels, and the kernels for
+/// Calls body() with every kernel set that computes few queries: the special kernels, and the kernels for
 /// many queries, which compute them on other machines.
 template <class Body>
 void for_every_kernel_of_few_queries(DType dtype, Body&& body) {
@@ -56,7 +56,7 @@ void for_every_kernel_of_few_queries(DType dtype, Body&& body) {
 }
 
 /// Calls body(algorithm) for the algorithms that take packed sequences: the naive form, and flash with every
-/// set of kernels that computes the dtype.
+/// kernel set that computes the dtype.
 template <class Body>
 void for_every_packed_algorithm(DType dtype, Body&& body) {
     {

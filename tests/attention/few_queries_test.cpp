@@ -1,5 +1,5 @@
-// Tests attention with few queries and many keys on the GPU: the plan, which needs no GPU, and the results of
-// the plan's kernels.
+// Tests attention with few queries and many keys on the GPU: the plan, which needs no GPU, and the results
+// from the plan's kernels.
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/cuda/few_queries.h>
@@ -40,7 +40,7 @@ TEST(FewQueriesPlan, LeavesOtherCallsToTheUsualKernels) {
     shape = one_query;
     EXPECT_FALSE(plan_few_queries(shape, processors, /*shared_bytes=*/48 * 1024));
 }
-/// The plan is the smallest number of splits within 95% of the best occupancy, and every split has keys.
+/// The plan uses the fewest splits that reach 95% of the best occupancy, and every split has keys.
 TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
     for (const std::int64_t batch : {1, 3, 8, 33, 200})
         for (const std::int64_t keys : {512, 1000, 8192, 131072})
@@ -56,15 +56,15 @@ TEST(FewQueriesPlan, SplitsAsLittleAsFullOccupancyAllows) {
                 EXPECT_LE(plan.splits * batch * heads, std::max(max_runs * plan.concurrent_blocks, 6400));
                 const std::int64_t key_blocks = (keys + 63) / 64;
                 if (batch * heads * key_blocks <= plan.concurrent_blocks) {
-                    EXPECT_EQ(plan.splits, key_blocks);  // more concurrent blocks than blocks of keys
+                    EXPECT_EQ(plan.splits, key_blocks);  // more concurrent thread blocks than key blocks
                 }
-                // Fewer splits would leave more than 5% of this plan's concurrent blocks idle.
+                // Fewer splits would leave more than 5% of this plan's concurrent thread blocks idle.
                 if (plan.splits == 1) continue;
                 const SplittableWork work = work_of(plan, keys);
                 EXPECT_LT(work.occupancy(work.split(plan.splits - 1)),
                           work.occupancy(work.split(plan.splits)));
             }
-    // 8 x 32 blocks, at most 264 at the same time, each with four blocks of keys.
+    // 8 x 32 blocks, at most 264 at the same time, each with four key blocks.
     EXPECT_EQ(plan_few_queries(one_query, processors, shared_bytes).splits, 32);
     FewQueriesShape full = one_query;
     full.batch = 33;  // 264 thread blocks
@@ -81,7 +81,7 @@ TEST(FewQueriesPlan, F32TakesUpTo16Rows) {
     EXPECT_EQ(plan_few_queries(shape, processors, shared_bytes).rows, 16);
     shape.queries = 17;
     EXPECT_FALSE(plan_few_queries(shape, processors, shared_bytes));
-    // Thread blocks that share a multiprocessor fit its 228 KB, of which each block reserves 1 KB.
+    // Thread blocks that share a multiprocessor fit its 228 KB; each thread block reserves 1 KB.
     for (const int head_dim : {32, 64, 128, 256})
         for (const int rows : {1, 4, 8, 16}) {
             const F32FewQueriesTiles tiles{head_dim, rows};
@@ -138,7 +138,7 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
     for (const std::int64_t queries : {1, 6, 60})
         expect_accurate(problem_with_every_score_option(queries, 900, 64, 64), GetParam());
 }
-/// More than 32 rows have a kernel of their own on Hopper.
+/// More than 32 rows have a separate kernel on Hopper.
 TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveFrom33To64Rows) {
     for (const std::int64_t d : {100, 128})
         for (const std::int64_t queries : {33, 47, 64})

@@ -1,4 +1,4 @@
-// The bf16 kernels on emulated AMX tiles: tests the code of AMX machines on machines without AMX.
+// The bf16 kernels on emulated AMX tiles: tests the AMX code on machines without AMX.
 #include "flash_bf16_emulated.h"
 
 #include <gradtile/attention/cpu/bf16/table.h>

@@ -1,5 +1,5 @@
-// Compares the float32 and bfloat16 kernels with float64: every set of kernels that this machine can run, and
-// the AMX kernels on emulated tiles.
+// Compares the float32 and bfloat16 kernels with float64: every kernel set that this machine can run, and the
+// AMX kernels on emulated tiles.
 #include <gmock/gmock.h>
 
 #include <support/sanitized.h>
@@ -124,8 +124,8 @@ TEST_P(FlashKernels, BlocksOutsideTheMaskAreNeverComputed) {
         EXPECT_THAT(to_host(ctx_, o.slice(1, 0, block)), is_finite);
         EXPECT_THAT(to_host(ctx_, causal.q.slice(1, 0, block)), is_finite);
 
-        // The test of unused blocks at the left end of a window: no row of the last half sees a key of the
-        // first quarter, and no key of the last half is seen by a row of the first quarter.
+        // Tests unused blocks at a window's left end: rows in the last half see no key in the first quarter,
+        // and rows in the first quarter see no key in the last half.
         problem.window = {.left = block - 1};
         in = random_inputs(ctx_, problem, GetParam());
         for (const Tensor& x : {in.q, in.k, in.v, in.d_o}) fill(ctx_, x.slice(1, 0, block), NAN);
@@ -170,7 +170,7 @@ TEST_P(FlashKernels, RowsWithoutVisibleKeysHaveZeroOutputsAndGradients) {
     });
 }
 
-/// Every output is the middle of a wider tensor whose other elements are 7.
+/// Every output lies inside a wider tensor whose other elements are 7.
 TEST_P(FlashKernels, WriteNothingOutsideTheOutputs) {
     const Problem problem{
         .queries = 37, .keys = 50, .d_qk = 40, .d_v = 24, .causal = true, .heads = 2, .key_heads = 2};

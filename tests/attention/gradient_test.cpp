@@ -1,4 +1,4 @@
-// Compares the gradients with finite differences in float64, for every input of all algorithms.
+// Compares the gradients with finite differences in float64, for every input and all algorithms.
 #include <gradtile/core/gradcheck.h>
 
 #include "attention_testing.h"

@@ -21,8 +21,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::array all_algorithms = {Algorithm::flash2, Algorithm::naive, Algorithm::memory_efficient,
                                        Algorithm::flash1};
 
-/// The largest relative error of a sum of products of rounded factors: three 16-bit roundings, or float32
-/// sums of some hundred terms and an exponential.
+/// The largest relative error when rounded factors are multiplied and summed: three 16-bit roundings, or
+/// float32 sums with some hundred terms and an exponential.
 double error_of(DType dtype) {
     return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : dtype == DType::bf16 ? 0x3p-8 : 0x3p-11;
 }
@@ -59,7 +59,7 @@ struct Call {
         fill_with(v, s.batch * s.keys * s.key_heads * s.dim);
         fill_with(d_o, s.batch * s.queries * s.heads * s.dim);
     }
-    /// Sets the elements of a row [H, D] of x [B, S, H, D].
+    /// Sets one row [H, D] in x [B, S, H, D].
     static void set_row(Numbers& x, std::int64_t rows, std::int64_t batch, std::int64_t row, double value) {
         const std::int64_t batches = 2, width = std::ssize(x) / (rows * batches);
         for (std::int64_t c = 0; c < width; ++c) x[index((batch * rows + row) * width + c)] = value;
@@ -93,7 +93,7 @@ Results run(const Context& ctx, const Call& call, Algorithm algorithm) {
     return results;
 }
 
-/// Every element of `x` is within `error` times the largest magnitude of `expected`.
+/// Expects every element of `x` within `error` times the largest magnitude in `expected`.
 void expect_near(const char* name, const Numbers& x, const Numbers& expected, double error) {
     ASSERT_EQ(x.size(), expected.size()) << name;
     double largest = 1e-6;
@@ -124,7 +124,7 @@ class HiddenInputs : public EveryDevice {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, HiddenInputs, testing::ValuesIn(devices_and_dtypes()), name_of_place);
 
-/// With keys of 0 the scores are the biases: a row whose keys all have one bias has P = 1 / n, exactly.
+/// With all keys 0 the scores are the biases: a row whose keys all have one bias has P = 1 / n, exactly.
 Results with_keys_of_zero(const Call& call) {
     const std::int64_t batch = call.sizes.batch, queries = call.sizes.queries, keys = call.sizes.keys,
                        heads = call.sizes.heads, key_heads = call.sizes.key_heads, dim = call.sizes.dim;
@@ -178,7 +178,7 @@ Results with_keys_of_zero(const Call& call) {
     return r;
 }
 
-/// All keys of batch 0, and some keys of batch 1, have a large negative bias.
+/// All keys in batch 0, and some keys in batch 1, have a large negative bias.
 TEST_P(HiddenInputs, LargeFiniteBiasesHideKeysOfPartsAndOfWholeRows) {
     const DType dtype = this->dtype();
     for (const std::int64_t dim : head_dims({32, 64, 128, 256}))
@@ -308,7 +308,8 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
                 call.options.cumulative_k = from_host(ctx(), Numbers{0, 40, 150, 290}, {4}, DType::i32);
                 with_options(call);
                 hide_and_expect_no_change(ctx(), call, [](Call& c) {
-                    // Sequences of 90 x 40, 10 x 110 and 160 x 140; the rest belongs to none.
+                    // Sequences (rows x keys): 90 x 40, 10 x 110 and 160 x 140. The remaining rows and keys
+                    // belong to no sequence.
                     poison_rows(c, 0, 0, 50);
                     poison_keys(c, 0, 40, 40 + 110 - 10 - 20);
                     poison_rows(c, 0, 100, 120);

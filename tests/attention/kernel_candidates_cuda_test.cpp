@@ -12,8 +12,7 @@ namespace {
 
 class AttentionCudaCandidates : public AttentionCudaDtypes {
   protected:
-    /// Runs the backward pass of each candidate after the policy's forward pass, as bench attention --tune
-    /// does.
+    /// Runs each candidate's backward pass after the policy's forward pass, as bench attention --tune does.
     void expect_all_accurate(const Problem& problem, bool deterministic = false) const {
         SCOPED_TRACE(::testing::Message() << problem << ' ' << GetParam());
         const DType dtype = GetParam();

@@ -1,4 +1,4 @@
-// Choices of GPU kernels that replace the policy's. These tests need no GPU.
+// GPU kernel choices that replace the policy's. These tests need no GPU.
 #include <algorithm>
 #include <limits>
 #include <thread>
@@ -47,7 +47,7 @@ TEST(KernelChoice, HoldsForItsThreadOnly) {
     EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.hopper = false}));
 }
 
-/// Bytes of scratch memory that one query takes against 4,096 keys on a GPU, by a dry run.
+/// Scratch bytes that one query takes against 4,096 keys on a GPU, from a dry run.
 std::size_t planned_bytes() {
     const auto arena = Arena::for_planning(Device::cuda(0));
     const Context ctx = Context(Device::cpu(), 1).plan(arena);
@@ -73,7 +73,7 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
         EXPECT_FALSE(forward.empty());
         for (const HopperForwardTiles& tiles : forward) {
             EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
-            // At hopper_short_head_dim the policy depends on the keys, so both of its tiles are candidates.
+            // At hopper_short_head_dim the policy depends on the keys, so both tile choices are candidates.
             EXPECT_FALSE(d != hopper_short_head_dim && tiles == hopper_forward_tiles(d, false));
             EXPECT_EQ(std::ranges::count(forward, tiles), 1);
         }
@@ -91,11 +91,11 @@ TEST(KernelCandidates, SchedulesOfThePolicyKeepMultiprocessorsBusy) {
     using namespace cuda;
     EXPECT_TRUE(hopper_forward_has_pairs(66, 8, hopper_processors));  // 264 pairs for 132
     EXPECT_FALSE(hopper_forward_has_pairs(65, 8, hopper_processors));
-    EXPECT_EQ(hopper_more_slots(1, 8), 33);  // 33 heads of 8 tasks are 264 tasks
+    EXPECT_EQ(hopper_more_slots(1, 8), 33);  // 33 heads with 8 tasks each are 264 tasks
     EXPECT_EQ(hopper_more_slots(50, 8), 50);
 }
 
-/// Results of two algorithms on the same numbers.
+/// Two algorithms' results on the same numbers.
 class ResultBounds : public testing::Test {
   protected:
     static constexpr std::int64_t d = 64, keys = 512;

@@ -1,4 +1,4 @@
-// Tests attention with few queries and many keys on the CPU: the division of the keys into parts, and the
+// Tests attention with few queries and many keys on the CPU: how the keys are divided into parts, and the
 // merged results.
 #include <gradtile/attention/cpu/few_queries.h>
 
@@ -38,16 +38,15 @@ TEST(KeyParts, HoldEveryVisibleKeyOnce) {
                 EXPECT_LE(parts.count * tasks, 4 * 64 + 63);
             }
 }
-/// divide_keys() assumes 64 threads, and that a task takes the time of its blocks of 256 keys plus the time
-/// of one more block.
+/// divide_keys() assumes 64 threads, and that a task takes as long as its 256-key blocks plus one more block.
 TEST(KeyParts, AreTheFewestWithin95PercentOfTheBestOccupancy) {
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 1024}, 1).count, 4);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 16384}, 1).count, 64);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 1).count, 64);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 8).count, 8);
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 64).count, 1);
-    // One task for each of 33 heads would leave 31 threads without work; 5 x 33 tasks, of which each thread
-    // computes up to three, use 86% of the threads' time.
+    // One task per head, 33 in all, would leave 31 threads without work. With 5 x 33 tasks each thread
+    // computes at most three, and the threads are busy for 86% of the time.
     EXPECT_EQ(divide_keys({.queries = 1, .keys = 131072}, 33).count, 5);
     EXPECT_EQ(divide_keys({.queries = 9, .keys = 1024}, 1).count, 2);
     // The keys that a window hides are in no part.
@@ -85,7 +84,7 @@ TEST(FewQueriesOnTheCpu, PutTheHeadsOfAGroupTogether) {
     EXPECT_EQ(cpu::heads_together(1, 8), 1);
     EXPECT_EQ(cpu::heads_together(12, 7), 6);  // 12 x 7 rows are more than 64
     EXPECT_EQ(cpu::heads_together(128, 1), 64);
-    EXPECT_EQ(cpu::heads_together(67, 1), 1);  // a prime number of heads
+    EXPECT_EQ(cpu::heads_together(67, 1), 1);  // a prime head count
 }
 
 class DividedKeys : public testing::TestWithParam<DType> {
@@ -100,7 +99,7 @@ class DividedKeys : public testing::TestWithParam<DType> {
             float64_reference(ctx, problem, in, roundoff_of(GetParam(), ctx.device()));
         const Result naive = run(ctx, in, problem.options(Algorithm::naive));
         for_every_kernel_of_few_queries(GetParam(), [&] {
-            // More than 8 queries have parts of at least 512 keys.
+            // With more than 8 queries, each part has at least 512 keys.
             if (problem.queries <= 8 || problem.keys > 512) {
                 EXPECT_THAT(explain_forward(ctx, in.q, in.k, in.v, problem.options()),
                             ::testing::HasSubstr("merged by their LSE"));
@@ -165,8 +164,8 @@ TEST_P(DividedKeys, AreAsAccurateAsNaiveAtAnyHeadDim) {
                                    .heads = 3,
                                    .key_heads = queries == 3 ? 1 : 3});
 }
-/// The kernels compute four rows (queries times heads of a group) at a time. The groups have numbers of rows
-/// that are multiples of four, and numbers that leave one, two and three rows.
+/// The kernels compute four rows (queries times the group's heads) at a time. The groups' row counts include
+/// multiples of four, and counts that leave one, two and three rows.
 TEST_P(DividedKeys, AreAsAccurateAsNaiveForAnyGroupOfHeads) {
     for (const std::int64_t group : {1, 2, 3, 5, 6, 8, 11})
         for (const std::int64_t queries : {1, 2, 7})
@@ -248,7 +247,7 @@ TEST_P(DividedKeys, GiveTheSameBitsForEveryNumberOfThreads) {
     }
 }
 
-/// A bias hides all keys from row 0, those of the first parts from row 1, and those of the last from row 2.
+/// A bias hides all keys from row 0, the first parts' keys from row 1, and the last parts' keys from row 2.
 TEST_P(DividedKeys, HiddenKeysHaveNoEffect) {
     const Context ctx(Device::cpu(), 2);
     const std::int64_t keys = 3000;
@@ -275,8 +274,8 @@ TEST_P(DividedKeys, HiddenKeysHaveNoEffect) {
         }
 }
 
-/// Windows whose ends lie just after a part's border: the first row sees no key of the last part, or the last
-/// row no key of the first.
+/// Windows whose ends lie just after a part's border: the first row sees no key in the last part, or the last
+/// row sees no key in the first part.
 TEST_P(DividedKeys, PartsThatSomeRowsDoNotSee) {
     for (const std::int64_t queries : {8, 64}) {
         Problem problem{.queries = queries, .keys = 1900, .d_qk = 16, .d_v = 16, .sink = true};

@@ -1,5 +1,5 @@
 #pragma once
-/// Views of one shape in memory of several layouts.
+/// Views with one shape, in several memory layouts.
 #include <limits>
 
 #include <gradtile/core/tensor_ops.h>
@@ -11,8 +11,8 @@ enum class Layout : std::uint8_t {
     heads_first,
     transposed,
     every_second,
-    wider_rows,         ///< at addresses that are no multiples of 16 bytes
-    aligned_wider_rows  ///< at multiples of 16 bytes
+    wider_rows,         ///< at addresses not divisible by 16 bytes
+    aligned_wider_rows  ///< at addresses divisible by 16 bytes
 };
 inline constexpr Layout layouts[] = {Layout::contiguous,   Layout::heads_first, Layout::transposed,
                                      Layout::every_second, Layout::wider_rows,  Layout::aligned_wider_rows};

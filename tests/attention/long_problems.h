@@ -1,6 +1,6 @@
 #pragma once
-/// Problems whose sums have thousands of terms, of which one is much larger than all others. A single running
-/// sum would lose the last bits of the small terms, each time in the same direction.
+/// Problems whose sums have thousands of terms; one term is much larger than all others. A single running sum
+/// would lose the small terms' last bits, each time in the same direction.
 #include <string>
 #include <type_traits>
 
@@ -17,8 +17,8 @@ struct LongSum {
     Inputs inputs(const Context& ctx, DType dtype) const { return make(ctx, problem, dtype); }
 };
 
-/// Attention sinks at the first and at the last key, and a row whose gradient is much larger than those of
-/// the others.
+/// Attention sinks at the first and at the last key, and a row whose gradient is much larger than the other
+/// rows' gradients.
 inline std::vector<LongSum> long_sums() {
     std::vector<LongSum> sums;
     const auto add_sink = [&]<int height>(std::int64_t keys, std::integral_constant<int, height>) {
@@ -34,7 +34,7 @@ inline std::vector<LongSum> long_sums() {
                             return sink_inputs(ctx, p, t, p.keys - 1, height);
                         }});
     };
-    // exp(-17) is just below 2^-24: if 8192 such terms are added to 1 one by one, all of them are lost.
+    // exp(-17) is just below 2^-24: if 8192 such terms are added to 1 one by one, all are lost.
     add_sink(8192, std::integral_constant<int, 10>());
     add_sink(8192, std::integral_constant<int, 17>());
     add_sink(8192, std::integral_constant<int, 20>());

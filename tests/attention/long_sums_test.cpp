@@ -1,4 +1,4 @@
-// Long sums with one dominating term, for every kernel of this machine and every dtype.
+// Long sums with one dominating term, for every kernel on this machine and every dtype.
 #include "every_kernel.h"
 #include "long_problems.h"
 #include "reference.h"
@@ -32,8 +32,8 @@ TEST(LongSums, Float16IsAccurateInSpiteOfADominatingTerm) {
     expect_long_sums_are_accurate<float16>();
 }
 
-/// The bounds of all kernels are multiples of the naive form's error. If its sums lost digits, the bounds
-/// would hide that a kernel loses digits.
+/// All kernels' bounds are multiples of the naive form's error. If its sums lost digits, the bounds would
+/// hide that a kernel loses digits.
 TEST(LongSums, TheNaiveFormIsWithinTheFloorOfFlash) {
     const Context ctx(Device::cpu(), 2);
     for (const LongSum& sum : long_sums()) {

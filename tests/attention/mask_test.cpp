@@ -94,9 +94,8 @@ TEST(Mask, CoverageSaysWhetherNoPairOrEveryPairIsVisible) {
             }
 }
 
-// The order of the additions to dQ on the CPU depends on this property: the key blocks from a row block's
-// first to its last visible key are exactly the key blocks whose seeing_rows() contain a row of the row
-// block.
+// The order in which the CPU adds to dQ depends on this property: the key blocks from a row block's first to
+// its last visible key are exactly the key blocks whose seeing_rows() contain a row of the row block.
 TEST(Mask, RowBlocksAndKeyBlocksAgreeOnWhichOfThemHaveVisiblePairs) {
     for (const MaskByDefinition& c : small_masks())
         for (const std::int64_t block : {1, 2, 3})

@@ -1,5 +1,5 @@
 // Tests calls whose biases mask keys by large finite numbers, in parts of rows and in whole rows, and calls
-// with large scores, in which the backward pass must recompute exactly the scores of the forward pass.
+// with large scores, in which the backward pass must recompute exactly the forward scores.
 #include <algorithm>
 #include <limits>
 
@@ -17,7 +17,7 @@ void expect_finite_gradients(const Result& result) {
 
 // ---- Masks ----
 
-/// The numbers by which models mark hidden keys: one for each sequence of a problem.
+/// The numbers by which models mark hidden keys: one per sequence.
 std::vector<double> mask_numbers(DType bias_dtype) {
     const double lowest = bias_dtype == DType::f16    ? -65504
                           : bias_dtype == DType::bf16 ? -0x1.fep127
@@ -26,12 +26,12 @@ std::vector<double> mask_numbers(DType bias_dtype) {
 }
 constexpr std::int64_t mask_count = 5;
 
-/// A bias of keys masks part of the keys of all rows in one sequence, and all keys in the next. A pair bias
-/// has rows without a mask, rows with a partial mask, and rows whose keys are all masked.
+/// A key bias hides some keys from all rows in the first half of the sequences, and all keys in the second
+/// half. A pair bias has rows without a mask, rows with a partial mask, and rows whose keys are all masked.
 enum class MaskKind : std::uint8_t { of_keys, of_pairs };
 
 Problem masked_problem(MaskKind kind, std::int64_t queries, std::int64_t head_dim) {
-    // Few queries have so many keys that the keys are divided, into parts of different lengths.
+    // With few queries there are so many keys that the keys are divided into parts, whose lengths differ.
     Problem p{.queries = queries,
               .keys = queries <= 16 ? 700 : 77,
               .d_qk = head_dim,
@@ -65,7 +65,7 @@ class MaskedRows : public EveryDevice {
                 if (typed && dtype() == DType::f32) continue;  // the same biases again
                 const Problem problem = masked_problem(kind, queries, head_dim);
                 SCOPED_TRACE(::testing::Message() << problem << ", biases in " << bias_dtype);
-                // The bound of float64 results is derived from the error of the same problem in float32.
+                // The bound for float64 results is derived from the same problem's float32 error.
                 const DType coarse = dtype() == DType::f64 ? DType::f32 : dtype();
                 Inputs coarse_inputs = random_inputs(cpu, problem, coarse);
                 coarse_inputs.biases[0] =
@@ -90,7 +90,7 @@ class MaskedRows : public EveryDevice {
                 const Reference& reference) const {
         if (dtype() == DType::f64) return expect_float64_accuracy(naive, result, reference);
         if (is_16_bit(dtype()) && algorithm == Algorithm::naive) {
-            // naive rounds S to the dtype, in which masked keys of a row differ less, or are hidden.
+            // naive rounds S to the dtype, in which a row's masked keys differ less, or are hidden.
             return expect_finite_gradients(result);
         }
         if (!is_16_bit(dtype())) expect_as_accurate_as(naive, result, reference, factors_of(dtype()));
@@ -129,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, MaskedRows, testing::ValuesIn(devices_and_dtyp
 
 // ---- Large scores ----
 
-/// Inputs whose scores are about size^2, from random products. With dO = 1, the sum of dV over the keys is
-/// the sum of P over the keys and the rows.
+/// Inputs whose scores are about size^2, from random products. With dO = 1, dV summed over the keys equals P
+/// summed over the keys and the rows.
 Inputs inputs_with_large_scores(const Context& ctx, const Problem& problem, DType dtype, double size) {
     Inputs in = random_inputs(ctx, problem, DType::f64);
     for (Tensor* x : {&in.q, &in.k}) axpy(ctx, *x, size - 1, *x);
@@ -138,8 +138,8 @@ Inputs inputs_with_large_scores(const Context& ctx, const Problem& problem, DTyp
     return in.to(ctx, dtype);
 }
 
-/// Expects that the probabilities of each row add up to 1 in the backward pass: each P has a relative error
-/// of at most `p_error`, and the sum of dV is rounded once more.
+/// Expects that each row's probabilities add up to 1 in the backward pass. `p_error` bounds the relative
+/// error of each P and the roundings of the dV sum.
 void expect_sums_of_one(const Problem& problem, const Result& result, double p_error) {
     expect_finite_gradients(result);
     const auto rows = static_cast<double>(problem.queries * problem.heads / problem.key_heads);
@@ -159,7 +159,7 @@ class LargeScores : public testing::TestWithParam<DType> {
     void expect(const Problem& problem, double size) const {
         SCOPED_TRACE(::testing::Message() << problem << ", scores of " << size * size);
         const Inputs in = inputs_with_large_scores(ctx, problem, GetParam(), size);
-        // The row's LSE and the polynomial of 2^x in bf16 shift all P of a row by 3e-6. P and dV are rounded.
+        // The row's LSE and the bf16 polynomial for 2^x shift all P in a row by 3e-6. P and dV are rounded.
         const Roundoff roundoff = roundoff_of(GetParam(), ctx.device());
         const std::int64_t terms = problem.queries * problem.heads / problem.key_heads;
         const double p_error = roundoff.storage + roundoff.factors + 2 * roundoff.exponential +

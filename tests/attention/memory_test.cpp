@@ -1,5 +1,5 @@
-// Memory: results do not depend on uninitialised memory, dry runs predict the memory of real runs, and
-// scratch memory does not grow with Sq x Sk.
+// Memory: results do not depend on uninitialised memory, dry runs predict real runs' memory, and scratch
+// memory does not grow with Sq x Sk.
 #include <limits>
 #include <memory>
 
@@ -67,7 +67,7 @@ TEST(AttentionMemory, ADryRunPredictsThePeakMemoryOfARealRun) {
                     SCOPED_TRACE(::testing::Message() << threads << " threads " << problem);
                     const Context ctx(Device::cpu(), threads);
                     const std::size_t planned = planned_bytes(ctx, problem, dtype, algorithm);
-                    // An arena of exactly this size, which would refuse one more byte.
+                    // An arena with exactly this size, which would refuse one more byte.
                     const auto arena = std::make_shared<Arena>(Device::cpu(), planned);
                     run_passes(ctx.with_allocator(arena), problem, dtype, algorithm);
                     EXPECT_EQ(arena->peak_bytes(), planned);
@@ -145,8 +145,8 @@ TEST(AttentionMemory, RunsAtLength65536InTheMemoryThatADryRunPredicts) {
         Saved saved;
         const Tensor o = forward(inside, in.q, in.k, in.v, problem.options(), saved);
         const Gradients gradients = backward(inside, in.d_o, problem.options(), saved);
-        // The last rows see only the last keys, so their results equal those of a call with only the end of
-        // the sequence.
+        // The last rows see only the last keys, so a call with only the end of the sequence gives the same
+        // results.
         const auto end = [](const Tensor& x) { return x.slice(1, length - 512, 512); };
         Saved saved_end;
         const Tensor o_end = forward(ctx, end(in.q), end(in.k), end(in.v), problem.options(), saved_end);

@@ -16,7 +16,8 @@ class Merge : public EveryDevice {
     Tensor random(const Shape& shape, std::uint64_t seed) const {
         return randn(ctx(), shape, dtype(), Seed{seed});
     }
-    /// One rounding of each part's O, whose weights add up to 1, and one of the result; and float32's sums.
+    /// One rounding for each part's O (the parts' weights add up to 1), one for the result, and the float32
+    /// sums.
     double error() const {
         const double unit = dtype() == DType::f64    ? 0x1p-53
                             : dtype() == DType::f32  ? 0x1p-24
@@ -37,15 +38,15 @@ class Merge : public EveryDevice {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, Merge, ::testing::ValuesIn(devices_and_dtypes()), name_of_place);
 
-/// By the mask of the whole call, row i sees keys up to i; the second part has keys that the first rows do
-/// not see.
+/// In the whole call's mask, row i sees keys up to i; the second part has keys that the first rows do not
+/// see.
 TEST_P(Merge, GivesTheResultsOfAllKeys) {
     const std::int64_t first = 30, keys = 70;
     const Tensor q = random({2, 50, 4, 24}, 1), k = random({2, keys, 2, 24}, 2),
                  v = random({2, keys, 2, 40}, 3);
     const auto part = [&](std::int64_t begin, std::int64_t end, std::int64_t offset) {
         Saved saved;
-        // Row i of the part with keys from `begin` on sees keys up to i - begin; windows begin at 0.
+        // In the part with keys from `begin` on, row i sees keys up to i - begin; windows begin at 0.
         Options options{.top_left = true};
         options.window.right = 0;
         const Tensor rows = q.slice(1, offset, 50 - offset);
@@ -54,7 +55,7 @@ TEST_P(Merge, GivesTheResultsOfAllKeys) {
         return PartialResult{o, saved.lse};
     };
     const PartialResult all = part(0, keys, 0), low = part(0, first, 0), high_rows = part(first, keys, first);
-    // The rows before `first` see none of the second part's keys.
+    // The rows before `first` see no key in the second part.
     PartialResult high{empty_like(ctx(), low.o), empty_like(ctx(), low.lse)};
     fill(ctx(), high.o, std::numeric_limits<double>::quiet_NaN());
     fill(ctx(), high.lse, -infinity);

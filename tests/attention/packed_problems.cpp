@@ -12,7 +12,7 @@ namespace {
 std::int64_t sum(const std::vector<std::int32_t>& lengths) {
     return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }
-/// The index of the first token of sequence s.
+/// The index of sequence s's first token.
 std::int64_t start(const std::vector<std::int32_t>& lengths, std::size_t s) {
     return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(s),
                            std::int64_t{0});
@@ -23,12 +23,12 @@ Tensor offsets_of(const Context& ctx, const std::vector<std::int32_t>& lengths) 
     return from_host(ctx, offsets, {std::ssize(offsets)});
 }
 
-/// Views of one sequence's tokens in [tokens, H, D], as [1, length, H, D].
+/// Views one sequence's tokens in [tokens, H, D] as [1, length, H, D].
 Tensor tokens_of(const Tensor& x, std::int64_t first, std::int64_t length) {
     return x.slice(0, first, length).expand({1, length, x.size(1), x.size(2)});
 }
 
-/// Concatenates the results of the sequences. Tokens that belong to no sequence get zeros, and their LSE is
+/// Concatenates the sequences' results. Tokens that belong to no sequence get zeros, and their LSE is
 /// `unused_lse`.
 class Assembly {
   public:

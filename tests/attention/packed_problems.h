@@ -1,5 +1,5 @@
 #pragma once
-/// Packed problems, and their expected results: those of a dense call for each sequence.
+/// Packed problems, and their expected results: a dense call's results for each sequence.
 #include "attention_testing.h"
 
 namespace gradtile::attention::test {
@@ -7,12 +7,12 @@ namespace gradtile::attention::test {
 /// The shapes and options of `each` apply to every sequence; its lengths and batch are unused.
 struct PackedProblem {
     Problem each;
-    std::vector<std::int32_t> queries, keys;        ///< the lengths of each sequence
+    std::vector<std::int32_t> queries, keys;        ///< each sequence's lengths
     std::int64_t unused_rows = 0, unused_keys = 0;  ///< rows and keys after the last sequence
 
     std::int64_t rows() const;
     std::int64_t key_count() const;
-    /// The problem of one sequence.
+    /// The dense problem for sequence s.
     Problem sequence(std::size_t s) const;
 };
 std::ostream& operator<<(std::ostream& out, const PackedProblem& problem);
@@ -27,7 +27,7 @@ struct PackedInputs {
     PackedInputs on(const Context& ctx) const;
 };
 PackedInputs random_inputs(const Context& ctx, const PackedProblem& problem, DType dtype);
-/// The inputs of one sequence, as views with batch 1.
+/// The inputs for sequence s, as views with batch 1.
 Inputs inputs_of_sequence(const PackedProblem& problem, const PackedInputs& in, std::size_t s);
 
 /// Runs all sequences in one packed call.
@@ -39,7 +39,7 @@ Result run_each(const Context& ctx, const PackedProblem& problem, const PackedIn
 Reference float64_reference(const Context& ctx, const PackedProblem& problem, const PackedInputs& in,
                             const Roundoff& roundoff);
 
-/// Every option of attention that packed sequences allow, alone and combined, at lengths that include 0.
+/// Every attention option that packed sequences allow, alone and combined, at lengths that include 0.
 std::vector<PackedProblem> packed_problems();
 
 }  // namespace gradtile::attention::test

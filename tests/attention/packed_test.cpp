@@ -21,8 +21,8 @@ using testing::HasSubstr;
 
 class PackedAttention : public EveryDevice {
   protected:
-    /// Calls body(algorithm) for all algorithms that take packed sequences, and sets of kernels of the
-    /// device.
+    /// Calls body(algorithm) for all algorithms that take packed sequences, with each of the device's kernel
+    /// sets.
     template <class Body>
     void for_every_implementation(Body&& body) const {
         for_every_packed_implementation(body);
@@ -35,7 +35,7 @@ class PackedAttention : public EveryDevice {
 TEST_P(PackedAttention, IsAsAccurateAsNaive) {
     for (const PackedProblem& problem : packed_problems()) {
         SCOPED_TRACE(::testing::Message() << problem);
-        // The bound of float64 results is derived from the error of the same problem in float32.
+        // The bound for float64 results is derived from the same problem's float32 error.
         const DType coarse = dtype() == DType::f64 ? DType::f32 : dtype();
         const PackedInputs coarse_inputs = random_inputs(cpu, problem, coarse),
                            in = coarse_inputs.to(cpu, dtype());
@@ -91,8 +91,8 @@ TEST_P(PackedAttention, ReadsNoTokenOfAnotherSequence) {
     });
 }
 
-/// V has a 1 in column j at key j of each sequence and zeros elsewhere, so column j of O is not 0 where the
-/// probability of key j is kept.
+/// In each sequence, V has a 1 in column j at key j and zeros elsewhere, so column j of O is not 0 where key
+/// j's probability is kept.
 TEST_P(PackedAttention, DropoutDropsWhatDenseCallsDrop) {
     const PackedProblem problem{
         {.d_qk = 8, .d_v = 64, .heads = 3, .key_heads = 3, .scale = 0.0, .dropout_p = 0.4},
@@ -119,7 +119,7 @@ TEST_P(PackedAttention, DropoutDropsWhatDenseCallsDrop) {
     });
 }
 
-/// q, k and v may be views of one tensor, and results may be written to views.
+/// q, k and v may be views into one tensor, and results may be written to views.
 TEST_P(PackedAttention, TensorsMayBeViewsOfOneProjection) {
     const PackedProblem problem{{.d_qk = 16, .d_v = 16, .causal = true, .heads = 2, .key_heads = 1},
                                 {30, 0, 70, 5},
@@ -180,7 +180,7 @@ PackedProblem with_fully_seen_sequences(const PackedProblem& problem) {
     return seen;
 }
 
-/// For each block of a sequence, a packed call and a dense call run the same kernel on the same numbers.
+/// For each block in a sequence, a packed call and a dense call run the same kernel on the same numbers.
 TEST(PackedAttentionOnTheCpu, EqualsDenseCallsToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const PackedProblem& all : packed_problems())
@@ -191,7 +191,7 @@ TEST(PackedAttentionOnTheCpu, EqualsDenseCallsToTheBit) {
                 const PackedInputs in = random_inputs(ctx, problem, dtype);
                 Result packed = run(ctx, in, problem.each.options(algorithm));
                 Result dense = run_each(ctx, problem, in, algorithm);
-                // Dense calls round the sums of each sequence to float32.
+                // Dense calls round each sequence's sums to float32.
                 double largest = 0;
                 for (const double x : dense.d_sink) largest = std::max(largest, std::abs(x));
                 for (std::size_t h = 0; h < dense.d_sink.size(); ++h)
@@ -262,7 +262,7 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
         });
 }
 
-/// Attention of packed sequences as a function of q, k, v; the LSE is an output.
+/// Packed attention as a function of q, k, v; the LSE is an output.
 struct PackedOperator {
     Options options;
     Saved saved = {};

@@ -1,5 +1,5 @@
-// The pieces of the Hopper kernels, each against a plain computation: copies of boxes by TMA, and
-// asynchronous products of every order and swizzle. Elements are small integers, so all sums are exact.
+// The Hopper kernels' building blocks, each against a plain computation: TMA box copies, and asynchronous
+// products in every order and swizzle. Elements are small integers, so all sums are exact.
 #include <gtest/gtest.h>
 
 #include <gradtile/core/random.h>
@@ -16,13 +16,13 @@ struct Maps {
     TensorMap a, b, c16;
     float* c;  ///< [64, columns of c]
     BoxPosition at_a, at_b;
-    const float* numbers;  ///< 64 of them
+    const float* numbers;  ///< 64 numbers
 };
 
-/// Which of the products a test computes.
+/// The product that a test computes.
 enum class Kind { a_bt, a_b_from_registers, a_b, at_b };
 
-/// The shapes of one product. It reads only the columns of b from `first_column` on.
+/// One product's shapes. The product reads only b's columns from `first_column` on.
 template <class T, Kind kind, int b_rows, int b_columns, int b_panel_columns, int first_column_>
 struct Shapes {
     static constexpr int first_column = first_column_;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(128) product_kernel(const __grid_constant__ Ma
     clear(c);
     FragmentA registers[S::depth / 16][1];
     if constexpr (kind == Kind::a_b_from_registers) {
-        // Row-major elements of A as operand A, read through the tile's own offsets.
+        // Row-major elements as operand A, read through the tile's own offsets.
         for (int k = 0; k < S::depth / 16; ++k)
             for (int i = 0; i < 4; ++i) {
                 const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8,
@@ -128,8 +128,8 @@ std::vector<double> integers(const Shape& shape, std::uint64_t seed) {
     return values;
 }
 
-/// Computes a product of boxes that begin in the middle of tensors and extend beyond their ends, where
-/// elements count as zeros.
+/// Multiplies boxes that begin inside their tensors and extend beyond their ends, where elements count as
+/// zeros.
 template <class T, Kind kind, int b_rows, int b_columns, int b_panel_columns = b_columns % 64 == 0 ? 64 : 32,
           int first_column = 0>
 void expect_exact_product() {
@@ -185,7 +185,7 @@ void expect_exact_product() {
 
 template <class T>
 void expect_exact_products() {
-    // Rows of 64 and of 128 bytes; one panel and several; every width that the attention kernels use.
+    // 64-byte and 128-byte rows; one panel and several; every width that the attention kernels use.
     expect_exact_product<T, Kind::a_bt, 64, 32>();
     expect_exact_product<T, Kind::a_bt, 128, 64>();
     expect_exact_product<T, Kind::a_bt, 112, 192>();
@@ -226,7 +226,7 @@ struct PackedCopy {
     bool to_is_packed;
 };
 
-/// Copies a box of a packed sequence to the same place of another packed tensor, or to the first rows of a
+/// Copies a packed sequence's box to the same position in another packed tensor, or to the first rows in a
 /// tensor with a batch axis.
 template <class Tile>
 __global__ void packed_copy_kernel(const __grid_constant__ PackedCopy p) {

@@ -11,8 +11,8 @@
 
 namespace gradtile::attention::test {
 
-/// Problems with lengths of one block and of many blocks, with lengths that are not multiples of a block, and
-/// with lengths where some rows see no key.
+/// Problems whose lengths are one block or many blocks, are not multiples of a block, or leave some rows
+/// without a visible key.
 inline std::vector<Problem> problems_of_lengths() {
     std::vector<Problem> problems;
     for (const auto& [queries, keys] : {std::pair{1, 1},
@@ -41,7 +41,7 @@ inline std::vector<Problem> problems_of_lengths() {
     return problems;
 }
 
-/// Problems with so many rows and keys that every kernel processes several blocks of each.
+/// Problems with so many rows and keys that every kernel processes several row blocks and several key blocks.
 inline std::vector<Problem> long_problems() {
     if (gradtile::test::sanitized)
         return {{.queries = 600, .keys = 601, .d_qk = 64, .d_v = 64, .causal = true},
@@ -60,8 +60,8 @@ inline std::vector<Problem> problems_of_head_dims(std::initializer_list<std::int
     return problems;
 }
 
-/// Problems with Dqk != Dv, with shared K/V heads, with windows, with both alignments of the mask, and with
-/// several scales.
+/// Problems with Dqk != Dv, with shared K/V heads, with windows, with both mask alignments, and with several
+/// scales.
 inline std::vector<Problem> problems_of_options() {
     std::vector<Problem> problems{
         {.queries = 65, .keys = 81, .d_qk = 40, .d_v = 96},
@@ -116,7 +116,7 @@ inline std::vector<Problem> problems_of_score_options() {
     for (accuracy::NamedProblem& p : accuracy::score_option_problems(base))
         problems.push_back(std::move(p.problem));
     const auto add = [&](auto&& change) { change(problems.emplace_back(base)); };
-    // A bias with every broadcast that papers use, and with others: axes of length 1 in several combinations.
+    // A bias with every broadcast that papers use, and with others: length-1 axes in several combinations.
     for (const Shape& bias :
          {Shape{4, 4, 70, 150}, Shape{1, 4, 70, 150}, Shape{4, 1, 1, 150}, Shape{4, 1, 70, 150},
           Shape{1, 1, 70, 150}, Shape{4, 4, 70, 1}, Shape{1, 4, 1, 1}, Shape{1, 1, 1, 1}})
@@ -150,7 +150,7 @@ inline std::vector<Problem> problems_of_score_options() {
 }
 
 /// Score options at lengths and head dims that no block divides: several tasks in both directions, grouped
-/// heads, windows, scales of either sign.
+/// heads, windows, positive and negative scales.
 inline std::vector<Problem> problems_of_score_option_shapes() {
     const Problem base{.queries = 131,
                        .keys = 147,
@@ -201,8 +201,8 @@ class RowsOfMinusInfinity {
         in.biases[0] = from_host(ctx, bias, problem_.biases[0], DType::f32);
         return in;
     }
-    /// Expects that O, dQ and the bias's gradient of these rows are 0, and that their LSE is the sink (-inf
-    /// without a sink) with an error of at most `lse_error`.
+    /// Expects that these rows have O, dQ and bias gradient 0, and that their LSE is the sink (-inf without a
+    /// sink) with an error of at most `lse_error`.
     void expect_zeros(const Context& ctx, const Inputs& in, const Result& result, double lse_error) const {
         for (const std::size_t row : rows) {
             if (problem_.sink) {
@@ -226,8 +226,8 @@ class RowsOfMinusInfinity {
     Problem problem_;
 };
 
-/// Models often mark hidden keys by the lowest number of a dtype instead of -inf. In this problem all keys of
-/// row 3 are marked so, and the row's LSE times log2(e) is outside the range of float32.
+/// Models often mark hidden keys by a dtype's lowest number instead of -inf. In this problem all keys of row
+/// 3 are marked so, and the row's LSE times log2(e) is outside the float32 range.
 inline Problem problem_with_lowest_scores() {
     return {.queries = 40,
             .keys = 72,

@@ -26,7 +26,7 @@ class Draw {
     T of(std::span<const T> list) {
         return list[static_cast<std::size_t>(between(0, std::ssize(list) - 1))];
     }
-    /// Returns a number from 1 to `last` that is as likely below as above the root of `last`.
+    /// Returns a number from 1 to `last` that is as likely below as above sqrt(last).
     std::int64_t scale_free(std::int64_t last) {
         const double u = static_cast<double>(between(0, 1 << 20)) / (1 << 20);
         return std::clamp<std::int64_t>(std::llround(std::pow(static_cast<double>(last), u)), 1, last);
@@ -36,7 +36,7 @@ class Draw {
     std::mt19937_64 engine_;
 };
 
-/// Lengths around multiples of the kernels' blocks, short ones and others.
+/// Lengths around multiples of the kernels' block sizes, short lengths and others.
 std::int64_t draw_length(Draw& draw, std::int64_t last) {
     switch (draw.between(0, 9)) {
         case 0:
@@ -103,13 +103,13 @@ void draw_biases(Draw& draw, Problem& p) {
         if (bias.rank() > 0 && bias[0] == p.batch && draw.one_in(2)) bias[0] /= 2;
 }
 
-/// The work of a call; one without queries or keys has that of copies of the other side.
+/// A call's work. Length 0 counts as 1, because the other side's tensors are still copied.
 double work_of(const Problem& p) {
     const auto length = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(1, n)); };
     return static_cast<double>(p.batch * p.heads) * length(p.queries) * length(p.keys) *
            static_cast<double>(p.d_qk + p.d_v);
 }
-/// Makes the largest of the sizes smaller until the work is at most `max_work`.
+/// Reduces the sizes until the work is at most `max_work`.
 void limit_work(Problem& p, double max_work) {
     while (work_of(p) > max_work) {
         if (p.batch > 8) {
@@ -133,7 +133,7 @@ void limit_work(Problem& p, double max_work) {
 }
 
 void draw_layouts(Draw& draw, RandomCall& call) {
-    // Half of the calls have layouts that kernels read without a copy.
+    // Half the calls have layouts that kernels read without a copy.
     const bool is_usual = draw.one_in(2);
     for (Layout& layout : call.layouts)
         layout = is_usual ? draw.of({Layout::contiguous, Layout::heads_first, Layout::aligned_wider_rows})
@@ -164,7 +164,7 @@ void draw_sequences(Draw& draw, RandomCall& call, double max_work) {
     }
 }
 
-/// Copies x to a view in a layout. Axes of x that it has in common with [B, S, H, D] count from the right.
+/// Copies x to a view in a layout. x's axes are aligned with [B, S, H, D] from the right.
 Tensor placed(const Context& ctx, const Tensor& x, Layout layout) {
     Shape shape{1, 1, 1, 1};
     for (int axis = 0; axis < x.rank(); ++axis) shape[4 - x.rank() + axis] = x.size(axis);
@@ -174,7 +174,7 @@ Tensor placed(const Context& ctx, const Tensor& x, Layout layout) {
     return view;
 }
 
-/// An output, all of whose numbers the call must write, and nothing else.
+/// An output in which the call must write every number, and nothing around it.
 class PlacedOutput {
   public:
     PlacedOutput(const Context& ctx, const Tensor& like, Layout layout, bool is_packed)
@@ -195,7 +195,7 @@ class PlacedOutput {
     Tensor view_;
 };
 
-/// Memory of a bias's gradient: one number for each number of the bias.
+/// Memory for a bias gradient: one number for each bias number.
 Tensor bias_like(const Context& ctx, const Tensor& bias, const Shape& expanded) {
     const Tensor x = empty(ctx, bias.shape(), bias.dtype());
     return expanded.rank() > 0 ? x.expand(expanded) : x;

@@ -1,5 +1,5 @@
 #pragma once
-/// Random calls of attention: shapes, dtypes, memory layouts and options that a seed determines.
+/// Random attention calls: shapes, dtypes, memory layouts and options that a seed determines.
 #include <array>
 #include <cstdint>
 #include <iosfwd>
@@ -12,30 +12,30 @@ namespace gradtile::attention::test {
 struct RandomCall {
     std::uint64_t seed = 0;
     DType dtype = DType::f32;
-    Problem problem = {};  ///< of a dense call
+    Problem problem = {};  ///< for a dense call
     bool is_packed = false;
-    PackedProblem packed = {};  ///< of a packed call
+    PackedProblem packed = {};  ///< for a packed call
     bool deterministic = false;
     bool shares_keys = false;     ///< k and v have stride 0 along the batch
-    bool typed_biases = false;    ///< biases have the dtype of q, else float32
-    bool expands_biases = false;  ///< biases have stride 0 where they are broadcast, else axes of length 1
+    bool typed_biases = false;    ///< biases have q's dtype, else float32
+    bool expands_biases = false;  ///< biases have stride 0 where they are broadcast, else length-1 axes
     bool has_option_gradients = true;
     Layout bias_layout = Layout::contiguous;
-    std::array<Layout, 8> layouts = {};  ///< of q, k, v, o, dO, dQ, dK, dV
-    int ring_heads = 0;                  ///< heads of a set, and more slots of the ring; 0: the policy's
+    std::array<Layout, 8> layouts = {};  ///< for q, k, v, o, dO, dQ, dK, dV
+    int ring_heads = 0;                  ///< heads per set, and extra ring slots; 0: the policy's
 
-    /// The number of multiplications of a forward pass.
+    /// How many multiplications a forward pass takes.
     double work() const;
 };
 std::ostream& operator<<(std::ostream& out, const RandomCall& call);
 
 /// Draws a call with at most `max_work` multiplications in a forward pass.
 RandomCall random_call(std::uint64_t seed, double max_work);
-/// Draws a dense 16-bit call of long sequences and many heads, without dropout, whose S has at most
+/// Draws a dense 16-bit call with long sequences and many heads, without dropout, whose S has at most
 /// `max_scores` elements.
 RandomCall large_random_call(std::uint64_t seed, std::int64_t max_scores);
 
-/// The inputs of a call on the host, contiguous.
+/// A call's inputs on the host, contiguous.
 struct RandomInputs {
     Inputs dense;
     PackedInputs packed;

@@ -1,5 +1,5 @@
-// Judges random calls of attention: every kernel against float64, with the derived bounds. A call follows
-// from a seed. A failure prints the seed and a command that repeats it.
+// Judges random attention calls: every kernel against float64, with the derived bounds. A call follows from a
+// seed. A failure prints the seed and a command that repeats it.
 //
 //     GRADTILE_TEST_SECONDS=600 attention_test --gtest_filter='*RandomCalls*'      # the long form
 //     GRADTILE_TEST_SEED=17 GRADTILE_TEST_ROUNDS=1 attention_test --gtest_filter=..  # one call
@@ -17,7 +17,7 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// The seeds of a test, until its number of calls or its time is used up.
+/// A test's seeds, until its call count or its time is used up.
 class Seeds {
   public:
     explicit Seeds(int calls)
@@ -54,7 +54,7 @@ class Seeds {
 struct Expected {
     RandomCall call;
     RandomInputs in;
-    Result naive;  ///< for float64 that of the same call in float32
+    Result naive;  ///< for a float64 call, computed in float32
     Reference reference;
 };
 
@@ -76,7 +76,7 @@ Expected expect(std::uint64_t seed, double max_work, const Device& device) {
     return e;
 }
 
-/// Computes what is expected of several calls in as many threads.
+/// Computes the expected results for several calls, one thread per call.
 std::vector<Expected> expect(const std::vector<std::uint64_t>& seeds, double max_work, const Device& device) {
     std::vector<Expected> all(seeds.size());
     std::vector<std::thread> threads;
@@ -86,7 +86,7 @@ std::vector<Expected> expect(const std::vector<std::uint64_t>& seeds, double max
     return all;
 }
 
-/// Averages of so many errors are near their expected values.
+/// Averages over so many errors are near their expected values.
 bool has_averages(const Result& result) {
     constexpr std::size_t enough = 4096;
     return std::min({result.o.size(), result.d_q.size(), result.d_k.size(), result.d_v.size()}) >= enough;
@@ -200,7 +200,7 @@ double root_mean_square_difference(const std::vector<double>& a, const std::vect
     return root_mean_square(differences);
 }
 
-/// The naive form of a call with inputs of the call's dtype, computed in `dtype`.
+/// Runs the naive algorithm in `dtype`, with inputs in the call's dtype.
 Result naive_result(const Context& ctx, const LargeCall& large, DType dtype) {
     RandomInputs in = large.in;
     in.dense = in.dense.to(Context(Device::cpu(), 1), dtype);
@@ -210,11 +210,11 @@ Result naive_result(const Context& ctx, const LargeCall& large, DType dtype) {
     return run(ctx, call, in, Algorithm::naive, {});
 }
 
-/// Bounds of the errors of dQ and dK that the rounding of the stored O causes. The naive form computes D from
-/// P and dP and lacks this error, which exceeds its other errors in rows that see few keys. As in
-/// Reference::floor, D has the error e = 3 u |dO * O|, the norm over the columns of a row. dQ = scale dS K
-/// then has an error of scale e P K, and dK of at most the sum over rows of scale e P |q|. These are O and dV
-/// of another call.
+/// Bounds for the errors in dQ and dK that rounding the stored O causes. The naive form computes D from P and
+/// dP and lacks this error, which exceeds its other errors in rows that see few keys. As in Reference::floor,
+/// D has the error e = 3 u |dO * O|, with the norm over a row's columns. dQ = scale dS K then has the error
+/// scale e P K, and dK has at most the error scale e P |q|, summed over the rows. Another attention call
+/// computes these two bounds as its O and dV.
 struct ErrorsFromO {
     std::vector<double> d_q, d_k;
 };
@@ -245,8 +245,8 @@ ErrorsFromO errors_from_o(const Context& ctx, const LargeCall& large, const Resu
     return {std::move(result.o), std::move(result.d_v)};
 }
 
-/// Expects errors that are at most those of the naive form, which rounds at more steps, plus the rounding of
-/// the stored result and errors_from_o().
+/// Expects each error to be at most the sum of three terms: the naive form's largest error (naive rounds at
+/// more steps), the rounding of the stored result, and errors_from_o().
 void expect_no_worse_than(const Result& naive, const Result& result, const Result& exact,
                           const ErrorsFromO& from_o, DType dtype) {
     const double u = roundoff_of(dtype, Device::cpu()).storage;
@@ -295,8 +295,8 @@ TEST(AttentionRandomCalls, LargeOnesAreNoWorseThanNaive) {
 
 class AttentionCudaRandomCalls : public AttentionCuda {
   protected:
-    /// Calls body() for the kernels that the operator chooses, and if these may be Hopper's, for those of all
-    /// GPUs.
+    /// Calls body() for the kernels that the operator chooses. If these may be Hopper kernels, also calls
+    /// body() for the kernels that run on all GPUs.
     template <class Body>
     void for_every_gpu_kernel(const RandomCall& call, Body&& body) const {
         KernelChoice choice;

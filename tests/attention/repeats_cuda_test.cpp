@@ -1,5 +1,5 @@
-// Repeats calls on the GPU. O, LSE, dK, dV and the gradients of the options must be equal to the bit in every
-// run, dQ with Options::deterministic too; without it, dQ differs by roundings of sums in another order.
+// Repeats calls on the GPU. O, LSE, dK, dV and the option gradients must be equal to the bit in every run, dQ
+// with Options::deterministic too; without it, dQ differs by roundings, because the summation order differs.
 //
 //     GRADTILE_TEST_ROUNDS=10000 attention_test --gtest_filter='*AttentionCudaRepeats*'     # the long form
 //     GRADTILE_TEST_SECONDS=10   # each call at most that long; prints the rounds
@@ -83,7 +83,7 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
                 return pass_on(gpu());
         }
     }
-    /// O, LSE, dK, dV, the gradients of the options, and dQ.
+    /// O, LSE, dK, dV, the option gradients, and dQ.
     std::vector<Tensor> outputs_of(const Inputs& in, const Options& options) const {
         const Options with_tensors = in.with_tensors(options);
         Saved saved;
@@ -91,7 +91,7 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
         const Gradients d = backward(gpu(), in.d_o, with_tensors, saved, in.d_lse);
         return {o, saved.lse, d.k, d.v, d.biases[0], d.biases[1], d.sink, d.q};
     }
-    /// The name of an output that differs more than it may; null if there is none.
+    /// Names an output that differs more than it may; null if there is none.
     const char* first_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b,
                                  bool deterministic) const {
         static constexpr const char* names[] = {"O", "LSE", "dK", "dV", "dBias 0", "dBias 1", "dSink", "dQ"};
@@ -110,7 +110,7 @@ class AttentionCudaRepeats : public AttentionCudaDtypes {
     std::optional<Inputs> neighbour_;
 };
 
-/// Several blocks of every kernel in both directions, and more blocks than fit the GPU at once.
+/// Several blocks for every kernel in both directions, and more blocks than fit the GPU at once.
 TEST_P(AttentionCudaRepeats, DenseCalls) {
     for (const std::int64_t d : {32, 64, 96, 128, 192, 256})
         expect_equal_runs({.queries = 500,
@@ -129,7 +129,7 @@ TEST_P(AttentionCudaRepeats, DenseCalls) {
                        .key_heads = 4,
                        .window = {.left = 150, .right = 100}});
 }
-/// Tasks so short that a thread block takes many of them.
+/// Tasks so short that a thread block takes many tasks.
 TEST_P(AttentionCudaRepeats, ShortDenseCalls) {
     for (const std::int64_t d : {32, 64, 128, 192})
         expect_equal_runs({.queries = 190,
@@ -164,7 +164,7 @@ TEST_P(AttentionCudaRepeats, PackedCalls) {
         expect_equal_runs(problem);
     }
 }
-/// Every option of the scores alone, and all together.
+/// Every score option alone, and all together.
 TEST_P(AttentionCudaRepeats, CallsWithScoreOptions) {
     for (const std::int64_t d : {32, 64, 128, 192})
         for (const NamedProblem& option : score_option_problems({.queries = 200,
@@ -180,7 +180,7 @@ TEST_P(AttentionCudaRepeats, CallsWithScoreOptions) {
             if (option.problem.biases[0].rank() > 0) expect_equal_runs(option.problem, /*typed_biases=*/true);
         }
 }
-/// Evoformer's biases of pairs and of keys.
+/// Evoformer's pair biases and key biases.
 TEST_P(AttentionCudaRepeats, CallsWithBiasesInTiles) {
     for (const std::int64_t d : {32, 64})
         expect_equal_runs({.queries = 200,
@@ -195,7 +195,7 @@ TEST_P(AttentionCudaRepeats, CallsWithBiasesInTiles) {
                           /*typed_biases=*/true);
 }
 
-/// The comparison of all other tests here.
+/// Tests the comparison that all other tests here use.
 TEST_P(AttentionCudaRepeats, OneBitIsADifference) {
     constexpr std::int64_t length = 100'000;
     std::vector<double> numbers(length, 0.5), others = numbers;

@@ -30,7 +30,7 @@ TEST(ScoreOptions, Float64IsTheDefinition) {
     }
 }
 
-/// Tests with every dtype of q, k and v. Sinks and biases are always float32.
+/// Tests with every dtype for q, k and v. Sinks and biases are always float32.
 class IsAsAccurateAsNaive : public testing::TestWithParam<DType> {
   protected:
     void expect_every_kernel_accurate(const std::vector<Problem>& problems) const {
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(ScoreOptions, IsAsAccurateAsNaive,
                          testing::Values(DType::f32, DType::bf16, DType::f16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-/// Attention as a function of q, k, v and the tensors of options.
+/// Attention as a function of q, k, v and the option tensors.
 struct BiasedOperator {
     Options options;
     Tensor d_lse;
@@ -106,7 +106,7 @@ TEST(ScoreOptions, GradientsAreThoseOfFiniteDifferences) {
 }
 
 /// gradient_check() cannot change a sink, which is float32, nor use the LSE, which is a second output. So
-/// this test computes central differences of float64 runs itself.
+/// this test computes central differences from float64 runs itself.
 TEST(ScoreOptions, GradientsOfTheSinkAndThroughTheLseAreThoseOfFiniteDifferences) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 20,
@@ -163,7 +163,7 @@ TEST(ScoreOptions, RowsOfTheLowestScoresGiveNumbers) {
         });
 }
 
-/// Keys with a bias of -inf are the keys that a mask hides.
+/// Keys with bias -inf are the keys that a mask hides.
 TEST(ScoreOptions, ABiasOfMinusInfinityHidesKeys) {
     const Context ctx(Device::cpu(), 2);
     const Problem causal{
@@ -212,8 +212,8 @@ std::vector<double> row_of(const std::vector<double>& rows, std::size_t row, std
 }
 const auto all_nan = testing::Each(testing::Truly([](double x) { return std::isnan(x); }));
 
-/// In the row of the NaN, O, LSE, dQ and the bias's gradient become NaN, and so do dK and dV of the keys that
-/// this row sees. All other elements stay equal to the bit.
+/// In the NaN's row, O, LSE, dQ and the bias gradient become NaN, and so do dK and dV at the keys that this
+/// row sees. All other elements stay equal to the bit.
 TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
     const Context ctx(Device::cpu(), 2);
     const Problem problem{.queries = 80,
@@ -257,8 +257,8 @@ TEST(ScoreOptions, ANaNInABiasReachesItsRowAlone) {
             });
 }
 
-/// Calls without any option of the scores have kernels of their own. With a softcap, the calls with and
-/// without a sink use the same kernel.
+/// Calls without any score option use separate kernels. With a softcap, the calls with and without a sink use
+/// the same kernel.
 TEST(ScoreOptions, AnExtremeSinkTakesAllOrNothing) {
     const Context ctx(Device::cpu(), 2);
     const Problem without{
@@ -324,7 +324,7 @@ TEST(ScoreOptions, ABiasMayHaveAnyStrides) {
         for_every_algorithm(dtype, [&](Algorithm algorithm) {
             Inputs in = random_inputs(ctx, problem, dtype);
             const Result expected = run(ctx, in, problem.options(algorithm));
-            // Two layouts: keys on the outermost axis; every second element of rows that are twice as long.
+            // Two layouts: keys on the outermost axis; every second element in rows that are twice as long.
             const Tensor keys_outermost = zeros(ctx, {1, 90, 70, 2}, DType::f32).transpose(1, 3);
             const Tensor every_second = zeros(ctx, {1, 1, 70, 90, 2}, DType::f32).select(4, 1);
             copy(ctx, keys_outermost, in.biases[0]);

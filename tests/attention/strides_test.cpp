@@ -1,5 +1,5 @@
-// Inputs, outputs and gradients with any strides: results equal those of contiguous tensors bit for bit, and
-// only the outputs are written.
+// Inputs, outputs and gradients with any strides: results equal those with contiguous tensors bit for bit,
+// and only the outputs are written.
 #include <span>
 
 #include <gmock/gmock.h>
@@ -11,9 +11,9 @@ namespace {
 
 enum class Layout {
     heads_first,   ///< [B, H, S, D] in memory, as PyTorch's SDPA takes them
-    transposed,    ///< [B, H, D, S] in memory: the rows are adjacent, the elements of a row are not
+    transposed,    ///< [B, H, D, S] in memory: rows are adjacent, elements in a row are not
     every_second,  ///< the last stride is 2
-    wider_rows,    ///< a slice of wider rows, not aligned
+    wider_rows,    ///< sliced from wider rows, not aligned
 };
 constexpr Layout layouts[] = {Layout::heads_first, Layout::transposed, Layout::every_second,
                               Layout::wider_rows};
@@ -129,8 +129,8 @@ TEST(AttentionStrides, ExpandedTensorsGiveTheSameResultsAsCopies) {
     const Context ctx(Device::cpu(), 2);
     for_every_dtype_and_algorithm(problems, [&](const Problem& problem, DType dtype, const Options& options) {
         const Inputs in = random_inputs(ctx, problem, dtype);
-        // Cases: dO of the sum of all elements of O (all ones), one K and V for the whole batch, one key
-        // repeated, one column repeated.
+        // Cases: dO for the loss sum(O) (all ones), one K and V for the whole batch, one key repeated, one
+        // column repeated.
         const Tensor ones = empty(ctx, {1, 1, 1, 1}, dtype);
         fill(ctx, ones, 1);
         const auto expect_same = [&](const char* what, const Inputs& repeated) {

@@ -1,6 +1,6 @@
-// bfloat16 has the exponents of float32, so numbers below 2^-126 are subnormal. The instructions that
-// multiply bf16 (vdpbf16ps, tdpbf16ps) and those that round to it (vcvtne2ps2bf16, vcvtneps2bf16) read such
-// numbers as 0 and give 0 for such results: docs/numerics.md, "Subnormal numbers".
+// bfloat16 has float32's exponents, so numbers below 2^-126 are subnormal. The instructions that multiply
+// bf16 (vdpbf16ps, tdpbf16ps) and those that round to it (vcvtne2ps2bf16, vcvtneps2bf16) read such numbers as
+// 0 and give 0 for such results: docs/numerics.md, "Subnormal numbers".
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ constexpr double subnormal_rounding = 0x1p-134;  // half the distance between bf
 const Problem problem{
     .queries = 70, .keys = 90, .d_qk = 32, .d_v = 32, .causal = true, .heads = 2, .key_heads = 1};
 
-/// Multiplies every number by 2^-126: half of the numbers become subnormal, the others are just above 2^-126.
+/// Multiplies every number by 2^-126: half the numbers become subnormal, the others are just above 2^-126.
 Tensor scaled_to_subnormal(const Context& ctx, const Tensor& x) {
     std::vector<double> numbers = to_host(ctx, x);
     for (double& e : numbers) e *= smallest_normal;
@@ -29,12 +29,12 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-/// The absolute error of each output that flushing to 0 may add to the usual bounds.
+/// The absolute error that flushing to 0 may add to each output's usual bound.
 struct Lost {
     double o, d_q, d_k, d_v;
 };
 
-/// Each addition of a sum of products loses less than the smallest normal number t. A subnormal factor loses
+/// Each addition in a sum of products loses less than the smallest normal number t. A subnormal factor loses
 /// t times the other factor. Storing the result loses t.
 Lost lost_to_flushing(const Context& ctx, const Inputs& in) {
     const double t = smallest_normal, keys = static_cast<double>(problem.keys),
@@ -42,7 +42,7 @@ Lost lost_to_flushing(const Context& ctx, const Inputs& in) {
                  columns = static_cast<double>(problem.d_v), scale = problem.scale_or_default();
     const double q = largest_of(to_host(ctx, in.q)), k = largest_of(to_host(ctx, in.k)),
                  v = largest_of(to_host(ctx, in.v)), d_o = largest_of(to_host(ctx, in.d_o));
-    // dP is a sum over the columns. D includes the error of O. P <= 1.
+    // dP is a sum over the columns. D includes O's error. P <= 1.
     const double o = t * (keys + 2), d_p = t * columns * (1 + v + d_o), d_s = 2 * d_p + columns * d_o * o + t;
     return {.o = o,
             .d_q = scale * keys * (k * (d_s + t) + t) + t,

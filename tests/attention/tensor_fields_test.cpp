@@ -1,6 +1,6 @@
-// Every tensor that a call reads or writes, in every odd layout: the results are those of contiguous tensors,
-// or the call is refused by the tensor's name. A field that Options, Saved or Gradients gains does not
-// compile here without a line.
+// Every tensor that a call reads or writes, in every odd layout: the results equal those with contiguous
+// tensors, or the call fails with an error that names the tensor. If Options, Saved or Gradients gains a
+// field, this file does not compile until the field has a line here.
 #include <functional>
 #include <string>
 #include <vector>
@@ -54,14 +54,14 @@ std::vector<TensorField> tensors_of(Gradients& gradients) {
 enum class OddLayout : std::uint8_t {
     reversed_axes,  ///< the first axis is adjacent in memory: [B, S, H] viewed as [H, S, B], for example
     every_second,   ///< the last stride is 2
-    wider_rows,     ///< a slice of wider rows, which begins at their second element
+    wider_rows,     ///< sliced from wider rows, from their second element on
     backwards,      ///< all strides are negative
     backward_rows   ///< all strides but the last are negative
 };
 constexpr OddLayout odd_layouts[] = {OddLayout::reversed_axes, OddLayout::every_second, OddLayout::wider_rows,
                                      OddLayout::backwards, OddLayout::backward_rows};
 
-/// A view of x's shape, and the memory around it, in which every number is number_around.
+/// A view with x's shape, and the memory around it, in which every number is number_around.
 struct PlacedTensor {
     Tensor memory, view;
 };
@@ -211,7 +211,7 @@ class TensorFields : public EveryDevice {
         for_every_packed_implementation(with_algorithm(packed_call()));
     }
     /// On the CPU the results are equal. On a GPU another layout may choose another kernel, whose summation
-    /// order differs: a rounding error of a few units in the last place, relative to the largest number.
+    /// order differs: a few units in the last place, relative to the largest number.
     void expect_same(const ResultList& numbers, const ResultList& expected) const {
         ASSERT_EQ(numbers.size(), expected.size());
         const double unit = unit_of(dtype());
@@ -318,7 +318,7 @@ TEST_P(TensorFields, OutputsMayHaveAnyLayoutAndNothingElseIsWritten) {
     });
 }
 
-/// A view of x's shape that repeats its first element.
+/// A view with x's shape that repeats its first element.
 Tensor first_repeated(const Tensor& x) {
     Tensor first = x;
     for (int axis = 0; axis < x.rank(); ++axis) first = first.slice(axis, 0, 1);
@@ -382,13 +382,13 @@ TEST_P(TensorFields, KeysOfOneBatchServeEveryBatchAndTheirGradientsAreSums) {
         repeated.v = repeat(call.v);
         ResultList numbers = run_both(ctx(), call), expected = run_both(ctx(), repeated);
         const double unit = unit_of(dtype()), sum_unit = unit_of(accumulator_of(dtype()));
-        for (const std::size_t gradient : {1u, 2u}) {  // of k and of v
+        for (const std::size_t gradient : {1u, 2u}) {  // k's and v's
             const std::vector<double>& parts = expected[gradient];
             const std::size_t count = numbers[gradient].size();
             ASSERT_EQ(parts.size(), 2 * count);
             for (std::size_t i = 0; i < count; ++i) {
                 const double a = parts[i], b = parts[count + i];
-                // A sum is rounded twice, the second time perhaps to a subnormal number of float16.
+                // A sum is rounded twice, the second time perhaps to a subnormal float16 number.
                 const double bound = unit * std::abs(a + b) + sum_unit * (std::abs(a) + std::abs(b)) +
                                      (dtype() == DType::f16 ? 0x1p-25 : 0);
                 ASSERT_LE(std::abs(numbers[gradient][i] - (a + b)), bound) << gradient << ", " << i;
@@ -400,7 +400,7 @@ TEST_P(TensorFields, KeysOfOneBatchServeEveryBatchAndTheirGradientsAreSums) {
     });
 }
 
-/// A batch, or a packed sequence, as a call of its own.
+/// One batch, or one packed sequence, as a separate call.
 FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch) {
     FieldCall part = call;
     Options& options = part.options;
@@ -432,7 +432,7 @@ TEST_P(TensorFields, SlopesMayDifferBetweenBatchesAndPackedSequences) {
         const bool is_packed = call.options.cumulative_q.defined();
         const std::int64_t batches = is_packed ? 3 : 2;
         call.options.alibi_slopes = random({batches, 4}, DType::f32, 10);
-        // Gradients of the batch's part of q, k and v, and O and LSE.
+        // Compared for each batch: O, LSE, and the gradients of q, k and v.
         Saved saved;
         forward(ctx(), call.q, call.k, call.v, call.options, saved);
         Gradients into = empty_gradients(ctx(), call);
@@ -445,7 +445,7 @@ TEST_P(TensorFields, SlopesMayDifferBetweenBatchesAndPackedSequences) {
             const Tensor o = forward(ctx(), part.q, part.k, part.v, part.options, part_saved);
             Gradients part_into = empty_gradients(ctx(), part);
             backward(ctx(), part.d_o, part.options, part_saved, part_into, part.d_lse);
-            FieldCall all = call;  // the whole call's results in place of its inputs
+            FieldCall all = call;  // the whole call's results replace its inputs
             all.q = into.q, all.k = into.k, all.v = into.v, all.d_o = saved.o, all.d_lse = saved.lse;
             const FieldCall found = part_of(ctx(), all, batch);
             expect_same({to_host(ctx(), found.q), to_host(ctx(), found.k), to_host(ctx(), found.v),

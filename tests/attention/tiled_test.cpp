@@ -1,5 +1,5 @@
-// Tests of memory_efficient and flash1 in every dtype, on the problems of the flash kernels and within the
-// same bounds, and of their differences from flash2. Other tests of this folder also run both algorithms.
+// Tests memory_efficient and flash1 in every dtype, on the flash kernels' problems and within the same
+// bounds, and tests how they differ from flash2. Other tests in this folder also run both algorithms.
 #include <limits>
 
 #include <gmock/gmock.h>

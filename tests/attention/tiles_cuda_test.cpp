@@ -1,5 +1,5 @@
-// The tile sizes of the GPU kernels for every limit of shared memory per thread block, also the limits of
-// GPUs on which they were not tuned. These tests need no GPU.
+// Tests the GPU kernels' tile sizes for every shared-memory limit per thread block, including GPUs for which
+// the sizes were not tuned. These tests need no GPU.
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace gradtile::attention::cuda {
 namespace {
 
-/// Bytes of shared memory of every kernel and head dim at one limit.
+/// Every kernel's shared-memory bytes, for every head dim, at one limit.
 std::vector<int> shared_bytes_at(int limit) {
     std::vector<int> bytes;
     const auto add = [&]<int head_dim>(SharedMemory<head_dim>) {

@@ -1,7 +1,7 @@
 #pragma once
-/// The tile algebra of attention/cpu/bf16/tiles.h in plain C++, with the semantics of AMX's tileloadd,
+/// The tile algebra from attention/cpu/bf16/tiles.h in plain C++, with the semantics of AMX's tileloadd,
 /// tilestored and tdpbf16ps (Intel Instruction Set Extensions Programming Reference, ch. 3). A product sums
-/// the even and the odd elements of each pair of bf16 separately before it adds both to the accumulator.
+/// the even and the odd elements in each bf16 pair separately before it adds both to the accumulator.
 /// Subnormal numbers are kept; AMX flushes them to 0.
 #include <bit>
 #include <cstdint>

@@ -70,7 +70,7 @@ void step(const Context& ctx) {
     Tensor kept;
     {
         const Tensor b = zeros(ctx, {5000}, DType::f64);
-        kept = b.slice(0, 10, 20);  // the view keeps all of b
+        kept = b.slice(0, 10, 20);  // the view keeps b's whole memory
     }
     const Tensor c = cast(ctx, a, DType::bf16);
     kept = Tensor();

@@ -49,7 +49,7 @@ TEST(Crc32c, CombinesTwoParts) {
     }
 }
 
-// The definition: sums of big-endian 16-bit words with end-around carry.
+// The definition: sums over big-endian 16-bit words with end-around carry.
 std::uint32_t fletcher32_by_definition(std::span<const std::byte> bytes) {
     std::uint64_t sum1 = 0;
     std::uint64_t sum2 = 0;

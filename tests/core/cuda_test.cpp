@@ -1,5 +1,5 @@
-// Compares the CUDA functions of core with the CPU functions. Without a GPU these tests are skipped;
-// CudaAbsence, which tests the error message of that case, runs everywhere.
+// Compares core's CUDA functions with its CPU functions. Without a GPU these tests are skipped; CudaAbsence,
+// which tests the error message without a GPU, runs everywhere.
 #include <cmath>
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ TEST(CudaAbsence, IsOneClearLine) {
 
 class Cuda : public test::CudaTest {};
 
-/// One view of shape [7, 12] for each kind of strides.
+/// One view with shape [7, 12] for each kind of strides.
 std::vector<Tensor> views(const Context& ctx, DType type, std::uint64_t seed) {
     return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
@@ -115,7 +115,7 @@ TEST_F(Cuda, FillReachesEveryElementOfALargeTensor) {
     EXPECT_THAT(to_host(gpu(), x), testing::Each(-2.0));
 }
 
-/// Both devices sum k products in the accumulator's type. The error of each sum is at most k eps / 2 sum
+/// Both devices sum k products in the accumulator's type. Each sum has an error of at most k eps / 2 sum
 /// |a||b|, so the sums differ by at most k eps sum |a||b| (2 k eps if the products are also rounded). Each
 /// device rounds once more when it stores the result.
 TEST_F(Cuda, GemmAgreesWithTheCpuWithinTheErrorOfBoth) {

@@ -40,8 +40,8 @@ class FewRows : public testing::Test {
     }
     Context ctx{Device::cpu(), 2};
 
-    /// c = alpha a w^T (+ c) (+ bias) against float64, for w [n, k] stored by rows. The bound is that of
-    /// gemm_test.cpp: k + 3 roundings of the sum of magnitudes, and one of the result.
+    /// c = alpha a w^T (+ c) (+ bias) against float64, for w [n, k] stored by rows. The bound is the same as
+    /// in gemm_test.cpp: k + 3 roundings relative to the sum of magnitudes, and one for the result.
     void expect_product(const Types& types, std::int64_t m, std::int64_t n, std::int64_t k,
                         std::int64_t padding, GemmOptions options = {}) {
         const auto [in, out] = types;
@@ -147,7 +147,7 @@ TEST_F(FewRows, BitsDependNeitherOnTheNumberOfThreadsNorOnTheOtherRows) {
         SCOPED_TRACE(kernels->name);
         const ForcedFewRowsKernels forced(kernels);
         for (const auto& [in, out] : all_types) {
-            // n is large enough for several blocks, and k is no multiple of a vector.
+            // n is large enough for several blocks, and k is no multiple of the vector length.
             const std::int64_t n = 403, k = 333, rows = in == DType::f32 ? kernels->max_rows_f32 : 8;
             const Tensor a = matrix(ctx, rows, k, in, 1), w = matrix(ctx, n, k, in, 2);
             std::vector<double> expected;

@@ -57,7 +57,7 @@ struct FusedCase {
     DType type;
     std::int64_t rows, in, out, padding;
     bool bias;
-    bool must_fuse;  // true for the shapes of models; other shapes may fall back to two operators
+    bool must_fuse;  // true for shapes that models have; other shapes may fall back to two operators
 };
 
 const FusedCase fused_cases[] = {
@@ -67,13 +67,12 @@ const FusedCase fused_cases[] = {
     {DType::f16, 1, 64, 72, 0, true, false},
 };
 
-/// The relative error of the hardware's tanh is 2^-11 (PTX ISA, tanh.approx.f32).
+/// The hardware's tanh has relative error 2^-11 (PTX ISA, tanh.approx.f32).
 constexpr double tanh_error = 0x1p-11;
 
-/// The bound for hidden: the error of the sum, one rounding of the product and one after adding the bias, as
-/// in gemm(). The bound for y is the sum of three terms: the bound for hidden times GELU's largest slope,
-/// 1.13 (two separate operators would also round hidden); one rounding of y; and tanh's error times |hidden|
-/// / 2.
+/// The bound for hidden: the sum's error, one rounding for the product and one after adding the bias, as in
+/// gemm(). The bound for y adds three terms: the bound for hidden times GELU's largest slope, 1.13 (two
+/// separate operators would also round hidden); one rounding for y; and tanh's error times |hidden| / 2.
 TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
     for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
         const Tensor x = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
@@ -107,8 +106,8 @@ TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
     }
 }
 
-/// The bound: one rounding of the product and one of the result to the 16-bit type, as two separate operators
-/// would round; the sum's error; and tanh's error times |d slope / d tanh|.
+/// The bound: rounding the product and the result to the 16-bit type, as two separate operators would; the
+/// sum's error; and tanh's error times |d slope / d tanh|.
 TEST_F(GemmOnCuda, GeluBackwardIsAsAccurateAsTwoOperators) {
     for (const auto& [type, rows, in, out, padding, with_bias, must_fuse] : fused_cases) {
         const Tensor dy = randn(ctx(), {rows, in + padding}, type, Seed{1}).slice(1, 0, in);
@@ -169,8 +168,8 @@ TEST_F(GemmOnCuda, ProductsCanBeCapturedAndReplayed) {
     }
 }
 
-/// The error of a float32 product is at most k eps / 2 sum |a||b|. TF32 drops 13 bits of each operand, so its
-/// error for random operands is several times this bound.
+/// A float32 product has an error of at most k eps / 2 sum |a||b|. TF32 drops 13 bits from each operand, so
+/// its error for random operands is several times this bound.
 TEST_F(GemmOnCuda, Float32IsFloat32UnlessTf32IsRequested) {
     const std::int64_t m = 256, n = 256, k = 64;
     const Tensor a = randn(ctx(), {m, k}, DType::f32, Seed{1}), b = randn(ctx(), {n, k}, DType::f32, Seed{2});

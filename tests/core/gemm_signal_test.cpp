@@ -31,7 +31,7 @@ struct Product {
     bool trans_a, trans_b;
 };
 
-/// Shapes of a small model's step: forward, gradient of the input, gradient of the weight.
+/// Shapes in a small model's step: forward, input gradient, weight gradient.
 constexpr Product products[] = {{256, 512, 128, false, true},
                                 {256, 128, 512, false, false},
                                 {128, 512, 256, true, false},
@@ -71,7 +71,7 @@ int multiply_under_signals(DType dtype, DType dtype_of_c, int threads) {
     const itimerval often{{0, 200}, {0, 200}};
     setitimer(ITIMER_REAL, &often, nullptr);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(400);
-    // Signals may be late on a loaded machine, so the loop also waits for a number of signals.
+    // Signals may be late on a loaded machine, so the loop also waits until enough signals have arrived.
     while (std::chrono::steady_clock::now() < end || signals_taken < 200)
         for (std::size_t i = 0; i < cases.size(); ++i) {
             const Product& p = products[i];

@@ -43,11 +43,10 @@ Tensor operand(const Context& ctx, Shape shape, DType type, std::uint64_t seed, 
     return randn(ctx, padded, type, Seed{seed}).slice(-1, 0, shape[-1]);
 }
 
-/// Compares c with the product of a and b (and c0) in float64. The bound: the error of a sum of k products,
-/// in any order, is at most k * eps / 2 * sum |a||b| to first order (Higham, Accuracy and Stability, 3.1).
-/// alpha, c and the bias add three roundings, and storing c adds one in c's dtype. The bound has eps instead
-/// of eps / 2, because some instructions do not round to nearest. Products of 16-bit numbers are exact in
-/// float32.
+/// Compares c with the float64 product of a and b (and c0). The bound: k products, summed in any order, have
+/// an error of at most k * eps / 2 * sum |a||b| to first order (Higham, Accuracy and Stability, 3.1). alpha,
+/// c and the bias add three roundings, and storing c adds one in c's dtype. The bound has eps instead of eps
+/// / 2, because some instructions do not round to nearest. Products of 16-bit numbers are exact in float32.
 void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const Tensor& a, const Tensor& b,
                     const GemmOptions& options) {
     const Tensor left = options.trans_a ? a.transpose(-1, -2) : a;
@@ -71,7 +70,7 @@ void expect_product(const Context& ctx, const Tensor& c, const Tensor& c0, const
         if (options.accumulate) expected += before[e], size += std::abs(before[e]);
         if (!bias.empty()) expected += bias[j], size += std::abs(bias[j]);
         double bound = (static_cast<double>(k) + 3) * sum_epsilon * size +
-                       // The distance of f16's subnormal numbers is 2^-24.
+                       // f16's subnormal numbers have a spacing of 2^-24.
                        epsilon_of(c.dtype()) / 2 * std::abs(expected) + 0x1p-24;
         if (ctx.device().is_cuda() && is_16_bit(c.dtype())) {
             // The old c and the bias may be added to the product one by one, in any order, and each sum may
@@ -95,7 +94,7 @@ class GemmOfTypes : public testing::TestWithParam<InAndOut> {
     }
     Context ctx{cuda_device_count() > 0 ? GetParam().device : Device::cpu(), 2};
 
-    /// Checks one product of [m, k] and [k, n]. The rows of all operands are padded.
+    /// Checks one [m, k] x [k, n] product. All operands have padded rows.
     void run(std::int64_t m, std::int64_t n, std::int64_t k, GemmOptions options, std::int64_t padding = 3) {
         const auto [in, out, device] = GetParam();
         const Tensor a = operand(ctx, options.trans_a ? Shape{k, m} : Shape{m, k}, in, 1, padding);
@@ -124,7 +123,7 @@ TEST_P(GemmOfTypes, AlignedShapesOfATransformer) {
     run(512, 768, 256, {.trans_b = true}, 0);
     run(512, 256, 768, {}, 0);
     run(256, 768, 512, {.trans_a = true, .accumulate = true}, 0);
-    // Rows of odd length on aligned addresses, like logits of an odd vocabulary.
+    // Rows with odd length on aligned addresses, like logits for an odd vocabulary.
     run(128, 1003, 64, {.trans_b = true}, 5);
     run(128, 64, 1003, {}, 5);
 }
@@ -244,7 +243,7 @@ TEST(Gemm, RefusesMismatchedOperandsInOneLine) {
     EXPECT_THAT(message(f32({2, 3}), f32({2, 4}), f32({4, 3}), {.bias = f32({2})}), HasSubstr("bias"));
     EXPECT_THAT(message(f32({1, 2, 3}).expand({5, 2, 3}), f32({5, 2, 4}), f32({5, 4, 3})),
                 HasSubstr("must not overlap"));
-    // The strides of a batch of matrices without elements are 0.
+    // If a batch's matrices have no elements, its strides are 0.
     EXPECT_EQ(message(f32({5, 0, 3}), f32({5, 0, 4}), f32({5, 4, 3})), "accepted");
     const Tensor x = f32({3});
     const Tensor on_gpu(nullptr, x.raw_data(), Device::cuda(0), DType::f32, x.shape(), x.strides());

@@ -31,7 +31,7 @@ Tensor times(const Tensor& x, const Tensor& y) {
 /// y = tanh(x w), with optional errors in its gradient.
 struct TanhProduct {
     double wrong_factor = 1.0;        ///< dw is multiplied by this factor
-    std::int64_t wrong_element = -1;  ///< index of the element of dx that is wrong; -1: none
+    std::int64_t wrong_element = -1;  ///< index of dx's wrong element; -1: none
     double wrong_by = 1e-5;
     bool wrong_shape = false;
 

@@ -30,11 +30,11 @@ class HopperProduct : public test::HopperProductTest {
         return randn(gpu(), {rows, rounded_up(columns, 8)}, type, Seed{seed}).slice(1, 0, columns);
     }
 
-    /// Computes a b, or a b^T, with every kernel, or with the kernel `only`. The bound: the error of a sum of
-    /// k products in any order is at most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and
+    /// Computes a b, or a b^T, with every kernel, or with the kernel `only`. The bound: k products summed in
+    /// any order have an error of at most k eps / 2 times the sum of their magnitudes (Higham, Accuracy and
     /// Stability, 3.1). The bound has eps instead of eps / 2, because tensor cores do not round to nearest,
-    /// and k + 1 additions because of the bias. One rounding to the result's type is added; subnormal numbers
-    /// of f16 have a distance of 2^-24.
+    /// and k + 1 additions because the bias is added, too. One rounding to the result's type is added;
+    /// subnormal f16 numbers have a spacing of 2^-24.
     void check_kernels(std::int64_t m, std::int64_t n, std::int64_t k, DType type, bool trans_b,
                        bool has_bias, std::optional<std::uint64_t> only = {}) {
         ProductOperands operands{.a = matrix(m, k, type, 1),
@@ -76,8 +76,7 @@ class HopperProduct : public test::HopperProductTest {
     }
 };
 
-/// Each kind of tiles has a test of its own, because after a fault on the GPU the process can compute nothing
-/// more.
+/// Each tile kind has its own test, because after a fault on the GPU the process can compute nothing more.
 class HopperProductTiles : public HopperProduct, public testing::WithParamInterface<cuda::ProductTiles> {};
 
 TEST_P(HopperProductTiles, OneTile) {
@@ -116,8 +115,7 @@ TEST_F(HopperProduct, AddsABias) {
     }
 }
 
-/// There are no kernels for the products of weight gradients, nor for a b with a bias (only for a b^T with a
-/// bias).
+/// There are no kernels for weight-gradient products, nor for a b with a bias (only for a b^T with a bias).
 TEST_F(HopperProduct, LeavesOtherProductsToTheLibrary) {
     ProductOperands operands{.a = matrix(64, 64, DType::bf16, 1),
                              .b = {matrix(64, 64, DType::bf16, 2)},
@@ -140,7 +138,7 @@ TEST_F(HopperProduct, RefusesWhatTmaCannotAddress) {
     operands.a = randn(gpu(), {64, 65}, DType::bf16, Seed{1}).slice(1, 0, 64);
     EXPECT_NE(cuda::why_not_hopper_product(operands), nullptr);
     EXPECT_TRUE(cuda::hopper_product_kernels(operands).empty());
-    // A store of TMA would write up to the next multiple of 8 elements.
+    // A TMA store would write up to the next multiple of 8 elements.
     operands.a = matrix(64, 64, DType::bf16, 1);
     operands.b[0] = matrix(60, 64, DType::bf16, 2);
     operands.trans_b = true;

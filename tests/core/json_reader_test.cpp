@@ -30,7 +30,7 @@ std::string refusal_of(const std::string& text) {
     return "";
 }
 
-/// A text of `levels` arrays or objects, nested in each other.
+/// A text with `levels` nested arrays or objects.
 std::string nested(std::size_t levels, const std::string& begin, const std::string& end) {
     std::string text;
     for (std::size_t i = 0; i < levels; ++i) text += begin;
@@ -39,7 +39,7 @@ std::string nested(std::size_t levels, const std::string& begin, const std::stri
     return text;
 }
 
-/// `count` copies of an element, with commas between them.
+/// Repeats an element `count` times, with commas between.
 std::string repeated(const std::string& element, std::size_t count) {
     std::string text;
     for (std::size_t i = 0; i < count; ++i) text += (i > 0 ? "," : "") + element;

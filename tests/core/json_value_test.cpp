@@ -58,7 +58,7 @@ TEST(JsonValue, WrongTypesAndMissingMembersAreNamed) {
 TEST(JsonValue, KeepsNumbersToTheLastBit) {
     const std::string text = "[9223372036854775807,-9223372036854775808,18446744073709551615,5e-324,0.1]";
     EXPECT_EQ(parse_json(text, "test").dump(), text);
-    // An integer that does not fit 64 bits becomes a real number, which settings of integer type refuse.
+    // An integer that does not fit 64 bits becomes a real number, which integer settings refuse.
     EXPECT_FALSE(parse_json("18446744073709551616", "test").is_number_integer());
     EXPECT_FALSE(parse_json("-9223372036854775809", "test").is_number_integer());
     EXPECT_EQ(JsonValue(std::nan("")).dump(), "null");

@@ -1,4 +1,4 @@
-// Which views share memory, against the addresses of every element.
+// Which views share memory, against every element's addresses.
 #include <set>
 
 #include <gmock/gmock.h>

@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-// Results of philox4x32-10 that its authors publish with Random123 (kat_vectors).
+// philox4x32-10 results that its authors publish with Random123 (kat_vectors).
 TEST(Philox, GivesItsPublishedAnswers) {
     EXPECT_EQ(Philox::draw({0, 0, 0, 0}, {0, 0}),
               (Philox::Counter{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
@@ -24,7 +24,7 @@ TEST(Philox, KeyTakesAllBitsOfTheSeed) {
     EXPECT_EQ(philox_key(0x0123456789abcdefu), (Philox::Key{0x89abcdefu, 0x01234567u}));
 }
 
-// The finaliser is a bijection of its 64-bit input, so unequal purposes of one seed never share a key.
+// The finaliser is a bijection on 64-bit inputs, so unequal purposes with one seed never share a key.
 TEST(MixSeed, SeparatesPurposesAndSeeds) {
     static_assert(mix_seed(1, 0) != mix_seed(1, 1));
     static_assert(mix_seed(0, 0) == 0xe220a8397b1dcdafu, "the first output of splitmix64 seeded with 0");

@@ -19,7 +19,7 @@ double mean_of_power(const std::vector<double>& values, int power) {
     for (const double value : values) sum += std::pow(value, power);
     return sum / static_cast<double>(values.size());
 }
-/// The bound for the mean of n independent draws with this variance.
+/// The bound for the mean over n independent draws with this variance.
 double bound(double variance) {
     return sigmas * std::sqrt(variance / static_cast<double>(n));
 }
@@ -32,7 +32,7 @@ TEST(Random, NormalMomentsLieWithinTheirStandardErrors) {
     EXPECT_NEAR(mean_of_power(x, 2), 1.0, bound(3 - 1));
     EXPECT_NEAR(mean_of_power(x, 3), 0.0, bound(15));
     EXPECT_NEAR(mean_of_power(x, 4), 3.0, bound(105 - 9));
-    double neighbours = 0.0;  // correlations of the two numbers of a Box-Muller pair, and of adjacent pairs
+    double neighbours = 0.0;  // correlations within Box-Muller pairs and between adjacent pairs
     for (std::size_t i = 0; i + 1 < x.size(); ++i) neighbours += x[i] * x[i + 1];
     EXPECT_NEAR(neighbours / static_cast<double>(n), 0.0, bound(1));
 }

@@ -1,4 +1,4 @@
-// Products of a matrix and its transpose by one kernel, against float64 on the CPU.
+// One kernel multiplies a matrix by its transpose; compared with float64 on the CPU.
 #include <cmath>
 #include <cstdlib>
 
@@ -26,7 +26,8 @@ struct Sizes {
 
 class SymmetricProductOnCuda : public test::CudaTest {
   protected:
-    /// Whether the GPU has these kernels: the reason is that of the other products.
+    /// Returns why the GPU lacks these kernels, or null if it has them. The reason is the same as for other
+    /// products.
     const char* why_not() const {
         const Tensor x = zeros(gpu(), {64, 64}, DType::bf16);
         return cuda::why_not_hopper_product({.a = x, .b = {x}, .trans_b = true, .to = {x}});
@@ -48,7 +49,7 @@ class SymmetricProductOnCuda : public test::CudaTest {
         return x;
     }
 
-    /// The expected results and the sums of the magnitudes of their terms, in float64.
+    /// The expected results, and the sums of their terms' magnitudes, in float64.
     struct Expected {
         std::vector<double> values, sizes;
     };
@@ -76,8 +77,8 @@ class SymmetricProductOnCuda : public test::CudaTest {
         return all;
     }
 
-    /// The bound is that of hopper_product_test.cpp: k eps32 times the sum of the magnitudes, and one
-    /// rounding of the result. The polynomial has three more roundings and its rounded coefficients.
+    /// The bound is the same as in hopper_product_test.cpp: k eps32 times the sum of the magnitudes, and one
+    /// rounding for the result. The polynomial has three more roundings and its rounded coefficients.
     void check_product(const Sizes& sizes, Kind kind) {
         const auto& [count, n, k] = sizes;
         const std::int64_t depth = kind == Kind::polynomial ? n : k;
@@ -107,7 +108,7 @@ class SymmetricProductOnCuda : public test::CudaTest {
     }
 };
 
-/// Three tiles, of which two are on the diagonal.
+/// Three tiles; two are on the diagonal.
 TEST_F(SymmetricProductOnCuda, OfThreeTiles) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
     check_product({1, 256, 64}, Kind::gram_of_rows);
@@ -122,7 +123,7 @@ TEST_F(SymmetricProductOnCuda, OfTilesThatAreCutOff) {
             check_product(sizes, kind);
 }
 
-/// More tiles than thread blocks: some thread blocks compute several tiles, of different matrices.
+/// More tiles than thread blocks: some thread blocks compute several tiles, from different matrices.
 TEST_F(SymmetricProductOnCuda, OfManyMatrices) {
     if (const char* reason = why_not()) GTEST_SKIP() << reason;
     for (const Kind kind : {Kind::gram_of_rows, Kind::gram_of_columns, Kind::polynomial}) {

@@ -23,7 +23,7 @@ using test::epsilon_of;
 using test::floating_dtypes;
 using test::rounded;
 
-/// Views of one shape [7, 12]: contiguous, transposed, strided rows, strided elements, one row repeated.
+/// Views with shape [7, 12]: contiguous, transposed, strided rows, strided elements, one row repeated.
 std::vector<Tensor> operands(const Context& ctx, DType type, std::uint64_t seed) {
     return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),
@@ -43,8 +43,7 @@ const Operation operations[] = {
 };
 
 /// The expected values are computed in float64 and rounded to the accumulator's type. This gives the same
-/// bits as the operation in the accumulator's type, because float64 has more than twice the digits of
-/// float32.
+/// bits as the operation in the accumulator's type, because float64 has more than twice float32's digits.
 TEST(Arithmetic, IsExactUpToTheRoundingsOfItsDtypes) {
     for (const DType type : floating_dtypes)
         for (const Tensor& a : operands(ctx, type, 1))
@@ -94,7 +93,7 @@ TEST(Scale, RoundsTheProductOnce) {
         }
 }
 
-/// The bounds: vector_math.h states errors of 1.1 and 0.9 units in the last place of float32; libm's float64
+/// The bounds: vector_math.h states errors of 1.1 and 0.9 float32 units in the last place; libm's float64
 /// functions have less than 1. Storing rounds once more.
 double function_bound(double exact, DType type) {
     return 1.1 * epsilon_of(accumulator_of(type)) * std::abs(exact) +
@@ -113,8 +112,8 @@ TEST(ExpAndLog, AreAccurateToTheirLastPlaces) {
         }
 }
 
-/// Integers below 2^8, which are exact in every dtype. Their sums are exact in float32, so the order of
-/// additions does not matter.
+/// Integers below 2^8, which are exact in every dtype. Their sums are exact in float32, so the addition order
+/// does not matter.
 Tensor small_integers(const Context& ctx, const Shape& shape, DType type) {
     std::vector<double> values(static_cast<std::size_t>(shape.elements()));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i * 37 % 101) - 50;
@@ -192,7 +191,7 @@ TEST(TensorMath, AccessesNoElementsInADryRun) {
     EXPECT_EQ(mean(plan, multiply(plan, exp(plan, x), x)).shape(), Shape{});
 }
 
-/// A loss and its gradient, written by a user with the functions of tensor_math.h only.
+/// A loss and its gradient, written with functions from tensor_math.h only, as a user would.
 Differentiable mean_squared_error() {
     return {[](const Context& c, const std::vector<Tensor>& in) {
                 const Tensor error = subtract(c, in[0], in[1]);
@@ -255,7 +254,7 @@ TEST_F(TensorMathCuda, ArithmeticHasTheBitsOfTheCpu) {
     }
 }
 
-/// The errors of CUDA's expf and logf are at most 2 units in the last place.
+/// CUDA's expf and logf have errors of at most 2 units in the last place.
 TEST_F(TensorMathCuda, FunctionsAreAccurateToTheirLastPlaces) {
     for (const DType type : floating_dtypes)
         for (const Tensor& x : operands(gpu(), type, 1)) {

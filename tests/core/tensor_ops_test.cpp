@@ -18,7 +18,7 @@ using test::ctx;
 using test::floating_dtypes;
 using test::rounded;
 
-/// Tensors of shape [7, 12], one for each kind of view that operators accept.
+/// Tensors with shape [7, 12], one for each kind of view that operators accept.
 std::vector<Tensor> views(DType type, std::uint64_t seed) {
     return {randn(ctx, {7, 12}, type, Seed{seed}), randn(ctx, {12, 7}, type, Seed{seed}).transpose(0, 1),
             randn(ctx, {7, 20}, type, Seed{seed}).slice(1, 3, 12),

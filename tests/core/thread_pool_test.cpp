@@ -304,7 +304,7 @@ void expect_success_of_child(Child&& child) {
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
-/// The child has copies of the parent's contexts, but none of their threads.
+/// The child has copies of the parent's contexts, but not their threads.
 TEST(ForkedChild, DestroysAndUsesAContextOfTheParentWithoutItsThreads) {
     auto ctx = std::make_unique<Context>(Device::cpu(), 4);
     std::atomic<int> runs{0};

@@ -8,7 +8,8 @@
 namespace gradtile {
 namespace {
 
-/// Distance of y from the exact value in units of the last place of the float nearest to it.
+/// Distance between y and the exact value, in units in the last place (ulps) of the float nearest to the
+/// exact value.
 double ulps(float y, double exact) {
     const float nearest = std::abs(static_cast<float>(exact));
     const double unit = nearest < std::numeric_limits<float>::min()
@@ -17,8 +18,8 @@ double ulps(float y, double exact) {
     return std::abs(static_cast<double>(y) - exact) / unit;
 }
 
-/// Every 61st float of [low, high], which have the same sign. The functions are evaluated in a loop over
-/// arrays, as in kernels.
+/// Every 61st float in [low, high]; low and high have the same sign. The functions are evaluated in a loop
+/// over arrays, as in kernels.
 std::vector<float> grid(float low, float high) {
     std::vector<float> xs;
     const auto a = std::bit_cast<std::uint32_t>(std::abs(low)),

@@ -1,6 +1,6 @@
 // Fuzzes the checkpoint reader with malicious files: small valid checkpoints are modified byte by byte or in
-// the structure of their manifest, and all checksums (header, manifest, tensors, body) are then made valid,
-// so that only the reader's own checks can reject them. The reader may throw Error and nothing else, and the
+// their manifest's structure, and all checksums (header, manifest, tensors, body) are then made valid, so
+// that only the reader's own checks can reject them. The reader may throw Error and nothing else, and the
 // data that it returns must not be larger than the file.
 #include <algorithm>
 #include <cstdlib>
@@ -43,7 +43,7 @@ class Choices {
         left_ = left_.subspan(taken.size());
         return {taken.begin(), taken.end()};
     }
-    /// Returns an edge case of sizes, a number near `usual`, or any number.
+    /// Returns an edge-case size, a number near `usual`, or any number.
     std::uint64_t size(std::uint64_t usual) {
         constexpr std::uint64_t kEdges[] = {0,          1,          4095,       4096, 1ull << 31,
                                             1ull << 32, 1ull << 62, 1ull << 63, ~0ull};
@@ -65,7 +65,7 @@ class Choices {
     std::span<const std::uint8_t> left_;
 };
 
-/// Models of several sizes, dtypes and optimizers.
+/// Models with several sizes, dtypes and optimizers.
 std::vector<Checkpoint> checkpoints() {
     const Context ctx(Device::cpu(), 1);
     std::vector<Checkpoint> all(5);
@@ -99,11 +99,11 @@ const std::vector<std::vector<std::byte>> corpus = [] {
     return files;
 }();
 
-// The largest size of a file, which is larger than every valid file above. The limit is needed because
-// changed_bytes() may double a file repeatedly.
+// The largest file size; every valid file above is smaller. The limit is needed because changed_bytes() may
+// double a file repeatedly.
 constexpr std::uint64_t kLongestFile = 4 << 20;
 
-/// Changes bytes of the file, most of them in the user block, and sometimes truncates or extends it.
+/// Changes bytes in the file, mostly in the user block, and sometimes truncates or extends it.
 std::vector<std::byte> changed_bytes(Choices& data, std::vector<std::byte> file) {
     const auto block = get_little_endian<std::uint64_t>(file.data() + kUserBlockField);
     while (data.more()) {

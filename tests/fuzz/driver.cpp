@@ -1,6 +1,6 @@
 // A small coverage-guided fuzzer for compilers without libFuzzer. It accepts libFuzzer's
-// -max_total_time=SECONDS, -seed=N, -max_len=BYTES and files or directories of initial inputs. An input that
-// crashes the target is written to the file crash-input.
+// -max_total_time=SECONDS, -seed=N, -max_len=BYTES and files or directories with initial inputs. An input
+// that crashes the target is written to the file crash-input.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -28,7 +28,7 @@ using Input = std::vector<std::uint8_t>;
 constexpr std::size_t map_size = 1 << 16;
 std::uint8_t reached[map_size];   // basic blocks (by hash) that the current input reaches
 std::uint8_t known[map_size];     // basic blocks that any input so far has reached
-std::uint16_t touched[map_size];  // indices of the non-zero elements of `reached`
+std::uint16_t touched[map_size];  // indices where `reached` is not zero
 std::size_t touched_count = 0;
 const Input* current = nullptr;
 
@@ -86,7 +86,7 @@ class Mutator {
                 if (at < input.size())
                     input.erase(place, place + static_cast<std::ptrdiff_t>(1 + below(input.size() - at)));
                 break;
-            case 4: {  // edge cases of sizes and counts
+            case 4: {  // edge cases for sizes and counts
                 constexpr std::int64_t edges[] = {0,     1,          -1,         2,          127,  128,
                                                   255,   256,        -2,         1023,       1024, 32767,
                                                   65535, 0x7fffffff, 0x80000000, 0x100000000};

@@ -1,5 +1,5 @@
-// Fuzzes the readers of conversations and of multiple-choice questions: any bytes give one Error, or
-// conversations and questions that the rest of the program can use.
+// Fuzzes the readers for conversations and for multiple-choice questions: any bytes give one Error, or
+// conversations and questions that the program can use.
 #include <string_view>
 
 #include "memory_file.h"

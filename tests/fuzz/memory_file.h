@@ -1,5 +1,5 @@
 #pragma once
-/// A file in memory whose content changes. All fuzz targets of file readers use it.
+/// A file in memory whose content changes. All fuzz targets for file readers use it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 
 namespace gradtile::fuzz {
 
-/// Ends the process, which is a finding of the fuzzer.
+/// Ends the process, which the fuzzer reports as a finding.
 inline void require(bool condition) {
     if (!condition) std::abort();
 }

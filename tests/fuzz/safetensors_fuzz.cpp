@@ -27,7 +27,7 @@ void read_all(const SafetensorsFile& file) {
             const Tensor x = file.read(entry);
             require(x.bytes() == entry.end - entry.begin);
         } catch (const Error&) {
-            // a dtype or a number of axes that a Tensor cannot have
+            // a dtype or axis count that a Tensor cannot have
         }
     }
 }

@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     static const MemoryFile bytes;
     const std::span<const std::uint8_t> input(data, size);
     bytes.write(input);
-    // The last byte chooses the options of the reader and the change to the file.
+    // The last byte chooses the reader's options and the change to the file.
     const unsigned choice = size > 0 ? data[size - 1] : 0;
     const TokenFileOptions options{.vocabulary = choice & 1 ? 1000 : 0,
                                    .type = static_cast<TokenType>((choice >> 1) % 3)};

@@ -1,5 +1,5 @@
 // Fuzzes tokenizer.json: any bytes give one Error or a tokenizer that returns every text unchanged. The input
-// consists of a tokenizer.json, a NUL byte and the text.
+// is a tokenizer.json, a NUL byte and the text.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -33,7 +33,7 @@ void require_round_trip(const Tokenizer& tokenizer, std::string_view text, const
     require(streamed + stream.finish() == text);
 }
 
-/// GGUF's tables have the size of the model's vocabulary; the tokenizer's ids index them.
+/// GGUF's tables are as large as the model's vocabulary; the tokenizer's ids index them.
 void require_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary) {
     try {
         const GgufMetadata metadata = gguf_tokenizer_metadata(&tokenizer, vocabulary, {}, "fuzz");
@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         const Tokenizer tokenizer =
             Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(input.substr(0, end), "fuzz"), "fuzz");
-        // from_json() must accept the output of to_json().
+        // from_json() must accept to_json()'s output.
         require(Tokenizer::from_json(tokenizer.to_json(), "fuzz") == tokenizer);
         for (const std::int64_t vocabulary : {std::int64_t{1}, std::int64_t{300}, tokenizer.vocab_size()})
             require_metadata(tokenizer, vocabulary);

@@ -39,7 +39,7 @@ bool is_slow_repetition(std::int64_t rows, DType type, bool first) {
 
 using ActivationProducts = test::HopperProductTest;
 
-/// hidden: the bound of a product with one rounding. y: the bits that a separate pass over hidden computes.
+/// hidden: the bound for a product with one rounding. y: the bits that a separate pass over hidden computes.
 TEST_F(ActivationProducts, GeluEqualsASeparatePassOverHidden) {
     for (const DType type : {DType::bf16, DType::f16})
         for (const auto& [rows, out, in] : product_sizes)
@@ -79,17 +79,17 @@ TEST_F(ActivationProducts, GeluEqualsASeparatePassOverHidden) {
             }
 }
 
-/// The derivative of GELU's tanh form.
+/// The derivative of tanh-form GELU.
 double gelu_slope(double x) {
     const double root = std::sqrt(2 / std::numbers::pi), t = std::tanh(root * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
 }
 
-/// d_hidden: the bound of the product times the slope, at most 1.13; the slope's own error; one rounding. The
-/// slope is s + z s (1 - s) w with s = sigmoid(u), w = du/dz. A relative error of e^-u of |u| + 6 units of
-/// 2^-23 (activation_math.cuh, and the roundings of u) changes it by s (1 - s) (|u| + 6) (1 + |1 - 2 s| |z|
-/// w) units, and the other roundings by s + 6 |z| w s (1 - s): at most 5 units in all. Column sums: of the
-/// stored numbers, 128 of them in float32.
+/// d_hidden: the product's bound times the slope, at most 1.13; the slope's own error; one rounding. The
+/// slope is s + z s (1 - s) w with s = sigmoid(u), w = du/dz. One unit is 2^-23. e^-u has a relative error of
+/// |u| + 6 units (activation_math.cuh, and the roundings of u), which changes the slope by s (1 - s) (|u| +
+/// 6) (1 + |1 - 2 s| |z| w) units. The other roundings change the slope by s + 6 |z| w s (1 - s) units: at
+/// most 5 units in all. Column sums: float32 sums over 128 stored numbers.
 TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {
     for (const DType type : {DType::bf16, DType::f16})
         for (const auto& [rows, out, in] : product_sizes)
@@ -137,7 +137,7 @@ TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {
             }
 }
 
-/// gate and up: the bound of a product with one rounding. y: the bits that a separate pass over them
+/// gate and up: the bound for a product with one rounding. y: the bits that a separate pass over them
 /// computes.
 TEST_F(ActivationProducts, SwiGluEqualsASeparatePassOverGateAndUp) {
     for (const DType type : {DType::bf16, DType::f16})
@@ -174,10 +174,10 @@ TEST_F(ActivationProducts, SwiGluEqualsASeparatePassOverGateAndUp) {
         }
 }
 
-/// With s = sigmoid(gate), d_gate = dy up s (1 + gate (1 - s)) and d_up = dy gate s. The error of s is at
-/// most 1.8 units of 2^-23: a relative error of e^-gate of |gate| + 4 units, times s (1 - s), and a rounding.
-/// The factor of dy up then has an error of 1.8 |1 + gate (1 - 2 s)| units and four roundings of at most 1.1
-/// units.
+/// With s = sigmoid(gate), d_gate = dy up s (1 + gate (1 - s)) and d_up = dy gate s. One unit is 2^-23. The
+/// error in s is at most 1.8 units: the relative error in e^-gate, |gate| + 4 units, times s (1 - s), and a
+/// rounding. The factor that multiplies dy up then has an error of 1.8 |1 + gate (1 - 2 s)| units and four
+/// roundings, each at most 1.1 units.
 TEST_F(ActivationProducts, SwiGluGradient) {
     for (const DType type : {DType::bf16, DType::f16})
         for (const auto& [rows, out, in] : product_sizes) {
@@ -221,8 +221,8 @@ TEST_F(ActivationProducts, SwiGluGradient) {
         }
 }
 
-/// A NaN in hidden is a NaN at this place of d_hidden, and in the sum of this column alone: a sum that is a
-/// product with zeros for the other columns would be NaN in these, too.
+/// A NaN in hidden is a NaN at the same place in d_hidden, and only in this column's sum. If the sum were a
+/// product with zeros for the other columns, their sums would be NaN, too.
 TEST_F(ActivationProducts, NanChangesTheSumOfItsColumnOnly) {
     constexpr std::int64_t rows = 200, out = 264, in = 72, row = 133, column = 21;
     for (const DType type : {DType::bf16, DType::f16}) {
@@ -247,7 +247,7 @@ TEST_F(ActivationProducts, NanChangesTheSumOfItsColumnOnly) {
     }
 }
 
-/// Products with reductions of this length.
+/// Products with this reduction length.
 class ActivationProductsRepeated : public ActivationProducts,
                                    public testing::WithParamInterface<std::int64_t> {
   protected:
@@ -284,8 +284,8 @@ class ActivationProductsRepeated : public ActivationProducts,
     }
 };
 
-/// The consumers share buffers, and the inputs of a tile are loaded during the epilogue of the tile before. A
-/// race would give different bits in some of the runs.
+/// The consumers share buffers, and a tile's inputs are loaded during the previous tile's epilogue. A race
+/// would give different bits in some runs.
 TEST_P(ActivationProductsRepeated, SwiGluGradientsHaveTheSameBits) {
     const ProductOperands gated = operands(true);
     if (const char* reason = cuda::why_not_hopper_product(gated)) GTEST_SKIP() << reason;

@@ -5,7 +5,7 @@
 namespace gradtile {
 namespace {
 
-/// Calls check(make, suite) for every activation and every width of y; the suite has the width of x.
+/// Calls check(make, suite) for every activation and every y width; suite.width is x's width.
 template <class Check>
 void for_every_activation(const std::vector<std::int64_t>& widths, Check&& check) {
     for (const ActivationTraits& traits : activation_table)

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// The examples of the paper: its section 3 gives the slopes of 8 heads, and the rule for those of 16.
+/// The paper's examples: section 3 gives the slopes for 8 heads, and the rule for 16 heads.
 TEST(Alibi, PowersOfTwoHaveTheSlopesOfThePaper) {
     EXPECT_THAT(alibi_slopes(1), ElementsAre(std::exp2(-8)));
     EXPECT_THAT(alibi_slopes(8),

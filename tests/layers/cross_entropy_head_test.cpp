@@ -89,7 +89,7 @@ HeadResult run_naive(const Context& ctx, const Case& c, double scale = 1.0) {
 
 const Case cases[] = {{1, 1, 3, false},    {1, 65, 16, false},  {7, 2, 5, true},
                       {100, 65, 24, true}, {33, 1000, 7, true}, {64, 4099, 12, false}};
-// 300,000 float32 logits are 1.2 MB, so a chunk of 64 MiB holds 48 rows.
+// 300,000 float32 logits are 1.2 MB, so a 64 MiB chunk holds 48 rows.
 const Case several_chunks{110, 300000, 3, true};
 
 double largest_of(const std::vector<double>& values) {
@@ -103,7 +103,7 @@ TEST(CrossEntropyHead, EqualsTheTextbookFormulasInFloat64) {
     for (const Case& c : cases) {
         SCOPED_TRACE(concat(c.rows, " x ", c.vocabulary, " x ", c.width));
         const HeadResult result = run_head(ctx, c, DType::f64, 0.25), reference = run_naive(ctx, c, 0.25);
-        // An upper bound for the terms of the longest sum.
+        // An upper bound for the number of terms in the longest sum.
         const double terms = static_cast<double>(c.rows + c.vocabulary + c.width);
         const double dx_size = largest_of(reference.dx), dw_size = largest_of(reference.dw);
         EXPECT_NEAR(result.loss, reference.loss, terms * 0x1p-52 * (1 + reference.loss));
@@ -118,14 +118,14 @@ double rounding_of(DType dtype) {
     return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0.0;
 }
 
-/// The error from rounding logits of size sqrt(width) to 16 bits, which only training on a GPU does.
+/// The error from rounding logits, about sqrt(width) large, to 16 bits. Only training on a GPU rounds them.
 double rounding_of_logits(const Context& ctx, const Case& c, DType dtype) {
     return ctx.device().is_cpu() ? 0.0 : rounding_of(dtype) * 4 * std::sqrt(static_cast<double>(c.width));
 }
 
-/// Expects errors within this bound: a logit is a float32 sum of `width` products of size 1, and its absolute
-/// error is the relative error of p. Sums over rows and over the vocabulary have one rounding per addend. In
-/// bfloat16 and float16, d_logits and dx are rounded once each.
+/// Expects errors within this bound: a logit is a float32 sum over `width` products of size about 1, and its
+/// absolute error is p's relative error. Sums over rows and over the vocabulary have one rounding per addend.
+/// In bfloat16 and float16, d_logits and dx are rounded once each.
 void expect_close(const Context& ctx, const Case& c, DType dtype) {
     const HeadResult result = run_head(ctx, c, dtype), reference = run_naive(Context(Device::cpu(), 2), c);
     const double logit_error =

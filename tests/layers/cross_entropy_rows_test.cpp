@@ -10,13 +10,12 @@ namespace {
 
 using test::OnCuda;
 
-/// Logits [rows, vocabulary], a slice of memory with `columns` columns from column `first` on.
+/// Logits [rows, vocabulary], from column `first` on in memory with `columns` columns.
 struct Rows {
     std::int64_t rows, vocabulary, columns, first = 0;
 };
 
-/// How a row differs from normal numbers; the kinds follow each other. Rows of the kind `ignored` have no
-/// target.
+/// How a row differs from normal numbers; rows take the kinds in turn. `ignored` rows have no target.
 enum class Kind { normal, one_huge, half_minus_infinity, equal, very_negative, ignored, huge_target, count };
 
 Kind kind_of(std::int64_t row) {
@@ -32,7 +31,7 @@ std::int32_t target_of(std::int64_t row, std::int64_t vocabulary) {
     return static_cast<std::int32_t>(draw / 4 % static_cast<std::uint64_t>(vocabulary));
 }
 
-/// Changes a row of normal numbers.
+/// Changes a row that holds normal numbers.
 void change_row(std::span<double> logits, Kind kind, std::int64_t target) {
     const auto size = static_cast<std::int64_t>(logits.size());
     const auto at = [&](std::int64_t i) -> double& { return logits[static_cast<std::size_t>(i)]; };
@@ -88,7 +87,7 @@ struct Outputs {
     std::vector<double> losses, memory;
 };
 
-/// Every gradient has the factor 1/2: the scale is half the number of targets.
+/// Every gradient has the factor 1/2: the scale is half the target count.
 constexpr double factor = 0.5;
 
 Outputs run_rows(const Context& ctx, const Rows& shape, const Inputs& inputs, DType dtype) {
@@ -105,7 +104,7 @@ Outputs run_rows(const Context& ctx, const Rows& shape, const Inputs& inputs, DT
 }
 
 struct Precision {
-    double sums;      ///< relative error of one operation
+    double sums;      ///< relative error per operation
     double storage;   ///< relative error of a stored gradient
     double smallest;  ///< absolute error of a gradient that is not a normal number
 };
@@ -128,9 +127,8 @@ void expect_row(std::span<const double> logits, std::int64_t target, double loss
     double largest = -std::numeric_limits<double>::infinity(), sum = 0;
     for (const double logit : logits) largest = std::max(largest, logit);
     for (const double logit : logits) sum += std::exp(logit - largest);
-    // Each adder adds its logits, after every 16 of which it may scale the sum to a new largest logit.
-    // An exponential has 4 roundings and those of its argument x, of which a row has at most log(V) on
-    // average.
+    // Each adder adds its logits, and after every 16 logits it may rescale the sum to a new largest logit. An
+    // exponential has 4 roundings and those from its argument x, at most log(V) on average in a row.
     const auto size = static_cast<double>(logits.size());
     const double added = size / adders;
     const double sum_error = (added + 4 * (added / 16 + 32) + 2 * std::log(size)) * precision.sums;
@@ -203,8 +201,8 @@ TEST_F(OnCuda, CrossEntropyOfNarrowRowsIsWithinRoundingBounds) {
                     {DType::f64, DType::f32, DType::bf16, DType::f16});
 }
 
-/// Rows that one thread block or a cluster of 2, 4 or 8 holds where there are clusters: few rows first, then
-/// so many that a block processes several.
+/// Rows that fit into one thread block, or, where there are clusters, into a cluster of 2, 4 or 8 blocks: few
+/// rows first, then so many that a block processes several.
 TEST_F(OnCuda, CrossEntropyOfFewAlignedWideRowsIsWithinRoundingBounds) {
     for (const std::int64_t vocabulary : {24576, 32000, 50257, 81920, 81921, 151936})
         expect_rows(gpu(), {3, vocabulary, rounded_up(vocabulary, 64)},

@@ -6,7 +6,7 @@ namespace {
 
 const DropoutKey key = DropoutKey::of_step(7, 3, 5).at(2);
 
-/// Dropout with a fixed key, which gives it the signature of a layer.
+/// Dropout with a fixed key, so that it has a layer's signature.
 struct KeyedDropout {
     using Saved = Dropout::Saved;
     Dropout dropout;
@@ -94,7 +94,7 @@ TEST(Dropout, DifferentStepsAndPlacesDrawDifferentMasks) {
     EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 3).at(5)));
 }
 
-/// A CUDA graph replays the same key while the elements of its seed tensor change.
+/// A CUDA graph replays the same key while its seed tensor's elements change.
 TEST(Dropout, AKeyWithASeedTensorDrawsTheMasksOfTheStepInTheTensor) {
     const Context ctx(Device::cpu(), 2);
     const Tensor ones = empty(ctx, {3, 5, 70}, DType::f32);
@@ -197,7 +197,7 @@ TEST_F(OnCuda, DropoutDrawsTheSameMasksAsTheCpu) {
             }
 }
 
-/// The bound is one rounding of the sum.
+/// The bound is one rounding for the sum.
 TEST_F(OnCuda, DropoutAddsTheResidual) {
     for (const double p : {0.0, 0.3})
         for (const std::int64_t width : {41, 64}) {

@@ -176,7 +176,7 @@ struct EmbeddingCase {
     std::int64_t count, vocabulary, width;
 };
 
-/// Expects the results of float64 on the CPU, and the same bits whether tokens are sorted after forward or in
+/// Expects the float64 results from the CPU, and the same bits whether tokens are sorted after forward or in
 /// backward.
 void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std::vector<std::int32_t>& ids,
                                std::int64_t vocabulary, std::int64_t width) {
@@ -198,8 +198,8 @@ void expect_gathered_and_added(const Context& cpu, const Context& gpu, const std
         }
 }
 
-/// Covers few and many tokens, short and long runs of equal tokens, one to three digits of the sort, several
-/// tiles of the sort, and rows that are narrower and wider than a warp processes at once.
+/// Covers few and many tokens, short and long runs of equal tokens, one to three sort digits, several sort
+/// tiles, and rows that are narrower and wider than a warp processes at once.
 TEST_F(OnCuda, EmbeddingGathersRowsAndAddsTheirGradients) {
     const EmbeddingCase embedding_cases[] = {
         {1, 1, 1},      {700, 1, 7},     {700, 3, 64},     {700, 65, 768},
@@ -250,7 +250,7 @@ TEST_F(OnCuda, EmbeddingFreesSortedPositionsThatBackwardDidNotUse) {
             Embedding::Saved saved{tokens};
             embedding.start_token_sort(ctx, saved);
         }
-        const Tensor after = zeros(ctx, {500000}, DType::f32);  // includes the memory of the sorted positions
+        const Tensor after = zeros(ctx, {500000}, DType::f32);  // includes the sorted positions' memory
         EXPECT_THAT(to_host(ctx, after), ::testing::Each(0.0));
     }
 }

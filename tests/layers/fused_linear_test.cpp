@@ -28,8 +28,8 @@ struct FusedCase {
     bool wide_result = false;
 };
 
-/// The widths of x are multiples of what a warp reads at once and other numbers, and the columns of y do not
-/// always divide evenly among the thread blocks.
+/// Some widths of x are multiples of what a warp reads at once, others are not. y's columns do not always
+/// divide evenly among the thread blocks.
 const FusedCase fused_cases[] = {
     {1, 768, 2304, true, true, true, false, std::nullopt},
     {1, 3072, 768, false, false, true, true, std::nullopt},
@@ -44,10 +44,10 @@ const FusedCase fused_cases[] = {
     {1, 128, 5003, true, true, false, false, std::nullopt, true},  // two thread blocks per multiprocessor
     {7, 264, 1703, true, true, true, true, Activation::swiglu},    // the same
     {9, 64, 32, true, true, true, true, Activation::gelu},         // more rows than the kernel accepts
-    {2, 30, 16, true, true, true, true, Activation::gelu},         // rows of x are no whole vectors
+    {2, 30, 16, true, true, true, true, Activation::gelu},         // x's rows do not divide into vectors
 };
 
-/// The operands of a case in one dtype, from the same random numbers.
+/// The operands for one case in one dtype, from the same random numbers for every dtype.
 struct Operands {
     Tensor x;
     FusedLinear op;
@@ -71,7 +71,8 @@ Tensor in_float64(const Context& ctx, const Context& cpu, const Tensor& x) {
     return x.defined() ? from_host(cpu, to_host(ctx, x), x.shape(), DType::f64) : Tensor();
 }
 
-/// The formulas in float64. `magnitude` receives the sum of |norm(x)| |w| of each element, plus its addends.
+/// The formulas in float64. `magnitude` receives sum |norm(x)| |w| for each element, plus the element's
+/// addends.
 std::vector<double> expected_of(const Context& ctx, const Context& cpu, const Operands& in,
                                 std::vector<double>& magnitude) {
     Operands exact{in_float64(ctx, cpu, in.x), in.op};
@@ -102,8 +103,8 @@ std::vector<double> expected_of(const Context& ctx, const Context& cpu, const Op
     for (std::int64_t row = 0; row < rows; ++row)
         for (std::int64_t column = 0; column < out; ++column) {
             double sum = dot(row, column);
-            // |d f| <= |up| |d gate| * 1.1 + |silu(gate)| |d up|, both at most the product of the sums; the
-            // slope of relu^2 is 2 x; GELU's is at most 1.13.
+            // |d f| <= |up| |d gate| * 1.1 + |silu(gate)| |d up|, both at most the product of the sums. The
+            // relu^2 slope is 2 x; GELU's slope is at most 1.13.
             if (gated) {
                 sum *= 2.1 * dot(row, out + column);
             } else if (in.op.activation == Activation::relu2) {
@@ -118,10 +119,10 @@ std::vector<double> expected_of(const Context& ctx, const Context& cpu, const Op
     return to_host(cpu, y);
 }
 
-/// The bound, relative to the magnitudes, adds: one rounding of norm(x) to the dtype; the error of the norm
-/// itself, (width / 32 + 40) float32 roundings; (in + 3) float32 roundings of the sum, far more than the
-/// kernel needs; the activation's roundings; and up to three roundings of results to the dtype (hidden
-/// values, activation, sum with the residual).
+/// The bound, relative to the magnitudes, adds: rounding norm(x) to the dtype; the norm's own error, (width /
+/// 32 + 40) float32 roundings; (in + 3) float32 roundings in the sum, far more than the kernel needs; the
+/// activation's roundings; and up to three roundings of results to the dtype (hidden values, activation, sum
+/// with the residual).
 void expect_fused_linear(const Context& ctx, const Context& cpu, const FusedCase& c, DType dtype) {
     const Operands in = operands_of(ctx, c, dtype);
     const DType result = c.wide_result ? accumulator_of(dtype) : dtype;
@@ -174,7 +175,7 @@ TEST_F(FusedLinearOnCuda, EqualsTheFormula) {
         }
 }
 
-/// With many rows in the batch, the sums of a row are those of the row alone, to the bit.
+/// With many rows in the batch, each row's sums equal those from a batch with this row alone, to the bit.
 TEST_F(FusedLinearOnCuda, ARowDoesNotDependOnTheOthers) {
     const FusedCase c{7, 768, 300, true, true, true, true, Activation::gelu_tanh};
     const Operands in = operands_of(gpu(), c, DType::bf16);
@@ -193,9 +194,9 @@ TEST_F(FusedLinearOnCuda, ARowDoesNotDependOnTheOthers) {
 
 void expect_most_likely(const Context& ctx) {
     std::vector<float> logits(3 * 5003, -2.0f);
-    logits[17] = logits[4000] = 1.5f;                    // row 0: the first of two
+    logits[17] = logits[4000] = 1.5f;                    // row 0: two equal, the first wins
     logits[5003 + 5002] = -1.0f;                         // row 1: the last, all negative
-    std::fill_n(logits.begin() + 2 * 5003, 5003, 0.0f);  // row 2: zeros, of which some are negative zeros
+    std::fill_n(logits.begin() + 2 * 5003, 5003, 0.0f);  // row 2: zeros, some with a negative sign
     logits[2 * 5003] = -0.0f;
     const Tensor x = from_host(ctx, logits, {3, 5003});
     const Tensor tokens = zeros(ctx, {3}, DType::i32);

@@ -30,8 +30,8 @@ struct HeadSizes {
 };
 constexpr double head_epsilon = 1e-5;
 
-/// The operands of a case, in one dtype on one device. HeadSizes are a part of packed rows with values after
-/// them.
+/// The operands for one case, in one dtype on one device. The heads are part of packed rows, and values
+/// follow them.
 struct HeadProblem {
     HeadProblem(const Context& ctx, const HeadSizes& h, DType dtype)
         : heads(h), rope(2 * ((h.dim + 1) / 2), 400) {
@@ -74,7 +74,7 @@ struct HeadProblem {
 /// Forward and backward in float64, written as the formulas are.
 struct ExactHeads {
     std::vector<double> y, dx, dq, dk;
-    std::vector<double> dx_size;  // of each row: bound for rounding errors of dx
+    std::vector<double> dx_size;  // per row: bound for dx's rounding errors
     std::vector<double> weight_size[2];
 };
 ExactHeads exact_heads(const HeadProblem& p, const std::vector<double>& xs, const std::vector<double>& dys,
@@ -118,7 +118,7 @@ ExactHeads exact_heads(const HeadProblem& p, const std::vector<double>& xs, cons
             size += std::abs(d[i] * (norm ? w[i] : 1.0) * n[i]) / static_cast<double>(dim);
             largest = std::max(largest, std::abs(n[i]));
         }
-        double rotated = 0;  // the largest gradient of the row: a rotation adds two of them
+        double rotated = 0;  // the row's largest gradient: a rotation adds two gradients
         for (std::size_t i = 0; i < width; ++i) rotated = std::max(rotated, std::abs(dys[row * width + i]));
         for (std::size_t i = 0; i < width; ++i) {
             const double weight = norm ? w[i] : 1.0;
@@ -134,8 +134,8 @@ ExactHeads exact_heads(const HeadProblem& p, const std::vector<double>& xs, cons
     return e;
 }
 
-/// Every y and dx is the result of at most dim + 16 roundings in the accumulator's type, relative to the
-/// terms that are added, and of one rounding to the dtype. A weight's gradient is a sum over all rows.
+/// Every y and dx has at most dim + 16 roundings in the accumulator's type, relative to the terms that are
+/// added, and one rounding to the dtype. A weight's gradient is a sum over all rows.
 void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype) {
     HeadProblem p(ctx, heads, dtype);
     const auto before = to_host(ctx, p.memory), gradients_before = to_host(ctx, p.gradient_memory);
@@ -146,7 +146,7 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
     const auto y = host(p.y), dx = host(p.gradient);
     const double half = epsilon_of(dtype) / 2, small = epsilon_of(accumulator_of(dtype)),
                  terms = static_cast<double>(heads.dim + 16);
-    // Angles are rounded to the accumulator's type, too. Float16 has subnormal numbers at distances of 2^-24.
+    // Angles are rounded to the accumulator's type, too. float16's subnormal numbers have a spacing of 2^-24.
     const auto width = static_cast<std::size_t>(heads.dim);
     for (std::size_t i = 0; i < y.size(); ++i) {
         double largest = 0;
@@ -169,7 +169,7 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
                 << heads << ' ' << dtype << " weight of keys " << i;
         }
     }
-    // The values, which follow the heads in each packed row, and with a norm all of x stay as they were.
+    // The values, which follow the heads in each packed row, and with a norm the whole x, do not change.
     const auto after = host(p.memory), gradients_after = host(p.gradient_memory);
     const auto packed = static_cast<std::size_t>(p.memory.size(2)),
                changed = static_cast<std::size_t>(heads.heads() * heads.dim);
@@ -183,7 +183,7 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
     }
 }
 
-/// Head dims with and without whole vectors, odd numbers of heads, lengths that leave teams without a row.
+/// Head dims with and without whole vectors, odd head counts, lengths that leave teams without a row.
 constexpr HeadSizes head_cases[] = {
     {2, 5, 4, 2, 64, true, true},     {1, 1, 1, 1, 64, true, true},   {2, 33, 3, 1, 128, true, true},
     {1, 70, 14, 2, 64, true, true},   {2, 9, 5, 5, 80, true, true},   {1, 7, 2, 1, 256, true, true},
@@ -223,7 +223,7 @@ TEST(HeadTransform, AccumulatesOrOverwritesTheWeightsGradients) {
     twice.run(ctx);
     EXPECT_EQ(to_host(ctx, twice.weights.k.grad), to_host(ctx, once.weights.k.grad));
     const auto sum = to_host(ctx, twice.weights.q.grad), alone = to_host(ctx, once.weights.q.grad);
-    // 41 additions of terms below 8 |d| < 64, as |n| is at most sqrt(64), in another order.
+    // 41 additions in another order, with terms below 8 |d| < 64, as |n| is at most sqrt(64).
     const double bound = 41 * 41 * 64 * std::numeric_limits<double>::epsilon();
     for (std::size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(sum[i], alone[i] + 1.0, bound);
 }
@@ -257,7 +257,7 @@ TEST_F(HeadTransformOnCuda, EqualsItsFormulas) {
         for (const HeadSizes& heads : head_cases) expect_exact_heads(gpu(), heads, dtype);
 }
 
-/// More rows than the teams of a GPU, so that every team has several.
+/// More rows than a GPU has teams, so that every team has several.
 TEST_F(HeadTransformOnCuda, EqualsItsFormulasForManyTokens) {
     for (const HeadSizes& heads :
          {HeadSizes{16, 390, 12, 4, 64, true, true}, HeadSizes{8, 390, 5, 2, 128, true, true},

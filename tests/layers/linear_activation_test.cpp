@@ -16,19 +16,19 @@ namespace {
 constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr Activation some_activations[] = {Activation::gelu_tanh, Activation::gelu, Activation::swiglu};
 
-/// The number of input columns of the activation for each of its output columns.
+/// How many input columns the activation has for each output column.
 std::int64_t halves_of(Activation activation) {
     return traits_of(activation).gated ? 2 : 1;
 }
 
-/// Shapes of one element, of sizes that are not multiples of a vector, and of a product of several blocks.
+/// Shapes with one element, with sizes that are not multiples of the vector length, and with several blocks.
 struct Sizes {
     std::int64_t rows, in, out;
 };
 constexpr Sizes all_sizes[] = {{1, 1, 1}, {7, 5, 13}, {1100, 70, 530}};
 
-/// A matrix of NaN, so that elements that an operator does not write are detected. There are `padding`
-/// elements between rows.
+/// A matrix filled with NaN, so that elements that an operator does not write are detected. There are
+/// `padding` elements between rows.
 Tensor unwritten(const Context& ctx, std::int64_t rows, std::int64_t columns, DType dtype,
                  std::int64_t padding = 0) {
     const Tensor x = empty(ctx, {rows, columns + padding}, dtype);

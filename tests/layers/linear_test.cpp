@@ -28,7 +28,6 @@ struct LinearFixture {
     }
 };
 
-/// An element of y is a sum of `in` products and the bias; an element of dx is a sum of `out` products.
 TEST(Linear, WithoutParametersThrows) {
     const Context cpu(Device::cpu(), 1);
     const Linear none;
@@ -46,6 +45,7 @@ TEST(Linear, WithoutParametersThrows) {
                 testing::HasSubstr("parameter l.weight: has no value"));
 }
 
+/// An element of y sums `in` products and the bias; an element of dx sums `out` products.
 TEST(Linear, PassesTheLayerSuite) {
     for (const auto& [in, out] : {std::array<std::int64_t, 2>{1, 1}, {7, 40}, {48, 5}})
         for (const bool bias : {false, true})
@@ -66,7 +66,7 @@ TEST(Linear, AccumulateGradientsWritesTheSameGradientsAsBackward) {
               to_host(whole.ctx, parameters_only.parameters.gradients()));
 }
 
-/// The attached sums are not those of dy, which shows that backward does not sum the columns again.
+/// The attached sums differ from dy's column sums, which shows that backward does not sum the columns again.
 TEST(Linear, UsesAttachedColumnSums) {
     LinearFixture f(7, 5, true);
     const Tensor x = randn(f.ctx, {9, 7}, DType::f64, Seed{3});
@@ -142,8 +142,8 @@ TEST_F(OnCuda, ColumnSumsAreAddedToThePreviousTotals) {
                 };
                 const auto exact = run(cpu, DType::f64);
                 const auto sizes = run(cpu, DType::f64, /*magnitudes=*/true);
-                // Nested additions: 16 rows of a thread, 8 threads of a block, a 32nd of all blocks, 32 of
-                // these sums, and the previous total.
+                // Nested additions: 16 rows per thread, 8 threads per block, 1/32 of all blocks, 32 such
+                // sums, and the previous total.
                 const double nested = 16 + 8 + static_cast<double>(rows) / (128 * 32) + 32 + 2;
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
                     SCOPED_TRACE(concat(rows, " x ", columns, ' ', dtype, strided ? " strided" : ""));

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 /// An element of y sums over `in` and then over the rank, an element of dx over `out` and the rank. Two
 /// intermediate results are rounded to the layer's dtype: A x (in backward dy B), and W x (in backward dy W).
-/// A's gradient also contains the rounding error of dy.
+/// A's gradient also contains dy's rounding error.
 TEST(LowRankAdapter, PassesTheLayerSuite) {
     for (const auto& [in, out, rank] :
          {std::array<std::int64_t, 3>{1, 1, 1}, {7, 40, 3}, {48, 5, 8}, {33, 20, 16}})
@@ -135,7 +135,7 @@ struct Gradients {
     std::map<std::string, int> completed;
 };
 
-/// The gradients of the adapters of a model whose other parameters are frozen, or trained in the same store.
+/// The adapter gradients in a model whose other parameters are frozen, or trained in the same store.
 Gradients gradients_of(const ModelConfig& config, bool frozen, DType dtype = DType::f64) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore parameters, others;
@@ -226,7 +226,7 @@ TEST(LowRankAdapter, AModelNamesTheMatricesThatHaveAdapters) {
     EXPECT_THAT(message_of([&] { validate(large); }), HasSubstr("lora-rank: 9 is more than width 8"));
 }
 
-/// Each element of a frozen matrix takes 4 operations per token, and each element of an adapter 6.
+/// Each element takes 4 operations per token in a frozen matrix, and 6 in an adapter.
 TEST(LowRankAdapter, CountsNoGradientsOfFrozenMatrices) {
     const ModelConfig config = with_adapters(gpt2());
     const auto frozen = static_cast<double>(2 * block_matrices(config).elements() + 8 * 11);

@@ -112,7 +112,7 @@ TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
     EXPECT_NO_THROW(model.logits(inside, tokens));
 }
 
-/// A layer of GPT-2's shapes saves 16 times the elements of its input x; with recomputed activations 10
+/// A GPT-2 style layer saves 16 times as many elements as its input x has; with recomputed activations 10
 /// times, and with recomputed blocks once. LSE, its remainder and statistics are not counted.
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
@@ -127,8 +127,8 @@ TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
           std::pair{Recompute::block, 1.0}}) {
         const double layer = (bytes_of(recompute, 24) - bytes_of(recompute, 12)) / 12;
         EXPECT_GE(layer, units * unit) << name_of(recompute);
-        // A row of 32 elements also has 4 statistics, and 2 LSE with their remainders: 8 numbers. The arena
-        // rounds each of a layer's tensors, at most 16, up to a multiple of 256 bytes.
+        // A row with 32 elements also has 4 statistics, and 2 LSE with their remainders: 8 numbers. The arena
+        // rounds the size of each tensor (at most 16 per layer) up to a multiple of 256 bytes.
         EXPECT_LE(layer, (units + 0.25) * unit + 16 * 256) << name_of(recompute);
     }
 }
@@ -181,7 +181,7 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     EXPECT_EQ(plan.gradients, 4 * trained);
     EXPECT_EQ(plan.optimizer, 8 * trained);
     EXPECT_EQ(plan.snapshot, plan.values + plan.masters + plan.optimizer);
-    // The inputs of the MLP's matrices are not saved: one and four times x in each layer.
+    // The MLP matrices' inputs are not saved: one and four times x in each layer.
     const std::size_t x = 40 * 32 * size_of(DType::bf16), layers = 3;
     EXPECT_GE(full.activations, plan.activations + layers * 5 * x);
     std::ostringstream out;
@@ -189,8 +189,8 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     EXPECT_THAT(out.str(), testing::HasSubstr(concat("(", adapters.count(), " trained)")));
 }
 
-/// Shards have equal sizes that are multiples of 64 elements. A process stores all gradients, and the sums of
-/// its shard's gradients.
+/// Shards have equal sizes, in multiples of 64 elements. A process stores all gradients, and its shard's
+/// gradient sums.
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};

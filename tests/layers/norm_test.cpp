@@ -5,8 +5,8 @@
 namespace gradtile {
 namespace {
 
-// The roundings of two sums over the width (32 lanes, combined in 5 steps) and of about ten other operations.
-// The errors of the sums are multiplied by a normalised value, which is at most sqrt(width).
+// Rounding errors from two sums over the width (32 lanes, combined in 5 steps) and from about ten other
+// operations. The sums' errors are multiplied by a normalised value, which is at most sqrt(width).
 double operations(std::int64_t width) {
     return (static_cast<double>(width) / 32 + 5) * 2 + 10;
 }
@@ -100,7 +100,7 @@ TEST(LayerNorm, RefusesOtherShapesDtypesAndStrides) {
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
 }
 
-/// Expects a norm of a residual to give the same bits as computing the sum first and normalising it
+/// Expects a norm with a residual to give the same bits as computing the sum first and normalising it
 /// afterwards.
 template <class Norm>
 void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64_t width, double p) {
@@ -115,7 +115,7 @@ void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64
     store.allocate(ctx, dtype);
     copy(ctx, store.values(), randn(ctx, store.values().shape(), dtype, Seed{1}));
     const DropoutKey key = DropoutKey::of_step(1, 2, 4);
-    // Tests strided rows, like those of a slice of a wider tensor.
+    // Tests strided rows, like those in a slice of a wider tensor.
     const auto stream = [&](std::uint64_t seed) {
         return randn(ctx, {3, 11, width + 8}, dtype, Seed{seed}).slice(-1, 0, width);
     };
@@ -153,7 +153,7 @@ TEST(Norm, RefusesABranchOfAnotherShape) {
 
 using test::OnCuda;
 
-// Tests rows that a part of a warp, a warp or a block holds in registers, longer rows, and rows without whole
+// Tests rows that a partial warp, a warp or a block holds in registers, longer rows, and rows without whole
 // vectors.
 constexpr std::int64_t cuda_widths[] = {1, 7, 64, 384, 768, 1000, 1024, 1280, 2056, 4096, 8192, 9001};
 
@@ -186,7 +186,7 @@ TEST_F(OnCuda, NormAddsAResidualBeforeItNormalises) {
             }
 }
 
-/// Tests more rows than all blocks of a launch process at the same time, and more than a team prefetches.
+/// Tests more rows than a launch's blocks process at the same time, and more than a team prefetches.
 TEST_F(OnCuda, LayerNormPassesTheLayerSuiteWithManyRows) {
     for (const std::int64_t width : {8, 128, 768})
         test::check_layer_on_cuda(
@@ -213,7 +213,7 @@ TEST_F(OnCuda, NormBackwardAddAddsTheGradientToDx) {
     }
 }
 
-/// Expects that backward_add with column sums gives the same bits of dx as without, and correct column sums.
+/// Expects that backward_add with column sums gives the same dx bits as without, and correct column sums.
 template <class Norm>
 void expect_summed_backward_add(const Context& gpu, const Norm& norm, ParameterStore& store, DType dtype,
                                 std::int64_t rows, std::int64_t width) {

@@ -1,4 +1,4 @@
-// Packed documents give the losses and gradients of the same documents in batches of their own.
+// Packed documents give the same losses and gradients as the same documents in separate batches.
 #include <algorithm>
 #include <cmath>
 
@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Models, PackedTransformer,
                                            PackedCase{"llama_block", small_llama(Recompute::block)}),
                          [](const auto& info) { return info.param.name; });
 
-/// Two windows of 12 tokens, in documents of these document_lengths; the last two are empty.
+/// The documents in two 12-token windows; the last two documents are empty.
 const std::vector<std::int32_t> document_lengths{5, 1, 6, 12, 0, 0};
 
 DropoutKey key_of(std::int64_t first_sample) {
@@ -64,7 +64,7 @@ struct PackedModel {
         documents = {.offsets = from_host(ctx, offsets, {std::ssize(offsets)}),
                      .positions = from_host(ctx, positions, {2, 12})};
     }
-    /// The loss, then the gradients of all parameters.
+    /// The loss, then all parameter gradients.
     std::vector<double> packed() {
         parameters.reset_gradients();
         Transformer::Saved saved;
@@ -115,8 +115,8 @@ struct PackedModel {
     }
 };
 
-/// Packed and separate documents add in different orders. The bound allows about a thousand roundings of the
-/// largest gradient, each 2^-24 of it in float32.
+/// Packed and separate documents add in different orders. The bound allows about a thousand roundings, each
+/// 2^-24 times the largest gradient in float32.
 void expect_equal_to_documents_one_by_one(const ModelConfig& model) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         PackedModel f(model, dtype);
@@ -197,7 +197,7 @@ TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     f.model.backward(inside, saved);
 }
 
-/// The masks belong to the windows of the global batch, not to those of a micro-batch.
+/// The masks belong to windows in the global batch, not to windows in a micro-batch.
 TEST(PackedDocuments, AttentionDropoutDoesNotDependOnTheMicroBatch) {
     ModelConfig config = small_llama(Recompute::none);
     config.attention_dropout = 0.5;

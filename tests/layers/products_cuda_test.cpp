@@ -37,13 +37,13 @@ constexpr Sizes all_sizes[] = {{7, 5, 13}, {256, 128, 512}, {200, 96, 384}};
 constexpr DType all_types[] = {DType::f32, DType::bf16, DType::f16};
 constexpr Activation plain_activations[] = {Activation::gelu_tanh, Activation::gelu};
 
-/// The relative error of tanh: 16-bit GELU may use the hardware's tanh with an error of 2^-11; float32 uses a
-/// polynomial with an error of a few units in the last place.
+/// tanh's relative error: 16-bit GELU may use the hardware's tanh, whose error is 2^-11; float32 uses a
+/// polynomial that is accurate to a few units in the last place.
 double tanh_error(DType type) {
     return type == DType::f32 ? 0x1p-20 : 0x1p-11;
 }
 
-/// The bound for hidden: (in + 3) eps32 sum |x||w| for the sum, one rounding of the product and one after
+/// The bound for hidden: (in + 3) eps32 sum |x||w| for the sum, one rounding for the product and one after
 /// adding the bias. The bound for y: the bound for hidden times the largest slope 1.13, one rounding, and
 /// tanh's error times |hidden| / 2.
 TEST_F(ProductsOnCuda, LinearActivationForwardErrorsAreWithinRoundingBounds) {
@@ -79,8 +79,8 @@ TEST_F(ProductsOnCuda, LinearActivationForwardErrorsAreWithinRoundingBounds) {
                 }
 }
 
-/// The bound: one rounding of the product, one of the result, and tanh's error times the derivative of the
-/// slope with respect to tanh, at most 1/2 + |x| * 0.8 (1 + 0.134 x^2).
+/// The bound: rounding the product and the result, and tanh's error times the slope's derivative with respect
+/// to tanh, at most 1/2 + |x| * 0.8 (1 + 0.134 x^2).
 TEST_F(ProductsOnCuda, LinearActivationBackwardErrorsAreWithinRoundingBounds) {
     for (const DType type : all_types)
         for (const Activation activation : plain_activations)
@@ -115,9 +115,9 @@ TEST_F(ProductsOnCuda, LinearActivationBackwardErrorsAreWithinRoundingBounds) {
             }
 }
 
-/// The bound: the gradient of a logit, g = p or p - 1, has the error d = |g| (eps / 2 for storing g + 2 (C +
-/// 3) eps32 sum |x||w| for the error of the logit + 2 eps / 2 |logit| for rounding it to 16 bits) + 8 eps32
-/// for exp and sum. The products multiply d, add in float32, and round dx once.
+/// The bound: a logit's gradient, g = p or p - 1, has the error d = |g| (eps / 2 for storing g + 2 (C + 3)
+/// eps32 sum |x||w| for the logit's error + 2 eps / 2 |logit| for rounding it to 16 bits) + 8 eps32 for exp
+/// and sum. The products multiply d, add in float32, and round dx once.
 TEST_F(ProductsOnCuda, PaddingOfAnOddVocabularyDoesNotChangeTheHeadsResults) {
     const std::int64_t rows = 96, vocabulary = 203, width = 64;
     for (const DType type : all_types) {
@@ -135,7 +135,8 @@ TEST_F(ProductsOnCuda, PaddingOfAnOddVocabularyDoesNotChangeTheHeadsResults) {
 
         const auto xs = to_host(gpu(), x), ws = to_host(gpu(), head.weight.value());
         std::vector<double> dx(rows * width), dw(vocabulary * width), dx_bound(dx), dw_bound(dw);
-        // Logits are float32 sums of 64 terms of size 1. They are rounded once more if the type has 16 bits.
+        // Logits are float32 sums over 64 terms of size about 1. They are rounded once more if the type has
+        // 16 bits.
         const double rounding = is_16_bit(type) ? epsilon_of(type) / 2 : 0.0;
         double expected_loss = 0, loss_bound = 1e-4, counted = 0;
         for (const std::int32_t target : targets) counted += target >= 0;
@@ -155,7 +156,7 @@ TEST_F(ProductsOnCuda, PaddingOfAnOddVocabularyDoesNotChangeTheHeadsResults) {
             }
             const double target_logit = logits[targets[r]];
             expected_loss += (std::log(sum) - target_logit) / counted;
-            double largest = 0, mean = std::abs(target_logit);  // magnitudes of the logits
+            double largest = 0, mean = std::abs(target_logit);  // logit magnitudes
             for (std::int64_t v = 0; v < vocabulary; ++v) {
                 largest = std::max(largest, std::abs(logits[v]));
                 mean += p[v] / sum * std::abs(logits[v]);

@@ -4,7 +4,7 @@
 namespace gradtile {
 namespace {
 
-/// Rope with the interface of a layer. Rotates a copy of x [..,H*D], viewed as heads of `head_dim`.
+/// Rope with a layer's interface. Rotates a copy of x [..,H*D], viewed as [..,H,head_dim].
 struct RopeLayer {
     struct Saved {};
     Rope rope;
@@ -90,11 +90,11 @@ TEST(Rope, RotatesHeadsInsideAPackedProjectionAndNothingElse) {
     }
 }
 
-/// A table of all these positions would not fit into any memory.
+/// A table for all these positions would not fit into any memory.
 TEST(Rope, MakesATableOfThePositionsThatAreUsed) {
     const Context ctx(Device::cpu(), 1);
     const Rope rope(8, std::int64_t{1} << 45, 500.0), exact(8, 3000, 500.0);
-    // The table grows twice; views of an earlier table stay valid.
+    // The table grows twice; views into an earlier table stay valid.
     const Rope::Angles first = rope.angles_from(ctx, 0, 5, DType::f64);
     const std::vector<double> before = to_host(ctx, first.sines);
     for (const std::int64_t start : {0, 60, 2900}) {

@@ -26,8 +26,8 @@ struct BlockFixture {
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
         dy = randn(ctx, x.shape(), DType::f64, Seed{4});
     }
-    // The block with a fixed dropout key, which gives it the signature of a layer. backward overwrites dy, so
-    // it gets a copy.
+    // The block with a fixed dropout key, so that it has a layer's signature. backward overwrites dy, so it
+    // gets a copy.
     using Saved = TransformerBlock::Saved;
     Tensor forward(const Context& c, const Tensor& input, Saved& saved) const {
         return block.forward(c, {input}, key, saved).sum(c);

@@ -42,7 +42,7 @@ Tensor with_ignored(const Tensor& targets) {
     return targets;
 }
 
-/// A contiguous copy of the first `length` tokens of each sequence.
+/// A contiguous copy of each sequence's first `length` tokens.
 Tensor first_tokens(const Context& ctx, const Tensor& tokens, std::int64_t length) {
     const Tensor prefix = empty(ctx, {tokens.size(0), length}, DType::i32);
     copy(ctx, prefix, tokens.slice(1, 0, length));
@@ -117,7 +117,7 @@ GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
             f.gradients(scaled);
             return Tensors{};
         }};
-    // Sinks and their gradients are float32, so the bounds of float64 do not apply to them.
+    // Sinks and their gradients are float32, so the float64 bounds do not apply to them.
     std::vector<Parameter> checked;
     for (const Parameter& parameter : f.parameters.parameters())
         if (!parameter.name().ends_with(".sinks")) checked.push_back(parameter);
@@ -140,8 +140,8 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     EXPECT_TRUE(report.ok()) << report;
 }
 
-/// Attention rounds sinks to float32. The steps of the finite differences are powers of two, so that this
-/// rounding is exact.
+/// Attention rounds sinks to float32. The finite-difference steps are powers of two, so that this rounding is
+/// exact.
 TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
     ModelFixture f(tiny_options());
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
@@ -164,8 +164,7 @@ TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
             };
             const double near = slope(0x1p-10), far = slope(0x1p-9), exact = (4 * near - far) / 3;
             EXPECT_GT(std::abs(exact), 1e-6) << "no gradient to check";
-            // The bound adds the truncation error, the roundings of the losses, and the roundings of a
-            // float32 sum.
+            // The bound adds the truncation error, the losses' roundings, and the roundings in a float32 sum.
             const double bound =
                 std::abs(far - near) / 3 + 1e3 * 0x1p-53 / 0x1p-10 + 4 * 0x1p-24 * std::abs(exact);
             EXPECT_NEAR(gradients[static_cast<std::size_t>(h)], exact, bound) << sinks.name() << ' ' << h;
@@ -197,7 +196,7 @@ TEST(Transformer, EveryAttentionOptionChangesTheLoss) {
     EXPECT_NE(with.loss(options), loss) << "sinks";
 }
 
-/// The masks belong to samples of the global batch, not to rows of a micro-batch.
+/// The masks belong to samples in the global batch, not to micro-batch rows.
 TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
     ModelConfig config = tiny_options();
     config.attention_dropout = 0.5;
@@ -221,7 +220,7 @@ TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
 
 TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
     ModelConfig config = GetParam();
-    config.width = 8 * config.heads;  // bfloat16 attention requires head dims that are multiples of 8
+    config.width = 8 * config.heads;  // bfloat16 attention requires head_dim % 8 == 0
     config.dropout = 0.25;
     const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
@@ -294,8 +293,8 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;
     for (const double g : whole) largest = std::max(largest, std::abs(g));
-    // Both results are sums of about 1,000 products, the same ones in different orders. The gradients of
-    // sinks are rounded to float32 before they are added: three roundings.
+    // Both results add the same (about 1,000) products in different orders. Sink gradients are rounded to
+    // float32 before they are added: three roundings.
     for (const Parameter& parameter : f.parameters.parameters()) {
         const double roundings = parameter.name().ends_with(".sinks") ? 3 * 0x1p-24 : 1e3 * 2.3e-16;
         for (std::int64_t n = 0; n < parameter.shape().elements(); ++n) {
@@ -378,8 +377,8 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
         EXPECT_EQ(gradient, to_host(f.ctx, f.parameters.find(name).grad())) << name;
 }
 
-/// Each stored activation or gradient has a rounding error of at most 2^-8 of its size. A path through the
-/// model has about twelve of them in each block and eight outside the blocks. In the worst case their errors
+/// Each stored activation or gradient has a relative rounding error of at most 2^-8. A path through the model
+/// has about twelve such roundings in each block and eight outside the blocks. In the worst case their errors
 /// add up in a logit.
 TEST_P(TransformerStyles, Bfloat16ErrorsAreWithinRoundingBounds) {
     ModelConfig config = GetParam();
@@ -421,7 +420,7 @@ TEST(Transformer, ATiedEmbeddingReceivesTheGradientsOfBothUses) {
     EXPECT_THAT(as_head, ::testing::Contains(::testing::Ne(0.0)));
 }
 
-/// The parameter counts of the published checkpoints (Radford et al. 2019).
+/// The published checkpoints' parameter counts (Radford et al. 2019).
 TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
     const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
         return parameter_count(
@@ -504,8 +503,8 @@ TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
 }
 
 TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
-    // One head of width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys on
-    // average.
+    // One head with width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys
+    // on average.
     const ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
 }

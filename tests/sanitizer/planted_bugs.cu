@@ -10,7 +10,7 @@ namespace {
 
 constexpr int threads = 64;
 
-/// For memcheck: the last thread writes beyond the end of the array.
+/// For memcheck: the last thread writes beyond the array's end.
 __global__ void out_of_bounds(int* x, int elements) {
     const int i = static_cast<int>(threadIdx.x) + 1;
     if (i <= elements) x[i] = i;
@@ -28,7 +28,7 @@ __global__ void uninitialised(int* x) {
     x[threadIdx.x] += 1;
 }
 
-/// For synccheck: only half of a warp reaches the barrier.
+/// For synccheck: only half the warp reaches the barrier.
 __global__ void divergent_barrier(int* x) {
     if (threadIdx.x % 2 == 0) __syncthreads();
     x[threadIdx.x] = static_cast<int>(threadIdx.x);

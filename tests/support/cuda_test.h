@@ -1,5 +1,5 @@
 #pragma once
-/// Base class of tests on a GPU; without a GPU they are skipped.
+/// Base class for GPU tests; without a GPU they are skipped.
 #include <limits>
 #include <optional>
 
@@ -18,7 +18,7 @@ class CudaTest : public testing::Test {
     const Context& gpu() const { return *device_; }
     const Context cpu{Device::cpu(), 2};
 
-    /// A tensor of NaN, so that elements that an operator does not write are detected.
+    /// A tensor filled with NaN, so that elements that an operator does not write are detected.
     Tensor poisoned(const Shape& shape, DType type) const {
         const Tensor x = empty(gpu(), shape, type);
         fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());

@@ -1,5 +1,5 @@
 #pragma once
-/// The message of the Error that an action throws.
+/// The Error message that an action throws.
 #include <string>
 
 #include <gradtile/core/check.h>

@@ -1,12 +1,12 @@
 #pragma once
-/// The floating dtypes, for tests that cover all of them, and their rounding errors.
+/// The floating dtypes, for tests that cover them all, and their rounding errors.
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::test {
 
 inline constexpr DType floating_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-/// Distance from 1 to the next number of the dtype: twice the largest relative error of one rounding.
+/// Distance from 1 to the dtype's next number: twice the largest relative error from one rounding.
 constexpr double epsilon_of(DType type) {
     switch (type) {
         case DType::f64:
@@ -20,7 +20,7 @@ constexpr double epsilon_of(DType type) {
     }
 }
 
-/// Returns the number of type `type` that is nearest to `value`.
+/// Returns the number of dtype `type` that is nearest to `value`.
 inline double rounded(double value, DType type) {
     return visit_floating(type, [&]<class T>(TypeTag<T>) { return convert<double>(convert<T>(value)); });
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Base class of the tests of gradtile's own products for Hopper.
+/// Base class for tests of gradtile's own Hopper products.
 #include <cmath>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace gradtile::test {
 
 class HopperProductTest : public CudaTest {
   protected:
-    /// op(a) op(b), or the product of the magnitudes of their elements, in float64 on the CPU.
+    /// op(a) op(b), or the same product with the elements' magnitudes, in float64 on the CPU.
     std::vector<double> product(const cuda::ProductOperands& operands, bool magnitudes) const {
         const Tensor c = empty(cpu, operands.to[0].shape(), DType::f64);
         gemm(cpu, c, exact(operands.a, magnitudes), exact(operands.b[0], magnitudes),

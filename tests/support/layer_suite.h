@@ -1,5 +1,5 @@
 #pragma once
-/// Checks that every layer must pass. The test of a new layer is one call:
+/// Checks that every layer must pass. A new layer's test is one call:
 ///
 ///     TEST(Silu, PassesTheLayerSuite) {
 ///         test::check_layer([](ParameterStore&) { return Silu(); }, {.width = 37, .operations = 8});
@@ -16,21 +16,21 @@
 namespace gradtile::test {
 
 struct LayerSuite {
-    std::int64_t width = 0;  ///< last axis of x
-    /// float32 roundings per element of y or dx, for the error bound: nested additions of a sum over the
-    /// width (width / 32 lanes + 5 reduction steps) plus the operations of the formula.
+    std::int64_t width = 0;  ///< size of x's last axis
+    /// float32 roundings per element of y or dx, for the error bound: nested additions in a sum over the
+    /// width (width / 32 lanes + 5 reduction steps) plus the formula's operations.
     double operations = 0;
-    /// The number of intermediate results that are rounded to the dtype. None of them is larger than the
-    /// largest element of the layer's result.
+    /// How many intermediate results are rounded to the dtype. None is larger than the largest element in the
+    /// layer's result.
     double rounded_within = 0;
-    /// The leading axes of x, one shape for each test. 3 x 171 rows are enough for several parallel blocks.
+    /// x's leading axes, one shape for each test. 3 x 171 rows are enough for several parallel blocks.
     std::vector<std::vector<std::int64_t>> leading = {{1}, {2, 3}, {5, 1, 2}, {3, 171}};
-    bool dx_cancels = false;  ///< dx is a difference of nearly equal numbers, so its accuracy is not compared
+    bool dx_cancels = false;  ///< dx subtracts nearly equal numbers, so its accuracy is not compared
     bool strided = true;      ///< x and dy may be views with strided rows
     bool rank_2 = true;       ///< x may be [N,C]
 };
 
-/// Results of forward and backward, on the host.
+/// Forward and backward results, on the host.
 struct LayerResult {
     std::vector<double> y, dx, gradients;
     bool operator==(const LayerResult&) const = default;
@@ -84,7 +84,7 @@ inline Shape with_width(const std::vector<std::int64_t>& leading, std::int64_t w
     return Shape(std::span<const std::int64_t>(axes));
 }
 
-/// The shape of y for x of `shape`, from a planning run.
+/// The shape of y for an x with `shape`, from a planning run.
 template <class Make>
 Shape output_shape(const Context& ctx, Make& make, const Shape& shape) {
     LayerUnderTest<Make> test(ctx, make, DType::f32);
@@ -98,7 +98,7 @@ inline Tensor numbers(const Context& ctx, const Shape& shape, DType dtype, std::
     return cast(ctx, randn(ctx, shape, DType::bf16, Seed{seed}), dtype);
 }
 
-/// A copy of x as a slice of wider rows; the elements outside the slice are NaN.
+/// Copies x into a slice of wider rows; the elements outside the slice are NaN.
 inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
     Shape wide = x.shape();
     wide[-1] += 5;
@@ -115,7 +115,7 @@ inline double rounding_of_storage(DType dtype) {
 }
 
 /// Expects |value - reference| to be at most one rounding in `dtype` (when the value is stored) plus
-/// `roundings` float32 roundings (float64 for float64) of the largest element.
+/// `roundings` float32 roundings (float64 for float64), relative to the largest element.
 inline void expect_accurate(const std::vector<double>& values, const std::vector<double>& reference,
                             DType dtype, double roundings, const char* what) {
     ASSERT_EQ(values.size(), reference.size()) << what;

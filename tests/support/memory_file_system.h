@@ -22,7 +22,7 @@ class MemoryFileSystem final : public FileSystem {
     struct Operation {
         enum class Kind { write, truncate, sync, create, rename, link, remove, marker };
         Kind kind;
-        int node = 0;                        ///< number of the file, or of the directory that is synced
+        int node = 0;                        ///< the file's number, or the synced directory's
         std::string name = {}, target = {};  ///< create, link, remove: name; rename, link: name -> target
         std::uint64_t offset = 0;            ///< for a truncation the size; for a marker its number
         std::vector<std::byte> data = {};
@@ -31,7 +31,7 @@ class MemoryFileSystem final : public FileSystem {
     MemoryFileSystem() { nodes_[kRoot] = {.is_directory = true}; }
 
     const std::vector<Operation>& operations() const { return log_; }
-    /// Adds a marker to the log of operations.
+    /// Adds a marker to the operation log.
     void mark(std::uint64_t number) { log_.push_back({.kind = Operation::Kind::marker, .offset = number}); }
     /// Creates a file without a log entry.
     void put(const std::string& name, std::vector<std::byte> data) {
@@ -43,7 +43,7 @@ class MemoryFileSystem final : public FileSystem {
 
     /// A possible state after a crash that follows the first `count` operations. Operations that were
     /// followed by a sync of their file (data) or directory (names) are applied. Others are applied only
-    /// where `is_applied(index)` is true, which is called once for each sector (512 bytes) of data.
+    /// where `is_applied(index)` is true; it is called once for each data sector (512 bytes).
     static std::unique_ptr<MemoryFileSystem> after_crash(const std::vector<Operation>& log, std::size_t count,
                                                          const std::function<bool(std::size_t)>& is_applied);
 
@@ -214,7 +214,7 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
     const std::vector<Operation>& log, std::size_t count,
     const std::function<bool(std::size_t)>& is_applied) {
     constexpr std::size_t sector_bytes = 512;
-    // Directory name -> node; a sync of the node makes the names in that directory durable.
+    // Directory name -> node; syncing the node makes the names in that directory durable.
     std::map<std::string, int> directories = {{"", kRoot}};
     for (const Operation& operation : log) {
         if (operation.kind == Operation::Kind::create) directories[operation.name] = operation.node;

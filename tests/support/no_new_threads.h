@@ -6,8 +6,8 @@
 
 namespace gradtile::test {
 
-/// While an object exists, every new thread of the process is refused: by default it would get a stack that
-/// exceeds the address space.
+/// While an object exists, the process can start no new thread, because the default stack size exceeds the
+/// address space.
 class NoNewThreads {
   public:
     NoNewThreads() {

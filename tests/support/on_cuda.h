@@ -8,8 +8,8 @@ namespace gradtile::test {
 
 class OnCuda : public CudaTest {};
 
-/// Expects the column sums of a SummedGradient to equal the sums of its stored elements, within one rounding
-/// per addition (at most one addition per row).
+/// Expects a SummedGradient's column sums to equal the sums over its stored elements, within one rounding per
+/// addition (at most one addition per row).
 inline void expect_column_sums(const Context& gpu, const SummedGradient& gradient) {
     const auto& [dy, made] = gradient;
     const Tensor total = zeros(gpu, {dy.size(-1)}, accumulator_of(dy.dtype()));
@@ -29,8 +29,8 @@ inline void expect_column_sums(const Context& gpu, const SummedGradient& gradien
     }
 }
 
-/// Checks a layer on the GPU with dense and strided rows: accuracy against float64 within the bounds of the
-/// CPU, bit-identical repetition, and accumulation of parameter gradients.
+/// Checks a layer on the GPU with dense and strided rows: accuracy against float64 within the CPU bounds,
+/// bit-identical repetition, and parameter gradient accumulation.
 template <class Make>
 void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite) {
     const Context cpu(Device::cpu(), 2);
@@ -60,8 +60,8 @@ void check_layer_on_cuda(const Context& gpu, Make make, const LayerSuite& suite)
             expect_near(result, exact, dtype, rows);
             EXPECT_TRUE(result == run_layer(gpu, make, x, dy, dtype)) << "two runs";
             expect_near(run_layer(gpu, make, x, dy, dtype, 2), exact_twice, dtype, 2 * rows);
-            // Replacing and accumulating products are of different kinds, so their sums may have different
-            // orders.
+            // Replacing and accumulating products are different kinds of products, so their summation orders
+            // may differ.
             for (const int passes : {1, 2})
                 expect_near(run_layer(gpu, make, x, dy, dtype, passes, Start::reset),
                             passes == 1 ? exact : exact_twice, dtype, passes * rows);

@@ -6,8 +6,8 @@
 
 namespace gradtile::test {
 
-/// Four windows of 16 tokens with a vocabulary of 64. The first token identifies the window. The targets look
-/// random: each is a fixed function of its position.
+/// Four 16-token windows with vocabulary 64. The first token identifies the window. The targets look random:
+/// each target is a fixed function of its position.
 struct OverfitBatch {
     static constexpr std::int32_t windows = 4, context = 16, vocabulary = 64;
     Tensor tokens, targets;  ///< int32 [4, 16]

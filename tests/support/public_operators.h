@@ -1,5 +1,5 @@
 #pragma once
-/// The operators of the public headers, for tests that need a row for each.
+/// The operators in the public headers, for tests that need a row for each.
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -8,7 +8,7 @@
 
 namespace gradtile::test {
 
-/// The text of a header without comments and without private parts of classes.
+/// A header's text without comments and without private class members.
 inline std::string public_text(const std::filesystem::path& header) {
     std::ifstream file(header);
     std::string text, line;

@@ -17,7 +17,7 @@
 
 namespace gradtile::test {
 
-/// Offsets of the header's fields; see docs/checkpoint_format.md.
+/// The header fields' offsets; see docs/checkpoint_format.md.
 enum HeaderField : std::size_t {
     kVersionField = 32,
     kBodyCrcField = 36,
@@ -43,7 +43,8 @@ inline void reseal_header(std::vector<std::byte>& file) {
     put_little_endian(file.data() + kHeaderCrcField, crc32c(all.first(kHeaderEnd)));
 }
 
-/// The manifest of a file with correct sizes in its header. Throws Error when the manifest is invalid.
+/// Returns the manifest from a file with correct sizes in its header. Throws Error when the manifest is
+/// invalid.
 inline CheckpointManifest manifest_of(const std::vector<std::byte>& file) {
     CheckpointHeader::Bytes start;
     check(file.size() > start.size(), "no header");
@@ -55,7 +56,7 @@ inline CheckpointManifest manifest_of(const std::vector<std::byte>& file) {
         {header.user_block, header.length - header.user_block});
 }
 
-/// Recomputes all checksums of a file, including those of its objects if the manifest can be decoded.
+/// Recomputes all checksums in a file, including its objects' checksums if the manifest can be decoded.
 inline std::vector<std::byte> reseal(std::vector<std::byte> file) {
     reseal_header(file);
     try {
@@ -76,7 +77,7 @@ inline std::vector<std::byte> reseal(std::vector<std::byte> file) {
     return file;
 }
 
-/// The bytes of a valid file.
+/// Returns a valid file's bytes.
 inline std::vector<std::byte> file_of(const Checkpoint& checkpoint) {
     MemoryFileSystem fs;
     write_checkpoint("sound.h5", checkpoint, fs);

@@ -7,7 +7,7 @@
 
 namespace gradtile::test {
 
-/// Calls kill() for a single process only. -1, the result of a failed search or fork, would signal every
+/// Calls kill() for a single process only. -1, which a failed search or fork returns, would signal every
 /// process on the machine.
 inline void signal_process(pid_t process, int signal) {
     check(process > 0, "no process to send signal ", signal, " to");

@@ -1,5 +1,5 @@
 #pragma once
-/// Small models that tests of several folders use. `sizes` has the layers, the width, the context and the
+/// Small models that tests in several folders use. `sizes` has the layers, the width, the context and the
 /// vocabulary.
 #include <gradtile/layers/transformer/model_config.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A directory for the files of one test.
+/// A directory for one test's files.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

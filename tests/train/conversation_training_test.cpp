@@ -1,4 +1,4 @@
-// Training on conversations: the loss is the mean over the assistant's tokens of a step.
+// Training on conversations: the loss is the mean over the assistant's tokens in a step.
 #include <cmath>
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ struct ConversationRun : TinyRun {
     }
 };
 
-/// -ln p of one token, from all logits in float64.
+/// One token's -ln p, from all logits in float64.
 double loss_of(const LanguageModel& model, const std::vector<std::int32_t>& before, std::int32_t target) {
     const std::vector<double> logits =
         to_host(model.ctx,
@@ -42,14 +42,13 @@ double loss_of(const LanguageModel& model, const std::vector<std::int32_t>& befo
     return std::log(sum) - logits[static_cast<std::size_t>(target)];
 }
 
-/// The reference computes the loss of one target at a time: the model reads only the tokens of the same
-/// conversation that come before the target. The model's logits are float32, so the loss has errors below
-/// 1e-5.
+/// The reference computes one target's loss at a time: the model reads only the tokens before the target in
+/// the same conversation. The model's logits are float32, so the loss has errors below 1e-5.
 TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     ConversationRun run;
     run.config.val_fraction = 0.0;
     run.config.model.context = 256;  // no conversation is cut
-    run.config.batch = 50;           // the step has all conversations of the file, in any order
+    run.config.batch = 50;           // the step has all conversations in the file, in any order
     run.config.steps = 1;
     run.config.lr = run.config.min_lr = 1e-30;  // the weights stay as they were
     run.config.micro_batch = 10;
@@ -75,7 +74,7 @@ TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
     EXPECT_NEAR(loss, sum / static_cast<double>(targets), 1e-5);
 }
 
-/// Micro-batches have different numbers of targets; a micro-batch of one conversation may have a single one.
+/// Micro-batches have different target counts; a micro-batch with one conversation may have a single target.
 TEST(ConversationTraining, LossesDoNotDependOnMicroBatches) {
     ConversationRun run;
     const std::vector<nlohmann::json> whole = run.train(8, "whole"), parts = run.train(1, "parts");
@@ -87,8 +86,8 @@ TEST(ConversationTraining, LossesDoNotDependOnMicroBatches) {
                 << key << " of step " << i + 1;
 }
 
-/// Each window has one token. One of the targets is the blank after "Assistant:", which is ignored, so its
-/// window is passed over.
+/// Each window has one token. One target is the blank after "Assistant:", which is ignored, so its window is
+/// skipped.
 TEST(ConversationTraining, AWindowWithoutATargetMakesNoStep) {
     TinyRun run;
     run.config.data = run.directory.write(

@@ -104,7 +104,7 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
         EXPECT_EQ(state_of(second), state_of(whole));
         const std::vector<json> losses = TinyRun::losses(run.config.out);
         ASSERT_EQ(losses.size(), on_cpu.size());
-        // As for whole models: sums of some thousand terms, and 16 roundings of bfloat16.
+        // As for whole models: sums with some thousand terms, and 16 bfloat16 roundings.
         const double relative = dtype == TrainDType::bf16 ? 16 * 0x1p-9 : 1e3 * 0x1p-24;
         for (std::size_t i = 0; i < losses.size(); ++i)
             EXPECT_NEAR(losses[i]["loss"].get<double>(), on_cpu[i].loss, relative * on_cpu[i].loss) << i;
@@ -135,8 +135,8 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
 }
 
 /// A resumed run is equal to the bit without config.model.deterministic, too, if nothing is added in a
-/// varying order. Only attention's dQ is added in a varying order, and only when a row sees more than two
-/// blocks of keys. In these runs a row sees one block.
+/// varying order. Only attention's dQ is added in a varying order, and only when a row sees more than two key
+/// blocks. In these runs a row sees one block.
 TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     run.config.model.deterministic = false;
     run.config.steps = 20;
@@ -164,7 +164,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Algorithms of another GPU are reported and timed again, and so are numbers that cuBLASLt does not propose
+/// Another GPU's algorithms are reported and timed again, and so are numbers that cuBLASLt does not propose
 /// as an algorithm.
 TEST_F(CudaTrainer, MatrixAlgorithmsOfAnotherGpuDoNotStopARun) {
     run.config.steps = 8;

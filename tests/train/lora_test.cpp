@@ -29,7 +29,7 @@ bool is_adapter(const std::string& name) {
     return name.find(".lora_") != std::string::npos;
 }
 
-/// A trained base, and the settings of a run that adapts it to other text.
+/// A trained base, and the settings for a run that adapts it to other text.
 struct LoraRun : TinyRun {
     std::string base;
 
@@ -39,7 +39,7 @@ struct LoraRun : TinyRun {
         config.steps = 100;
         Trainer trainer(config, on_message);
         base = trainer.run().checkpoint.string();
-        // The characters of the base's text in other words, so that the tokenizer knows them.
+        // The base text's characters in other words, so that the tokenizer knows them.
         std::string other;
         for (int i = 0; i < 700; ++i) other += i % 3 == 0 ? "tac dog. " : i % 3 == 1 ? "nar eht\n" : "gat a ";
         config.data = directory.write("other.txt", other);
@@ -132,7 +132,7 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// The loaded model has one matrix instead of W x + alpha/r B A x, so results agree to rounding.
+/// The loaded model has one matrix in place of W x + alpha/r B A x, so results agree to rounding.
 TEST(Lora, ALoadedModelHasTheMergedWeights) {
     LoraRun run;
     run.config.model.lora_alpha = 10;
@@ -254,7 +254,7 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
     EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-on", "x"); }), HasSubstr("lora-on: 'x'"));
 }
 
-/// The head and the embeddings are frozen, so the adapters of the blocks must do all the work. The base has
+/// The head and the embeddings are frozen, so the blocks' adapters must do all the work. The base has
 /// embeddings that are large enough for confident predictions.
 TEST(Lora, MemorisesOneBatch) {
     for (const DType dtype : {DType::f32, DType::bf16}) {

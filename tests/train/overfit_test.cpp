@@ -1,4 +1,4 @@
-// The simplest test of forward, backward and optimizer together: a model memorises one batch.
+// The simplest test for forward, backward and optimizer together: a model memorises one batch.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Case {
     const char* name;
     ModelConfig model;
     DType dtype;
-    bool packed = false;  ///< each row of the batch is two documents
+    bool packed = false;  ///< each batch row is two documents
 };
 
 ModelConfig gpt2_style(Recompute recompute) {
@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 /// Targets are random, so the model can only memorise the batch. The loss starts at ln V, the entropy of a
-/// uniform guess, and must fall to a hundredth of it.
+/// uniform guess, and must fall to 1/100 of ln V.
 TEST_P(Overfit, MemorisesOneBatch) {
     const Context ctx(Device::cpu(), 2);
     const ModelConfig& config = GetParam().model;

@@ -22,8 +22,8 @@ using test::message_of;
 using test::TinyRun;
 using testing::HasSubstr;
 
-/// Each line of the text is a document. The first window of the run contains several documents. The loss of
-/// the first step must equal the loss of the documents one by one.
+/// Each line of the text is a document. The run's first window contains several documents. The first step's
+/// loss must equal the loss computed for the documents one by one.
 TEST(Trainer, PackedTrainsOnDocumentsAsIfEachWereAlone) {
     TinyRun run;
     run.config.out = "";
@@ -77,7 +77,7 @@ TEST(Trainer, PackedNeedsToKnowWhereDocumentsBegin) {
     EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }), "no error");
 }
 
-/// The format of a shard tells which token begins a document; the run records this token.
+/// A shard's format tells which token begins a document; the run records this token.
 TEST(Trainer, PackedTakesTheSeparatorOfShards) {
     TinyRun run;
     run.config.out = "";

@@ -1,5 +1,5 @@
 // Compares 200 training steps of a small GPT-2 style model with PyTorch. This file repeats the formulas for
-// weights and tokens of tests/reference/make_reference_curve.py.
+// weights and tokens from tests/reference/make_reference_curve.py.
 #include <cmath>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ namespace gradtile {
 namespace {
 
 struct ReferenceLoss {
-    double single, twice;  ///< losses of PyTorch's float32 and float64 runs
+    double single, twice;  ///< PyTorch's float32 and float64 losses
 };
 constexpr ReferenceLoss reference_curve[] = {
 #include <reference/reference_curve.inc>
@@ -24,15 +24,15 @@ constexpr ReferenceLoss reference_curve[] = {
 constexpr std::int64_t batch_size = 8, curve_steps = std::size(reference_curve);
 const ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 16, .vocabulary = 37};
 
-/// The finaliser of MurmurHash3.
+/// MurmurHash3's finaliser.
 constexpr std::uint32_t mix(std::uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
     x = (x ^ (x >> 13)) * 0xC2B2AE35u;
     return x ^ (x >> 16);
 }
 
-/// The elements of matrices are multiples of 2^-27 in [-1/16, 1/16), which float32 represents exactly.
-/// Vectors keep their initial values, which are ones or zeros.
+/// Matrix elements are multiples of 2^-27 in [-1/16, 1/16), which float32 represents exactly. Vectors keep
+/// their initial values, which are ones or zeros.
 void set_reference_weights(const Context& ctx, const ParameterStore& parameters) {
     std::uint32_t index = 0;
     for (const Parameter& parameter : parameters.parameters()) {

@@ -1,5 +1,5 @@
-// One rank that restores a checkpoint into a Replica and makes a checkpoint of it again: replica_process
-// CHECKPOINT DEVICE ZERO. The exit code is 0 if every tensor has the same bits as before.
+// One rank that restores a checkpoint into a Replica and makes a checkpoint from the Replica again:
+// replica_process CHECKPOINT DEVICE ZERO. The exit code is 0 if every tensor has the same bits as before.
 #include <cstring>
 #include <iostream>
 

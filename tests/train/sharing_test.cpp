@@ -36,9 +36,9 @@ using testing::HasSubstr;
 
 // What an operator does with memory that is shared.
 enum class Kind {
-    returns_new,  // writes only new tensors, and gradients of parameters of its own through other operators
+    returns_new,  // writes only new tensors, and its own parameters' gradients through other operators
     in_place,     // has one tensor, which it changes
-    through,      // its writes are those of other operators of this table
+    through,      // writes only through other operators in this table
     checked,      // refuses or promises: see the row's function
     checked_gpu   // the same; the operator exists on a GPU only
 };
@@ -70,7 +70,7 @@ void expect_same_in_place(const Context& ctx, const Tensor& x, Call&& call) {
     EXPECT_EQ(to_host(ctx, x), to_host(ctx, y));
 }
 
-/// Two views [3, 4] of one memory that overlap without being equal.
+/// Two views [3, 4] into one memory that overlap without being equal.
 struct Shifted {
     Tensor first, second;
 };
@@ -84,7 +84,7 @@ void test_attention_forward(const Context& ctx) {
                  v = numbers(ctx, {1, 3, 2, 8});
     attention::Saved saved;
     for (const Tensor& o : {q, k, v}) expect_refused([&] { attention::forward(ctx, q, k, v, {}, saved, o); });
-    // Interleaved columns of one matrix are separate.
+    // Interleaved columns in one matrix are separate.
     const Tensor packed = numbers(ctx, {1, 3, 8, 8});
     attention::forward(ctx, packed.slice(2, 0, 2), packed.slice(2, 2, 2), packed.slice(2, 4, 2), {}, saved,
                        packed.slice(2, 6, 2));
@@ -390,7 +390,7 @@ void test_add_lower_powers(const Context& ctx) {
     expect_refused([&] { add_lower_powers(ctx, x, x, {1, 1, 1}); });
 }
 
-/// Process 1 of 2, which exchanges nothing.
+/// Process 1 in a group of 2, which exchanges nothing.
 class LastOfTwo final : public Communicator {
   public:
     LastOfTwo() : Communicator(1, 2) {}

@@ -37,7 +37,7 @@ StepInputOptions cosine_options() {
             .seed = 9};
 }
 
-/// Checks the input of every step, on any device.
+/// Checks every step's input, on any device.
 void expect_steps_in_order(const Context& ctx, bool prepares_next) {
     StepInput input(ctx, loader(), cosine_options());
     DataLoader reference = loader();
@@ -74,7 +74,7 @@ TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
     expect_steps_in_order(gpu(), /*prepares_next=*/true);
 }
 
-/// In the ids 0, 0, ... 0, 1, 2, ..., 0 is no target. Some steps would consist of windows of zeros only.
+/// In the ids 0, 0, ... 0, 1, 2, ..., 0 is no target. Some steps would consist only of windows of zeros.
 TEST(StepInput, PassesOverWindowsWithoutATarget) {
     const Context ctx(Device::cpu(), 1);
     std::vector<std::int32_t> ids(2000);
@@ -167,7 +167,7 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     input.upload(ctx);
     reference.next(expected);
     const JsonValue after_one = input.state();
-    // The file is so short that only some micro-steps of step 2 can be read.
+    // The file is so short that only some of step 2's micro-steps can be read.
     std::ostringstream whole;
     whole << std::ifstream(path, std::ios::binary).rdbuf();
     std::filesystem::resize_file(path, 600);

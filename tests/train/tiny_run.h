@@ -1,5 +1,5 @@
 #pragma once
-/// A short run of the trainer.
+/// A short trainer run.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,7 +15,7 @@
 
 namespace gradtile::test {
 
-/// Returns a text with some structure: words of a small vocabulary in pseudo-random order.
+/// Returns a text with some structure: words from a small vocabulary in pseudo-random order.
 inline std::string some_text(int words) {
     const char* vocabulary[] = {"the ", "cat ", "sat ", "on ", "a ", "mat.\n", "dog ", "ran "};
     std::string text;
@@ -32,7 +32,8 @@ inline std::string some_documents(int words) {
     return text;
 }
 
-/// Returns conversations as JSON Lines: questions and answers of some_text()'s words, of different lengths.
+/// Returns conversations as JSON Lines: questions and answers with different lengths, from some_text()'s
+/// words.
 inline std::string some_conversations(int count) {
     std::string lines, words = some_text(60 * count);
     std::erase(words, '\n');
@@ -65,7 +66,7 @@ struct TinyRun {
         config.eval_every = 5;
         config.save_every = 5;
         config.threads = 1;
-        config.device = DeviceChoice::cpu;  // tests of the GPU set this themselves
+        config.device = DeviceChoice::cpu;  // GPU tests set this themselves
         config.out = (directory / "run").string();
     }
     /// Returns the lines of metrics.jsonl without times.
@@ -86,7 +87,8 @@ struct TinyRun {
         std::erase_if(lines, [](const nlohmann::json& line) { return line.contains("event"); });
         return lines;
     }
-    /// Restores the metrics of a run that was killed before it announced checkpoints of steps after `step`.
+    /// Removes the announcements of checkpoints after `step` from metrics.jsonl, as if the run had been
+    /// killed before it wrote them.
     void remove_announcements_after(std::int64_t step) const {
         const std::filesystem::path file = std::filesystem::path(config.out) / "metrics.jsonl";
         std::string kept;
@@ -99,7 +101,7 @@ struct TinyRun {
         }
         std::ofstream(file) << kept;
     }
-    /// Restores the directory of a run that was killed before it saved checkpoints of steps after `step`.
+    /// Removes the checkpoints after `step`, as if the run had been killed before it saved them.
     void remove_saves_after(std::int64_t step) const {
         const CheckpointDirectory checkpoints(std::filesystem::path(config.out) / "checkpoints");
         for (const CheckpointDirectory::Entry& entry : checkpoints.list())
@@ -114,7 +116,7 @@ struct TinyRun {
     MessageHandler on_message = [this](const std::string& message) { messages.push_back(message); };
 };
 
-/// Settings whose effect must survive a stop and a resume, and the replay of a graph.
+/// Settings whose effect must survive a stop and a resume, and a graph replay.
 struct RunSetting {
     const char* name;
     void (*change)(TrainConfig&);

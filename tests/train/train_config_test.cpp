@@ -33,7 +33,7 @@ TEST(TrainConfig, EverySettingSurvivesJson) {
     }
 }
 
-/// A checkpoint of an older version has no settings for the options of attention.
+/// A checkpoint from an older version has no settings for the attention options.
 TEST(TrainConfig, SettingsThatAnOlderRunLacksAreOff) {
     JsonValue older = to_json(preset("llama-tiny"));
     for (const char* name : {"window", "window-pattern", "softcap", "sinks", "attention-dropout"}) {
@@ -237,7 +237,7 @@ TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     EXPECT_TRUE(request.snapshot);
     EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
     config.zero = 1;
-    // The host assembles the state of a sharded run, so there is no snapshot.
+    // The host assembles a sharded run's state, so there is no snapshot.
     EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
 }

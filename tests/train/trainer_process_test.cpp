@@ -47,7 +47,7 @@ pid_t start_process(const std::filesystem::path& config_file) {
     return error == 0 ? process : -1;
 }
 
-/// Returns the steps' lines of metrics.jsonl without times. A line without its end is still being written, or
+/// Returns the steps' lines in metrics.jsonl without times. A line without its end is still being written, or
 /// was when the process was killed.
 std::vector<std::string> losses(const std::filesystem::path& run) {
     std::vector<std::string> lines;
@@ -87,8 +87,8 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
             ++interrupted;
         }
         EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
-        // After a signal during the evaluation of the last step, the step's checkpoint exists, but the step's
-        // line in metrics.jsonl may be missing.
+        // After a signal during the last step's evaluation, the step's checkpoint exists, but the step's line
+        // in metrics.jsonl may be missing.
         if (losses(directory / "run").size() == 60 && exists(directory / "run/checkpoints/step_00000060.h5"))
             break;
     }

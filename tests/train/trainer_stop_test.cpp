@@ -16,7 +16,8 @@ using test::state_of;
 using test::TinyRun;
 using testing::HasSubstr;
 
-/// A run with 4 micro-steps per step and evaluations of many windows, and an equal run that is never stopped.
+/// A run with 4 micro-steps per step and evaluations over many windows, and an equal run that is never
+/// stopped.
 struct StoppedRun : TinyRun {
     explicit StoppedRun(void (*change)(TrainConfig&) = [](TrainConfig&) {}) {
         change(config);

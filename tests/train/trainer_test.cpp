@@ -225,7 +225,7 @@ TEST(Trainer, ResumeIgnoresInvalidMatrixAlgorithms) {
     }
 }
 
-// ---- The data of a resumed run ----
+// ---- A resumed run's data ----
 
 TEST(Trainer, ResumeRefusesOtherDataOfTheSameLength) {
     TinyRun run;
@@ -327,8 +327,8 @@ TEST(Trainer, MicroBatchesGiveTheGradientOfTheWholeBatch) {
         });
         trainer.run();
     }
-    // The first step's loss and gradient differ only by float32 rounding: sums over 64 tokens and products of
-    // width 32 in a few layers, well below 1e3 roundings. In later steps Adam amplifies the difference.
+    // The first step's loss and gradient differ only by float32 rounding: sums over 64 tokens and products
+    // over width 32 in a few layers, well below 1e3 roundings. In later steps Adam amplifies the difference.
     const double bound = 1e3 * std::numeric_limits<float>::epsilon();
     for (std::size_t i = 1; i < reports.size(); ++i) {
         EXPECT_NEAR(reports[i][0].loss, reports[0][0].loss, bound * reports[0][0].loss);

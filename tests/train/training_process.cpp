@@ -1,6 +1,6 @@
 // A process that trains, alone or as a rank, for tests that stop and kill it. `training_process CONFIG.json`
-// starts or resumes the run of this config file. Each step has an extra delay, so that signals also arrive
-// between steps. GRADTILE_UNREADABLE=RANK:STEP makes the data of that step unreadable in that rank.
+// starts or resumes the run that this config file describes. Each step has an extra delay, so that signals
+// also arrive between steps. GRADTILE_UNREADABLE=RANK:STEP makes that step's data unreadable in that rank.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // A program outside this project. It includes headers as <gradtile/...>, links one target, and uses no path
-// of the build tree.
+// in the build tree.
 #include <cmath>
 #include <iostream>
 

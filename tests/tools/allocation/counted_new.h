@@ -1,11 +1,11 @@
 #pragma once
-/// operator new of this test program counts bytes and calls, and can fail.
+/// This test program's operator new counts bytes and calls, and can fail.
 #include <cstddef>
 #include <cstdint>
 
 namespace gradtile::test {
 
-/// Measures the largest number of bytes that the program holds, in addition to those at the construction.
+/// Measures the largest number of bytes that the program holds, beyond the bytes held at construction.
 class AllocationPeak {
   public:
     AllocationPeak();

@@ -1,4 +1,4 @@
-// Files of more than 1 MB are read with at most six times their size in memory, whatever JSON they hold.
+// Files above 1 MB are read with at most six times their size in memory, whatever JSON they hold.
 #include <functional>
 #include <set>
 
@@ -32,7 +32,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t max_multiple = 6;
 
-/// Runs work(), and expects that it needs at most `multiple` times `bytes` of memory.
+/// Runs work(), and expects that it needs at most `multiple` times `bytes` bytes of memory.
 template <class Work>
 void expect_small(std::string_view what, std::size_t bytes, Work&& work,
                   std::size_t multiple = max_multiple) {
@@ -62,7 +62,7 @@ std::string members(std::size_t count, std::string_view value) {
     return text;
 }
 
-/// JSON texts of a little more than 1 MB whose values would take up to 100 times as much.
+/// JSON texts a little above 1 MB whose values would take up to 100 times as much.
 std::vector<std::string> hostile_texts() {
     constexpr std::size_t size = 1'050'000;
     return {"[" + repeated("{}", size) + "]",
@@ -83,8 +83,8 @@ std::vector<std::string> hostile_texts() {
             std::string(size, '[')};
 }
 
-/// A vocabulary of `size` tokens with up to `cuts` merges for each: every merge that an honest trainer could
-/// have made. Tokens have 2 to `max_length` letters.
+/// A vocabulary with `size` tokens: 256 bytes, and tokens with 2 to `max_length` letters. One merge makes
+/// each of the latter, as from an honest trainer. Then the merges repeat until there are `merges` merges.
 BytePairVocabulary vocabulary_of(std::size_t size, std::size_t merges, std::size_t max_length) {
     BytePairVocabulary vocabulary{.patterns = {{std::string(gpt2_pattern())}}};
     std::set<std::string> known;
@@ -97,7 +97,7 @@ BytePairVocabulary vocabulary_of(std::size_t size, std::size_t merges, std::size
         state = 6364136223846793005u * state + 1442695040888963407u;
         return static_cast<std::size_t>(state >> 33) % below;
     };
-    std::vector<std::int32_t> parts;  // tokens that others are made of
+    std::vector<std::int32_t> parts;  // tokens that other tokens consist of
     for (std::int32_t letter = 'a'; letter <= 'z'; ++letter) parts.push_back(letter);
     while (vocabulary.tokens.size() < size) {
         const std::int32_t left = parts[draw(parts.size())], right = parts[draw(parts.size())];
@@ -128,7 +128,7 @@ void expect_small_tokenizer(const std::string& text, const std::string& what) {
     const TemporaryDirectory place;
     const std::string path = place.write("tokenizer.json", text);
     expect_small(what, text.size(), [&] { message_of([&] { load_tokenizer(path); }); });
-    // As checkpoints hold it: the text of the file, or, in older ones, its object.
+    // As checkpoints hold it: the file's text, or, in older checkpoints, its object.
     const std::string begin = R"({"kind":"bpe","merges_by_id":false,)";
     const auto expect_small_in_checkpoint = [&](const std::string& held, std::size_t multiple) {
         expect_small(
@@ -141,7 +141,7 @@ void expect_small_tokenizer(const std::string& text, const std::string& what) {
     };
     expect_small_in_checkpoint(concat(begin, "\"tokenizer\":", text, '}'), max_multiple);
     // The checkpoint's text and the file's are in memory while the parser reads the file. A file that is one
-    // string takes five times its size there, because both of the parser's buffers grow by doubling.
+    // string takes five times its size there, because both parser buffers grow by doubling.
     expect_small_in_checkpoint(concat(begin, "\"file\":", JsonValue(text).dump(), '}'), max_multiple + 1);
 }
 

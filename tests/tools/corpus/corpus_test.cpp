@@ -18,7 +18,7 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-/// Finds every derivation of a text by trying every branch of every choice. The search shares no code with
+/// Finds every derivation of a text by trying every branch at every choice. The search shares no code with
 /// the tested parser: it uses neither the beginnings of alternatives nor the guarantee that only one branch
 /// fits.
 class AllDerivations {
@@ -97,7 +97,7 @@ TEST(Corpus, EveryStoryHasExactlyOneDerivationAndItsProbabilityIsTheGenerators) 
         const AllDerivations all(grammar, text);
         ASSERT_EQ(all.log_probabilities().size(), 1u) << text;
         EXPECT_NEAR(all.log_probabilities()[0], -story.nll,
-                    1e-9);  // sums of ~100 terms below 10: 100*100*2^-53
+                    1e-9);  // sums with ~100 terms below 10: 100*100*2^-53
     }
 }
 
@@ -131,8 +131,8 @@ TEST(Corpus, OtherTextIsNotParsedAsStories) {
 }
 
 TEST(Corpus, TheRealisedProbabilityIsTheEntropyOfTheChoices) {
-    // The mean of -ln p over stories is the grammar's entropy, so the means of two halves of many stories are
-    // nearly equal. The bound is five standard errors of the difference, estimated from the stories.
+    // The mean of -ln p over stories is the grammar's entropy, so with many stories the two halves have
+    // nearly equal means. The bound is five standard errors of the difference, estimated from the stories.
     const Corpus corpus = generate_corpus(1000000, Seed{13});
     const std::size_t half = corpus.stories.size() / 2;
     double sum[2] = {}, squares = 0;
@@ -146,7 +146,7 @@ TEST(Corpus, TheRealisedProbabilityIsTheEntropyOfTheChoices) {
 }
 
 TEST(Corpus, ChoicesHaveTheirProbabilities) {
-    // "and the lost" has weight 3 of 14 among adventures, which are 14 of 20 stories: 3/20 of all.
+    // "and the lost" has weight 3/14 among adventures, which are 14/20 of the stories: 3/20 in all.
     const Corpus corpus = generate_corpus(2000000, Seed{14});
     double lost = 0;
     for (const Story& story : corpus.stories) {
@@ -160,7 +160,7 @@ TEST(Corpus, ChoicesHaveTheirProbabilities) {
 }
 
 TEST(Corpus, IsTheSameTextOnEveryMachine) {
-    // FNV-1a of the text. A change of the grammar or the generator changes the text, and with it every
+    // The text's FNV-1a hash. A change to the grammar or the generator changes the text, and with it every
     // published loss on it.
     const auto hash = [](std::string_view text) {
         std::uint64_t h = 14695981039346656037u;

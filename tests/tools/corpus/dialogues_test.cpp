@@ -1,4 +1,4 @@
-// Conversations of `gradtile corpus --dialogues`.
+// Conversations from `gradtile corpus --dialogues`.
 #include <regex>
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// The loss of a sequence of tokens.
+// The loss over a token sequence.
 #include <gradtile/tools/evaluation/evaluate.h>
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ TokenSequence text_of(const std::string& text) {
     return TokenSequence::of_bytes(text, "text");
 }
 
-/// The context would need 1 GiB for a single activation of the model, and for the angles of its positions.
+/// The full context would need 1 GiB for a single model activation, and for the position angles.
 TEST(Evaluate, ATextShorterThanTheContextTakesMemoryForItsTokensOnly) {
     const auto model = byte_model(16'777'216, DType::f32), small = byte_model(9, DType::f32);
     const Context ctx =

@@ -28,7 +28,7 @@ std::unique_ptr<LanguageModel> byte_model() {
     return model;
 }
 
-/// The loss of `text`'s bytes after the first `begin`, byte by byte from the logits.
+/// The loss over `text`'s bytes after the first `begin`, byte by byte from the logits.
 double loss_of_end(const LanguageModel& model, const std::string& text, std::size_t begin) {
     double sum = 0.0;
     for (std::size_t t = begin; t < text.size(); ++t) {
@@ -59,7 +59,7 @@ TEST(MultipleChoice, ScoresTheTokensOfEachChoiceAfterTheContext) {
     expect_loss(0, 0, "abc de", 3);
     expect_loss(0, 1, "abc f", 3);
     expect_loss(0, 2, "abc ghijk", 3);
-    // The blank at the end of the context belongs to the choice. 13 bytes: the last one is a target only.
+    // The blank that ends the context belongs to the choice. 13 bytes: the last one is a target only.
     expect_loss(1, 0, "hat is cut de", 10);
     expect_loss(1, 1, "hat is cut xy", 10);
     expect_loss(2, 0, "abc\nde", 3);

@@ -160,7 +160,7 @@ TEST(Export, TheTokenizerGoesWithTheWeightsAndComesBack) {
 }
 #endif
 
-/// Reads a GGUF file: the keys of its metadata, and its tensors.
+/// Reads a GGUF file: its metadata keys and its tensors.
 class GgufReader {
   public:
     explicit GgufReader(const std::filesystem::path& path) {
@@ -255,7 +255,7 @@ TEST(Export, GgufHasRotatedPairsAsNeighboursAndVectorsInFloat32) {
                     ASSERT_EQ(q[static_cast<std::size_t>(to * width + c)],
                               packed[static_cast<std::size_t>(from * width + c)]);
                 }
-    // Values are not rotated, so rows 48 to 63 of the packed matrix must be unchanged.
+    // Values are not rotated, so the packed matrix's rows 48 to 63 must be unchanged.
     const auto v = to_host(ctx, file.tensors().at("blk.1.attn_v.weight"));
     EXPECT_TRUE(std::equal(v.begin(), v.end(), packed.begin() + 48 * width));
 }

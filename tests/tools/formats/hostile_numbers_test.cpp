@@ -23,14 +23,14 @@ using test::TinyRun;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// A change of a checkpoint, and a part of the error that refuses it.
+/// A change to a checkpoint, and a part of the error that refuses it.
 struct HostileFile {
     const char* number;
     std::function<void(Checkpoint&)> change;
     const char* expected;
 };
 
-/// The readers of a checkpoint file that belongs to no run.
+/// Readers for a checkpoint file that belongs to no run.
 struct Reader {
     const char* name;
     std::function<void(const std::string& checkpoint)> read;
@@ -58,7 +58,7 @@ std::vector<Reader> readers(const TemporaryDirectory& place) {
              }}};
 }
 
-/// Tokenizers with more ids than small_gpt2()'s vocabulary of 30. None needs PCRE2.
+/// Tokenizers with more ids than small_gpt2()'s 30-token vocabulary. None needs PCRE2.
 std::vector<Tokenizer> large_tokenizers() {
     const auto byte_pairs = [](BytePairVocabulary vocabulary) {
         return Tokenizer::byte_pairs(std::move(vocabulary), "test");
@@ -116,8 +116,8 @@ TEST(HostileNumbers, ALanguageModelAndGgufRefuseSuchATokenizerThemselves) {
     }
 }
 
-/// Settings that do not describe the tensors of small_gpt2(). The largest ones must be refused before
-/// anything of their size is allocated.
+/// Settings that do not describe small_gpt2()'s tensors. The largest settings must be refused before anything
+/// that large is allocated.
 TEST(HostileNumbers, ModelsThatTheTensorsDoNotHaveAreRefusedByTensor) {
     const std::vector<std::pair<json, const char*>> changes = {
         {{{"vocabulary", 1 << 27}}, "'wte.weight' is [30, 16]; this model's is [134217728, 16]"},

@@ -42,9 +42,9 @@ void expect_reference_logits(const ImportedModel& model, const char* name) {
         largest = std::max(largest, std::abs(expected[i]));
         difference = std::max(difference, std::abs(own[i] - expected[i]));
     }
-    // A logit depends on a chain of about 20 sums of at most 48 products. In each of the two programs a sum
-    // has an error of about sqrt(48) roundings of 6e-8: 2 * 20 * 7 * 6e-8 = 1.7e-5 if all errors had one
-    // sign, and sqrt(20) / 20 of it if their signs are random.
+    // A logit depends on a chain of about 20 sums, each with at most 48 products. In each of the two programs
+    // a sum has an error of about sqrt(48) roundings, each 6e-8: 2 * 20 * 7 * 6e-8 = 1.7e-5 if all errors had
+    // one sign, and sqrt(20) / 20 times as much if their signs are random.
     EXPECT_LE(difference, 1e-5 * largest) << name;
 }
 
@@ -234,7 +234,7 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         const auto file = place / change.model / "config.json";
         const nlohmann::json original = json_of(file);
         nlohmann::json changed = original;
-        // Two names of one setting with different values are refused for that.
+        // Two names for one setting with different values are refused for that.
         if (std::string_view(change.member).starts_with("rope_")) changed.erase("rope_parameters");
         changed[change.member] = change.value;
         write_json(file, changed);

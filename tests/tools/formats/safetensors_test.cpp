@@ -67,7 +67,7 @@ TEST(Safetensors, HostileFilesAreRefusedByName) {
     const auto of = [&](const char* dtype, const char* shape, const char* offsets) {
         return tensor(concat("\"dtype\":\"", dtype, "\",\"shape\":", shape, ",\"data_offsets\":", offsets));
     };
-    // A file with one tensor and this many bytes of data.
+    // A file with one tensor and this many data bytes.
     const auto with = [&](const char* dtype, const char* shape, const char* offsets, std::size_t bytes) {
         return file_of(of(dtype, shape, offsets), bytes);
     };

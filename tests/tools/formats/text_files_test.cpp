@@ -1,5 +1,5 @@
-// The files of transformers that say how a text begins and ends: read by import, kept by runs, written by
-// export.
+// The transformers files that say how a text begins and ends: import reads them, runs keep them, export
+// writes them.
 #include <set>
 
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ TEST(Import, AStoredHeadThatDiffersFromTheEmbeddingIsUsed) {
         EXPECT_THAT(again.notes, ElementsAre(HasSubstr("lm_head.weight differs from the token embedding")));
         test::expect_equal_bits(again.parameters, model.parameters);
     }
-    // A stored copy of the embedding is no head of its own.
+    // A stored copy of the embedding is no separate head.
     const fs::path weights = place / "gpt2/model.safetensors";
     const SafetensorsFile file(weights.string());
     std::vector<NamedTensor> tensors;
@@ -109,7 +109,7 @@ TEST(Import, NamesOfOneSettingMustAgree) {
 
 #if GRADTILE_HAVE_PCRE2
 
-/// A tokenizer of bytes, with special tokens from id 256 on.
+/// A byte tokenizer, with special tokens from id 256 on.
 BytePairVocabulary byte_vocabulary(const std::vector<std::string>& special) {
     BytePairVocabulary vocabulary;
     for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
@@ -132,8 +132,8 @@ ImportedModel model_with(const ModelConfig& small, BytePairVocabulary vocabulary
 const std::vector<std::string> llama3_tokens{"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
                                              "<|end_header_id|>", "<|eot_id|>"};
 
-/// A folder as a publisher writes it: its own order of members, its own spacing, files that transformers
-/// reads and this program does not write.
+/// A folder as a publisher writes it: its own member order, its own spacing, files that transformers reads
+/// and this program does not write.
 fs::path published_folder(const TemporaryDirectory& place, const std::string& name = "published") {
     BytePairVocabulary vocabulary = byte_vocabulary(llama3_tokens);
     vocabulary.before = {256};
@@ -217,7 +217,7 @@ TEST(Import, TextBeginsAndEndsAsTheFilesSay) {
     EXPECT_THAT(prompt_tokens(*model, ""), ElementsAre(256));
     EXPECT_THAT(model->tokenizer->encode("a", "t"), ElementsAre('a'));
     EXPECT_THAT(end_tokens_of(*model), ElementsAre(257, 260));
-    // config.json counts without generation_config.json. Ids outside of the vocabulary are never drawn.
+    // config.json counts without generation_config.json. Ids outside the vocabulary are never drawn.
     fs::remove(folder / "generation_config.json");
     json config = json_of(folder / "config.json");
     config["eos_token_id"] = {260, 50256, -1};
@@ -311,7 +311,7 @@ TEST(TokenizerFolder, VocabJsonTakesItsTokensFromTheFilesBesideIt) {
     EXPECT_FALSE(load_tokenizer_folder((place / "published/..").string(), "", unknown).tokenizer);
 }
 
-/// The parts of an export that say where texts end.
+/// The exported parts that say where texts end.
 struct Ends {
     json generation, tokenizer;
     std::optional<std::string> chat_template = {};
@@ -426,7 +426,7 @@ TEST(ImportedRun, FineTuningKeepsTheFilesUntilTheTemplateChanges) {
         }
     }
 
-    // The folder of a base model has no chat template, so the conversations' template is new.
+    // A base model's folder has no chat template, so the conversations' template is new.
     fs::remove(folder / "chat_template.jinja");
     std::string talk;
     for (int i = 0; i < 9; ++i)

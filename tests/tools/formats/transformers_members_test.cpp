@@ -59,7 +59,7 @@ TEST(TransformersMembers, TheProgramKnowsTheMembersOfTheTable) {
 
 #if GRADTILE_HAVE_PCRE2
 
-/// A folder of transformers with a small model and a tokenizer, in which tests change one file.
+/// A transformers folder with a small model and a tokenizer, in which tests change one file.
 class MembersInFolder : public testing::Test {
   protected:
     explicit MembersInFolder(bool llama) {
@@ -74,7 +74,7 @@ class MembersInFolder : public testing::Test {
         export_model(checkpoint_of(model, "x"), "run", {.out = folder_.string()});
     }
 
-    /// Everything of an import that logits, ids or texts depend on; or the error.
+    /// Everything in an import that logits, ids or texts depend on; or the error.
     std::string outcome() const {
         std::string text;
         text = message_of([&] {
@@ -95,7 +95,7 @@ class MembersInFolder : public testing::Test {
         return text;
     }
 
-    /// Imports with each value of each member. `set` puts a value into a file's object.
+    /// Imports once for every value of every member. `set` puts a value into a file's object.
     template <class Set>
     void check_table(const char* title, const char* file, const Set& set) {
         const fs::path path = folder_ / file;

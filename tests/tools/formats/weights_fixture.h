@@ -1,5 +1,5 @@
 #pragma once
-/// Models for tests of import and export.
+/// Models for import and export tests.
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -34,7 +34,7 @@ inline ModelConfig small_llama() {
     return config;
 }
 
-/// A model whose elements all differ, so that an exchange of two of them is seen.
+/// A model whose elements all differ, so that a test notices when two elements are swapped.
 inline ImportedModel random_model(const ModelConfig& config, TrainDType dtype = TrainDType::f32) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore parameters;
@@ -74,7 +74,7 @@ inline void write_json(const std::filesystem::path& file, const nlohmann::json& 
     std::ofstream(file) << value.dump();
 }
 
-/// A text of 20 letters, which fit the small vocabularies.
+/// A text of letters between a and t, which fit the small vocabularies.
 inline std::string some_letters(std::size_t length) {
     std::string text;
     for (std::size_t i = 0; i < length; ++i) text += static_cast<char>('a' + i * i % 20);

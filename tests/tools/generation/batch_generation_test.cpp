@@ -1,4 +1,4 @@
-// Generation of several texts at once, against each text alone.
+// Generating several texts at once, against each text alone.
 #include <cmath>
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using testing::HasSubstr;
 
 using Tokens = std::vector<std::int32_t>;
 
-/// Prompts of 1 to 30 tokens: shorter than the context, as long, and longer.
+/// Prompts with 1 to 30 tokens: shorter than the context, as long, and longer.
 std::vector<Tokens> prompts_of_many_lengths() {
     std::vector<Tokens> prompts;
     for (const std::int32_t length : {5, 1, 12, 30, 5, 2, 11, 13}) {
@@ -129,7 +129,7 @@ TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
         for (std::size_t n = 0; n < chosen.size(); ++n) {
             const std::vector<double> expected = alone[chosen[n]].logits(texts[chosen[n]]);
             ASSERT_EQ(logits[n].size(), expected.size());
-            // Logits of size 10 to 100, after sums whose errors are some hundred roundings of 1e-16.
+            // Logits are between 10 and 100, after sums whose errors are some hundred roundings of 1e-16.
             for (std::size_t v = 0; v < expected.size(); ++v)
                 ASSERT_NEAR(logits[n][v], expected[v], 1e-10) << step << ", text " << chosen[n];
             for (std::size_t grown = 0; grown <= chosen[n] % 3; ++grown)

@@ -152,7 +152,7 @@ TEST(NextToken, ReadsOnlyWhatDiffersFromTheTextBefore) {
     for (const std::vector<std::int32_t>& text : texts) {
         const std::vector<double> expected = NextToken(*model, /*use_cache=*/false).logits(text),
                                   logits = cached.logits(text);
-        // A text of 17 that continues one of 16 sees the newest half of the context.
+        // A 17-token text that continues a 16-token text sees only the newest half of the context.
         if (text.size() == 17) continue;
         for (std::size_t i = 0; i < logits.size(); ++i) ASSERT_NEAR(logits[i], expected[i], 1e-5);
     }

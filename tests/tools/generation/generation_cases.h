@@ -1,6 +1,6 @@
 #pragma once
-/// Small models: every combination of activation, norm and kind of positions, and every option that
-/// generation must respect.
+/// Small models: every combination of activation, norm and position kind, and every option that generation
+/// must respect.
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -19,7 +19,7 @@ struct GenerationCase {
     friend void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name; }
 };
 
-/// Returns a name of letters, digits and underscores, as GoogleTest requires.
+/// Returns a name with letters, digits and underscores only, as GoogleTest requires.
 inline std::string test_name(std::string name) {
     std::ranges::replace(name, '-', '_');
     return name;
@@ -75,8 +75,8 @@ inline const std::vector<GenerationCase>& generation_cases() {
     return cases;
 }
 
-/// A model of 40 tokens without a tokenizer. Its weights are larger than initial ones, so that the logits
-/// depend on every token.
+/// A model with a 40-token vocabulary and no tokenizer. Its weights are larger than initial ones, so that the
+/// logits depend on every token.
 inline std::unique_ptr<LanguageModel> generation_model(const GenerationCase& chosen, DType dtype,
                                                        const Context& ctx = Context(Device::cpu(), 2)) {
     ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 12, .vocabulary = 40};

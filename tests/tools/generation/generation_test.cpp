@@ -1,4 +1,4 @@
-// Compares generation with a cache of keys and values with generation without a cache.
+// Compares generation with a key-value cache and generation without a cache.
 #include <cmath>
 #include <map>
 
@@ -50,12 +50,12 @@ TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
         const std::vector<double> with = cached.logits(text), without = whole.logits(text);
         const std::int64_t begin = window.begin_of(std::ssize(text));
         const std::span<const std::int32_t> visible(text.begin() + begin, text.end());
-        // The logits of the whole window in one pass, without a cache.
+        // The whole window's logits in one pass, without a cache.
         const std::vector<double> expected = to_host(
             small->ctx,
             small->transformer.logits(small->ctx, from_host(small->ctx, visible, {1, std::ssize(visible)})));
         EXPECT_EQ(without, expected);
-        // Logits of size 10 to 100, after sums whose errors are some hundred roundings of 1e-16.
+        // Logits are between 10 and 100, after sums whose errors are some hundred roundings of 1e-16.
         for (std::size_t v = 0; v < with.size(); ++v) ASSERT_NEAR(with[v], expected[v], 1e-10) << i;
         text.push_back(static_cast<std::int32_t>((7 * i + 2) % 40));
     }

@@ -30,7 +30,7 @@ std::map<std::int32_t, double> shares(const SampleOptions& options) {
 void expect_shares(const SampleOptions& options, const std::map<std::int32_t, double>& expected) {
     const auto actual = shares(options);
     ASSERT_EQ(actual.size(), expected.size());
-    // Each token has an interval of u, and each end of the interval may miss one of the 1000 points.
+    // Each token has an interval in u, and each interval end may miss one of the 1000 points.
     for (const auto& [token, share] : expected) EXPECT_NEAR(actual.at(token), share, 2e-3) << token;
 }
 
@@ -139,15 +139,14 @@ TEST(Sample, RefusesUnknownTokensAndCharacters) {
 
 TEST(Evaluate, PredictsEveryTokenButTheFirstOnceWhateverTheBatch) {
     const SmallModel small;
-    const std::string text = "abcabcadgfedcbaabc\nabc";  // 22 tokens: two windows of 8 and a short one
+    const std::string text = "abcabcadgfedcbaabc\nabc";  // 22 tokens: two 8-token windows and a short one
     const TokenSequence tokens(small.model->tokenizer->encode(text, "test"), "test");
     const Evaluation one = evaluate(*small.model, tokens, {.batch = 1});
     EXPECT_EQ(one.targets, 21);
     EXPECT_NEAR(one.perplexity, std::exp(one.loss), 1e-12 * one.perplexity);
     EXPECT_NEAR(*one.bits_per_character, one.loss / std::log(2.0), 1e-12);
     EXPECT_EQ(one.bits_per_byte, one.bits_per_character);  // ASCII
-    // Both losses are sums of three float64 numbers, added in different orders; the windows themselves are
-    // equal.
+    // Both losses add three float64 numbers in different orders; the windows themselves are equal.
     EXPECT_NEAR(evaluate(*small.model, tokens, {.batch = 3}).loss, one.loss, 1e-6 * one.loss);
 
     // Computes the loss window by window from the logits.
@@ -163,7 +162,7 @@ TEST(Evaluate, PredictsEveryTokenButTheFirstOnceWhateverTheBatch) {
         for (const double score : scores) normaliser += std::exp(score);
         sum += std::log(normaliser) - scores[static_cast<std::size_t>(ids[static_cast<std::size_t>(target)])];
     }
-    EXPECT_NEAR(one.loss, sum / 21, 1e-5);  // float32 logits of size about 1
+    EXPECT_NEAR(one.loss, sum / 21, 1e-5);  // float32 logits are about 1
 }
 
 TEST(Evaluate, CountsCharactersAndBytesOfTheText) {

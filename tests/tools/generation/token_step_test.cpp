@@ -1,4 +1,4 @@
-// Steps of generation with lengths in device memory: on a CPU the operators alone, on a GPU with graphs and
+// Generation steps with lengths in device memory: on a CPU the operators alone, on a GPU with graphs and
 // without, against generation without a cache.
 #include <algorithm>
 #include <cmath>
@@ -44,8 +44,8 @@ class TokenSteps : public testing::TestWithParam<GenerationCase> {};
 INSTANTIATE_TEST_SUITE_P(Models, TokenSteps, testing::ValuesIn(test::generation_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Three texts in a cache for five texts, token by token: the logits of steps against those of the whole
-/// text.
+/// Three texts in a cache for five texts, token by token: the steps' logits against those from one pass over
+/// the whole text.
 void expect_logits_of_steps(const LanguageModel* model) {
     const Context& ctx = model->ctx;
     const ModelConfig& config = model->transformer.config;
@@ -75,8 +75,8 @@ void expect_logits_of_steps(const LanguageModel* model) {
             const auto expected =
                 to_host(ctx, model->transformer.logits(ctx, from_host(ctx, text, {1, std::ssize(text)})));
             const auto values = to_host(ctx, logits.slice(0, row, 1));
-            // 10,000 roundings (2^-53) of the largest logit; the sums before a logit have a few hundred. A
-            // wrong key or position changes a logit by far more.
+            // 10,000 roundings (2^-53), relative to the largest logit; the sums before a logit have a few
+            // hundred. A wrong key or position changes a logit by far more.
             double largest = 0;
             for (const double logit : expected) largest = std::max(largest, std::abs(logit));
             for (std::size_t v = 0; v < expected.size(); ++v)
@@ -90,7 +90,7 @@ TEST_P(TokenSteps, LogitsEqualThoseOfTheWholeTextInFloat64OnACpu) {
     expect_logits_of_steps(test::generation_model(GetParam(), DType::f64).get());
 }
 
-/// For each field of ModelConfig, a change that has an effect if the field has one.
+/// For each ModelConfig field, a change that has an effect if the field has one.
 const std::vector<GenerationCase> field_changes{
     {"layers", [](ModelConfig& c) { c.layers = 3; }},
     {"heads", [](ModelConfig& c) { c.heads = 2; }},
@@ -171,8 +171,8 @@ class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
 INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::generation_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Compares a greedy text with the logits of the whole windows, without a cache. Texts may differ after a
-/// token whose logit and the largest logit have a relative difference of at most 1e-5.
+/// Compares a greedy text with logits from passes over whole windows, without a cache. Texts may differ after
+/// a token whose logit and the largest logit have a relative difference of at most 1e-5.
 void expect_greedy_text(const LanguageModel& model, std::span<const std::int32_t> prompt,
                         std::span<const std::int32_t> text, const std::string& how) {
     NextToken whole(model, /*use_cache=*/false);
@@ -228,8 +228,8 @@ TEST_P(TokenStepsOnCuda, GreedyTextsOfABatchEqualThoseWithoutACache) {
         }
 }
 
-/// The logits of steps are equal to the bit with and without a graph. In every dtype they are as accurate as
-/// the logits of passes over the whole text; both are compared with float64 and the same weights.
+/// The steps' logits are equal to the bit with and without a graph. In every dtype they are as accurate as
+/// logits from passes over the whole text; both are compared with float64 and the same weights.
 TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         const auto small = model(dtype);
@@ -263,8 +263,8 @@ TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
             largest = std::max(largest, std::abs(expected[i]));
         }
         // Steps and passes round equally often, so their errors have the same distribution. The largest of
-        // 1,200 errors differs between two samples of this distribution, but by less than a factor of 3. The
-        // comparison also fails for NaN.
+        // 1,200 errors differs between two samples from this distribution, but by less than a factor of 3.
+        // The comparison also fails for NaN.
         EXPECT_LE(step_error, 3 * pass_error + 4 * 0x1p-24 * largest) << dtype << ", largest " << largest;
     }
 }
@@ -301,8 +301,8 @@ TEST_F(TokenStepOnCuda, ASecondStepOfANumberOfTextsIsCaptured) {
         EXPECT_FALSE(step.graph(texts).captured());
         step.most_likely(inputs_of(texts, 1));
         EXPECT_TRUE(step.graph(texts).captured());
-        // The graph's nodes: two copies; the rows of the tokens, the rows of the positions and their sum;
-        // five kernels for each layer; the head and the most likely token.
+        // The graph's nodes: two copies; the token rows, the position rows and their sum; five kernels for
+        // each layer; the head and the most likely token.
         EXPECT_EQ(step.graph(texts).nodes(), 2 + 3 + 5 * model->transformer.blocks.size() + 2);
         const auto logits = step.logits(inputs_of(texts, 2));
         const auto most_likely = step.most_likely(inputs_of(texts, 2));

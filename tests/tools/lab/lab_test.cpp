@@ -1,5 +1,5 @@
-// Tests of attention/lab, which `gradtile lab` runs: the counts of loads, stores and bytes equal numbers that
-// are derived in this file, and the counted algorithms compute attention.
+// Tests of attention/lab, which `gradtile lab` runs: counted loads, stores and bytes equal the numbers
+// derived in this file, and the counted algorithms compute attention.
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -77,8 +77,8 @@ TEST(FastMemory, BlocksAreHalvedUntilTheyFit) {
     EXPECT_THAT(message_of([&] { blocks(3); }), HasSubstr("one row and one key need 4"));
 }
 
-/// The numbers of accesses per element. By Milakov & Gimelshein 2018, naive softmax needs 3, safe softmax 4
-/// and online softmax 3. A softmax of four operations needs 6, and a fused softmax 2.
+/// Accesses per element. By Milakov & Gimelshein 2018, naive softmax needs 3, safe softmax 4 and online
+/// softmax 3. A softmax built from four operations needs 6, and a fused softmax 2.
 TEST(Lab, SoftmaxesAccessWhatThePapersSay) {
     for (const std::int64_t n : {1, 37, 1000})
         for (const std::int64_t fast : {64, 1 << 12, 1 << 20}) {
@@ -93,7 +93,7 @@ TEST(Lab, SoftmaxesAccessWhatThePapersSay) {
                 EXPECT_EQ(m.stores, stores * n) << m.name;
                 EXPECT_EQ(m.slow_bytes, 4 * (loads + stores) * n) << m.name;
                 EXPECT_EQ(m.formula_bytes, static_cast<double>(m.slow_bytes)) << m.name;
-                // The exponential of a number below 16 (8 roundings), a sum in partial sums, a division.
+                // exp(x) for x below 16 (8 roundings), a sum in partial sums, a division.
                 EXPECT_LE(m.error, 0x1p-24 * (16 + 16 + static_cast<double>(n))) << m.name;
                 names.push_back(m.name);
             }
@@ -101,8 +101,8 @@ TEST(Lab, SoftmaxesAccessWhatThePapersSay) {
         }
 }
 
-/// flash1 forward moves K and V once, and Q, O, l and m for each block of keys; flash2 moves Q, O and LSE
-/// once, and K and V for each block of rows.
+/// flash1 forward moves K and V once, and Q, O, l and m for each key block; flash2 moves Q, O and LSE once,
+/// and K and V for each row block.
 TEST(Lab, TheFlashAlgorithmsMoveWhatTheirLoopsSay) {
     for (const auto& [n, d, fast] : {std::tuple{96, 16, 4096}, {130, 33, 20000}, {1000, 8, 4096}}) {
         SCOPED_TRACE(::testing::Message() << n << ' ' << d << ' ' << fast);
@@ -116,9 +116,9 @@ TEST(Lab, TheFlashAlgorithmsMoveWhatTheirLoopsSay) {
         EXPECT_EQ(flash2.loads, n * d + ceil_div(n, flash2.block_rows) * 2 * n * d);
         EXPECT_EQ(flash2.stores, n * d + n);
 
-        // Both backward passes move K, V, dK and dV once. For each block of keys, flash1 reads Q, O, dO, dQ,
-        // l and m. flash2 first computes D in a separate pass, and then reads Q, dO, dQ, LSE and D for each
-        // block of keys. dQ is set to zero first, and stored for every block of keys.
+        // Both backward passes move K, V, dK and dV once. For each key block, flash1 reads Q, O, dO, dQ, l
+        // and m. flash2 first computes D in a separate pass, and then reads Q, dO, dQ, LSE and D for each key
+        // block. dQ is set to zero first, and stored for every key block.
         const Measurement& flash1_backward = measurement(all, "flash1", "backward");
         const std::int64_t blocks1 = ceil_div(n, flash1_backward.block_keys);
         EXPECT_EQ(flash1_backward.loads, 2 * n * d + blocks1 * n * (4 * d + 2));
@@ -143,8 +143,8 @@ TEST(Lab, FlashTrafficFallsAsOneOverMUntilEveryTensorIsMovedOnce) {
         const auto all = measure_attention({.length = 512, .head_dim = 16, .fast_memory = fast});
         return static_cast<double>(measurement(all, "flash2", "forward").slow_bytes);
     };
-    // Q, O and the LSE are moved once. K and V are loaded for each block of rows, and four times the memory
-    // holds four times the rows.
+    // Q, O and the LSE are moved once. K and V are loaded for each row block, and four times the memory holds
+    // four times the rows.
     const double once = 4 * (2 * 512 * 16 + 512);
     EXPECT_DOUBLE_EQ((traffic(1 << 12) - once) / (traffic(1 << 14) - once), 4);
     EXPECT_EQ(traffic(1 << 20), 4 * (4 * 512 * 16 + 512));  // Q, K, V, O and the LSE
@@ -169,8 +169,8 @@ TEST(Lab, PeakMemoryIsLinearExceptThatOfNaive) {
     EXPECT_EQ(measurement(large, "naive", "forward").peak_bytes, 4 * (4 * 1024 * 8 + 2 * 1024 * 1024));
 }
 
-/// The lab's own algorithms are tested like the operator: against float64, within a multiple of the error of
-/// the operator's naive form on the same inputs.
+/// The lab's own algorithms are tested like the operator: against float64, within a multiple of the error
+/// that the operator's naive form has on the same inputs.
 TEST(Lab, EveryAlgorithmComputesAttention) {
     const Context ctx(Device::cpu(), 2);
     for (const auto& [n, d, fast] :
@@ -255,7 +255,7 @@ TEST(Lab, MeasuresThisMachine) {
     EXPECT_GT(speed.flash2_ms, 0);
 }
 
-/// The forward pass has two products of N x N x d. The backward pass has four, and a fifth for S unless the
+/// The forward pass has two N x N x d products. The backward pass has four, and a fifth for S unless the
 /// forward pass kept P.
 TEST(Lab, IntensityIsTheWorkOfTheProductsPerByte) {
     for (const Measurement& m : measure_attention({.length = 64, .head_dim = 16, .fast_memory = 4096})) {

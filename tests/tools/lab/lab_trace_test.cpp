@@ -1,4 +1,4 @@
-// Compares the traces of the lab with the counted run, and their lines with the source code.
+// Compares the lab's traces with the counted run, and their lines with the source code.
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -90,7 +90,7 @@ TEST(LabTrace, StepsUseTilesWhileTheyExistAndPartsOfTheirMatrices) {
     });
 }
 
-/// The text of a line of the repository's sources.
+/// The text of a source line in the repository.
 std::string text_of(const TracedLine& line) {
     static std::map<std::string, std::vector<std::string>> files;
     std::vector<std::string>& lines = files[line.file];
@@ -111,8 +111,8 @@ TEST(LabTrace, LinesAreThoseThatLoadAndStore) {
                                                                                 : "";
             EXPECT_THAT(text, HasSubstr(call));
             EXPECT_FALSE(text.empty());
-            // A call may extend over several lines. The recorded line may then be the last line of the call,
-            // which does not always contain the operation's name.
+            // A call may extend over several lines. The recorded line may then be the call's last line, which
+            // does not always contain the operation's name.
             EXPECT_TRUE(step.caller < 0 || !text_of(at(trace.lines, step.caller)).empty());
         }
     });

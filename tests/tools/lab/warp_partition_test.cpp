@@ -1,4 +1,4 @@
-// lab/warp_partition.h: every variant of the kernel against float64, and the formula for shared memory.
+// lab/warp_partition.h: every kernel variant against float64, and the formula for shared memory.
 #include <gmock/gmock.h>
 
 #include <gradtile/tools/lab/warp_partition.h>

@@ -104,7 +104,7 @@ TEST(LossSvg, IsValidFromTheFirstStepOn) {
     EXPECT_EQ(count(svg, "nan") + count(svg, "inf"), 0u);
 }
 
-/// metrics.jsonl may hold any loss. Where the distance of two grid lines vanishes in rounding, the lines
+/// metrics.jsonl may hold any loss. Where the distance between two grid lines vanishes in rounding, the lines
 /// would have no end.
 TEST(LossSvg, AnyLossesHaveFewGridLines) {
     for (const double loss : {1e13, 1e15, -1e15, 1e100, 1.7e308, -1.7e308, 5e-324}) {

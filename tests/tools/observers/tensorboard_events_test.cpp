@@ -66,7 +66,7 @@ std::uint64_t take_varint(std::string& bytes) {
     }
 }
 
-/// The data of every record; checks lengths and checksums.
+/// Returns every record's data; checks lengths and checksums.
 std::vector<std::string> records_in(std::string bytes) {
     std::vector<std::string> records;
     while (!bytes.empty()) {
@@ -87,7 +87,7 @@ struct Event {
     std::map<std::string, float> scalars = {};
 };
 
-/// Calls use(field, wire type, bytes of the value) for each field of a message.
+/// Calls use(field, wire type, value bytes) for each field in a message.
 template <class Use>
 void for_fields(std::string message, Use&& use) {
     while (!message.empty()) {
@@ -152,7 +152,7 @@ std::vector<Event> events_in(const std::filesystem::path& file) {
     return events;
 }
 
-/// The steps that TensorBoard shows: a start of a session removes its step and later ones.
+/// The steps that TensorBoard shows: a session start removes its step and later steps.
 std::vector<std::uint64_t> shown_steps(const std::filesystem::path& directory) {
     std::vector<std::uint64_t> steps;
     for (const auto& file : files_in(directory))
@@ -174,7 +174,7 @@ std::vector<std::uint64_t> steps_up_to(std::uint64_t last) {
 
 TEST(TensorBoardRecord, HasTheChecksumsOfTensorFlow) {
     ASSERT_EQ(crc_by_definition("123456789"), 0xe3069283u);  // the published check value
-    // The first twelve bytes of every event file that TensorFlow writes: a record of 24 bytes follows.
+    // The first twelve bytes in every event file that TensorFlow writes: a 24-byte record follows.
     const std::string record = tensorboard_record(std::string(24, 'x'));
     EXPECT_EQ(record.substr(0, 12), std::string("\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22", 12));
     EXPECT_THAT(records_in(record + tensorboard_record("") + tensorboard_record("123456789")),
@@ -292,7 +292,7 @@ class TensorBoardRun : public testing::Test, protected TinyRun {
 
 TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
     trainer(config)->run(/*stop_after=*/8);
-    // As if the process had been killed after step 8, and its last checkpoint were that of step 5.
+    // As if the process had been killed after step 8, and its last checkpoint were from step 5.
     std::filesystem::remove(directory / "run/checkpoints/step_00000008.h5");
     std::filesystem::remove(directory / "run/checkpoints/best.h5");
     finish({.directory = config.out, .restart = true});
@@ -300,7 +300,7 @@ TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
     const auto files = files_in(events_);
     ASSERT_EQ(files.size(), 2u);
     EXPECT_EQ(events_in(files[0]).back().step, 8u);
-    EXPECT_EQ(events_in(files[1])[1].step, 6u);  // the start of the session
+    EXPECT_EQ(events_in(files[1])[1].step, 6u);  // the session start
 }
 
 TEST_F(TensorBoardRun, AnEvaluationThatWasInterruptedIsRepeated) {
@@ -330,7 +330,7 @@ TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
 
 TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
     trainer(config)->run(/*stop_after=*/5);
-    // The directory that the checkpoint names now holds the events of another run.
+    // The directory that the checkpoint names now holds another run's events.
     std::filesystem::remove_all(events_);
     { TensorBoardEvents(events_, TensorBoardEvents::Run::starts, new_run_identity()).write(StepReport{}); }
     const auto before = files_in(events_);

@@ -1,4 +1,4 @@
-// Texts of the model over time, which a trainer writes to metrics.jsonl.
+// Text samples over the course of training, which a trainer writes to metrics.jsonl.
 #include <gradtile/tools/observers/run_observers.h>
 
 #include <gmock/gmock.h>

@@ -19,7 +19,7 @@ TEST(CollectiveCost, OneGpuSendsNothingAndTakesNoTime) {
     EXPECT_EQ(broadcast_seconds(alone, links, 1e9), 0);
 }
 
-/// A ring sends 2 (n - 1) / n of the bytes, regardless of how many of its links are in nodes.
+/// A ring sends 2 (n - 1) / n times the bytes, regardless of how many links are inside nodes.
 TEST(CollectiveCost, AllReduceSendsTheBytesOfARing) {
     for (const std::int64_t gpus : {2, 4, 8, 16, 64, 1024})
         for (const std::int64_t per_node : {1, 2, 4, 8, 1024}) {
@@ -46,14 +46,13 @@ TEST(CollectiveCost, OneNodeUsesNoNetwork) {
 
 TEST(CollectiveCost, TheSlowerLinkDeterminesTheTimeBetweenNodes) {
     const GpuLayout two_nodes(16, 8);
-    // Each of 8 GPUs sends an eighth of 1 GB over the network: 2.5 ms. Within its node it sends 1.75 GB: 5.8
-    // ms.
+    // Each GPU sends 1/8 GB over the network: 2.5 ms. Within its node it sends 1.75 GB: 5.8 ms.
     const double latency = 2 * (7 * 5e-6 + 20e-6);
     EXPECT_DOUBLE_EQ(all_reduce_seconds(two_nodes, links, 1e9), latency + 1.75e9 / 300e9);
     Links slow = links;
     slow.network.bytes_per_second = 10e9;
     EXPECT_DOUBLE_EQ(all_reduce_seconds(two_nodes, slow, 1e9), latency + 0.125e9 / 10e9);
-    // Nodes of one GPU have only a network. A tree of 5 nodes has depth 3, and a ring has 4 steps.
+    // One-GPU nodes have only a network. A tree with 5 nodes has depth 3, and a ring has 4 steps.
     const GpuLayout single(5, 1);
     EXPECT_DOUBLE_EQ(all_reduce_seconds(single, links, 1e9), 2 * 3 * 20e-6 + 1.6e9 / 50e9);
     EXPECT_DOUBLE_EQ(scatter_seconds(single, links, 1e9), 4 * 20e-6 + 0.8e9 / 50e9);

@@ -28,7 +28,7 @@ std::vector<Measurement> timed() {
         for (const char* name : {"gpt2-124m", "gpt2-350m", "gpt2-774m"})
             for (const std::int64_t share : {1, 4, 16}) all.push_back(step(name, 1, share, false, dtype));
     for (Measurement& m : all)
-        if (m.config.model.layers == 24) m.config.model.context = 256;  // a different share of attention
+        if (m.config.model.layers == 24) m.config.model.context = 256;  // attention has a different share
     for (const std::int64_t gpus : {2, 4})
         for (const bool zero : {false, true})
             all.push_back(step("gpt2-124m", gpus, 8, zero, TrainDType::bf16));
@@ -46,7 +46,7 @@ std::vector<Measurement> timed() {
 }
 
 /// Measurements computed from the model must give back its constants. The steps' times determine the
-/// constants through terms about 1e4 times smaller, so an error of 1e-12 in a time is 1e-8 in a constant.
+/// constants through terms about 1e4 times smaller, so a 1e-12 error in a time is a 1e-8 error in a constant.
 TEST(CostFit, FindsPlantedConstants) {
     const CostConstants shipped = h200_constants();
     CostConstants planted = shipped;

@@ -56,8 +56,8 @@ TEST(CostModel, OneGpuCommunicatesNothing) {
     }
 }
 
-/// A ring all-reduces float32 gradients. With ZeRO-1, gradients are reduce-scattered, and values of two bytes
-/// are gathered.
+/// A ring all-reduces float32 gradients. With ZeRO-1, gradients are reduce-scattered, and two-byte values are
+/// gathered.
 TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
     for (const std::int64_t gpus : {2, 4, 64}) {
         const auto n = static_cast<double>(gpus);
@@ -86,12 +86,12 @@ TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
 }
 
 /// The optimizer's products run at the same rate as the model's. Under ZeRO-1 the processes share them, and
-/// no process has more than 4/3 of the average.
+/// no process has more than 4/3 times the average.
 TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
     const double adamw = cost_on(1, step_of()).update;
     TrainConfig config = config_of(true);
     config.optimizer = kind_of<MuonSettings>;
-    double flops = 0;  // operations of the products for qkv, projection, up and down
+    double flops = 0;  // operations in the products for qkv, projection, up and down
     for (const Shape& shape : {Shape{2304, 768}, Shape{768, 768}, Shape{3072, 768}, Shape{768, 3072}})
         flops += 12 * newton_schulz_flops(shape);
     const CostConstants constants = h200_constants();
@@ -103,7 +103,7 @@ TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
     EXPECT_LE(shared, 4.0 / 3 * flops / constants.product_flops / 4);
 }
 
-/// Under ZeRO-1, processes share 12 bytes per element of masters and moments.
+/// Under ZeRO-1, processes share 12 bytes per element for masters and moments.
 TEST(CostModel, ZeroDividesTheUpdate) {
     EXPECT_DOUBLE_EQ(cost_on(4, step_of(true)).update, cost_on(1, step_of(true)).update / 4);
     EXPECT_EQ(cost_on(4, step_of(false)).update, cost_on(1, step_of(false)).update);
@@ -125,7 +125,7 @@ TEST(CostModel, MoreGpusExposeMoreCommunication) {
 }
 
 /// With infinitely fast links and no contention the exposed time is 0; without overlap it would be the time
-/// of all collectives.
+/// for all collectives.
 TEST(CostModel, ExposedTimeIsBetweenZeroAndTheTimeOfAllCollectives) {
     CostConstants constants = h200_constants();
     constants.contention = 0;

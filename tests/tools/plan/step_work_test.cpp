@@ -19,7 +19,7 @@ Work whole(const StepWork& work, std::int64_t layers) {
            work.head + work.embed_backward;
 }
 
-/// flops_per_token() counts attention without the recomputed scores of backward: 12 of 14 products. Its
+/// flops_per_token() counts attention without the scores that backward recomputes: 12 of 14 products. Its
 /// vocabulary is not padded, so the vocabularies here are multiples of 64.
 TEST(StepWork, FlopsAreThoseOfTheModelAndRecomputedScores) {
     for (const ModelConfig& model : {gpt2_style(), llama_style()}) {
@@ -31,8 +31,8 @@ TEST(StepWork, FlopsAreThoseOfTheModelAndRecomputedScores) {
     }
 }
 
-/// The expected numbers of elements for one row of width C without biases: 8 C for the norms in forward and
-/// in backward, and 4 C for GELU's input in forward and in backward.
+/// The expected element counts for one row of width C without biases: 8 C for the norms in forward and in
+/// backward, and 4 C for GELU's input in forward and in backward.
 TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
     ModelConfig model = gpt2_style();
     model.bias = false;
@@ -40,7 +40,7 @@ TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
     const double row = 40 * 32 * 2;
     EXPECT_DOUBLE_EQ(work.block_forward.bytes, 12 * row);
     EXPECT_DOUBLE_EQ(work.block_backward.bytes, 12 * row);
-    model.bias = true;  // the output gradients of 3 C, C, 4 C and C elements are read once more
+    model.bias = true;  // the output gradients, with 3 C, C, 4 C and C elements, are read once more
     EXPECT_DOUBLE_EQ(step_work(model, DType::bf16, 1).block_backward.bytes, 21 * row);
     EXPECT_DOUBLE_EQ(step_work(model, DType::f32, 1).block_forward.bytes, 2 * 12 * row);
     EXPECT_DOUBLE_EQ(work.head.bytes, 2 * 40 * 64 * 2);

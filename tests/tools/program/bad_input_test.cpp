@@ -1,4 +1,4 @@
-// Wrong settings and wrong data give one line of error, a non-zero exit code and no new files.
+// Wrong settings and wrong data give one error line, a non-zero exit code and no new files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -228,7 +228,7 @@ TEST_F(BadInput, TruncatingATokenFileStopsAndSavesTheRun) {
         {"train", "--resume", out.string(), "--quiet", "--steps", std::to_string(steps_of(out).size() + 2)}));
 }
 
-/// Without --vocabulary the whole file is read for the largest id, which takes minutes and one MiB of memory.
+/// Without --vocabulary the whole file is read for the largest id, which takes minutes and one MiB.
 TEST_F(BadInput, ScanOfATebibyteTokenFileCanBeInterrupted) {
     const std::string huge = place_.write("huge.bin", "1234");
     if (truncate(huge.c_str(), std::int64_t{1} << 40) != 0)

@@ -1,4 +1,4 @@
-// Output of `gradtile bench comm`, through mpirun on the CPU. No speed is asserted.
+// `gradtile bench comm` output, through mpirun on the CPU. No speed is asserted.
 #include <cstdlib>
 #include <sstream>
 
@@ -41,8 +41,8 @@ TEST_F(BenchComm, TimesEveryCollectiveAndSizeOnce) {
         (row.at("dtype") == "bfloat16" ? timed_in_bf16 : timed)
             .push_back(what + ' ' + row.at("bytes").dump());
         EXPECT_EQ(row.at("gpus"), 2);
-        // Each of two processes sends everything once in an all-reduce, and half of it in a reduce-scatter or
-        // all-gather. JSON numbers have nine digits.
+        // Two processes run. Each process sends everything once in an all-reduce, and half in a
+        // reduce-scatter or all-gather. JSON numbers have nine digits.
         const double sent_bytes = what == "reduce_scatter" || what == "all_gather" ? bytes / 2 : bytes;
         EXPECT_NEAR(sent_per_ms * row.at("ms").get<double>(), sent_bytes, 1e-7 * sent_bytes);
     }

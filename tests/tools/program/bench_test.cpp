@@ -1,4 +1,4 @@
-// Output of `gradtile bench`, at very small sizes. No speed is asserted.
+// `gradtile bench` output, at very small sizes. No speed is asserted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ Arguments tiny(const std::string& what) {
             "--heads", "2",  "--context", "16",  "--batch",   "2", "--vocabulary", "65"};
 }
 
-/// The rows of a run with --json.
+/// The rows that a run with --json prints.
 std::vector<json> rows_of(const Arguments& arguments) {
     const Outcome outcome = run(arguments + Arguments{"--json"});
     expect_success(outcome);
@@ -81,7 +81,7 @@ TEST(Bench, LayersComparesOperatorsWithACopy) {
     EXPECT_EQ(rows[1].at("operator"), "rope");
     EXPECT_EQ(rows[2].at("operator"), "qk-norm and rope forward");
     EXPECT_EQ(rows[3].at("operator"), "qk-norm and rope backward");
-    // q and k of 32 tokens, width 16, are read and written; backward also reads their gradients.
+    // q and k for 32 tokens, width 16, are read and written; backward also reads their gradients.
     const double bytes = 1e-6 * 2 * 32 * 16 * 4;
     EXPECT_DOUBLE_EQ(rows[1].at("mb").get<double>(), 2 * bytes);
     EXPECT_DOUBLE_EQ(rows[2].at("mb").get<double>(), 2 * bytes);

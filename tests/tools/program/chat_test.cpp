@@ -62,7 +62,7 @@ TEST_F(Chat, AnswersTheLinesOfStandardInput) {
     }
 }
 
-/// The path of docs/using.md with fewer steps: corpus, train, chat.
+/// The docs/using.md walkthrough with fewer steps: corpus, train, chat.
 TEST_F(Chat, TheDemonstrationRuns) {
     const std::string data = place_ / "talk.jsonl", out = place_ / "demo";
     const Outcome corpus = run({"corpus", "--dialogues", "120", "--out", data});
@@ -152,7 +152,7 @@ class TerminalChat {
     std::string shown_;
 };
 
-/// If nobody stops it, an answer of this untrained model has 16,000 characters.
+/// If nobody stops it, this untrained model's answer has 16,000 characters.
 TEST_F(Chat, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
     const std::string stories = write_stories(place_, 40'000), out = place_ / "run";
     expect_success(
@@ -163,7 +163,7 @@ TEST_F(Chat, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
     for (int i = 0; i < 2; ++i) {
         chat.type("Tell me a story\n");
         chat.wait_for("Tell me a story\r\n");
-        chat.wait_for("e");  // a letter of the answer
+        chat.wait_for("e");  // a letter in the answer
         chat.type("\x03");
         chat.wait_for("\n> ");
     }

@@ -1,4 +1,4 @@
-// Checkpoints that are damaged, truncated or of another model, and saves on a full disk.
+// Checkpoints that are damaged, truncated or from another model, and saves on a full disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ void flip_bit(const std::filesystem::path& path, std::uint64_t offset) {
 
 class CheckpointInput : public testing::Test {
   protected:
-    /// Makes a finished run of 8 steps, with checkpoints of steps 4 and 8.
+    /// Makes a finished 8-step run, with checkpoints at steps 4 and 8.
     CheckpointInput() {
         expect_success(run(tiny_training(stories_, out_) + Arguments{"--save-every", "4", "--quiet"}));
     }
@@ -47,7 +47,7 @@ class CheckpointInput : public testing::Test {
         const Outcome resumed = run({"train", "--resume", out_.string(), "--quiet"});
         EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
         EXPECT_THAT(resumed.err, HasSubstr("step_00000008.h5"));
-        // The run was resumed from step 4 and has written the file of step 8 again.
+        // The run was resumed from step 4 and has written the step-8 file again.
         expect_success(run({"inspect", newest().string()}));
         EXPECT_EQ(steps_of(out_).size(), 8u);
     }
@@ -105,7 +105,7 @@ TEST_F(CheckpointInput, InitFromUsesAndNamesTheCheckpointsTokenizer) {
 }
 
 #if GRADTILE_HAVE_PCRE2
-/// One changed byte under right checksums gives a token the id 999, in a model of 300 tokens.
+/// One changed byte under right checksums gives a token the id 999, in a model with 300 tokens.
 TEST_F(CheckpointInput, EveryCommandRefusesATokenIdBeyondTheVocabulary) {
     const std::string tokenizer = (place_ / "tokenizer.json").string();
     expect_success(

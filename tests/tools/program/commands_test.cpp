@@ -1,4 +1,4 @@
-// Output and files of commands that succeed.
+// Output and files from commands that succeed.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST_F(Commands, SampleRefusesAStandardInputThatCannotBeRead) {
 
 TEST_F(Commands, SampleWaitsForAPromptInANonBlockingPipe) {
     expect_success(run(tiny_training(stories_, out_)));
-    // The reader and the program share the flag O_NONBLOCK of the pipe, as with programs that node starts.
+    // The reader and the program share the pipe's O_NONBLOCK flag, as with programs that node starts.
     const int input = ::dup(STDIN_FILENO);
     int pipe[2];
     ASSERT_EQ(::pipe2(pipe, O_CLOEXEC | O_NONBLOCK), 0);
@@ -211,7 +211,7 @@ TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
     EXPECT_GT(std::filesystem::file_size(logits), 0u);
     EXPECT_EQ(run({"sample", out_.string(), "--prompt", "The "}).out,
               run({"sample", again, "--prompt", "The "}).out);
-    // The command line has no settings of the model: --init-from takes them from the imported run.
+    // The command line has no model settings: --init-from takes them from the imported run.
     const Outcome tuned =
         run({"train", "--init-from", again, "--data", stories_, "--out", (place_ / "tuned").string(),
              "--steps", "2", "--batch", "2", "--device", "cpu", "--threads", "1"});
@@ -225,7 +225,7 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
     expect_success(
         run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
     expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
-    // The model's sizes are those of the base, and the adapters are those of the command line.
+    // The model's sizes come from the base, and the adapters from the command line.
     const Arguments tuning =
         Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", lora} +
         Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"} +
@@ -238,7 +238,7 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
               run({"sample", out_.string(), "--prompt", "The "}).out);
     expect_refused(run(tuning + Arguments{"--lora-on", "attn.qvk", "--out", again}),
                    {"lora-on: 'attn.qvk'", "expected all, attn, mlp, attn.qkv"});
-    std::filesystem::remove_all(out_);  // the checkpoints of the LoRA run contain the base
+    std::filesystem::remove_all(out_);  // the LoRA run's checkpoints contain the base
     expect_success(run({"train", "--resume", lora, "--steps", "22"}));
     expect_success(run({"export", lora, "--out", folder}));
     expect_success(run({"import", folder, "--out", again}));
@@ -343,8 +343,7 @@ TEST_F(Commands, LastRepeatedFlagCountsAndFlagsOverrideTheConfig) {
     EXPECT_EQ(made["bias"], false);
 }
 
-/// The checkpoint holds the options of attention: eval repeats the run's last evaluation, which has no
-/// dropout.
+/// The checkpoint holds the attention options: eval repeats the run's last evaluation, which has no dropout.
 TEST_F(Commands, EvalAndSampleUseTheAttentionOfTheModel) {
     const std::string val = place_.write("val.txt", contents_of(stories_).substr(0, 1500));
     const Arguments options = {"--val-data",  val,         "--heads",  "4",
@@ -440,7 +439,7 @@ TEST_F(Commands, SamplesDependOnTheirSeed) {
 }
 
 TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
-    // The old name of flash2.
+    // flash2's old name.
     EXPECT_THAT(run({"gradcheck", "--op", "attention-flash"}).out, HasSubstr("attention-flash2\n"));
     for (const char* op : {"attention-flash1", "attention-memory-efficient"})
         EXPECT_THAT(run({"gradcheck", "--op", op}).out, HasSubstr("all gradients agree"));
@@ -459,7 +458,7 @@ TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
 }
 
 TEST(Gradcheck, PrintsALineForEveryKernelAndOption) {
-    // The kernels' accuracy has tests of its own in tests/attention, so one dtype suffices with a sanitizer.
+    // tests/attention tests the kernels' accuracy, so one dtype suffices with a sanitizer.
     const Outcome outcome =
         run({"gradcheck", "--dtype", sanitized ? "bf16" : "bf16,f32", "--op", "attention"});
     expect_success(outcome);

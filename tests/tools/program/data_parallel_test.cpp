@@ -1,4 +1,4 @@
-// Training with several processes equals training with one: the same losses, the same order of data, and
+// Training with several processes equals training with one process: the same losses, the same data order, and
 // checkpoints that any number of processes can resume.
 #include <cmath>
 
@@ -58,7 +58,7 @@ class DataParallelTraining : public testing::Test {
     int runs_ = 0;
 };
 
-/// Processes and micro-batches have different numbers of targets.
+/// Processes and micro-batches have different target counts.
 TEST_F(DataParallelTraining, ConversationsHaveTheLossCurveOfOneProcess) {
     stories_ = place_.write("c.jsonl", some_conversations(70));
     const auto one_process = train(1);
@@ -104,8 +104,8 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     expect_same_curve(bf16, train(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
-/// Which probabilities are dropped depends on the index of the sample in the step's batch, so the same ones
-/// are dropped with any number of processes. Other masks would change the losses by far more than the bound.
+/// Which probabilities are dropped depends on the sample's index in the step's batch, so the same ones are
+/// dropped with any number of processes. Other masks would change the losses by far more than the bound.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttention) {
     const Arguments options = {
         "--attention-dropout", "0.2", "--sinks", "--positions", "alibi", "--window", "5", "--softcap", "20"};
@@ -137,7 +137,7 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     }
 }
 
-/// Uses the bound of bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors with such
+/// Uses the bound for bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors with such
 /// instructions.
 TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     const Arguments muon = {"--optimizer", "muon", "--batch", "12"};

@@ -76,7 +76,7 @@ TEST_F(Eval, ConversationsCountTheAnswersOnly) {
     EXPECT_THAT(evaluated.out, HasSubstr("30 conversations in the template chatml"));
     EXPECT_THAT(evaluated.out, HasSubstr("bits per byte"));
     const nlohmann::json result = nlohmann::json::parse(run({"eval", out, "--data", data, "--json"}).out);
-    // The last validation of the run is over the same data.
+    // The run's last validation is over the same data.
     const auto last = steps_of(out).back().at("val_loss").get<double>();
     EXPECT_NEAR(result["loss"].get<double>(), last, 1e-6 * last);
     EXPECT_NEAR(result["bits_per_byte"].get<double>(), last / std::log(2.0), 1e-5);

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-/// --page raw: a row of units, then a row for each launch. The profiled program printed the first line.
+/// --page raw: a units row, then one row per launch. The profiled program printed the first line.
 const std::string raw_page = R"csv(operator        ms
 ==PROF== Connected to process 7 (gradtile)
 "ID","Process ID","Kernel Name","Device","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum"
@@ -83,8 +83,8 @@ TEST_F(LabNcu, PutsTheMeasuredBytesOfAPassBesideTheCountedOnes) {
         EXPECT_THAT(table.out, HasSubstr(part));
 }
 
-/// row_statistics_kernel belongs to the backward pass of every algorithm but flash2 in 16 bits, which has a
-/// kernel of its own.
+/// Every algorithm's backward pass uses row_statistics_kernel, except 16-bit flash2, which has its own
+/// kernel.
 TEST_F(LabNcu, ComparesEveryAlgorithmWithItsOwnKernels) {
     const std::string head =
         "\"ID\",\"Kernel "
@@ -165,7 +165,7 @@ TEST_F(LabNcu, RefusesOtherFilesInOneLine) {
         "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n"
         "\"0\",\"k\",\"dram__bytes_read.sum\",\"byte\",\"1\"\n",
         {"kernel k has no dram__bytes_write.sum"});
-    // Control characters of a name do not reach the terminal.
+    // Control characters in a name do not reach the terminal.
     const Outcome colored = compare(header + units + "\"0\",\"\x1b[31mred\",\"1\",\"2\"\n");
     expect_success(colored);
     EXPECT_THAT(colored.out, HasSubstr("?[31mred"));

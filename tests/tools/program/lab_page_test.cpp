@@ -1,4 +1,4 @@
-// The page of `gradtile lab --html`, without a browser. tests/judge/lab_page_judge.py uses one.
+// The `gradtile lab --html` page, without a browser. tests/judge/lab_page_judge.py uses one.
 #include <regex>
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ std::string page_of(const Arguments& flags) {
     return contents_of(path);
 }
 
-/// The text of the element that begins with `begin`.
+/// The text in the element that begins with `begin`.
 std::string element_text(const std::string& page, const std::string& begin, const std::string& end) {
     const std::size_t first = page.find(begin);
     EXPECT_NE(first, std::string::npos) << begin;
@@ -35,7 +35,7 @@ json trace_of(const std::string& page) {
     return json::parse(element_text(page, "<script type=\"application/json\" id=\"trace\">", "</script>"));
 }
 
-/// Elements of one kind that are moved by the steps of a pass: 0 loads, 1 stores.
+/// How many elements a pass's steps move, for one kind: 0 loads, 1 stores.
 std::int64_t moved(const json& pass, int kind) {
     std::int64_t elements = 0;
     for (const json& step : pass.at("steps"))
@@ -75,12 +75,12 @@ TEST(LabPage, HoldsTheSourcesWhoseLinesItShows) {
     EXPECT_GE(trace.at("files").size(), 5u);
 }
 
-/// Every tag is closed, in the order of opening.
+/// Every tag is closed, properly nested.
 TEST(LabPage, IsWellFormed) {
     const std::string page = page_of({});
     EXPECT_TRUE(page.starts_with("<!DOCTYPE html>"));
     EXPECT_TRUE(page.ends_with("</html>\n"));
-    // The texts of scripts and styles are not HTML.
+    // Script and style texts are not HTML.
     std::string markup;
     for (std::size_t at = 0; at < page.size();) {
         const std::size_t script = std::min(page.find("<script", at), page.find("<style", at));

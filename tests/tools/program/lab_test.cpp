@@ -1,4 +1,4 @@
-// Output of `gradtile lab`. Counts are tested in tests/tools/lab/lab_test.cpp.
+// `gradtile lab` output. Counts are tested in tests/tools/lab/lab_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST(LabCommand, PrintsEveryAlgorithmSoftmaxAndVerdict) {
         EXPECT_THAT(table.out, HasSubstr(part));
 }
 
-/// The rule of num_splits: few heads leave a GPU idle unless the keys are split; many heads need no splits.
+/// The num_splits rule: few heads leave a GPU idle unless the keys are split; many heads need no splits.
 TEST(LabCommand, ShowsHowAGpuSplitsTheKeysOfOneQuery) {
     EXPECT_TRUE(lab_json(small_lab).at("key_splits").empty());  // 96 keys
     const json splits = lab_json({"lab", "--length", "512", "--head-dim", "40"}).at("key_splits");

@@ -1,4 +1,4 @@
-// gradtile train as the parent of its processes, and its errors for contradictory environments.
+// gradtile train as its processes' parent, and its errors for contradictory environments.
 #include <unistd.h>
 
 #include <csignal>
@@ -77,7 +77,7 @@ TEST(Launcher, RequiresAKeyBetweenHosts) {
                    {"GRADTILE_RUN_KEY: 6 characters; expected 32 to 1024 printable characters"});
 }
 
-/// The other program never calls MPI_Init, so MPI_Init of gradtile would wait forever.
+/// The other program never calls MPI_Init, so gradtile's MPI_Init would wait forever.
 TEST(Launcher, TimesOutWhenMpirunAlsoStartsAnotherProgram) {
     if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
     if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";

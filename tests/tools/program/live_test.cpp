@@ -29,7 +29,7 @@ class Live : public testing::Test {
     /// A run that a test interrupts.
     Arguments endless() const { return training("1000000"); }
 
-    /// Checks that one dashboard is left, above the results, and returns the lines of the screen.
+    /// Checks that one dashboard is left, above the results, and returns the screen's lines.
     static std::vector<std::string> expect_one_dashboard(const std::string& output, std::size_t columns) {
         Screen screen(columns);
         screen.put(output);
@@ -140,7 +140,7 @@ TEST_F(Live, LeavesTheCursorBelowTheDashboardWhenItIsKilled) {
 TEST_F(Live, DoesNotOverwriteWhatAShellPrintsWhileItIsStopped) {
     TerminalProgram program(endless(), 80, 40);
     program.wait_for(" |#");
-    constexpr int stops = 5;  // at different moments of a drawing and of the wait between two drawings
+    constexpr int stops = 5;  // at different moments while it draws and while it waits between drawings
     for (int stop = 0; stop < stops; ++stop) {
         std::this_thread::sleep_for(std::chrono::milliseconds(37 * stop));
         program.send(SIGSTOP);

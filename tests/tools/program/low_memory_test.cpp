@@ -1,5 +1,5 @@
 // The program reads hostile and honest JSON although memory is short: it succeeds, or ends with one line and
-// an exit code. GRADTILE_TEST_ROUNDS sets how many allocations of each command fail, one in each round.
+// an exit code. GRADTILE_TEST_ROUNDS sets how many allocations fail in each command, one in each round.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ TEST_F(LowMemory, AFailedAllocationIsOneLineAndAnExitCode) {
         run_failing(arguments, "once:0");
         return std::stoll(contents_of(calls_file));
     };
-    // Each command first declares all flags, which takes thousands of allocations.
+    // Each command first declares all flags, which makes thousands of allocations.
     const std::int64_t declaring = calls_of({"version"});
     ASSERT_GT(declaring, 100);
     for (const Arguments& arguments : commands()) {

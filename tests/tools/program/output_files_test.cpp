@@ -1,4 +1,4 @@
-// Files that commands write: never one of their inputs, whole or absent, and nothing else is lost.
+// Files that commands write: an output is never an input, it is complete or absent, and nothing else is lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 class OutputFiles : public testing::Test {
   protected:
-    /// Expects that the command is refused, and that all files of the directory stay as they are.
+    /// Expects that the command is refused, and that all files in the directory stay as they are.
     void expect_nothing_lost(const Arguments& arguments, const std::vector<std::string>& parts,
                              const ProcessOptions& options = {}) const {
         const auto before = contents();
@@ -59,8 +59,8 @@ TEST_F(OutputFiles, OfARunAreNoPlaceForAPageOrLogits) {
 TEST_F(OutputFiles, AreNoPlaceOfAPipeOrDevice) {
     const std::filesystem::path trained = place_ / "run", pipe = place_ / "pipe";
     expect_success(run(tiny_training(stories_, trained)));
-    // The test uses a pipe in place of a device: if the program had the defect, /dev/null of the machine
-    // would be lost.
+    // The test uses a pipe in place of a device: if the program had the defect, it would destroy the
+    // machine's /dev/null.
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
     for (const Arguments& arguments :
          {Arguments{"eval", trained.string(), "--data", stories_, "--logits", pipe.string()},
@@ -119,7 +119,7 @@ TEST_F(OutputFiles, OfTokenizersAreNotReplacedByAPartOnAFullDisk) {
     expect_success(run(train + Arguments{tokenizer}));
     for (const std::string& out : {old, path("new")}) {
         expect_nothing_lost(train + Arguments{out}, {out, "File too large"}, full);
-        // Half of a file without a header would look like a whole one.
+        // Half a file without a header would look like a complete file.
         expect_nothing_lost(
             {"tokenize", stories_, "--tokenizer", tokenizer, "--format", "nanogpt", "--out", out},
             {out, "File too large"}, full);
@@ -158,7 +158,7 @@ class InterruptedOutput : public OutputFiles {
     static bool is_temporary(const std::filesystem::path& path) {
         return path.filename().string().find(".tmp-") != std::string::npos;
     }
-    /// Names relative to the directory of outputs.
+    /// Names relative to the output directory.
     std::vector<std::string> written() const {
         std::vector<std::string> names;
         std::error_code gone;  // files may disappear meanwhile

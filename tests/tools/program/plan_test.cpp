@@ -1,4 +1,4 @@
-// Output of `gradtile plan`. tests/tools/plan/cost_model_test.cpp tests the predicted times.
+// `gradtile plan` output. tests/tools/plan/cost_model_test.cpp tests the predicted times.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,9 +73,9 @@ TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
     EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
 }
 
-/// Shards have equal sizes that are multiples of 64 elements, so each of the 4 shards may be up to 64
-/// elements larger than a quarter. Without shards, the 47 rows of 768 elements that pad the vocabulary have
-/// no moments; in shards they have.
+/// Shards have equal sizes, in multiples of 64 elements, so each of the 4 shards may be up to 64 elements
+/// larger than a quarter. Without shards, the 47 rows of 768 elements that pad the vocabulary have no
+/// moments; in shards they have moments.
 TEST(Plan, ZeroShardsMastersAndOptimizerState) {
     const json whole = plan_of(gpt2_plan(4, 8));
     const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});

@@ -78,8 +78,8 @@ class Processes : public testing::Test {
                                                   "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec \"$0\" \"$@\"")};
         return Program(arguments, options);
     }
-    /// Writes one copy of the data for each rank, as on the disks of several hosts. start() then starts each
-    /// rank in the directory of its copy.
+    /// Writes one data copy per rank, as if each rank's host had its own disk. start() then starts each rank
+    /// in its copy's directory.
     void write_data_per_rank(const std::string& name, const std::string& contents) {
         stories_ = name;
         directory_per_rank_ = true;
@@ -204,8 +204,7 @@ TEST_F(Processes, OthersNameAHangingProcess) {
     }
 }
 
-/// A token file is overwritten on one host, so that the rank on this host throws an Error in the middle of a
-/// step.
+/// A token file is overwritten on one host, so that the rank on this host throws an Error during a step.
 TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
     constexpr std::int64_t changed_token = 1000;
@@ -230,7 +229,7 @@ TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), killed_seconds);
         EXPECT_NE(outcome.exit_code, 0);
-        // The change is detected when the token is read, or at the end of the epoch.
+        // The change is detected when the token is read, or when the epoch ends.
         const std::string what =
             "tokens.bin: (.* have an id 54321, outside the vocabulary of 100|holds .*; expected .*) "
             "\\(it was changed while it was read\\)";
@@ -246,7 +245,7 @@ TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
     }
 }
 
-/// Tests a step of one micro-step, which all processes must finish, and a step of two.
+/// Tests a step with one micro-step, which all processes must finish, and a step with two.
 TEST_F(Processes, UnreadableDataDropsTheStepInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "started through mpirun";
     const std::filesystem::path config = place_ / "config.json";
@@ -374,7 +373,7 @@ TEST_F(Processes, SignalToTheLauncherEndsAllAfterTheSameStep) {
         program.send(SIGTERM);
         const Outcome outcome = program.wait();
         EXPECT_EQ(outcome.exit_code, 0)
-            << outcome.err;  // not expect_success(): mpirun may print a line of its own
+            << outcome.err;  // not expect_success(): mpirun may print its own line
         EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
         expect_resumable(out);
     }
@@ -386,7 +385,7 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
     const std::filesystem::path out = place_ / "run";
     EXPECT_EQ(start(training(out) + Arguments{"--stop-after", "40"}).wait().exit_code, 0);
     ProcessOptions limited = options_;
-    // Prevents Open MPI from writing files of its own.
+    // Prevents Open MPI from writing its own files.
     limited.environment.insert(limited.environment.end(),
                                {{"OMPI_MCA_btl", "tcp,self"}, {"PMIX_MCA_gds", "hash"}});
     limited.prefix = {"mpirun", "-np", std::to_string(ranks_),

@@ -50,8 +50,7 @@ Program::Program(const Arguments& arguments, const ProcessOptions& options) {
     if (process_ > 0) return;
     write_to(STDOUT_FILENO, out.c_str());
     write_to(STDERR_FILENO, err.c_str());
-    // If the test is a background job of a shell, it ignores these signals; the program must not inherit
-    // that.
+    // If the test is a shell's background job, it ignores these signals; the program must not inherit that.
     for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
     if (options.without_gpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
     if (options.max_file_bytes) {

@@ -16,7 +16,7 @@ namespace gradtile::test {
 
 using Arguments = std::vector<std::string>;
 
-/// Exit status and output of a process.
+/// A process's exit status and output.
 struct Outcome {
     int exit_code = -1;  ///< -1: killed by a signal
     int signal = 0;
@@ -30,14 +30,14 @@ struct ProcessOptions {
     bool without_gpu = true;                           ///< hides the machine's GPUs
     /// Variables in addition to the test's own environment.
     std::vector<std::pair<std::string, std::string>> environment = {};
-    Arguments prefix = {};  ///< command in front of the program: mpirun -np 2
+    Arguments prefix = {};  ///< command before the program: mpirun -np 2
     std::string program = GRADTILE_PROGRAM;
 };
 
 /// Executes the program in this process, which must be a forked child, without GPUs. Does not return.
 [[noreturn]] void execute_program(const Arguments& arguments);
 
-/// One run of the program, until wait(). A process that is still running is killed by the destructor.
+/// One program run, until wait(). The destructor kills a process that is still running.
 class Program {
   public:
     explicit Program(const Arguments& arguments, const ProcessOptions& options = {});
@@ -65,10 +65,10 @@ void expect_success(const Outcome& outcome);
 
 Arguments operator+(Arguments first, const Arguments& second);
 
-/// Arguments of `train` for 8 steps of well under a millisecond each, on one thread.
+/// `train` arguments for 8 steps, each well under a millisecond, on one thread.
 Arguments tiny_training(const std::string& data, const std::filesystem::path& out);
 
-/// Writes stories of the built-in grammar; returns the path.
+/// Writes stories from the built-in grammar; returns the path.
 std::string write_stories(const TemporaryDirectory& place, std::int64_t characters = 4000);
 
 std::string contents_of(const std::filesystem::path& path);
@@ -76,7 +76,7 @@ std::string contents_of(const std::filesystem::path& path);
 /// Returns the steps whose lines in metrics.jsonl are complete, without the members that depend on time.
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run);
 
-/// Returns name, type, shape and checksum of every tensor of the newest sound checkpoint.
+/// Returns name, type, shape and checksum of every tensor in the newest sound checkpoint.
 nlohmann::json tensors_of(const std::filesystem::path& run);
 
 }  // namespace gradtile::test

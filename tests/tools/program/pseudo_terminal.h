@@ -21,8 +21,8 @@
 
 namespace gradtile::test {
 
-/// What a terminal of `columns` columns shows, including the lines that have scrolled out of its window. It
-/// knows the few control sequences that the program may use; unknown() counts all others.
+/// The text on a terminal that is `columns` wide, including lines that have scrolled out of its window.
+/// Screen knows the few control sequences that the program may use; unknown() counts all others.
 class Screen {
   public:
     explicit Screen(std::size_t columns) : columns_(columns) {}
@@ -105,7 +105,7 @@ class Screen {
     std::int64_t unknown_ = 0;
 };
 
-/// A run of the program in a session of its own whose terminal is a pseudo-terminal.
+/// Runs the program in its own session, whose terminal is a pseudo-terminal.
 class TerminalProgram {
   public:
     using Environment = std::vector<std::pair<std::string, std::string>>;

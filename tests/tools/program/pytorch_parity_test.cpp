@@ -1,5 +1,5 @@
-// The trainer follows PyTorch: 100 steps in float32 from the same weights on the same batches, with a model
-// of each kind. PyTorch's losses are in tests/reference/training_losses.json, written by
+// The trainer follows PyTorch: 100 steps in float32 from the same weights on the same batches, with one model
+// per kind. PyTorch's losses are in tests/reference/training_losses.json, written by
 // tests/judge/training_judge.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,9 +29,8 @@ INSTANTIATE_TEST_SUITE_P(Models, PyTorchParity, testing::ValuesIn(models), [](co
     return name;
 });
 
-/// PyTorch's losses are float64. Float32 rounds every operation to 6e-8; over 100 steps the losses of float32
-/// runs, PyTorch's too, move away from float64 by 4e-7 at most, so 1e-6 allows another machine's order of
-/// additions.
+/// PyTorch's losses are float64. Float32 rounds every operation to 6e-8; over 100 steps the losses in float32
+/// runs, PyTorch's too, differ from float64 by at most 4e-7, so 1e-6 allows another machine's addition order.
 TEST_P(PyTorchParity, LossesAgreeForAHundredSteps) {
     const TemporaryDirectory place;
     const nlohmann::json expected = reference_cases().at(GetParam());

@@ -1,4 +1,4 @@
-// The commands of docs/recipes.md, run as they are written there.
+// The commands in docs/recipes.md, run as they are written there.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// The sh blocks of one story as a script.
+/// One story's sh blocks as a script.
 struct Recipe {
     std::string title, script;
     std::int64_t commands = 0, shortened = 0;
@@ -76,7 +76,7 @@ class Recipes : public testing::Test {
         return outcome.out;
     }
 
-    /// Makes a `git` that copies a small GPT-2 with a tokenizer, in the format of transformers.
+    /// Makes a `git` that copies a small GPT-2 with a tokenizer, in the transformers format.
     void make_git() const {
         const std::string text = write_stories(place_, 20000);
         const auto path = [&](const char* name) { return (place_ / name).string(); };

@@ -1,4 +1,4 @@
-// The page of `gradtile report`, without a browser. tests/judge/report_page_judge.py uses one.
+// The `gradtile report` page, without a browser. tests/judge/report_page_judge.py uses one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

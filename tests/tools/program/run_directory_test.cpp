@@ -1,5 +1,5 @@
-// Unusual states of a run's directory: missing checkpoints, checkpoints of another run, links and pipes in
-// place of files, another working directory.
+// Unusual run directories: missing checkpoints, another run's checkpoints, links and pipes in place of files,
+// another working directory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -44,8 +44,8 @@ void remove_all_in(const fs::path& directory) {
     for (const fs::directory_entry& entry : fs::directory_iterator(directory)) fs::remove(entry.path());
 }
 
-/// Limits the time and memory of a program that hangs or allocates without bound. Under a sanitizer memory is
-/// not limited, because it reserves terabytes of address space.
+/// Limits time and memory for a program that hangs or allocates without bound. Under a sanitizer memory is
+/// not limited, because a sanitizer reserves terabytes of address space.
 const ProcessOptions limited{.prefix = sanitized ? Arguments{"timeout", "60"}
                                                  : Arguments{"prlimit", "--as=4000000000", "timeout", "60"}};
 
@@ -54,7 +54,7 @@ class RunOnDisk : public testing::Test {
     Arguments training(const fs::path& out) const {
         return tiny_training(stories_, out) + Arguments{"--save-every", "2", "--keep-last", "3", "--quiet"};
     }
-    /// Trains steps 1 to 6 of 8, with checkpoints of steps 2, 4 and 6.
+    /// Trains steps 1 to 6 of 8, with checkpoints at steps 2, 4 and 6.
     void train_six_steps(const fs::path& out, const Arguments& extra = {}) const {
         expect_success(run(training(out) + extra + Arguments{"--stop-after", "6"}));
     }
@@ -191,7 +191,7 @@ class SmallDisk : public RunOnDisk {
         if (run({}, {.prefix = on_disk("exit 0")}).exit_code != 0)
             GTEST_SKIP() << "mounting a small tmpfs needs privileges this process does not have";
     }
-    /// Prefix for a program that sees a file system of 200 KB at disk_: metrics fit, but no checkpoint.
+    /// Prefix for a program that sees a 200 KB file system at disk_: metrics fit, but no checkpoint.
     Arguments on_disk(const std::string& script) const {
         return {"unshare", "-m", "sh", "-c",
                 concat("mount -t tmpfs -o size=200k none '", disk_.string(), "' 2> /dev/null || exit 77; ",
@@ -210,7 +210,7 @@ class SmallDisk : public RunOnDisk {
 
 TEST_F(SmallDisk, IsRefusedBeforeTheFirstStepAndHoldsNoRun) {
     const std::string script = concat(run_program, "; code=$?; ls -A '", disk_.string(), "'; exit $code");
-    // expect_refused() also expects that the list of files, which the script prints, is empty.
+    // expect_refused() also expects that the file list, which the script prints, is empty.
     expect_refused(run(training(disk_ / "run"), {.prefix = on_disk(script)}),
                    {"out: '", "disk/run': no room for a checkpoint of ", "No space left on device"});
 }
@@ -227,7 +227,7 @@ TEST_F(SmallDisk, OfCheckpointsIsRefusedWhenARunIsResumed) {
     EXPECT_EQ(contents_of(out_ / "metrics.jsonl"), metrics);
 }
 
-// ---- Checkpoints of another run ----
+// ---- Checkpoints from another run ----
 
 using ForeignCheckpoint = RunOnDisk;
 
@@ -325,7 +325,7 @@ TEST_F(NonRegularFile, CountsAsADamagedCheckpoint) {
     EXPECT_THAT(outcome.err, HasSubstr("step_00000007.h5: is not a regular file"));
 }
 
-// ---- Directories with files of others ----
+// ---- Directories with other programs' files ----
 
 class PreparedDirectory : public RunOnDisk {
   protected:
@@ -409,7 +409,7 @@ TEST_F(PreparedDirectory, RemovesTemporaryFilesOfAKilledProcess) {
     EXPECT_TRUE(exists(out_ / "notes.tmp-12"));
 }
 
-/// The names of all settings whose value is a text: each might name a place.
+/// Returns the names of all settings whose value is a text: each might name a path.
 std::vector<std::string> text_settings() {
     std::vector<std::string> names;
     const TrainConfig any;
@@ -497,7 +497,7 @@ TEST_F(PreparedDirectory, ARunThatNeverMadeAStepIsReplaced) {
     expect_success(run(training(out_)));
     EXPECT_NE(contents_of(out_ / "run.json"), identity);
     expect_finished_as_straight();
-    // A line of metrics, a checkpoint, or settings of another program are not lost.
+    // A metrics line, a checkpoint, or another program's settings are not lost.
     const std::map<std::string, std::string> kept{{"metrics.jsonl", "{}\n"},
                                                   {"checkpoints/step_00000001.h5", "damaged"},
                                                   {"config.json", R"({"name": "another program"})"},
@@ -533,7 +533,7 @@ TEST_F(WorkingDirectory, ResumeAcceptsTheNewPathOfMovedData) {
     expect_refused(run(resume() + Arguments{"--stop-after", "7"}), {"stories.txt", "No such file"});
     const ProcessOptions in_place{.prefix = {"env", "-C", place_.path().string()}};
     expect_success(run(resume() + Arguments{"--data", "moved.txt", "--stop-after", "7"}, in_place));
-    expect_success(run(resume()));  // the checkpoint of step 7 has the new path
+    expect_success(run(resume()));  // the step-7 checkpoint has the new path
     fs::rename(place_ / "moved.txt", stories_);
     expect_finished_as_straight();
 }

@@ -22,7 +22,7 @@ namespace {
 using std::chrono::steady_clock;
 using testing::HasSubstr;
 
-/// Repetitions of the signal tests: GRADTILE_FAULT_ROUNDS, or 2. A value of 50 sends 200 signals in total.
+/// How often signal tests repeat: GRADTILE_FAULT_ROUNDS, or 2. A value of 50 sends 200 signals in total.
 int signal_rounds() {
     const char* const rounds = std::getenv("GRADTILE_FAULT_ROUNDS");
     return rounds != nullptr ? std::atoi(rounds) : 2;
@@ -206,7 +206,7 @@ class ProgramInOwnGroup {
         if (terminal_ >= 0) ::close(terminal_);
         terminal_ = -1;
     }
-    /// Waits for the end of the process; with WUNTRACED or WCONTINUED also for a stop or a continuation.
+    /// Waits until the process ends; with WUNTRACED or WCONTINUED also for a stop or a continuation.
     int next_status(int options = 0) {
         int status = 0;
         while (::waitpid(process_, &status, options | WNOHANG) != process_) drain();

@@ -1,4 +1,4 @@
-// Output of the program on a pseudo-terminal of a given width.
+// The program's output on a pseudo-terminal with a given width.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ std::vector<std::string> rewritten_lines(const std::string& text) {
 
 class Terminal : public testing::Test {
   protected:
-    /// A run long enough for several updates of the progress line.
+    /// A run long enough for several progress line updates.
     Arguments training(const std::string& name) const {
         return tiny_training(stories_, place_ / name) +
                Arguments{"--width", "64", "--context", "64", "--steps", "400", "--eval-every", "50"};
@@ -54,7 +54,7 @@ TEST_F(Terminal, ProgressLineIsNarrowerThanTheTerminal) {
         EXPECT_THAT(lines.back(), testing::StartsWith("step 400/400"));
         EXPECT_THAT(screen.text, Not(HasSubstr("\x1b")));
     }
-    // A terminal of unknown width counts as 80 columns.
+    // A terminal with unknown width counts as 80 columns wide.
     const TerminalOutcome screen = run_on_terminal(training("unknown"), 0);
     for (const std::string& line : rewritten_lines(screen.text)) EXPECT_LT(line.size(), 80u) << line;
     EXPECT_THAT(screen.text, HasSubstr("tokens/s"));

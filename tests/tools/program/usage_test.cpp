@@ -1,4 +1,4 @@
-// The command line: help, exit codes, limits of values, printed settings.
+// The command line: help, exit codes, value limits, printed settings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The reports of a run: metrics.jsonl and the last lines of `gradtile train`.
+// A run's reports: metrics.jsonl and the last lines that `gradtile train` prints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -110,11 +110,11 @@ TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
     EXPECT_EQ(step, 8);
     EXPECT_GT(wall, 500.0);
     EXPECT_LE(wall, second.number("wall_s") + 1e-3);
-    // The rate is that of the second process alone.
+    // The rate counts the second process alone.
     EXPECT_GT(second.number("tokens_per_s"), 8 * 4 * 16 / 500.0);
 }
 
-/// Returns the number of records in an event file; -1 if the last one is not complete.
+/// Returns how many records an event file has; -1 if the last one is not complete.
 std::int64_t complete_records(const std::string& bytes) {
     std::int64_t records = 0;
     for (std::size_t at = 0; at < bytes.size(); ++records) {
@@ -154,7 +154,7 @@ TEST_F(Watching, OnlyAFlagOrTheRunsOwnEventsNameADirectoryOfEvents) {
     EXPECT_FALSE(exists(events));
     expect_success(run(training() + Arguments{"--tensorboard", events.string(), "--stop-after", "4"}));
     const Arguments resume{"train", "--resume", out_.string(), "--quiet"};
-    expect_success(run(resume + Arguments{"--stop-after", "6"}));  // the directory has events of this run
+    expect_success(run(resume + Arguments{"--stop-after", "6"}));  // the directory has this run's events
     std::filesystem::remove_all(events);
     expect_refused(run(resume), {"tensorboard: '" + events.string(), "is outside the run's directory"});
     EXPECT_FALSE(exists(events));

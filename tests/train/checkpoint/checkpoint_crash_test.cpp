@@ -1,5 +1,5 @@
-// The checkpoints of a run after a power cut or a disk failure, under a model of the guarantees of file
-// systems: only data that was fsynced is certain.
+// A run's checkpoints after a power cut or a disk failure. The tests assume that a file system guarantees
+// only data that was fsynced.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -23,7 +23,7 @@ using Kind = MemoryFileSystem::Operation::Kind;
 
 const RetentionPolicy kRetention{.keep_last = 2, .keep_every = 3};
 
-// Two levels of directories, so that the entries of both must be durable, too.
+// Two directory levels, so that the entries in both directories must be durable, too.
 const char* const kDirectory = "run/checkpoints";
 
 bool is_best(std::int64_t step) {
@@ -60,8 +60,8 @@ bool same_params(const Checkpoint& a, const Checkpoint& b) {
                       });
 }
 
-// Returns what a crash after the first `count` operations of the log breaks in the run; "" if no reported
-// save is lost.
+// Returns what a crash after the log's first `count` operations breaks in the run; "" if no reported save is
+// lost.
 std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std::size_t count,
                        const std::vector<Checkpoint>& checkpoints,
                        const std::function<bool(std::size_t)>& happened) {
@@ -92,15 +92,15 @@ std::string loss_after(const std::vector<MemoryFileSystem::Operation>& log, std:
     return {};
 }
 
-// Replays every prefix of the log under different assumptions about data that was not fsynced. Returns the
-// first loss.
+// Replays every log prefix under different assumptions about data that was not fsynced. Returns the first
+// loss.
 std::string first_loss(const std::vector<MemoryFileSystem::Operation>& log,
                        const std::vector<Checkpoint>& checkpoints, int random_outcomes) {
     std::mt19937 random(1);
     for (std::size_t count = 0; count <= log.size(); ++count) {
         std::vector<std::function<bool(std::size_t)>> fates = {
-            [](std::size_t) { return false; },  // none of the data was written
-            [](std::size_t) { return true; },   // all of the data was written
+            [](std::size_t) { return false; },  // no data was written
+            [](std::size_t) { return true; },   // all data was written
             // Either names were written and data was not, or data was written and names were not: file
             // systems write them in any order.
             [&](std::size_t i) { return log[i].kind != Kind::write && log[i].kind != Kind::truncate; },
@@ -124,8 +124,8 @@ TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
     EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
 }
 
-// The replay must be able to detect lost data. This test omits the fsyncs of the files, and then the fsyncs
-// of the directories, and the replay must detect the loss in both cases.
+// The replay must be able to detect lost data. This test omits the file fsyncs, and then the directory
+// fsyncs, and the replay must detect the loss in both cases.
 TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     const auto checkpoints = checkpoints_to_save(2);
     for (const bool directories : {false, true}) {
@@ -236,7 +236,7 @@ TEST(CheckpointFaults, AFailureOfAnyCallFailsOnlyTheRunningSave) {
                        [&](std::size_t call, auto, std::size_t) { return call == failing ? code : 0; });
             save_under(checkpoints, concat("calls from ", failing, " on: ", describe_errno(code)),
                        [&](std::size_t call, FaultyFileSystem::Call kind, std::size_t) {
-                           // After a permanent failure of writes, files can still be read and removed.
+                           // After writes fail permanently, files can still be read and removed.
                            const bool spared = kind == FaultyFileSystem::Call::read_at ||
                                                kind == FaultyFileSystem::Call::remove;
                            return call >= failing && !spared ? code : 0;
@@ -277,7 +277,7 @@ TEST(CheckpointFaults, ShortAndInterruptedWritesAreContinued) {
 }
 
 // A save reads its file back before the rename. The file has many tensors, because libhdf5 1.10 crashes on a
-// read error in a group of more than eight.
+// read error in a group with more than eight tensors.
 TEST(CheckpointFaults, AReadErrorWhileASaveIsVerifiedFailsThatSaveOnly) {
     auto checkpoints = checkpoints_to_save(3);
     const Context ctx(Device::cpu(), 1);

@@ -61,7 +61,7 @@ TEST_F(CheckpointDamage, EverySingleFlippedBitIsRefused) {
     const int rounds = test::test_rounds(200) * 10;
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
-        // Half of the changes are in the header and the first structures.
+        // Half the changes are in the header and the first structures.
         const std::size_t at = random_() % (round % 2 == 0 ? file.size() : 8192);
         const auto bit = static_cast<int>(random_() % 8);
         file[at] ^= std::byte{1} << bit;
@@ -133,7 +133,7 @@ TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {
     int refusals = 0;
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
-        // Most of the changes are in the list of tensors.
+        // Most changes are in the tensor list.
         const std::size_t at = random_() % (round % 4 == 0 ? file.size() : body);
         constexpr std::array<int, 6> kEdges = {0, 1, 0x7f, 0x80, 0xfe, 0xff};
         file[at] = static_cast<std::byte>(round % 2 == 0 ? kEdges[random_() % kEdges.size()] : random_());

@@ -117,7 +117,7 @@ TEST(CheckpointDirectory, KeepsTheBestAndTheNewest) {
     test::expect_same(read_checkpoint(directory.best_path()), generated_checkpoint(ctx, 2));
     EXPECT_EQ(directory.load_newest().checkpoint->step, 3);
 
-    // Saves the same checkpoint twice: a rename() between two names of one file must not leave the temporary
+    // Saves the same checkpoint twice: a rename() between two names for one file must not leave the temporary
     // name.
     EXPECT_TRUE(directory.save(generated_checkpoint(ctx, 3), true).is_best);
     std::set<std::string> names;

@@ -1,4 +1,4 @@
-// Processes that are killed at any moment of a save, and real disks that are full.
+// Processes that are killed at any moment during a save, and real disks that are full.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
@@ -192,7 +192,7 @@ TEST(CheckpointDiskFull, AFileSizeLimitFailsOnlyTheSave) {
 
 TEST(CheckpointDiskFull, AFullFileSystemFailsOnlyTheSave) {
     const TemporaryDirectory place;
-    // A file system of 8 MB that is visible only to this child.
+    // An 8 MB file system that is visible only to this child.
     const std::string result = in_child([&]() -> std::string {
         if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
             ::mount("tmpfs", place.path().c_str(), "tmpfs", 0, "size=8m") != 0) {

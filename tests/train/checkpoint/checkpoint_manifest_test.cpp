@@ -1,4 +1,4 @@
-// Checkpoints with a false list of tensors and correct checksums: each is refused in one line that names the
+// Checkpoints with a false tensor list and correct checksums: each is refused in one line that names the
 // object.
 #include <gmock/gmock.h>
 

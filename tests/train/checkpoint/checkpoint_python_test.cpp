@@ -29,7 +29,7 @@ CommandResult run(const std::string& command) {
     return {::pclose(pipe), output};
 }
 
-/// A checkpoint with a tensor of one chunk and one of several, for h5py to read.
+/// A checkpoint with a one-chunk tensor and a tensor with several chunks, for h5py to read.
 class CheckpointPython : public testing::Test {
   protected:
     void SetUp() override {
@@ -72,8 +72,8 @@ TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
         const std::string dtype =
             tensor.dtype == DType::bf16 ? "float32" : std::string(name_of(tensor.dtype));
         EXPECT_THAT(line, testing::HasSubstr(concat(tensor.name, ' ', tensor.shape, ' ', dtype, ' ')));
-        // All elements are exact in float64, so only the order of summation differs: at most n roundings of a
-        // partial sum, which is at most the sum of magnitudes.
+        // All elements are exact in float64, so only the summation order differs: at most n roundings, each
+        // relative to a partial sum, which is at most the sum of magnitudes.
         const std::vector<double> values = to_host(ctx, value_of(tensor.name));
         double sum = 0;
         double magnitude = 0;
@@ -92,8 +92,8 @@ TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
     }
 }
 
-// Reads the list of tensors in the user block as docs/checkpoint_format.md describes it, and compares every
-// entry with h5py's view of the same dataset: shape, elements, checksum, and the chunks' positions.
+// Reads the tensor list in the user block as docs/checkpoint_format.md describes it, and compares every entry
+// with h5py's view of the same dataset: shape, elements, checksum, and the chunks' positions.
 constexpr const char* kManifestReader = R"(
 import struct, sys, h5py, numpy as np
 path = sys.argv[1]

@@ -1,5 +1,5 @@
 #pragma once
-/// Helpers of the checkpoint tests: checkpoints with values from a seed, and comparison to the bit.
+/// Helpers for the checkpoint tests: checkpoints with values from a seed, and comparison to the bit.
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -18,7 +18,7 @@
 
 namespace gradtile::test {
 
-/// Returns the number of rounds of randomised tests: GRADTILE_TEST_ROUNDS if it is set, else `small`.
+/// Returns how many rounds a randomised test runs: GRADTILE_TEST_ROUNDS if it is set, else `small`.
 inline int test_rounds(int small) {
     const char* const rounds = std::getenv("GRADTILE_TEST_ROUNDS");
     return rounds != nullptr ? std::max(1, std::atoi(rounds)) : small;
@@ -30,7 +30,7 @@ inline std::vector<std::byte> row_major_bytes(const Tensor& x) {
     return bytes;
 }
 
-/// Weights, masters and moments of a small model at a step; every value depends on the step.
+/// A small model's weights, masters and moments at a step; every value depends on the step.
 inline Checkpoint generated_checkpoint(const Context& ctx, std::int64_t step, std::int64_t width = 24) {
     Checkpoint c;
     c.step = step;
@@ -88,7 +88,7 @@ inline void write_bytes(const std::filesystem::path& path, std::span<const std::
     out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// Returns the message of the Error that `work` throws; fails the test if it throws none.
+/// Returns the Error message that `work` throws; fails the test if it throws none.
 template <class Work>
 std::string error_of(Work&& work) {
     try {

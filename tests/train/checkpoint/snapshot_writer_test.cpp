@@ -24,7 +24,7 @@ TEST(SnapshotWriter, SavesTheStateBeforeLaterChanges) {
     SnapshotWriter writer(CheckpointDirectory(place.path(), {.keep_last = 100}), ctx);
     const Checkpoint live = generated_checkpoint(ctx, 0);
     for (std::int64_t step = 1; step <= 20; ++step) {
-        Checkpoint now = live;  // shares the tensors of `live`
+        Checkpoint now = live;  // shares `live`'s tensors
         now.step = step;
         const auto overwrite = [&](const NamedTensors& tensors) {
             for (const auto& [name, x] : tensors) fill(ctx, x, static_cast<double>(step));

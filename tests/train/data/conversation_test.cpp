@@ -24,7 +24,7 @@ const Conversation two_turns{{ChatRole::system, "Be kind."},
                              {ChatRole::user, "  Bye "},
                              {ChatRole::assistant, "See you"}};
 
-/// The text of a conversation, with brackets around the tokens that are targets.
+/// A conversation's text, with brackets around the tokens that are targets.
 std::string marked(ChatTemplate chat_template, const Conversation& conversation) {
     const EncodedConversation encoded =
         ChatFormat(chat_template, Tokenizer::bytes()).encode(conversation, "test");
@@ -64,7 +64,7 @@ TEST(ChatTemplates, TheFirstTokenIsNeverATarget) {
                              .is_target.front());
 }
 
-/// The prompt's tokens are the first tokens of the same conversation with the answer.
+/// The same conversation with the answer begins with the prompt's tokens.
 TEST(ChatTemplates, APromptIsTheTextBeforeTheAnswer) {
     for (const ChatTemplate chat_template :
          {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
@@ -122,7 +122,7 @@ TEST(ConversationFile, NamesTheLineThatIsWrong) {
                 HasSubstr("f.jsonl: has no conversation"));
 }
 
-/// Examples of 5, 3, 9, 2 and 4 tokens; the ids count from 100, and even ids are targets.
+/// Examples with 5, 3, 9, 2 and 4 tokens; the ids count from 100, and even ids are targets.
 TokenSequence numbered_examples() {
     Examples examples{.begins = {0, 5, 8, 17, 19, 23}, .is_target = std::vector<bool>(23)};
     std::vector<std::int32_t> ids;
@@ -202,7 +202,7 @@ TEST(Examples, PackedRowsDivideWindowsAtExamples) {
     EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 8, 16, 16, 16));
 }
 
-/// In every epoch each target counts once, in any number of ranks.
+/// In every epoch each target counts once, for any number of ranks.
 TEST(Examples, AnEpochVisitsEachTargetOnceInAnyNumberOfRanks) {
     for (const Packing& packing : {Packing{}, Packing{{.kind = DocumentRule::Kind::examples}, 2}})
         for (const std::int64_t context : {2, 6, 30}) {

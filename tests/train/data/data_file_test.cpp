@@ -36,7 +36,7 @@ void overwrite(const std::string& path, std::int64_t offset, std::string_view by
         .write(bytes.data(), std::ssize(bytes));
 }
 
-/// Shifts the time of last change; two writes within a clock tick would have the same time.
+/// Shifts the modification time; two writes within a clock tick would have the same time.
 void set_time(const std::string& path, std::int64_t seconds) {
     const timespec times[2] = {{seconds, 0}, {seconds, 0}};
     ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);

@@ -158,7 +158,7 @@ TEST(DataLoader, RanksShareOneOrder) {
             }
             state = loader.state();
         }
-        // In each batch, the rows of rank 0 come before those of rank 1.
+        // In each batch, rank 0's rows come before rank 1's.
         const std::size_t rows = 60 / 5 / std::size_t(ranks), of_batch = rows * std::size_t(ranks);
         for (std::size_t i = 0; i < expected.size(); ++i)
             EXPECT_EQ(of_rank[i % of_batch / rows][i / of_batch * rows + i % rows], expected[i]);
@@ -299,7 +299,7 @@ TEST(SequentialLoader, BatchesAreAsSmallAsTheirWindows) {
     // Lengths above 8 are rounded up by less than an eighth, but never beyond the context.
     EXPECT_EQ(SequentialLoader(numbered_tokens(101), 16'777'216).next_shape(12), (Shape{1, 104}));
     EXPECT_EQ(SequentialLoader(numbered_tokens(101), 100).next_shape(12), (Shape{1, 100}));
-    // With a stride, the first targets of the last window are those of the window before.
+    // With a stride, the last window's first targets also belong to the previous window.
     SequentialLoader strided(numbered_tokens(15), 8, {.stride = 7});
     strided.next(empty_batch(ctx, 1, 8));
     EXPECT_EQ(strided.next_shape(1), (Shape{1, 7}));
@@ -361,7 +361,7 @@ TEST(DataLoader, EveryRankCountsTheTargetsOfAll) {
     }
 }
 
-/// A token file of 40 kB whose ids are their positions, and its sequence.
+/// A 40 kB token file whose ids are their positions, and its sequence.
 struct PlacesOnDisk {
     PlacesOnDisk() {
         std::vector<std::int32_t> ids(20'000);

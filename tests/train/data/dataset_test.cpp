@@ -206,7 +206,7 @@ TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
         options.expected_content = parse_json(record, "test");
         EXPECT_THAT(message_of([&] { load_dataset(options); }), HasSubstr("a.txt: ")) << record;
     }
-    // Values that older versions, without a record of the content, wrote.
+    // Values that older versions, which did not record the content, wrote.
     for (const char* const none : {"null", "{}", "[]", "7"}) {
         options.expected_content = parse_json(none, "test");
         EXPECT_EQ(message_of([&] { load_dataset(options); }), "no error") << none;
@@ -224,7 +224,7 @@ TEST(Dataset, TextThatDoesNotFitIntoMemoryIsRefused) {
 }
 
 TEST(Dataset, SplitsTheLargestPossibleFile) {
-    const std::filesystem::path memory = "/dev/shm";  // tmpfs allows sparse files of 8 EiB
+    const std::filesystem::path memory = "/dev/shm";  // tmpfs allows sparse 8 EiB files
     if (!is_directory(memory)) GTEST_SKIP() << "there is no " << memory;
     const std::filesystem::path path = memory / concat("gradtile-", getpid(), ".bin");
     std::ofstream(path) << "1234";
@@ -252,7 +252,7 @@ TEST(Dataset, TinyShakespeareIsSplitAsNanoGptSplitsIt) {
     std::vector<std::int32_t> first(5);
     dataset.train.read(0, first);
     EXPECT_THAT(first,
-                testing::ElementsAre(18, 47, 56, 57, 58));  // "First" in the ids of nanoGPT's prepare.py
+                testing::ElementsAre(18, 47, 56, 57, 58));  // "First" in the ids from nanoGPT's prepare.py
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST(Packing, BordersDoNotDependOnWhereWindowsBegin) {
     }
 }
 
-/// Returns the text from each beginning of a document to the next.
+/// Returns the text from each document's beginning to the next.
 std::vector<std::string> documents_in(const std::string& text, const Tokenizer& tokenizer) {
     const TokenSequence tokens(tokenizer.encode(text, "text"), "text");
     std::vector<std::string> documents;

@@ -20,7 +20,7 @@ using test::TemporaryDirectory;
 using testing::HasSubstr;
 
 const std::vector<std::int32_t> ids = {0, 5, 50256, 7, 1, 2, 3};
-/// Returns the options that open a file of this format when only the type of the format is known.
+/// Returns the options that open a file in this format when only the format's type is known.
 TokenFileOptions for_format(TokenFormat format, std::int64_t vocabulary = 0) {
     const bool told = format == TokenFormat::headerless_uint32;
     return {.vocabulary = vocabulary, .type = told ? TokenType::uint32 : TokenType::automatic};
@@ -135,8 +135,8 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsRefused) {
         return text.starts_with(path + ": ") ? text.substr(path.size() + 2) : text;
     };
     const std::string expected = "expected 20240520 (gpt2) or 20240801 (llama3)";
-    // Tests magic numbers that are wrong by one, and a date that is no format of llm.c, with and without a
-    // valid header, for every token type.
+    // Tests magic numbers that are wrong by one, and a date that is no llm.c format, with and without a valid
+    // header, for every token type.
     for (const std::int32_t magic : {20240519, 20240521, 20240802, 20241231}) {
         const std::string wrong = "wrong magic " + std::to_string(magic) + "; " + expected;
         EXPECT_EQ(message(shard(magic, 1, 100, 200)), wrong);
@@ -158,7 +158,7 @@ TEST(TokenFile, AHeaderWithAWrongMagicNumberIsRefused) {
     EXPECT_EQ(message(shard(20250607, 0, 100, 200)), "no error");
 }
 
-/// Returns the little-endian bytes of a file.
+/// Returns a file's little-endian bytes.
 template <class Id>
 std::string bytes_of(const std::vector<Id>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Id)};
@@ -184,8 +184,8 @@ TEST(TokenFile, HeaderlessIdsOf32BitsNeedTheirType) {
         EXPECT_TRUE(std::equal(read.begin(), read.end(), wide.begin(), wide.end()));
         EXPECT_EQ(open_token_file(path, {.type = TokenType::uint16}).tokens.size(), 6'000'000);
     }
-    // Tests 16-bit ids that resemble 32-bit ids: ids of a vocabulary of four, where every id is 0 to 3, and
-    // files with few ids.
+    // Tests 16-bit ids that resemble 32-bit ids: ids from a four-token vocabulary, where every id is 0 to 3,
+    // and files with few ids.
     std::vector<std::uint16_t> small(1000), few = {300, 0, 300, 1, 300, 0};
     for (std::size_t i = 0; i < small.size(); ++i) small[i] = static_cast<std::uint16_t>(i * i % 4);
     EXPECT_EQ(open_token_file(place.write("small.bin", bytes_of(small))).format, TokenFormat::headerless);
@@ -297,7 +297,7 @@ TEST(TokenFile, MoreThanTwoGibibytesAreReadAtTheRightPlace) {
     file.seekp((count - 1) * 2);
     file.write("\x07", 1);
     file.close();
-    // A vocabulary of all 16-bit ids needs no scan, so only two pages are read.
+    // A vocabulary with all 16-bit ids needs no scan, so only two pages are read.
     const TokenSequence tokens = open_token_file(path, {.vocabulary = 65536}).tokens;
     EXPECT_EQ(tokens.size(), count);
     std::vector<std::int32_t> last(2);

@@ -17,7 +17,7 @@ using test::adamw_options;
 using test::adamw_steps;
 using test::AdamWProblem;
 
-/// The formula of torch.optim.AdamW for one element, in float64.
+/// The torch.optim.AdamW formula for one element, in float64.
 struct ScalarAdamW {
     double w, m = 0.0, v = 0.0;
     int t = 0;
@@ -31,9 +31,9 @@ struct ScalarAdamW {
     }
 };
 
-/// The rounding error of `adamw_steps` updates in a dtype with this epsilon. Each step rounds w twice (after
-/// decay and after subtraction), and rounds about 16 times in computing the update, which is at most lr /
-/// sqrt(1 - beta2).
+/// The rounding error after `adamw_steps` updates in a dtype with this epsilon. Each step rounds w twice
+/// (after decay and after subtraction), and rounds about 16 times in computing the update, which is at most
+/// lr / sqrt(1 - beta2).
 double rounding_bound(double weight, double epsilon) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     return adamw_steps * epsilon * (2.0 * (std::abs(weight) + adamw_steps * update) + 16.0 * update);
@@ -74,8 +74,7 @@ TEST(AdamW, UpdatesFloat32MastersOfBfloat16) {
 }
 
 TEST(AdamW, EqualsStoredNumbersOfAnIndependentProgram) {
-    // Expected values from the formula of torch.optim.AdamW in numpy, with lr 1e-2, betas 0.9 and 0.99, decay
-    // 0.1.
+    // Expected values from torch.optim.AdamW's formula in numpy, with lr 1e-2, betas 0.9 and 0.99, decay 0.1.
     const Context ctx;
     ParameterStore store;
     const Parameter matrix = store.add("matrix", {2, 2}, Init::zeros());

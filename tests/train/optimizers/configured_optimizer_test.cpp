@@ -10,8 +10,8 @@
 namespace gradtile {
 namespace {
 
-/// The bytes of optimizer state that process `rank` allocates for its shard, without the counter of updates
-/// (4 bytes).
+/// The optimizer state bytes that process `rank` allocates for its shard, without the update counter (4
+/// bytes).
 OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
@@ -33,7 +33,7 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
     return {static_cast<std::size_t>(packed), make_optimizer(ctx, store, config, shard)->state_bytes() - 4};
 }
 
-/// Runs once for each optimizer of the list.
+/// Runs once for each optimizer in the list.
 class EveryOptimizer : public testing::TestWithParam<OptimizerKind> {};
 INSTANTIATE_TEST_SUITE_P(ConfiguredOptimizer, EveryOptimizer, testing::ValuesIn([] {
                              std::vector<OptimizerKind> kinds;

@@ -37,9 +37,9 @@ using test::reference_norm;
 
 using CudaGlobalNorm = test::CudaTest;
 
-/// Lengths near those of a warp, a thread block and a partial sum, and a length with more partial sums than
-/// the second stage has threads. The relative error of a float64 sum of n squares and its root is at most (n
-/// + 2) epsilon, for any order of additions.
+/// Lengths near the size of a warp, a thread block and a partial sum, and a length with more partial sums
+/// than the second stage has threads. The root of a float64 sum over n squares has a relative error of at
+/// most (n + 2) epsilon, for any addition order.
 TEST_F(CudaGlobalNorm, EqualsTheLongDoubleSumAtAnyLength) {
     for (const std::int64_t n : {1, 31, 33, 257, 32767, 32768, 32769, 100001, 1030 * 32768 + 7})
         for (const DType dtype : floating_dtypes) {
@@ -99,11 +99,10 @@ TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
 
 using CudaAdamW = test::CudaTest;
 
-/// The largest difference of a weight between CPU and GPU: twice the rounding error of one device. Each step
-/// rounds w twice (after decay and after subtraction), and rounds the update, which is at most lr / sqrt(1 -
-/// beta2), about 16 times (see adamw_test.cpp). In float64 the error of beta^t counts, too: on a GPU it is 2
-/// units in the last place, and 1 / (1 - beta^t) multiplies it by up to 100 under the root and up to 10
-/// outside it.
+/// A weight's largest difference between CPU and GPU: twice one device's rounding error. Each step rounds w
+/// twice (after decay and after subtraction), and rounds the update, which is at most lr / sqrt(1 - beta2),
+/// about 16 times (see adamw_test.cpp). In float64 the error in beta^t counts, too: on a GPU it is 2 units in
+/// the last place, and 1 / (1 - beta^t) multiplies it by up to 100 under the root and up to 10 outside it.
 double difference_bound(double weight, DType dtype) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
     const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
@@ -153,8 +152,8 @@ TEST_F(CudaAdamW, CanOptimizeAPartOfTheStore) {
     }
 }
 
-/// The rate and the count of updates are in device memory, so a replayed step uses and advances them like a
-/// step without a graph.
+/// The rate and the update count are in device memory, so a replayed step uses and advances them like a step
+/// without a graph.
 TEST_F(CudaAdamW, ReplayedFromAGraphEqualsEagerToTheBit) {
     AdamWProblem eager(gpu(), DType::bf16), replayed(gpu(), DType::bf16);
     ElementwiseOptimizer first(gpu(), eager.store, adamw_options),
@@ -207,7 +206,7 @@ TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
             on_gpu.step(gpu(), muon_lr);
             on_cpu.step(cpu, muon_lr);
         }
-        // On each device, the error of the orthogonalised update is the rounding of 5 steps with 3 products
+        // On each device, the orthogonalised update's error is the rounding in 5 steps with 3 products each
         // of up to 32 terms, times the quintic's slope (below 500), times the matrix's rate (at most 2 * 20 *
         // lr). Subtracting the update from the weight rounds once more.
         const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
@@ -239,7 +238,7 @@ TEST_F(CudaMuon, NewtonSchulzOfZeroIsZero) {
     }
 }
 
-/// Odd sizes, and a matrix of more elements than a grid has threads.
+/// Odd sizes, and a matrix with more elements than a grid has threads.
 TEST_F(CudaMuon, NewtonSchulzInBfloat16IsAsAccurateAsPublished) {
     for (const Shape& shape : {Shape{96, 96}, Shape{129, 67}, Shape{48, 192}, Shape{768, 256},
                                Shape{264, 520}, Shape{392, 392}, Shape{301, 137}}) {
@@ -260,7 +259,7 @@ TEST_F(CudaMuon, OrthogonalizesAStackLikeSeparateMatrices) {
         newton_schulz(gpu(), stack, DType::f64);
         for (std::int64_t i = 0; i < shape[0]; ++i) newton_schulz(gpu(), separate.select(0, i), DType::f64);
         const std::vector<double> together = to_host(gpu(), stack), alone = to_host(gpu(), separate);
-        // The bound is that of NewtonSchulz.OrthogonalizesAStackLikeSeparateMatrices.
+        // Same bound as in NewtonSchulz.OrthogonalizesAStackLikeSeparateMatrices.
         const double bound = 500.0 * 5 * 3 * 192 * std::numeric_limits<double>::epsilon();
         for (std::size_t i = 0; i < together.size(); ++i) ASSERT_NEAR(together[i], alone[i], bound) << i;
     }

@@ -15,7 +15,7 @@ namespace {
 
 using test::reference_norm;
 
-/// Bound of the relative error of a float64 sum of n squares and its root, in any order of summation.
+/// Bounds the relative error of a float64 sum over n squares, and of its root, for any summation order.
 double bound(std::int64_t n) {
     return static_cast<double>(n + 2) * std::numeric_limits<double>::epsilon();
 }

@@ -30,7 +30,7 @@ struct ScalarLion {
         largest_gradient = std::max(largest_gradient, std::abs(g));
         smallest_direction = std::min(smallest_direction, std::abs(direction));
     }
-    /// Returns false if the direction of some step is so close to 0 that rounding may change its sign. The
+    /// Returns false if some step's direction is so close to 0 that rounding may change its sign. The
     /// momentum, which is at most the largest gradient, has 4 roundings per step, and the direction has 4
     /// more.
     bool has_certain_signs(double epsilon) const {

@@ -34,7 +34,7 @@ double newton_schulz_of_scalar(double s) {
     return s;
 }
 
-/// Returns a matrix with orthonormal columns, rows >= cols: columns of the Sylvester Hadamard matrix.
+/// Returns a matrix with orthonormal columns, rows >= cols: columns from the Sylvester Hadamard matrix.
 Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols) {
     Tensor x = empty(ctx, {rows, cols}, DType::f64);
     for (std::int64_t i = 0; i < rows; ++i)
@@ -70,14 +70,14 @@ TEST(NewtonSchulz, AppliesTheQuinticToEverySingularValue) {
     std::vector<double> expected;
     for (const double value : s)
         expected.push_back(newton_schulz_of_scalar(value / (std::sqrt(squares) + 1e-7)));
-    // The roundings of five steps with three products of at most 32 terms, multiplied by the largest slope of
-    // the five quintics, 3.4445^5 < 500.
+    // The roundings in five steps with three products of at most 32 terms each, multiplied by the largest
+    // slope of the five quintics, 3.4445^5 < 500.
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (const std::int64_t rows : {8, 32}) {
         Tensor x = with_singular_values(ctx, rows, s);
         newton_schulz(ctx, x, x.dtype());
         expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
-        // A wide matrix is the transpose of a tall one.
+        // A wide matrix is a transposed tall one.
         Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
         newton_schulz(ctx, wide, wide.dtype());
         expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
@@ -161,8 +161,7 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
             fresh.set_gradients(ctx, t);
             muon.step(ctx, muon_lr);
         }
-        // The bound: the rounding of the momentum (eps) times the quintic's slope (below 500), in three
-        // steps.
+        // The bound: the momentum's rounding (eps) times the quintic's slope (below 500), in three steps.
         expect_near(ctx, fresh.store.find(name).value(), expected,
                     3 * 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon());
     }
@@ -212,7 +211,7 @@ TEST(Muon, DoesNotDependOnTheNumberOfThreads) {
     }
 }
 
-/// Groups of any size compute the same products.
+/// Groups compute the same products at any group size.
 TEST(Muon, ResultsDoNotDependOnTheGroupSize) {
     const Context ctx(Device::cpu(), 2);
     std::vector<std::vector<double>> results;
@@ -225,8 +224,8 @@ TEST(Muon, ResultsDoNotDependOnTheGroupSize) {
         optimizer.step(ctx, muon_lr);
         results.push_back(to_host(ctx, problem.store.values()));
     }
-    // A library may add in another order when it multiplies several matrices in one call. The bound is the
-    // rounding error of a product times the largest slope of the Newton-Schulz polynomial.
+    // A library may add in another order when it multiplies several matrices in one call. The bound is a
+    // product's rounding error times the largest slope of the Newton-Schulz polynomial.
     const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], bound);
 }
@@ -244,7 +243,7 @@ TEST(Muon, NamesItsStateByParameter) {
     EXPECT_EQ(names, expected);
 }
 
-/// The shard of one process, as DataParallel assigns it.
+/// One process's shard, as DataParallel assigns it.
 struct MuonShard {
     MuonShard(const Context& ctx, DType dtype, int rank, int processes) : problem(ctx, dtype, processes) {
         const auto cost = [](const Parameter& parameter) {
@@ -321,7 +320,7 @@ TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
                     EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
                 }
             }
-            // All shards together hold each element of each moment exactly once.
+            // All shards together hold each moment's elements exactly once.
             EXPECT_EQ(matrices, 3u * 32 * 8);
             EXPECT_EQ(moments, 2u * (20 * 8 + 32));
         }

@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters and gradients for the tests of optimizers on CPU and GPU.
+/// Parameters and gradients for optimizer tests on CPU and GPU.
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -21,7 +21,7 @@ inline constexpr AdamW adamw_options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-
 inline constexpr double adamw_lr = 1e-2;
 inline constexpr int adamw_steps = 20;
 
-/// Parameters that are alternately matrices and vectors. One of them is longer than a block.
+/// Parameters that are alternately matrices and vectors. One parameter is longer than a block.
 struct AdamWProblem {
     AdamWProblem(const Context& ctx, DType dtype) {
         for (const auto& [name, shape] : {std::pair<const char*, Shape>{"embedding", {37, 9}},
@@ -33,7 +33,7 @@ struct AdamWProblem {
         store.allocate(ctx, dtype);
         store.initialize(ctx, Seed{11});
     }
-    /// The gradient of element i of the flat store at step t. Sizes span seven orders of magnitude.
+    /// The gradient at step t for element i in the flat store. Sizes span seven orders of magnitude.
     static double gradient(std::int64_t i, int t) {
         const double size = std::pow(10.0, static_cast<double>(i % 7) - 4.0);
         return static_cast<double>(
@@ -59,7 +59,7 @@ inline constexpr MuonOptions muon_options{.lr_ratio = 20.0,
                                           .newton_schulz = DType::f32};
 inline constexpr double muon_lr = 1e-3;
 
-/// Matrices for Muon, two of which form a stack, and parameters for AdamW.
+/// Matrices for Muon, two in one stack, and parameters for AdamW.
 struct MuonProblem {
     MuonProblem(const Context& ctx, DType dtype, int processes = 1) {
         store.add("embedding", {20, 8}, Init::normal(0.5));
@@ -115,7 +115,7 @@ inline Tensor published_newton_schulz(const Context& ctx, const Tensor& x) {
     return tall ? cast(ctx, iterate.transpose(0, 1), DType::f32) : iterate;
 }
 
-/// The Frobenius norm of x - y.
+/// The Frobenius norm ||x - y||.
 inline double distance(const Context& ctx, const Tensor& x, const Tensor& y) {
     const Tensor difference = cast(ctx, x, DType::f64);
     axpy(ctx, difference, -1.0, cast(ctx, y, DType::f64));

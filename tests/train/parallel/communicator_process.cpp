@@ -1,6 +1,6 @@
-// Compares the results of every collective with values that each process computes alone. This program is one
-// rank; communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process
-// cuda, with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
+// Compares every collective's results with values that each process computes alone. This program is one rank;
+// communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
+// with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
 #include <cmath>
 #include <iostream>
 
@@ -105,7 +105,7 @@ class Checks {
     int wrong_results_ = 0;
 };
 
-/// Counts the ranks whose sums differ from this rank's. The addends cause rounding, so the order of additions
+/// Counts the ranks whose sums differ from this rank's. The addends cause rounding, so the addition order
 /// matters.
 int differences(const Context& ctx, const Communicator& communicator, ProcessGroup& group) {
     std::vector<double> values;
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
             const auto communicator = make_communicator(ctx, group);
             const auto symmetric = communicator->symmetric_memory(ctx);
             std::vector<Context> contexts = {ctx};
-            // Uses one arena, because each allocation of symmetric memory is a collective call.
+            // Uses one arena, because each symmetric-memory allocation is a collective call.
             if (symmetric != ctx.allocator())
                 contexts.push_back(ctx.with_allocator(
                     std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30, symmetric)));

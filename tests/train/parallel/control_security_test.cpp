@@ -1,5 +1,5 @@
-// Security of the control connection: programs without the key at rank 0's port, with and without knowledge
-// of the protocol, and an attacker who changes messages between two processes.
+// Security of the control connection: programs without the key at rank 0's port, with or without knowledge of
+// the protocol, and an attacker who changes messages between two processes.
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ class RawConnection {
     void send(std::string_view bytes) const {
         static_cast<void>(!::send(*socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
-    /// Reads up to `bytes` bytes; fewer at the end of the connection.
+    /// Reads up to `bytes` bytes; fewer when the connection ends.
     std::string receive(std::size_t bytes) const {
         std::string all;
         const SteadyTime deadline = within(seconds(60));
@@ -62,7 +62,7 @@ class RawConnection {
     Descriptor socket_;
 };
 
-/// Rank 0's hub, without the other parts of rank 0's process.
+/// Rank 0's hub, without the rest of rank 0's process.
 struct Hub {
     explicit Hub(int size) {
         auto [own, hub_end] = connected_pair();
@@ -74,7 +74,7 @@ struct Hub {
             std::move(listener), MessageStream(std::move(hub_end), keys.mirrored(), 4096),
             ControlHub::Options{.size = size, .timeout = 60.0, .version = "1", .key = key});
     }
-    /// Connects as a process with `its_key`. Returns "accepted", "closed" or the reason of the refusal.
+    /// Connects as a process with `its_key`. Returns "accepted", "closed" or the reason for the refusal.
     std::string connect(const Identity& identity, const std::string& its_key) {
         Descriptor socket = connect_to_one_of({{"127.0.0.1", port}}, within(seconds(60))).socket;
         try {
@@ -158,7 +158,7 @@ TEST(ControlSecurity, RefusesAReplayedHandshake) {
     EXPECT_EQ(replaying.receive<Verdict>().kind, Verdict::Kind::wrong_key);
 }
 
-/// A false rank 0 sends either the code that it has received from the process, or a verdict of an earlier
+/// A false rank 0 sends either the code that it has received from the process, or a verdict from an earlier
 /// connection.
 TEST(ControlSecurity, ProcessRefusesAFalseRankZero) {
     const std::string key = random_key();

@@ -12,7 +12,7 @@ ParameterStore& store_of(ParameterStore& store, std::initializer_list<std::int64
     return store;
 }
 
-/// Expects contiguous buckets from 0 to `elements`, with lengths that are multiples of `multiple`.
+/// Expects contiguous buckets from 0 to `elements`, with lengths divisible by `multiple`.
 void expect_contiguous_cover(const std::vector<FlatRange>& buckets, std::int64_t elements,
                              std::int64_t multiple) {
     std::int64_t end = 0;

@@ -25,18 +25,18 @@ namespace gradtile::test {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Repetitions of the fault tests: GRADTILE_FAULT_ROUNDS, or 2.
+/// How often fault tests repeat: GRADTILE_FAULT_ROUNDS, or 2.
 inline int fault_rounds() {
     const char* const rounds = std::getenv("GRADTILE_FAULT_ROUNDS");
     return rounds != nullptr ? std::atoi(rounds) : 2;
 }
 
-/// A port of this host that was just free.
+/// A port on this host that was just free.
 inline int free_port() {
     return listen_at("127.0.0.1", 0, SteadyClock::now()).port;
 }
 
-/// How a process ended, its last line, and the seconds since the call of exits().
+/// How a process ended, its last line, and the seconds since exits() was called.
 struct Exit {
     int exit_code = -1;
     int signal = 0;
@@ -47,7 +47,7 @@ struct Exit {
 class ForkedRanks {
   public:
     using Body = std::function<void(ProcessGroup& group)>;
-    /// Exit codes of the processes: 0 when the body returns; 1 when it throws, with the message as output; 3
+    /// The processes' exit codes: 0 when the body returns; 1 when it throws, with the message as output; 3
     /// when another process is lost, with the line that reports it as output.
     ForkedRanks(int size, double timeout) : size_(size), timeout_(timeout), port_(free_port()) {}
     ~ForkedRanks() {
@@ -74,7 +74,7 @@ class ForkedRanks {
     void set_key(const std::string& key) { key_ = key; }
 
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }
-    /// `place` is the index of the process in exits().
+    /// `place` is the process's index in exits().
     void start(const RankEnvironment& environment, int place, const Body& body) {
         const std::string file = (directory_ / concat("rank", place)).string();
         const pid_t process = fork();

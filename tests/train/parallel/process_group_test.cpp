@@ -223,7 +223,7 @@ TEST(ProcessGroup, NamesRankZeroAfterItWasStoppedAndContinued) {
     ForkedRanks ranks(3, 3.0);
     ranks.start(0, [&](ProcessGroup& group) { wait_forever(ranks, group); });
     ranks.start(2, [&](ProcessGroup& group) { wait_forever(ranks, group); });
-    ranks.set_timeout(60.0);  // rank 1 can learn of the loss from rank 0 only
+    ranks.set_timeout(60.0);  // only rank 0 can tell rank 1 about the loss
     ranks.start(1, [&](ProcessGroup& group) { wait_forever(ranks, group); });
     ranks.wait_for_mark_of_all("stuck");
     ranks.send(0, SIGSTOP);
@@ -389,7 +389,7 @@ TEST(ProcessGroup, ProcessThatEndsWithoutLeavingIsLost) {
         if (group.rank() == 1) return;
         group.leave();
     });
-    // The rest of the line depends on whether rank 0 has called leave() by then.
+    // How the line continues depends on whether rank 0 has called leave() by then.
     EXPECT_THAT(ranks.exits()[0].output,
                 StartsWith("rank 1 was lost before the first step (its connection closed)"));
 }

@@ -260,7 +260,7 @@ TEST(RankEnvironment, RefusesAnUnknownAddressOfRankZero) {
 TEST(RankEnvironment, RefusesLaunchersThatContradictEachOther) {
     const Variables agreeing = {{"RANK", "2"}, {"WORLD_SIZE", "4"}};
     EXPECT_EQ(read(open_mpi + agreeing).rank, 2);
-    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // a variable that only one of the launchers sets
+    EXPECT_EQ(read(open_mpi + agreeing).local_size, 2);  // a variable that only one launcher sets
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}),
               "RANK is 1, but OMPI_COMM_WORLD_RANK is 2; expected them to be equal, or only one to be set");
     EXPECT_EQ(refusal(open_mpi + Variables{{"RANK", "2"}, {"WORLD_SIZE", "8"}}),

@@ -7,7 +7,7 @@
 namespace gradtile::test {
 namespace {
 
-/// A GPT-like model: embeddings, blocks of matrices and vectors, a norm, a head.
+/// A GPT-like model: embeddings, blocks with matrices and vectors, a norm, a head.
 void declare_model(ParameterStore& store, int blocks, std::int64_t width) {
     store.add("wte", {100, width}, Init::ones());
     for (int i = 0; i < blocks; ++i) {

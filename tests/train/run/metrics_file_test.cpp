@@ -72,7 +72,7 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
         MetricsFile metrics(path);
         for (std::int64_t step = 1; step <= 6; ++step) {
             metrics.write(report(step));
-            if (step == 3) metrics.write_checkpoint_event(2);  // the save of step 2 is reported at step 3
+            if (step == 3) metrics.write_checkpoint_event(2);  // step 2's save is reported at step 3
         }
         metrics.write_checkpoint_event(5);
     }
@@ -89,9 +89,9 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
     EXPECT_EQ(lines_of(path), expected);
 }
 
-/// A run saved the checkpoint of a step whose evaluation was pending, later wrote that step's line, and was
-/// killed before the next checkpoint. The resumed run evaluates and writes the line again, so the old line
-/// must be removed.
+/// A run saved a step's checkpoint while the step's evaluation was pending, later wrote that step's line, and
+/// was killed before the next checkpoint. The resumed run evaluates and writes the line again, so the old
+/// line must be removed.
 TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
@@ -157,7 +157,7 @@ TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
         std::ofstream(path) << R"({"step":1,"loss":2,"wall_s":)" << wall << "}\n";
         EXPECT_EQ(MetricsFile(path, 1).wall_s(), expected) << wall;
     }
-    std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // a file of an older version
+    std::ofstream(path) << R"({"step":1,"loss":2,"ms":5})" << '\n';  // a file from an older version
     EXPECT_EQ(MetricsFile(path, 1).wall_s(), 0.0);
 }
 

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 struct RunToResume : TinyRun {
-    /// Ten of twelve steps, with checkpoints of the steps 5 and 10.
+    /// Ten steps out of twelve, with checkpoints at steps 5 and 10.
     RunToResume() { config.eval_every = 0; }
     void train(std::int64_t until = 10) { Trainer(config, on_message).run(until); }
     std::filesystem::path out() const { return config.out; }
@@ -34,7 +34,7 @@ struct RunToResume : TinyRun {
     std::string refusal() const {
         return message_of([&] { Trainer(Resume{.directory = config.out}, [](const std::string&) {}); });
     }
-    /// Changes a checkpoint of the run and writes its file again.
+    /// Changes one of the run's checkpoints and writes its file again.
     template <class Change>
     void change(std::int64_t step, Change&& change) const {
         Checkpoint checkpoint = read_checkpoint(this->checkpoint(step));
@@ -77,7 +77,7 @@ TEST(ResumePoint, ADamagedAnnouncedCheckpointIsNamedAndTheOlderOneUsed) {
     EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("step_00000010.h5")));
 }
 
-/// Trains with a file in the place of the directory of checkpoints, so that every save fails.
+/// Trains with a file where the checkpoint directory should be, so that every save fails.
 void train_without_saves(const RunToResume& run, Trainer& trainer, std::int64_t until) {
     const std::filesystem::path checkpoints = run.out() / "checkpoints", kept = run.out() / "kept";
     const bool existed = exists(checkpoints);

@@ -197,7 +197,7 @@ void report_ready() {
     require(write(STDOUT_FILENO, "r", 1) == 1);
 }
 
-/// The process is the session leader of the terminal, to which the kernel sends the signal.
+/// The process is the terminal's session leader, to which the kernel sends the signal.
 TEST(StopSignals, AHungUpTerminalIsNoRequest) {
     const OnTerminal child([] {
         const StopSignals signals;

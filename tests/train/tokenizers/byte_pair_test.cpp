@@ -1,4 +1,5 @@
-// Compares byte-level BPE with ids of the tokenizers and tiktoken libraries, and tests it with hostile files.
+// Compares byte-level BPE with ids from the tokenizers and tiktoken libraries, and tests it with hostile
+// files.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -67,7 +68,7 @@ std::string random_bytes(std::size_t n, std::uint32_t seed) {
     std::string bytes;
     for (std::uint32_t i = 0; i < n; ++i) {
         const auto drawn = Philox::draw({i, 0, 0, 0}, {seed, 0});
-        // Parts of UTF-8 sequences, ASCII and whitespace, in any order.
+        // Partial UTF-8 sequences, ASCII and whitespace, in any order.
         constexpr std::string_view some = "ab '\n\t1!\xC3\xA9\xE4\xB8\xAD\xF0\x9F\x98\x80\xED\xA0\x80\xFF";
         bytes += drawn[0] % 4 == 0 ? static_cast<char>(drawn[1]) : some[drawn[1] % some.size()];
     }
@@ -136,7 +137,7 @@ TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
     for (std::uint32_t seed = 0; seed < 4; ++seed) {
         for (const json& one : ids["as_text"]) text += one["text"].get<std::string>();
         text += random_bytes(50, seed);
-        // Three threads get several chunks of 2^19 bytes each.
+        // Each of three threads gets several chunks of 2^19 bytes.
         while (text.size() < (seed + 1) * (test::sanitized ? 800'000 : 1'500'000))
             text += text.substr(text.size() / 2 + seed);
     }
@@ -147,8 +148,8 @@ TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
             EXPECT_TRUE(one == three);  // EXPECT_EQ would print millions of ids
             EXPECT_TRUE(tokenizer->decode(three) == text);
         }
-    // Texts that are a single word, or a single run of spaces: chunks begin inside it, where the division of
-    // the whole text has no border.
+    // Texts that are a single word, or a single run of spaces: chunks begin inside it, where dividing the
+    // whole text gives no border.
     for (const char c : {'a', ' ', '7'}) {
         const std::string word(3'000'000, c);
         EXPECT_TRUE(cl100k_.encode(word, "t", {.threads = 1}) == cl100k_.encode(word, "t", {.threads = 3}));
@@ -156,7 +157,7 @@ TEST_F(BytePairs, IdsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST_F(BytePairs, ALongWordTakesNoQuadraticTime) {
-    // With n^2 steps, the encoding of these 8 million bytes would take days.
+    // With n^2 steps, encoding these 8 million bytes would take days.
     std::string word;
     for (std::uint32_t i = 0; i < 8'000'000; ++i)
         word += static_cast<char>('a' + Philox::draw({i}, {1})[0] % 26);
@@ -206,7 +207,7 @@ TEST_F(BytePairs, ACheckpointsJsonIsTheSameTokenizer) {
         const std::string text = "hello world<|endoftext|> \n\n world's 1234";
         EXPECT_EQ(copy.encode(text, "t", recognised), tokenizer->encode(text, "t", recognised));
     }
-    // Older checkpoints hold the object of tokenizer.json.
+    // Older checkpoints hold the tokenizer.json object.
     const json object{
         {"kind", "bpe"}, {"merges_by_id", false}, {"tokenizer", json_of_file(reference("gpt2.json"))}};
     EXPECT_EQ(Tokenizer::from_json(object.dump(), "c.h5"), gpt2_);
@@ -351,7 +352,7 @@ TEST_F(BytePairs, HostilePatternsAreRefusedByName) {
 }
 
 TEST_F(BytePairs, ManyPatternsAreRefusedByNumber) {
-    // Cutting recurses into one pattern after another; 150,000 of them overflowed the stack.
+    // Cutting recurses into one pattern after another; 150,000 patterns overflowed the stack.
     json value = json_of_file(reference("llama3.json"));
     const json digits{{"type", "Digits"}, {"individual_digits", true}};
     json steps(64, digits);
@@ -382,7 +383,7 @@ TEST_F(BytePairs, TextThatAPatternWouldRemoveIsRefusedByPlace) {
               "t: byte offset 4: '2' matches no pattern of the tokenizer, which would remove it "
               "(pre_tokenizer, behavior Removed)");
     EXPECT_THAT(message_of([&] { letters.encode("one two!", "t"); }), HasSubstr("byte offset 7: '!'"));
-    // Chunks of a long text begin within pieces, where a pattern may miss text that it covers in fact.
+    // A long text's chunks begin within pieces, where a pattern may miss text that it covers in fact.
     split["pattern"]["Regex"] = "=[a-z]+";
     const Tokenizer words = load_tokenizer(place_.write("tokenizer.json", value.dump()));
     std::string many;
@@ -490,7 +491,7 @@ TEST(BytePairTrainer, TheMostFrequentPairIsMergedFirstAndTiesGoToSmallerIds) {
     const BytePairVocabulary vocabulary = trainer.train();
     EXPECT_EQ(vocabulary.tokens[0], "<e>");
     EXPECT_EQ(vocabulary.tokens[1], "!");  // the first byte that is written as itself
-    // Ids are in the order of the characters that stand for bytes: a < b < c < ... < space (U+0120).
+    // Ids follow the order of the characters that stand for bytes: a < b < c < ... < space (U+0120).
     EXPECT_THAT(std::vector(vocabulary.tokens.begin() + 257, vocabulary.tokens.end()),
                 ElementsAre("ab", "cd", "xy", " cd", " xy"));
 }
@@ -546,7 +547,7 @@ TEST(ByteCharacters, EveryByteHasOneCharacter) {
     const std::string characters = characters_of_bytes(bytes);
     EXPECT_TRUE(is_utf8(characters));
     EXPECT_EQ(bytes_of_characters(characters), bytes);
-    EXPECT_EQ(characters_of_bytes(" \n\xAD"), "\u0120\u010A\u0143");  // characters of GPT-2's vocabulary
+    EXPECT_EQ(characters_of_bytes(" \n\xAD"), "\u0120\u010A\u0143");  // as in GPT-2's vocabulary
     EXPECT_EQ(bytes_of_characters("\u0144"), std::nullopt);
     EXPECT_EQ(bytes_of_characters(" "), std::nullopt);
     EXPECT_EQ(bytes_of_characters("\xFF"), std::nullopt);
