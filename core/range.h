@@ -1,5 +1,6 @@
 #pragma once
 /// Ranges of allowed values, and size products with an overflow check.
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -38,11 +39,10 @@ void check_range(const char* name, Number value, const Range& range,
 /// The product of sizes >= 0; nullopt if the product is larger than `max`.
 inline std::optional<std::int64_t> product_up_to(std::int64_t max,
                                                  std::initializer_list<std::int64_t> sizes) {
+    if (std::ranges::find(sizes, 0) != sizes.end()) return 0;
     std::int64_t product = 1;
-    for (const std::int64_t size : sizes) {
-        if (size == 0) return 0;
+    for (const std::int64_t size : sizes)
         if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
-    }
     return product <= max ? std::optional(product) : std::nullopt;
 }
 

@@ -72,9 +72,9 @@ void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::st
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
-/// Replaces the model settings by those in the checkpoint that load_checkpoint(path) would load, except the
-/// training settings: both dropouts, adapters, recompute, deterministic. Adopts its chat template, too. Reads
-/// no tensors. Throws Error naming the file.
+/// Replaces the model settings by those of a checkpoint, or of a run's config.json, except the training
+/// settings: both dropouts, adapters, recompute, deterministic. Adopts the chat template, too. Throws Error
+/// naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files. Throws Error
 /// "SOURCE: ..." if it is no tokenizer, or if one of its ids is outside the vocabulary in the checkpoint's

@@ -88,7 +88,7 @@ inline void reset(Statistics& statistics, float sink) {
 /// left operands to p.tile(i, first), p.tile(i, first + 1), .., and the factors for the sums so far to
 /// `rescale`. The maximum is subtracted before the multiplication: a sink or a bias may be as large as
 /// float32 allows, and multiplied by log2(e) it would overflow. The product maximum * unit would also have a
-/// rounding error, which exceeds 2^7 for scores near 1e9.
+/// rounding error, which reaches 2^6 for scores near 1e9.
 template <class Scores>
 void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t columns, const Scores& reading,
                   const Operand& p, std::int64_t i, std::int64_t first, float (&rescale)[16]) {

@@ -55,7 +55,7 @@ struct ForwardScratch {
 /// P = 2^(unit * (S - maximum)). Without a score rule S is Q K^T, and the unit is scale * log2(e). With a
 /// score rule S is the score, and the unit is log2(e). The maximum is subtracted before the multiplication: a
 /// sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would overflow. The product
-/// maximum * unit would also have a rounding error, which exceeds 2^7 for scores near 1e9.
+/// maximum * unit would also have a rounding error, which reaches 2^6 for scores near 1e9.
 template <class V>
 class ForwardBlock {
     using Vector = typename V::Vector;

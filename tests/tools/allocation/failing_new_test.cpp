@@ -4,14 +4,14 @@
 
 #include <gradtile/core/io/little_endian.h>
 #include <gradtile/core/text/json_writer.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/tools/formats/internal/weight_files.h>
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
-#include <gradtile/train/config/train_config.h>
 
 #include <support/temporary_directory.h>
 
