@@ -169,22 +169,46 @@ std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& a
     return {{start(command, environment, SIGTERM), "mpirun"}};
 }
 
+/// Returns the processes that all threads of `process` have started and that have not ended.
+std::vector<pid_t> children_of(pid_t process) {
+    std::vector<pid_t> children;
+    std::error_code ended;
+    for (const auto& thread :
+         std::filesystem::directory_iterator(concat("/proc/", process, "/task"), ended)) {
+        std::ifstream list(thread.path() / "children");
+        for (pid_t child = 0; list >> child;) children.push_back(child);
+    }
+    return children;
+}
+
+/// Returns whether a signal has stopped the process.
+bool is_stopped(pid_t process) {
+    std::ifstream file(concat("/proc/", process, "/stat"));
+    std::string text;
+    std::getline(file, text);
+    // "PID (NAME) STATE ..."; the name may contain any character.
+    const std::size_t name_end = text.rfind(") ");
+    return name_end != std::string::npos && text.compare(name_end + 2, 1, "T") == 0;
+}
+
 /// The processes of one start; wait() returns when all have ended.
 class ChildProcesses {
   public:
-    ChildProcesses(std::vector<Child> children, Launch::Method method, const BlockedSignals& signals)
-        : children_(std::move(children)), method_(method), signals_(signals) {}
+    ChildProcesses(std::vector<Child> children, const Launch& launch, const BlockedSignals& signals)
+        : children_(std::move(children)), launch_(launch), signals_(signals) {}
 
     /// Returns 0, or the first failure's exit code.
     int wait() {
         while (!children_.empty()) {
-            const int signal = signals_.next(deadline_);
+            const int signal = signals_.next(deadline_.value_or(SteadyClock::now() + seconds(1)));
             if (signal == SIGCHLD) {
                 reap();
             } else if (signal != 0) {
                 forward_signal(signal);
-            } else if (deadline_ && SteadyClock::now() >= *deadline_) {
-                kill_all();
+            } else if (deadline_) {
+                if (SteadyClock::now() >= *deadline_) kill_survivors();
+            } else {
+                kill_if_all_are_stopped();
             }
         }
         return exit_code_;
@@ -225,24 +249,50 @@ class ChildProcesses {
         }
     }
 
-    void kill_all() {
+    std::vector<pid_t> ranks() const {
+        if (launch_.method == Launch::Method::mpirun) return children_of(children_.front().process);
+        std::vector<pid_t> processes;
+        for (const Child& child : children_) processes.push_back(child.process);
+        return processes;
+    }
+
+    void kill_if_all_are_stopped() {
+        const std::vector<pid_t> processes = ranks();
+        const SteadyTime now = SteadyClock::now();
+        if (processes.size() < 2 || !std::ranges::all_of(processes, is_stopped)) {
+            stopped_since_.reset();
+        } else if (!stopped_since_) {
+            stopped_since_ = now;
+        } else if (now - *stopped_since_ >= std::chrono::duration<double>(launch_.timeout)) {
+            print_message(concat("all ", processes.size(), " processes were stopped for ", launch_.timeout,
+                                 " s and are killed"));
+            exit_code_ = exit_lost_peer;
+            kill_all();
+        }
+    }
+
+    void kill_survivors() {
         if (!killed_by_launcher_ && exit_code_ != 0 && stop_signal_ == 0) {
             std::string names;
             for (const Child& child : children_) names += concat(names.empty() ? "" : ", ", child.name);
             print_message(
                 concat(names, " still ran ", survivor_grace.count(), " s after the failure and is killed"));
         }
+        kill_all();
+    }
+
+    void kill_all() {
         // SIGTERM first: mpirun must end its own processes before it exits.
-        const bool ask_first = method_ == Launch::Method::mpirun && !killed_by_launcher_;
+        const bool ask_first = launch_.method == Launch::Method::mpirun && !killed_by_launcher_;
         for (const Child& child : children_) ::kill(child.process, ask_first ? SIGTERM : SIGKILL);
         killed_by_launcher_ = true;
         deadline_ = SteadyClock::now() + seconds(5);
     }
 
     std::vector<Child> children_;
-    const Launch::Method method_;
+    const Launch& launch_;
     const BlockedSignals& signals_;
-    std::optional<SteadyTime> deadline_ = {};
+    std::optional<SteadyTime> deadline_ = {}, stopped_since_ = {};
     int exit_code_ = 0, stop_signal_ = 0;
     bool killed_by_launcher_ = false;
 };
@@ -264,7 +314,7 @@ int launch(const Launch& launch) {
         ChildProcesses children(launch.method == Launch::Method::fork
                                     ? start_ranks(launch.processes, arguments)
                                     : start_mpirun(launch.processes, arguments),
-                                launch.method, signals);
+                                launch, signals);
         const int exit_code = children.wait();
         const bool is_final = exit_code == 0 || exit_code == exit_usage;
         if (is_final || !may_restart || children.was_stopped() || restart == launch.restarts)

@@ -16,6 +16,7 @@ struct Launch {
     int processes = 1;
     Method method = Method::fork;
     int restarts = 0;
+    double timeout = 300.0;  ///< seconds after which several processes that are all stopped are killed
     /// The arguments after the program's name: for the first start, and for a restart that finds a run in
     /// `directory`.
     std::vector<std::string> arguments = {}, resume_arguments = {};
@@ -27,7 +28,8 @@ struct Launch {
 /// (128 + the signal, for a process killed by a signal).
 ///
 /// SIGTERM, SIGINT, SIGHUP and SIGUSR1 are forwarded as SIGUSR1: all processes finish the same step and save.
-/// A second signal (except SIGHUP) kills them. A signal that this process was started to ignore is not
+/// A second signal (except SIGHUP) kills them. Processes that are all stopped cannot notice each other; the
+/// launcher kills them. A signal that this process was started to ignore is not
 /// forwarded. The children start with no signal blocked.
 ///
 /// Each start creates a new GRADTILE_RUN_KEY for forked processes. Under mpirun, rank 0 creates a key and

@@ -204,6 +204,22 @@ TEST_F(Processes, OthersNameAHangingProcess) {
     }
 }
 
+/// Ranks that are all stopped cannot notice each other; the launcher does.
+TEST_F(Processes, TheLauncherKillsProcessesThatAreAllStopped) {
+    const double timeout = 3.0;
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out, timeout));
+    wait_for_steps(program, out, 20);
+    const auto since = steady_clock::now();
+    for (int rank = 0; rank < ranks_; ++rank) signal_process(process_of(out, rank), SIGSTOP);
+    const Outcome outcome = program.wait();
+    EXPECT_LT(seconds_since(since), timeout + killed_seconds);
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(outcome.err,
+                HasSubstr(concat("all ", ranks_, " processes were stopped for 3 s and are killed")));
+    expect_resumable(out);
+}
+
 /// A token file is overwritten on one host, so that the rank on this host throws an Error during a step.
 TEST_F(Processes, ErrorInAStepSavesTheStepBeforeInAllProcesses) {
     if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
