@@ -196,7 +196,7 @@ void CheckpointPlan::add_tensors(std::string_view group, const NamedTensors& ten
 std::uint64_t CheckpointPlan::file_bytes() const {
     constexpr std::uint64_t kPerObject = 1024;  // header, attribute, links; measured below 700
     constexpr std::uint64_t kPerChunk = 64;     // checksum and index entry
-    std::uint64_t bytes = user_block_ + 4 * kMetadataBlock;
+    std::uint64_t bytes = user_block_ + 2 * kMetadataBlock;
     for (const std::string& text : texts_) bytes += kPerObject + text.size();
     for (const Tensor& x : tensors_) {
         const Chunking cut(x.shape(), size_of(x.dtype()));

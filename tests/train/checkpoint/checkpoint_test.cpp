@@ -199,6 +199,25 @@ TEST(Checkpoint, FollowsASymbolicLinkUnlessForbidden) {
                 HasSubstr("link.h5: is a symbolic link; expected a regular file"));
 }
 
+/// A save fails before it begins when the disk has no room, so the space asked for is a near upper bound.
+TEST(Checkpoint, TheSpaceAskedForIsNearTheFilesSize) {
+    const TemporaryDirectory place;
+    const Context ctx(Device::cpu());
+    for (const int tensors : {0, 1, 60, 2000})
+        for (const std::int64_t elements : {1, 1000, 300'000}) {
+            if (tensors * elements > 20'000'000) continue;
+            Checkpoint checkpoint;
+            for (int i = 0; i < tensors; ++i)
+                checkpoint.params[concat("layers.", i, ".weight")] = zeros(ctx, {elements}, DType::f32);
+            write_checkpoint(place / "c.h5", checkpoint);
+            const std::uint64_t size = std::filesystem::file_size(place / "c.h5"),
+                                asked = checkpoint_bytes(checkpoint);
+            SCOPED_TRACE(testing::Message() << tensors << " x " << elements << ": " << size);
+            EXPECT_GE(asked, size);
+            EXPECT_LE(asked, size + size / 2 + (192 << 10));
+        }
+}
+
 TEST(Checkpoint, AFileOfManyTensorsHasAUserBlockThatHoldsTheirList) {
     const Context ctx;
     const TemporaryDirectory directory;
