@@ -47,8 +47,8 @@ inline KeyParts divide_keys(const Mask& mask, std::int64_t tasks) {
     const IndexRange visible = mask.visible_keys({0, mask.queries});
     const std::int64_t multiple = keys_of_part_multiple(mask.queries);
     const std::int64_t begin = visible.begin / multiple * multiple;
-    const KeyParts whole{.begin = begin, .end = visible.end, .length = visible.end - begin};
-    if (visible.end - visible.begin < min_keys_to_split) return whole;
+    const KeyParts single_part{.begin = begin, .end = visible.end, .length = visible.end - begin};
+    if (visible.end - visible.begin < min_keys_to_split) return single_part;
     const SplittableWork work{.key_blocks = ceil_div(visible.end - begin, multiple),
                               .tasks_per_split = tasks,
                               .concurrent_tasks = threads_of_divided_keys,

@@ -100,9 +100,9 @@ RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     A maximum = sink;
     for (std::int64_t j = visible.begin; j < visible.end; ++j) maximum = std::max(maximum, row[j]);
     const A reference = maximum == -infinity ? A(0) : maximum;
-    const A of_keys =
+    const A key_sum =
         sum_over<A>(visible, [&](std::int64_t j) { return row[j] = std::exp(row[j] - reference); });
-    const A sum = of_keys + std::exp(sink - reference);
+    const A sum = key_sum + std::exp(sink - reference);
     const bool sees_nothing = sum == 0;  // in a row that sees a key, the sum is NaN or at least 1
     for (std::int64_t j = 0; j < n; ++j) {
         const bool is_visible = j >= visible.begin && j < visible.end && !sees_nothing;

@@ -101,8 +101,8 @@ GRADTILE_ATTENTION_INLINE void prefetch_biases(const ScoreRule<A>& rule, IndexRa
         if (bias.data == nullptr || bias.row_stride == 0 || bias.column_stride != 1) continue;
         const std::int64_t bytes = bias.dtype == dtype_of<T> ? sizeof(T) : sizeof(float), line = 64;
         for (std::int64_t i = rows.begin; i < rows.end; ++i)
-            for (std::int64_t at = keys.begin * bytes; at < keys.end * bytes; at += line)
-                __builtin_prefetch(bias.data + i * bias.row_stride * bytes + at, 0, 2);
+            for (std::int64_t offset = keys.begin * bytes; offset < keys.end * bytes; offset += line)
+                __builtin_prefetch(bias.data + i * bias.row_stride * bytes + offset, 0, 2);
     }
 }
 

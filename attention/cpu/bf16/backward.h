@@ -110,11 +110,11 @@ class BackwardBlock {
         pack_transposed_left(scratch_.q_over_rows, q, block.rows, geometry_.d_qk);
         pack_transposed_left(scratch_.d_o_over_rows, d_o, block.rows, geometry_.d_v);
         const std::int64_t count = block.rows.end - block.rows.begin;
-        const std::int64_t at = block.head * geometry_.mask.queries + block.rows.begin;
+        const std::int64_t row_offset = block.head * geometry_.mask.queries + block.rows.begin;
         for (std::int64_t r = 0; r < policy_.backward_rows; ++r) {
-            scratch_.lse[r] = r < count ? task_.lse[at + r] : infinity;
-            scratch_.lse_remainder[r] = r < count ? task_.lse_remainder[at + r] : 0.0f;
-            scratch_.delta[r] = r < count ? task_.delta[at + r] : 0.0f;
+            scratch_.lse[r] = r < count ? task_.lse[row_offset + r] : infinity;
+            scratch_.lse_remainder[r] = r < count ? task_.lse_remainder[row_offset + r] : 0.0f;
+            scratch_.delta[r] = r < count ? task_.delta[row_offset + r] : 0.0f;
         }
     }
 
@@ -211,12 +211,13 @@ class BackwardBlock {
             const IndexRange visible{seen.begin - keys.begin, seen.end - keys.begin};
             if (seen.begin < seen.end) {
                 alignas(64) float d_score[square], derivatives[square];
-                const std::int64_t n = seen.end - seen.begin, at = strip * square + r;
+                const std::int64_t n = seen.end - seen.begin, row_index = strip * square + r;
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale;
-                differentiate<bfloat16>(rule, i, seen.begin, n,
-                                        {scratch_.lse[at], scratch_.lse_remainder[at], scratch_.delta[at]},
-                                        p + visible.begin, d_s + visible.begin,
-                                        RuleScratch<float>{d_score, derivatives, factors[r] + visible.begin});
+                differentiate<bfloat16>(
+                    rule, i, seen.begin, n,
+                    {scratch_.lse[row_index], scratch_.lse_remainder[row_index], scratch_.delta[row_index]},
+                    p + visible.begin, d_s + visible.begin,
+                    RuleScratch<float>{d_score, derivatives, factors[r] + visible.begin});
                 bias_sums.add(i, {seen.begin - task_.keys.begin, seen.end - task_.keys.begin}, d_score);
             }
             for (std::int64_t j = 0; j < square; j += 16) {

@@ -145,9 +145,9 @@ class BackwardBlock {
         const Coverage coverage = g_.mask.coverage(rows, tile.keys);
         if (coverage == Coverage::none) return;
         if (coverage == Coverage::full) {
-            const Strip whole{{0, count}, vectors_of<V>({0, tile.keys.end - tile.keys.begin})};
-            probabilities(head, rows.begin, tile, whole);
-            accumulate(tile, whole, delta);
+            const Strip full_strip{{0, count}, vectors_of<V>({0, tile.keys.end - tile.keys.begin})};
+            probabilities(head, rows.begin, tile, full_strip);
+            accumulate(tile, full_strip, delta);
             return;
         }
         for (std::int64_t i = 0; i < count; i += strip_tokens) {
@@ -229,7 +229,7 @@ class BackwardBlock {
     /// gradient of the products. Both become 0 for invisible keys.
     void differentiate_row(std::int64_t head, std::int64_t first_row, std::int64_t r, const Tile& tile,
                            IndexRange vectors, const BlockBiasGradients<float>& bias_sums) const {
-        const std::int64_t i = first_row + r, at = head * g_.mask.queries + i;
+        const std::int64_t i = first_row + r, row_index = head * g_.mask.queries + i;
         const IndexRange seen = intersection(g_.mask.visible_keys(i), tile.keys);
         const std::int64_t n = larger(0, seen.end - seen.begin);
         const IndexRange visible{seen.begin - tile.keys.begin, seen.begin - tile.keys.begin + n};
@@ -239,9 +239,10 @@ class BackwardBlock {
             alignas(64) float d_score[tile_tokens], derivatives[tile_tokens], factors[tile_tokens];
             for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale_;
             dropout_factors(task_.rules[head], i, seen.begin, n, factors);
-            differentiate<float>(task_.rules[head], i, seen.begin, n,
-                                 {task_.lse[at], task_.lse_remainder[at], task_.delta[at]}, p + visible.begin,
-                                 d_s + visible.begin, RuleScratch<float>{d_score, derivatives, factors});
+            differentiate<float>(
+                task_.rules[head], i, seen.begin, n,
+                {task_.lse[row_index], task_.lse_remainder[row_index], task_.delta[row_index]},
+                p + visible.begin, d_s + visible.begin, RuleScratch<float>{d_score, derivatives, factors});
             bias_sums.add(i, visible, d_score);
         }
         for (std::int64_t c = vectors.begin; c < vectors.end; ++c)
@@ -269,8 +270,8 @@ class BackwardBlock {
     void probabilities(std::int64_t head, std::int64_t first_row, const Tile& tile,
                        const Strip& strip) const {
         const Vector scale = V::broadcast(scale_log2_);
-        const std::int64_t at = head * g_.mask.queries + first_row + strip.rows.begin;
-        const float *const lse = task_.lse + at, *const remainder = task_.lse_remainder + at;
+        const std::int64_t row_offset = head * g_.mask.queries + first_row + strip.rows.begin;
+        const float *const lse = task_.lse + row_offset, *const remainder = task_.lse_remainder + row_offset;
         float* const p = scratch_.p + strip.rows.begin * tile_tokens;
         multiply_q_k(head, first_row, tile, strip, [=](std::int64_t i, std::int64_t c, Vector s) {
             const Vector x = V::sub(V::fma(s, scale, V::broadcast(-lse[i])), V::broadcast(remainder[i]));
