@@ -175,126 +175,224 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
     copy(ctx, by_head(saved.o), o);
 }
 
+/// The phases of the backward pass, in the order in which they run. Only the constructor allocates, so a dry
+/// run only constructs the object.
+template <class T>
+class NaiveBackward {
+    using A = Accumulator<T>;
+    static constexpr DType sum_type = dtype_of<A>;
+
+  public:
+    NaiveBackward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                  const OutputGradients& d_out, const Gradients& into)
+        : ctx_(ctx),
+          options_(options),
+          saved_(saved),
+          d_out_(d_out),
+          into_(into),
+          changes_products_(options.scores.changes_products()),
+          q_(ctx, by_head(saved.q), sum_type),
+          d_o_(ctx, by_head(d_out.o), sum_type),
+          k_(ctx, by_head(saved.k), sum_type),
+          k_transposed_(ctx, by_head_transposed(saved.k), sum_type),
+          v_transposed_(ctx, by_head_transposed(saved.v), sum_type),
+          p_(empty(ctx, {batch_, heads_, queries_, keys_}, sum_type)),
+          d_s_(empty(ctx, {batch_, heads_, queries_, keys_}, sum_type)),
+          d_q_(empty(ctx, {batch_, heads_, queries_, d_qk_}, sum_type)),
+          d_k_sum_(empty(ctx, {batch_, key_heads_, keys_, d_qk_}, sum_type)),
+          d_v_sum_(empty(ctx, {batch_, key_heads_, keys_, d_v_}, sum_type)),
+          block_sums_(empty(ctx, {batch_, key_heads_, keys_, d_qk_ + d_v_}, sum_type)),
+          bias_gradients_(ctx, options.scores, into),
+          derivatives_(empty(ctx, changes_products_ ? d_s_.shape() : Shape{0}, sum_type)),
+          d_scores_(changes_products_ && bias_gradients_.any() ? empty_like(ctx, d_s_) : d_s_),
+          d_lse_(empty(ctx, d_out.lse.defined() ? saved.lse.shape() : Shape{0}, sum_type)),
+          deltas_(empty(ctx, into.sink.defined() ? saved.lse.shape() : Shape{0}, sum_type)) {}
+
+    void load_inputs() const {
+        if (d_out_.lse.defined()) copy(ctx_, d_lse_, d_out_.lse);
+        for (const PackedHeads* x : {&q_, &d_o_, &k_, &k_transposed_, &v_transposed_}) x->load(ctx_);
+    }
+
+    /// Computes every row of P, dS and dQ.
+    void differentiate_rows() const {
+        for_every_row<A>(ctx_, options_, saved_.q,
+                         [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
+                             differentiate_row(rule, b, h, i);
+                         });
+    }
+
+    /// Computes every K/V head's dK and dV.
+    void differentiate_keys() const {
+        parallel_for(ctx_, batch_ * key_heads_, [&](std::int64_t task) {
+            differentiate_key_head(task / key_heads_, task % key_heads_);
+        });
+    }
+
+    void store_gradients() const {
+        copy(ctx_, by_head(into_.q), d_q_);
+        copy(ctx_, by_head(into_.k), d_k_sum_);
+        copy(ctx_, by_head(into_.v), d_v_sum_);
+    }
+
+    void compute_bias_gradients() const {
+        if (!bias_gradients_.any()) return;
+        bias_gradients_.clear(ctx_);
+        for (std::int64_t row = 0; row < batch_ * heads_ * queries_; ++row)
+            for (const BiasGradientRows<A>& rows :
+                 bias_gradients_.for_head(row / queries_ / heads_, row / queries_ % heads_))
+                if (rows.data != nullptr)
+                    rows.add(row % queries_, 0, keys_, d_scores_.data<A>() + row * keys_);
+        bias_gradients_.store(ctx_);
+    }
+
+    /// For packed sequences, into.sink is a float64 sum over the sequences. Otherwise into.sink is the
+    /// float32 gradient.
+    void compute_sink_gradient() const {
+        if (!into_.sink.defined()) return;
+        visit_floating(into_.sink.dtype(), [&]<class Sink>(TypeTag<Sink>) {
+            for (std::int64_t h = 0; h < heads_; ++h)
+                into_.sink.data<Sink>()[h * into_.sink.stride(0)] = convert<Sink>(sink_gradient(h));
+        });
+    }
+
+  private:
+    /// One K/V head's dK [Sk, Dqk] and dV [Sk, Dv].
+    struct KeyGradients {
+        A *d_k, *d_v;
+    };
+
+    /// dP = dO V^T; dS = P * (dP - D) with D = rowsum(P * dP) - dLSE; dQ = scale dS K. Dropout masks dP.
+    void differentiate_row(const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) const {
+        const std::int64_t row = (b * heads_ + h) * queries_ + i, key_head = h / group_;
+        A* const p_row = p_.data<A>() + row * keys_;
+        A* const d_s_row = d_s_.data<A>() + row * keys_;
+        A* const derivatives_row = changes_products_ ? derivatives_.data<A>() + row * keys_ : nullptr;
+        const IndexRange visible = options_.mask.visible_keys(i);
+        const RowSoftmax softmax = probabilities<T>(options_, rule, d_qk_, i, q_.at<A>(b, h) + i * d_qk_,
+                                                    k_transposed_.at<A>(b, key_head), p_row, derivatives_row);
+        product_over_head_dim<T>(d_v_, keys_, d_o_.at<A>(b, h) + i * d_v_, v_transposed_.at<A>(b, key_head),
+                                 A(1), d_s_row);
+        drop<T>(rule, i, keys_, d_s_row);
+        const A delta = row_delta(row, visible, softmax, p_row, d_s_row);
+        differentiate_softmax(visible, p_row, delta, d_s_row);
+        if (changes_products_) differentiate_scores(row, visible, derivatives_row, d_s_row);
+        drop<T>(rule, i, keys_, p_row);  // p_row then holds the probabilities that multiply V
+        product_over_keys<T>(keys_, d_qk_, d_s_row, k_.at<A>(b, key_head), static_cast<A>(options_.scale),
+                             d_q_.data<A>() + row * d_qk_);
+    }
+
+    /// Returns D = rowsum(P * dP) - dLSE. A row that sees no key has no dLSE.
+    A row_delta(std::int64_t row, IndexRange visible, const RowSoftmax& softmax, const A* p_row,
+                const A* d_p_row) const {
+        A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_p_row[j]; });
+        if (d_out_.lse.defined() && softmax.sum != 0) delta -= d_lse_.data<A>()[row];
+        if (into_.sink.defined()) deltas_.data<A>()[row] = delta;
+        return delta;
+    }
+
+    /// Replaces a row of dP by dS = P * (dP - D), rounded to T; 0 for invisible keys.
+    void differentiate_softmax(IndexRange visible, const A* p_row, A delta, A* d_s_row) const {
+        for (std::int64_t j = 0; j < keys_; ++j) {
+            const bool is_visible = j >= visible.begin && j < visible.end;
+            d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - delta))) : A(0);
+        }
+    }
+
+    /// Multiplies a row of dS by the scores' derivatives. Bias gradients need dS from before.
+    void differentiate_scores(std::int64_t row, IndexRange visible, const A* derivatives_row,
+                              A* d_s_row) const {
+        if (bias_gradients_.any()) std::copy_n(d_s_row, keys_, d_scores_.data<A>() + row * keys_);
+        for (std::int64_t j = visible.begin; j < visible.end; ++j)
+            d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));
+    }
+
+    /// dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
+    void differentiate_key_head(std::int64_t b, std::int64_t key_head) const {
+        const std::int64_t head_index = b * key_heads_ + key_head;
+        const KeyGradients head_sum{d_k_sum_.data<A>() + head_index * keys_ * d_qk_,
+                                    d_v_sum_.data<A>() + head_index * keys_ * d_v_};
+        A* const block_ptr = block_sums_.data<A>() + head_index * keys_ * (d_qk_ + d_v_);
+        const KeyGradients block_sum{block_ptr, block_ptr + keys_ * d_qk_};
+        clear(head_sum, {0, keys_});
+        for (std::int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h)
+            for (std::int64_t begin = 0; begin < queries_; begin += terms_per_block) {
+                const IndexRange rows{begin, std::min(begin + terms_per_block, queries_)};
+                const IndexRange seen = options_.mask.visible_keys(rows);
+                const IndexRange keys{seen.begin, std::max(seen.begin, seen.end)};
+                clear(block_sum, keys);
+                for (std::int64_t i = rows.begin; i < rows.end; ++i) add_row(b, h, i, block_sum);
+                add(block_sum, keys, head_sum);
+            }
+        const A scale = static_cast<A>(options_.scale);
+        for (std::int64_t j = 0; j < keys_ * d_qk_; ++j) head_sum.d_k[j] *= scale;
+    }
+
+    void clear(const KeyGradients& sum, IndexRange keys) const {
+        const std::int64_t count = keys.end - keys.begin;
+        std::fill_n(sum.d_k + keys.begin * d_qk_, count * d_qk_, A(0));
+        std::fill_n(sum.d_v + keys.begin * d_v_, count * d_v_, A(0));
+    }
+    /// Adds row i's outer products P^T dO and dS^T Q.
+    void add_row(std::int64_t b, std::int64_t h, std::int64_t i, const KeyGradients& sum) const {
+        const std::int64_t row_offset = ((b * heads_ + h) * queries_ + i) * keys_;
+        const A* const p_row = p_.data<A>() + row_offset;
+        const A* const d_s_row = d_s_.data<A>() + row_offset;
+        const IndexRange visible = options_.mask.visible_keys(i);
+        for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+            add_scaled(d_v_, p_row[j], d_o_.at<A>(b, h) + i * d_v_, sum.d_v + j * d_v_);
+            add_scaled(d_qk_, d_s_row[j], q_.at<A>(b, h) + i * d_qk_, sum.d_k + j * d_qk_);
+        }
+    }
+    void add(const KeyGradients& block_sum, IndexRange keys, const KeyGradients& head_sum) const {
+        const std::int64_t count = keys.end - keys.begin;
+        add_scaled(count * d_qk_, A(1), block_sum.d_k + keys.begin * d_qk_,
+                   head_sum.d_k + keys.begin * d_qk_);
+        add_scaled(count * d_v_, A(1), block_sum.d_v + keys.begin * d_v_, head_sum.d_v + keys.begin * d_v_);
+    }
+
+    double sink_gradient(std::int64_t h) const {
+        const double sink = options_.scores.rule_of<double>(0, h).sink;
+        double sum = 0;
+        for (std::int64_t b = 0; b < batch_; ++b) {
+            const RowLse<A> lse = row_lse_of<A>(saved_, b, h);
+            add_sink_gradient(sink, queries_, {lse.lse, lse.remainder},
+                              deltas_.data<A>() + (b * heads_ + h) * queries_, sum);
+        }
+        return sum;
+    }
+
+    const Context& ctx_;
+    const ResolvedOptions& options_;
+    const Saved& saved_;
+    const OutputGradients& d_out_;
+    const Gradients& into_;
+    std::int64_t batch_ = saved_.q.size(0), queries_ = saved_.q.size(1), heads_ = saved_.q.size(2);
+    std::int64_t keys_ = saved_.k.size(1), key_heads_ = saved_.k.size(2);
+    std::int64_t group_ = key_heads_ == 0 ? 1 : heads_ / key_heads_;
+    std::int64_t d_qk_ = saved_.q.size(3), d_v_ = saved_.v.size(3);
+    bool changes_products_;
+
+    PackedHeads q_, d_o_, k_, k_transposed_, v_transposed_;
+    Tensor p_, d_s_;  // [B, Hq, Sq, Sk]; p_ holds the probabilities that multiply V
+    Tensor d_q_, d_k_sum_, d_v_sum_;
+    Tensor block_sums_;  // dK and dV, summed over one row block
+    BiasGradients<A> bias_gradients_;
+    Tensor derivatives_;  // d score / d product
+    Tensor d_scores_;     // dS before it is multiplied by the score's derivative, for bias gradients
+    Tensor d_lse_, deltas_;
+};
+
 template <class T>
 void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                           const OutputGradients& d_out, const Gradients& into) {
-    using A = Accumulator<T>;
-    constexpr DType sum_type = dtype_of<A>;
-    const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &lse_in = saved.lse;
-    const std::int64_t batch = q_in.size(0), queries = q_in.size(1), heads = q_in.size(2);
-    const std::int64_t keys = k_in.size(1), key_heads = k_in.size(2);
-    const std::int64_t group = key_heads == 0 ? 1 : heads / key_heads;
-    const std::int64_t d_qk = q_in.size(3), d_v = v_in.size(3);
-    const PackedHeads q(ctx, by_head(q_in), sum_type), d_o(ctx, by_head(d_out.o), sum_type);
-    const PackedHeads k(ctx, by_head(k_in), sum_type);
-    const PackedHeads k_transposed(ctx, by_head_transposed(k_in), sum_type);
-    const PackedHeads v_transposed(ctx, by_head_transposed(v_in), sum_type);
-    const Tensor p = empty(ctx, {batch, heads, queries, keys}, sum_type);
-    const Tensor d_s = empty(ctx, {batch, heads, queries, keys}, sum_type);
-    const Tensor d_q = empty(ctx, {batch, heads, queries, d_qk}, sum_type);
-    const Tensor d_k = empty(ctx, {batch, key_heads, keys, d_qk}, sum_type);
-    const Tensor d_v_sum = empty(ctx, {batch, key_heads, keys, d_v}, sum_type);
-    // dK and dV, summed over one row block.
-    const Tensor block_sums = empty(ctx, {batch, key_heads, keys, d_qk + d_v}, sum_type);
-    const BiasGradients<A> bias_gradients(ctx, options.scores, into);
-    const bool changes_products = options.scores.changes_products();
-    const Tensor derivatives = empty(ctx, changes_products ? d_s.shape() : Shape{0}, sum_type);
-    // dS before it is multiplied by the score's derivative. Bias gradients are computed from these numbers.
-    const Tensor d_scores = changes_products && bias_gradients.any() ? empty_like(ctx, d_s) : d_s;
-    const Tensor d_lse = empty(ctx, d_out.lse.defined() ? lse_in.shape() : Shape{0}, sum_type);
-    const Tensor deltas = empty(ctx, into.sink.defined() ? lse_in.shape() : Shape{0}, sum_type);
+    const NaiveBackward<T> pass(ctx, options, saved, d_out, into);
     if (ctx.is_planning()) return;
-    if (d_out.lse.defined()) copy(ctx, d_lse, d_out.lse);
-    for (const PackedHeads* x : {&q, &d_o, &k, &k_transposed, &v_transposed}) x->load(ctx);
-
-    // dP = dO V^T; dS = P * (dP - D) with D = rowsum(P * dP) - dLSE; dQ = scale dS K. Dropout masks dP.
-    for_every_row<A>(
-        ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
-            const std::int64_t row = (b * heads + h) * queries + i;
-            A* p_row = p.data<A>() + row * keys;
-            A* d_s_row = d_s.data<A>() + row * keys;
-            A* const derivatives_row = changes_products ? derivatives.data<A>() + row * keys : nullptr;
-            const RowSoftmax softmax =
-                probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                 k_transposed.at<A>(b, h / group), p_row, derivatives_row);
-            product_over_head_dim<T>(d_v, keys, d_o.at<A>(b, h) + i * d_v, v_transposed.at<A>(b, h / group),
-                                     A(1), d_s_row);
-            drop<T>(rule, i, keys, d_s_row);
-            const IndexRange visible = options.mask.visible_keys(i);
-            A delta = sum_over<A>(visible, [&](std::int64_t j) { return p_row[j] * d_s_row[j]; });
-            if (d_out.lse.defined() && softmax.sum != 0) delta -= d_lse.data<A>()[row];
-            if (into.sink.defined()) deltas.data<A>()[row] = delta;
-            for (std::int64_t j = 0; j < keys; ++j) {
-                const bool is_visible = j >= visible.begin && j < visible.end;
-                d_s_row[j] = is_visible ? convert<A>(convert<T>(p_row[j] * (d_s_row[j] - delta))) : A(0);
-            }
-            if (changes_products) {
-                if (bias_gradients.any()) std::copy_n(d_s_row, keys, d_scores.data<A>() + row * keys);
-                for (std::int64_t j = visible.begin; j < visible.end; ++j)
-                    d_s_row[j] = convert<A>(convert<T>(d_s_row[j] * derivatives_row[j]));
-            }
-            drop<T>(rule, i, keys, p_row);  // p_row then holds the probabilities that multiply V
-            product_over_keys<T>(keys, d_qk, d_s_row, k.at<A>(b, h / group), static_cast<A>(options.scale),
-                                 d_q.data<A>() + row * d_qk);
-        });
-    // dV = P^T dO and dK = scale dS^T Q, summed over the query heads that share a K/V head.
-    parallel_for(ctx, batch * key_heads, [&](std::int64_t task) {
-        const std::int64_t b = task / key_heads, key_head = task % key_heads;
-        A* d_k_head = d_k.data<A>() + task * keys * d_qk;
-        A* d_v_head = d_v_sum.data<A>() + task * keys * d_v;
-        A* d_k_block = block_sums.data<A>() + task * keys * (d_qk + d_v);
-        A* d_v_block = d_k_block + keys * d_qk;
-        std::fill_n(d_k_head, keys * d_qk, A(0));
-        std::fill_n(d_v_head, keys * d_v, A(0));
-        for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h)
-            for (std::int64_t begin = 0; begin < queries; begin += terms_per_block) {
-                const IndexRange rows{begin, std::min(begin + terms_per_block, queries)};
-                const IndexRange seen = options.mask.visible_keys(rows);
-                const std::int64_t count = std::max<std::int64_t>(0, seen.end - seen.begin);
-                std::fill_n(d_k_block + seen.begin * d_qk, count * d_qk, A(0));
-                std::fill_n(d_v_block + seen.begin * d_v, count * d_v, A(0));
-                for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-                    const std::int64_t row_offset = ((b * heads + h) * queries + i) * keys;
-                    const A* p_row = p.data<A>() + row_offset;
-                    const A* d_s_row = d_s.data<A>() + row_offset;
-                    const IndexRange visible = options.mask.visible_keys(i);
-                    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                        add_scaled(d_v, p_row[j], d_o.at<A>(b, h) + i * d_v, d_v_block + j * d_v);
-                        add_scaled(d_qk, d_s_row[j], q.at<A>(b, h) + i * d_qk, d_k_block + j * d_qk);
-                    }
-                }
-                add_scaled(count * d_qk, A(1), d_k_block + seen.begin * d_qk, d_k_head + seen.begin * d_qk);
-                add_scaled(count * d_v, A(1), d_v_block + seen.begin * d_v, d_v_head + seen.begin * d_v);
-            }
-        const A scale = static_cast<A>(options.scale);
-        for (std::int64_t j = 0; j < keys * d_qk; ++j) d_k_head[j] *= scale;
-    });
-    copy(ctx, by_head(into.q), d_q);
-    copy(ctx, by_head(into.k), d_k);
-    copy(ctx, by_head(into.v), d_v_sum);
-    if (bias_gradients.any()) {
-        bias_gradients.clear(ctx);
-        for (std::int64_t row = 0; row < batch * heads * queries; ++row)
-            for (const BiasGradientRows<A>& rows :
-                 bias_gradients.for_head(row / queries / heads, row / queries % heads))
-                if (rows.data != nullptr) rows.add(row % queries, 0, keys, d_scores.data<A>() + row * keys);
-        bias_gradients.store(ctx);
-    }
-    if (!into.sink.defined()) return;
-    // For packed sequences, into.sink is a float64 sum over the sequences. Otherwise into.sink is the float32
-    // gradient.
-    visit_floating(into.sink.dtype(), [&]<class Sink>(TypeTag<Sink>) {
-        for (std::int64_t h = 0; h < heads; ++h) {
-            const double sink = options.scores.rule_of<double>(0, h).sink;
-            double sum = 0;
-            for (std::int64_t b = 0; b < batch; ++b) {
-                const RowLse<A> lse = row_lse_of<A>(saved, b, h);
-                add_sink_gradient(sink, queries, {lse.lse, lse.remainder},
-                                  deltas.data<A>() + (b * heads + h) * queries, sum);
-            }
-            into.sink.data<Sink>()[h * into.sink.stride(0)] = convert<Sink>(sum);
-        }
-    });
+    pass.load_inputs();
+    pass.differentiate_rows();
+    pass.differentiate_keys();
+    pass.store_gradients();
+    pass.compute_bias_gradients();
+    pass.compute_sink_gradient();
 }
 
 void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {

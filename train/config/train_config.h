@@ -86,9 +86,12 @@ struct TrainConfig {
     }
 };
 
-/// Calls visit(name, member, help, range) for every setting, in --help order; `range` limits a number.
+/// The groups of settings for visit_settings(), each in --help order.
+namespace detail {
+
+/// The layers and their sizes, the positions, and attention's options.
 template <class Config, class Visit>
-void visit_settings(Config& c, Visit&& visit) {
+void visit_architecture_settings(Config& c, Visit& visit) {
     using namespace setting_limits;
     visit("layers", c.model.layers, "transformer blocks", model_limits::layers);
     visit("heads", c.model.heads, "attention heads", model_limits::heads);
@@ -117,6 +120,12 @@ void visit_settings(Config& c, Visit&& visit) {
           model_limits::softcap);
     visit("sinks", c.model.sinks,
           "one learned logit per head in attention's softmax, without a key and a value", any_value);
+}
+
+/// How the blocks train: dropout, adapters and recomputation.
+template <class Config, class Visit>
+void visit_block_training_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
     visit("dropout", c.model.dropout, "dropout probability of embeddings and residual branches",
           model_limits::dropout);
     visit("attention-dropout", c.model.attention_dropout, "dropout probability of attention's probabilities",
@@ -130,7 +139,12 @@ void visit_settings(Config& c, Visit&& visit) {
           "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc", any_value);
     visit("recompute", c.model.recompute,
           "what backward recomputes to save memory: nothing, cheap activations, whole blocks", any_value);
+}
 
+/// The files, the tokens and the loss's targets.
+template <class Config, class Visit>
+void visit_data_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
     visit("data", c.data, "text file, conversations (.jsonl) or token file (.bin) to train on", any_value);
     visit("val-data", c.val_data, "file to validate on; empty: the last part of data", any_value);
     visit("val-fraction", c.val_fraction, "fraction of data kept for validation", proper_fraction);
@@ -140,7 +154,12 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("token-type", c.token_type, "integers of a token file that has no header; auto: uint16", any_value);
     visit("ignore-token", c.ignore_token, "targets with this id do not count in the loss; -1: none",
           Range{-1, 2147483647});
+}
 
+/// Conversations, and the packing of documents.
+template <class Config, class Visit>
+void visit_document_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
     visit("chat-template", c.chat_template,
           "how conversations become text; auto: by the tokenizer's special tokens, else plain", any_value);
     visit("packed", c.packed,
@@ -155,7 +174,12 @@ void visit_settings(Config& c, Visit&& visit) {
           "packed: largest number of documents in a window; tokens of further ones are not trained on; 0: "
           "context / 8, at least 8",
           Range{0, 1 << 24});
+}
 
+/// The batch, the optimizer and the learning rate's schedule.
+template <class Config, class Visit>
+void visit_optimization_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
     visit("steps", c.steps, "number of optimizer steps; the horizon of the learning rate's schedule",
           Range{1, max_steps});
     visit("batch", c.batch, "sequences of an optimizer step, over all ranks", Range{1, max_sequences});
@@ -175,7 +199,12 @@ void visit_settings(Config& c, Visit&& visit) {
     visit("clip", c.clip, "largest global gradient norm; 0: no clipping", Range{0, 1e30});
     visit("max-bad-steps", c.max_bad_steps, "non-finite steps in a row before training stops",
           Range{1, max_steps});
+}
 
+/// The run's output, its start, its device and its checkpoints.
+template <class Config, class Visit>
+void visit_run_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
     visit("out", c.out, "directory of the run", any_value);
     visit("sample-every", c.sample_every,
           "steps between texts that the model writes to metrics.jsonl; 0: none", Range{0, max_steps});
@@ -201,6 +230,19 @@ void visit_settings(Config& c, Visit&& visit) {
           Range{0, max_steps});
     visit("memory-budget", c.memory_budget, "memory in MiB that training may use; 0: what the device has",
           Range{0, max_mebibytes});
+}
+
+}  // namespace detail
+
+/// Calls visit(name, member, help, range) for every setting, in --help order; `range` limits a number.
+template <class Config, class Visit>
+void visit_settings(Config& c, Visit&& visit) {
+    detail::visit_architecture_settings(c, visit);
+    detail::visit_block_training_settings(c, visit);
+    detail::visit_data_settings(c, visit);
+    detail::visit_document_settings(c, visit);
+    detail::visit_optimization_settings(c, visit);
+    detail::visit_run_settings(c, visit);
 }
 
 /// Returns the dtype of weights and activations.
