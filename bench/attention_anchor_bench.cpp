@@ -83,7 +83,7 @@ struct Anchor {
     Milliseconds time;
 };
 struct AnchoredCase {
-    Case at;
+    Case timed_case;
     std::vector<Anchor> anchors;
 };
 
@@ -95,7 +95,7 @@ std::vector<AnchoredCase> read_anchors(const std::string& path) {
     for (std::string line; std::getline(file, line);) {
         const std::size_t bar = line.find(" |");
         if (bar == std::string::npos) continue;
-        AnchoredCase c{.at = Case::parse(line.substr(0, bar)), .anchors = {}};
+        AnchoredCase c{.timed_case = Case::parse(line.substr(0, bar)), .anchors = {}};
         std::istringstream rest(line.substr(bar));
         for (std::string word; rest >> word;) {
             Anchor a;
@@ -115,10 +115,11 @@ std::vector<AnchoredCase> cases_of(const Settings& settings) {
     if (settings.cases.empty()) return known.empty() ? std::vector<AnchoredCase>(1) : known;
     std::vector<AnchoredCase> all;
     for (const std::string& text : settings.cases) {
-        const Case at = Case::parse(text);
-        const auto found = std::find_if(known.begin(), known.end(),
-                                        [&](const AnchoredCase& c) { return c.at.name() == at.name(); });
-        all.push_back(found == known.end() ? AnchoredCase{.at = at, .anchors = {}} : *found);
+        const Case timed_case = Case::parse(text);
+        const auto found = std::find_if(known.begin(), known.end(), [&](const AnchoredCase& c) {
+            return c.timed_case.name() == timed_case.name();
+        });
+        all.push_back(found == known.end() ? AnchoredCase{.timed_case = timed_case, .anchors = {}} : *found);
     }
     return all;
 }

@@ -37,7 +37,7 @@ def measure(name, model, prompt, tokens, runs, **options):
     try:
         with torch.inference_mode():
             generate_seconds(model, prompt, min(tokens, 8), **options)  # warm-up, and compilation
-            times = [whole - first for whole, first in
+            times = [total - first for total, first in
                      (generate_seconds(model, prompt, tokens, **options) for _ in range(runs))]
     except Exception as error:  # a version without this option
         print("%s: not measured: %s" % (name, str(error).splitlines()[0]), flush=True)

@@ -58,26 +58,26 @@ void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows,
     fill_randomly(ctx, x);
     const Tensor gram = empty(ctx, {count, n, n}, DType::bf16), polynomial = empty_like(ctx, gram);
     const std::string name = concat(count, " of ", rows, " x ", columns, ": ");
-    const double of_gram = 2.0 * static_cast<double>(count * n * n * m),
-                 of_square = 2.0 * static_cast<double>(count * n * n * n);
+    const double gram_flops = 2.0 * static_cast<double>(count * n * n * m),
+                 square_flops = 2.0 * static_cast<double>(count * n * n * n);
     const auto measure = [&](const std::string& what, double flops, const std::function<void()>& call) {
         const double us = microseconds(ctx, call);
         print(name + what, us, teraflops(flops, us));
     };
-    measure("A by cuBLASLt", of_gram, [&] { gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall}); });
-    measure("A, one kernel", of_gram, [&] {
+    measure("A by cuBLASLt", gram_flops, [&] { gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall}); });
+    measure("A, one kernel", gram_flops, [&] {
         check(symmetric_product(ctx, gram, x, {.kind = tall ? Kind::gram_of_columns : Kind::gram_of_rows}),
               "no kernel");
     });
-    measure("polynomial by cuBLASLt and a pass", of_square, [&] {
+    measure("polynomial by cuBLASLt and a pass", square_flops, [&] {
         gemm(ctx, polynomial, gram, gram);
         add_lower_powers(ctx, polynomial, gram, quintic);
     });
-    measure("polynomial, one kernel", of_square, [&] {
+    measure("polynomial, one kernel", square_flops, [&] {
         check(symmetric_product(ctx, polynomial, gram, {.kind = Kind::polynomial, .polynomial = quintic}),
               "no kernel");
     });
-    measure("next X by cuBLASLt", of_gram, [&] {
+    measure("next X by cuBLASLt", gram_flops, [&] {
         if (tall) {
             gemm(ctx, next, x, polynomial);
         } else {
@@ -85,7 +85,7 @@ void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows,
         }
     });
     if (tall)
-        measure("next X by cuBLASLt, transposed", of_gram,
+        measure("next X by cuBLASLt, transposed", gram_flops,
                 [&] { gemm(ctx, next, x, polynomial, {.trans_b = true}); });
 }
 

@@ -147,10 +147,11 @@ TEST_P(AttentionCudaBiases, SequencesDoNotDependOnOthers) {
     const Result all = run(gpu(), in, together.options());
     const std::size_t elements = all.o.size() / 150;
     for (const std::int64_t n : {0, 1, 74, 149}) {
-        Inputs of_one = in;
-        for (Tensor* x : {&of_one.q, &of_one.k, &of_one.v, &of_one.d_o, &of_one.biases[0]})
+        Inputs sequence_inputs = in;
+        for (Tensor* x : {&sequence_inputs.q, &sequence_inputs.k, &sequence_inputs.v, &sequence_inputs.d_o,
+                          &sequence_inputs.biases[0]})
             *x = x->slice(0, n, 1);
-        const Result one = run(gpu(), of_one, alone.options());
+        const Result one = run(gpu(), sequence_inputs, alone.options());
         const auto first = static_cast<std::ptrdiff_t>(elements * static_cast<std::size_t>(n));
         const auto part = [&](const std::vector<double>& x) {
             return std::vector<double>(x.begin() + first,
@@ -217,10 +218,10 @@ TEST_P(AttentionCudaBiases, StridesSelectTheKernels) {
     full.biases[1] = empty(gpu(), {1, 2, 136, 136}, DType::f32);
     copy(gpu(), full.biases[1], expanded.biases[1]);
     EXPECT_THAT(explain(expanded), ::testing::HasSubstr(hopper));
-    const Result of_expanded = run(gpu(), expanded, problem.options()),
-                 of_full = run(gpu(), full, problem.options());
-    EXPECT_EQ(of_expanded.o, of_full.o);
-    EXPECT_EQ(of_expanded.d_k, of_full.d_k);
+    const Result expanded_result = run(gpu(), expanded, problem.options()),
+                 full_result = run(gpu(), full, problem.options());
+    EXPECT_EQ(expanded_result.o, full_result.o);
+    EXPECT_EQ(expanded_result.d_k, full_result.d_k);
 }
 
 }  // namespace

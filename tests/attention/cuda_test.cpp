@@ -368,8 +368,8 @@ Tensor scaled_by_powers_of_two(const Context& ctx, const Tensor& x, int exponent
     std::vector<double> numbers = to_host(ctx, x);
     const std::int64_t columns = x.size(3), heads = x.size(2), per_batch = x.size(1) * heads * columns;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const auto at = static_cast<std::int64_t>(i);
-        const std::int64_t batch = at / per_batch, head = at / columns % heads;
+        const auto index = static_cast<std::int64_t>(i);
+        const std::int64_t batch = index / per_batch, head = index / columns % heads;
         numbers[i] =
             std::ldexp(numbers[i], exponent + step * static_cast<int>(batch + head / heads_per_step));
     }

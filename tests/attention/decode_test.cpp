@@ -72,13 +72,13 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
     const auto heads = [&](std::int64_t first, std::int64_t count) {
         return packed.slice(1, first * c.dim, count * c.dim).reshape({rows, count, c.dim});
     };
-    std::vector<std::int32_t> of_rows;
+    std::vector<std::int32_t> row_slots;
     for (std::int32_t row = 0; row < rows; ++row)
-        of_rows.push_back(row == 0 ? static_cast<std::int32_t>(slots) - 1 : row);
+        row_slots.push_back(row == 0 ? static_cast<std::int32_t>(slots) - 1 : row);
     DecodeOperands made{.in = {.q = heads(0, c.heads),
                                .k = heads(c.heads, c.kv_heads),
                                .v = heads(c.heads + c.kv_heads, c.kv_heads),
-                               .slots = from_host(ctx, of_rows, {rows}),
+                               .slots = from_host(ctx, row_slots, {rows}),
                                .positions = from_host(ctx, c.positions, {rows})},
                         .cache = {randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{12}),
                                   randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{13})},
@@ -88,7 +88,7 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
         const std::int64_t position = c.positions[static_cast<std::size_t>(row)];
         for (const Tensor* kv : {&made.cache.k, &made.cache.v})
             fill(ctx,
-                 kv->slice(0, of_rows[static_cast<std::size_t>(row)], 1)
+                 kv->slice(0, row_slots[static_cast<std::size_t>(row)], 1)
                      .slice(1, position, c.context - position),
                  std::numeric_limits<double>::quiet_NaN());
     }

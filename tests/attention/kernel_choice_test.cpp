@@ -121,9 +121,9 @@ class ResultBounds : public testing::Test {
 
 TEST_F(ResultBounds, HoldForTwoAlgorithms) {
     const Results flash = run(Algorithm::flash), naive = run(Algorithm::naive);
-    const double of_o = fraction(flash.o, naive.o);
-    EXPECT_LE(of_o, 1);
-    EXPECT_GT(of_o, 0.05) << "a bound that is far from the differences detects little";
+    const double o_fraction = fraction(flash.o, naive.o);
+    EXPECT_LE(o_fraction, 1);
+    EXPECT_GT(o_fraction, 0.05) << "a bound that is far from the differences detects little";
     EXPECT_LE(fraction(flash.gradients.q, naive.gradients.q), 1);
     EXPECT_LE(fraction(flash.gradients.k, naive.gradients.k), 1);
     EXPECT_LE(fraction(flash.gradients.v, naive.gradients.v), 1);

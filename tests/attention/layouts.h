@@ -24,8 +24,8 @@ struct Placed {
     Placed() = default;
     Placed(const Context& ctx, const Shape& shape, DType dtype, Layout layout) {
         const std::int64_t b = shape[0], s = shape[1], h = shape[2], d = shape[3];
-        const auto allocate = [&](const Shape& whole) {
-            memory = empty(ctx, whole, dtype);
+        const auto allocate = [&](const Shape& full_shape) {
+            memory = empty(ctx, full_shape, dtype);
             fill(ctx, memory, std::numeric_limits<double>::quiet_NaN());
             return memory;
         };

@@ -28,7 +28,7 @@ constexpr std::int64_t mask_count = 5;
 
 /// A key bias hides some keys from all rows in the first half of the sequences, and all keys in the second
 /// half. A pair bias has rows without a mask, rows with a partial mask, and rows whose keys are all masked.
-enum class MaskKind : std::uint8_t { of_keys, of_pairs };
+enum class MaskKind : std::uint8_t { key_bias, pair_bias };
 
 Problem masked_problem(MaskKind kind, std::int64_t queries, std::int64_t head_dim) {
     // With few queries there are so many keys that the keys are divided into parts, whose lengths differ.
@@ -36,22 +36,22 @@ Problem masked_problem(MaskKind kind, std::int64_t queries, std::int64_t head_di
               .keys = queries <= 16 ? 700 : 77,
               .d_qk = head_dim,
               .d_v = head_dim,
-              .batch = kind == MaskKind::of_keys ? 2 * mask_count : mask_count};
-    p.biases[0] =
-        kind == MaskKind::of_keys ? Shape{p.batch, 1, 1, p.keys} : Shape{p.batch, p.heads, p.queries, p.keys};
+              .batch = kind == MaskKind::key_bias ? 2 * mask_count : mask_count};
+    p.biases[0] = kind == MaskKind::key_bias ? Shape{p.batch, 1, 1, p.keys}
+                                             : Shape{p.batch, p.heads, p.queries, p.keys};
     return p;
 }
 
 Tensor mask_bias(const Context& ctx, const Problem& p, MaskKind kind, DType bias_dtype) {
     const std::vector<double> masks = mask_numbers(bias_dtype);
     std::vector<double> bias(static_cast<std::size_t>(p.biases[0].elements()));
-    for (std::int64_t at = 0; at < std::ssize(bias); ++at) {
-        const std::int64_t key = at % p.keys, row = at / p.keys;
-        const std::int64_t sequence = kind == MaskKind::of_keys ? row : row / (p.heads * p.queries);
+    for (std::int64_t index = 0; index < std::ssize(bias); ++index) {
+        const std::int64_t key = index % p.keys, row = index / p.keys;
+        const std::int64_t sequence = kind == MaskKind::key_bias ? row : row / (p.heads * p.queries);
         const double mask = masks[static_cast<std::size_t>(sequence % mask_count)];
-        const bool whole = kind == MaskKind::of_keys ? sequence >= mask_count : row % 3 == 1;
-        const bool part = kind == MaskKind::of_keys || row % 3 == 2;
-        if (whole || (part && (key * 7 + row) % 5 < 3)) bias[static_cast<std::size_t>(at)] = mask;
+        const bool full = kind == MaskKind::key_bias ? sequence >= mask_count : row % 3 == 1;
+        const bool part = kind == MaskKind::key_bias || row % 3 == 2;
+        if (full || (part && (key * 7 + row) % 5 < 3)) bias[static_cast<std::size_t>(index)] = mask;
     }
     return from_host(ctx, bias, p.biases[0], bias_dtype);
 }
@@ -101,28 +101,28 @@ class MaskedRows : public EveryDevice {
 };
 
 TEST_P(MaskedRows, OfKeysAreAsAccurateAsOthersFor1Row) {
-    expect_accurate_masks(MaskKind::of_keys, 1);
+    expect_accurate_masks(MaskKind::key_bias, 1);
 }
 TEST_P(MaskedRows, OfKeysAreAsAccurateAsOthersFor16Rows) {
-    expect_accurate_masks(MaskKind::of_keys, 16);
+    expect_accurate_masks(MaskKind::key_bias, 16);
 }
 TEST_P(MaskedRows, OfKeysAreAsAccurateAsOthersFor128Rows) {
-    expect_accurate_masks(MaskKind::of_keys, 128);
+    expect_accurate_masks(MaskKind::key_bias, 128);
 }
 TEST_P(MaskedRows, OfKeysAreAsAccurateAsOthersFor300Rows) {
-    expect_accurate_masks(MaskKind::of_keys, 300);
+    expect_accurate_masks(MaskKind::key_bias, 300);
 }
 TEST_P(MaskedRows, OfPairsAreAsAccurateAsOthersFor3Rows) {
-    expect_accurate_masks(MaskKind::of_pairs, 3);
+    expect_accurate_masks(MaskKind::pair_bias, 3);
 }
 TEST_P(MaskedRows, OfPairsAreAsAccurateAsOthersFor16Rows) {
-    expect_accurate_masks(MaskKind::of_pairs, 16);
+    expect_accurate_masks(MaskKind::pair_bias, 16);
 }
 TEST_P(MaskedRows, OfPairsAreAsAccurateAsOthersFor128Rows) {
-    expect_accurate_masks(MaskKind::of_pairs, 128);
+    expect_accurate_masks(MaskKind::pair_bias, 128);
 }
 TEST_P(MaskedRows, OfPairsAreAsAccurateAsOthersFor300Rows) {
-    expect_accurate_masks(MaskKind::of_pairs, 300);
+    expect_accurate_masks(MaskKind::pair_bias, 300);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, MaskedRows, testing::ValuesIn(devices_and_dtypes()), name_of_place);

@@ -47,8 +47,9 @@ class Assembly {
     void put(std::size_t s, const Result& part) {
         const Problem& each = p_.each;
         const std::int64_t row = start(p_.queries, s), key = start(p_.keys, s), rows = p_.queries[s];
-        const auto copy_to = [](std::vector<double>& to, std::int64_t at, const std::vector<double>& from) {
-            std::copy(from.begin(), from.end(), to.begin() + at);
+        const auto copy_to = [](std::vector<double>& to, std::int64_t offset,
+                                const std::vector<double>& from) {
+            std::copy(from.begin(), from.end(), to.begin() + offset);
         };
         copy_to(all_.o, row * each.heads * each.d_v, part.o);
         copy_to(all_.d_q, row * each.heads * each.d_qk, part.d_q);

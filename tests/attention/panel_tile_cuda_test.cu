@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(128) product_kernel(const __grid_constant__ Ma
             for (int i = 0; i < 4; ++i) {
                 const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8,
                           column = k * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
-                const std::uint32_t at = a + column / ATile::panel_columns * ATile::panel_bytes +
-                                         ATile::offset(row, column % ATile::panel_columns / 8) +
-                                         column % 8 * 2;
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(registers[k][0][i]) : "r"(at));
+                const std::uint32_t address = a + column / ATile::panel_columns * ATile::panel_bytes +
+                                              ATile::offset(row, column % ATile::panel_columns / 8) +
+                                              column % 8 * 2;
+                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(registers[k][0][i]) : "r"(address));
             }
     }
     begin_products();
@@ -172,13 +172,13 @@ void expect_exact_product() {
                 sum += element(a, a_shape, S::a_is_transposed ? k : i, S::a_is_transposed ? i : k) *
                        element(b, b_shape, kind == Kind::a_bt ? j : k,
                                kind == Kind::a_bt ? k : first_column + j);
-            const auto at = static_cast<std::size_t>(i * S::columns + j);
-            ASSERT_EQ(result[at], sum) << "row " << i << ", column " << j;
+            const auto index = static_cast<std::size_t>(i * S::columns + j);
+            ASSERT_EQ(result[index], sum) << "row " << i << ", column " << j;
             if (S::columns % 32 != 0) continue;
             if (i >= stored_rows) {
-                ASSERT_EQ(rounded[at], 7) << "a row beyond the tensor was written: " << i;
+                ASSERT_EQ(rounded[index], 7) << "a row beyond the tensor was written: " << i;
             } else {
-                ASSERT_NEAR(rounded[at], sum, std::abs(sum) / 256) << "row " << i << ", column " << j;
+                ASSERT_NEAR(rounded[index], sum, std::abs(sum) / 256) << "row " << i << ", column " << j;
             }
         }
 }
@@ -241,9 +241,9 @@ __global__ void packed_copy_kernel(const __grid_constant__ PackedCopy p) {
     full.wait(0);
     for (int i = 0; i < Tile::panels; ++i) {
         const int column = i * Tile::panel_columns;
-        const BoxPosition at =
+        const BoxPosition position =
             p.to_is_packed ? packed_box(p.sequence, column, p.row, p.head) : BoxPosition{column, 0, 0, 0};
-        store_box(p.to, at, tile + i * Tile::panel_bytes);
+        store_box(p.to, position, tile + i * Tile::panel_bytes);
     }
     commit_stores();
     wait_until_stores_have_read();
@@ -279,20 +279,20 @@ void expect_boxes_end_with_their_sequence(int first, int length, int row) {
     p.to_is_packed = false;
     copy_box();
     const std::vector<double> written = to_host(gpu, to), read = to_host(gpu, box);
-    const auto at = [&](int i, int h, int j) {
+    const auto index = [&](int i, int h, int j) {
         return static_cast<std::size_t>((i * heads + h) * columns + j);
     };
     for (int i = 0; i < 64; ++i)
         for (int j = 0; j < columns; ++j)
             ASSERT_EQ(read[static_cast<std::size_t>(i * columns + j)],
-                      row + i < length ? values[at(first + row + i, head, j)] : 0)
+                      row + i < length ? values[index(first + row + i, head, j)] : 0)
                 << "row " << i << ", column " << j;
     for (int i = 0; i < total; ++i)
         for (int h = 0; h < heads; ++h)
             for (int j = 0; j < columns; ++j) {
                 const bool is_copied =
                     h == head && i >= first + row && i < first + std::min(length, row + 64);
-                ASSERT_EQ(written[at(i, h, j)], is_copied ? values[at(i, h, j)] : 7)
+                ASSERT_EQ(written[index(i, h, j)], is_copied ? values[index(i, h, j)] : 7)
                     << "row " << i << ", head " << h << ", column " << j;
             }
 }

@@ -293,7 +293,8 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
            const Result& others) {
     const Inputs& in = call.is_packed ? inputs.packed.in : inputs.dense;
     const Problem& p = call.is_packed ? call.packed.each : call.problem;
-    const auto [of_q, of_k, of_v, of_o, of_d_o, of_d_q, of_d_k, of_d_v] = call.layouts;
+    const auto [q_layout, k_layout, v_layout, o_layout, d_o_layout, d_q_layout, d_k_layout, d_v_layout] =
+        call.layouts;
     const auto place_keys = [&](const Tensor& x, Layout layout) {
         const bool is_shared = call.shares_keys && x.rank() == 4 && x.size(0) > 1;
         return is_shared ? placed(ctx, x.slice(0, 0, 1), layout).expand(x.shape()) : placed(ctx, x, layout);
@@ -301,8 +302,9 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
     const auto place_option = [&](const Tensor& x) {
         return x.defined() ? placed(ctx, x, call.bias_layout) : x;
     };
-    const Tensor q = placed(ctx, in.q, of_q), k = place_keys(in.k, of_k), v = place_keys(in.v, of_v),
-                 d_o = placed(ctx, in.d_o, of_d_o), d_lse = place_option(in.d_lse);
+    const Tensor q = placed(ctx, in.q, q_layout), k = place_keys(in.k, k_layout),
+                 v = place_keys(in.v, v_layout), d_o = placed(ctx, in.d_o, d_o_layout),
+                 d_lse = place_option(in.d_lse);
     Options options = p.options(algorithm);
     options.deterministic = call.deterministic;
     options.alibi_slopes = place_option(in.alibi_slopes);
@@ -311,19 +313,19 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
         options.cumulative_q = to_device(ctx, inputs.packed.cumulative_q);
         options.cumulative_k = to_device(ctx, inputs.packed.cumulative_k);
     }
-    const PlacedOutput o(ctx, in.d_o, of_o, call.is_packed), d_q(ctx, in.q, of_d_q, call.is_packed),
-        d_k(ctx, in.k, of_d_k, call.is_packed), d_v(ctx, in.v, of_d_v, call.is_packed);
+    const PlacedOutput o(ctx, in.d_o, o_layout, call.is_packed), d_q(ctx, in.q, d_q_layout, call.is_packed),
+        d_k(ctx, in.k, d_k_layout, call.is_packed), d_v(ctx, in.v, d_v_layout, call.is_packed);
     Gradients into{.q = d_q.view(), .k = d_k.view(), .v = d_v.view()};
     for (std::size_t n = 0; n < max_biases; ++n) {
         if (!in.biases[n].defined()) continue;
-        Shape whole;
+        Shape full_shape;
         if (call.expands_biases) {
-            whole = {p.batch, p.heads, p.queries, p.keys};
-            if (in.biases[n].size(0) > 1) whole[0] = in.biases[n].size(0);
+            full_shape = {p.batch, p.heads, p.queries, p.keys};
+            if (in.biases[n].size(0) > 1) full_shape[0] = in.biases[n].size(0);
         }
         options.biases[n] = place_option(in.biases[n]);
-        if (whole.rank() > 0) options.biases[n] = options.biases[n].expand(whole);
-        if (call.has_option_gradients) into.biases[n] = bias_like(ctx, in.biases[n], whole);
+        if (full_shape.rank() > 0) options.biases[n] = options.biases[n].expand(full_shape);
+        if (call.has_option_gradients) into.biases[n] = bias_like(ctx, in.biases[n], full_shape);
     }
     if (in.sink.defined() && call.has_option_gradients) into.sink = empty(ctx, in.sink.shape(), DType::f32);
     Saved saved;

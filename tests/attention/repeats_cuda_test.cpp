@@ -207,15 +207,15 @@ TEST_P(AttentionCudaRepeats, OneBitIsADifference) {
         };
         return device_differences(gpu(), {tensor(numbers)}, {tensor(others)}).at(0);
     };
-    const DeviceDifference one = difference_of(-2, -2), of_zeros = difference_of(0.0, -0.0),
-                           of_nan = difference_of(std::nan(""), 1);
+    const DeviceDifference one = difference_of(-2, -2), zero_difference = difference_of(0.0, -0.0),
+                           nan_difference = difference_of(std::nan(""), 1);
     EXPECT_EQ(one.different_bits, 1);
     EXPECT_EQ(one.largest_difference, 0.0625);
     EXPECT_EQ(one.largest, 2);
-    EXPECT_EQ(of_zeros.different_bits, 2);
-    EXPECT_EQ(of_zeros.largest_difference, 0.0625);
-    EXPECT_EQ(of_nan.different_bits, 2);
-    EXPECT_EQ(of_nan.largest_difference, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(zero_difference.different_bits, 2);
+    EXPECT_EQ(zero_difference.largest_difference, 0.0625);
+    EXPECT_EQ(nan_difference.different_bits, 2);
+    EXPECT_EQ(nan_difference.largest_difference, std::numeric_limits<double>::infinity());
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, AttentionCudaRepeats, testing::ValuesIn(floating_dtypes),

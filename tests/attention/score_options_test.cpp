@@ -120,11 +120,12 @@ TEST(ScoreOptions, GradientsOfTheSinkAndThroughTheLseAreThoseOfFiniteDifferences
                           .sink = true,
                           .d_lse = true};
     const Inputs in = random_inputs(ctx, problem, DType::f64);
-    const auto loss = [&](const Inputs& at) {
+    const auto loss = [&](const Inputs& inputs) {
         Options options = problem.options();
-        options.sink = at.sink;
+        options.sink = inputs.sink;
         Saved saved;
-        const std::vector<double> o = to_host(ctx, forward(ctx, at.q, at.k, at.v, options, saved));
+        const std::vector<double> o =
+            to_host(ctx, forward(ctx, inputs.q, inputs.k, inputs.v, options, saved));
         const std::vector<double> lse = to_host(ctx, saved.lse), d_o = to_host(ctx, in.d_o),
                                   d_lse = to_host(ctx, in.d_lse);
         double sum = 0;

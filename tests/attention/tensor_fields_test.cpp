@@ -70,8 +70,8 @@ PlacedTensor place_like(const Context& ctx, const Tensor& x, OddLayout layout) {
     const int rank = x.rank();
     Shape shape = x.shape();
     PlacedTensor placed;
-    const auto allocate = [&](const Shape& whole) {
-        placed.memory = empty(ctx, whole, x.dtype());
+    const auto allocate = [&](const Shape& full_shape) {
+        placed.memory = empty(ctx, full_shape, x.dtype());
         fill(ctx, placed.memory, number_around);
         return placed.memory;
     };

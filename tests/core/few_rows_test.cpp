@@ -52,20 +52,21 @@ class FewRows : public testing::Test {
         options.trans_b = true;
         gemm(ctx, c, a, w, options);
         const auto got = to_host(ctx, c);
-        const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+        const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
         for (std::int64_t i = 0; i < m; ++i)
             for (std::int64_t j = 0; j < n; ++j) {
                 double sum = 0, size = 0;
                 for (std::int64_t p = 0; p < k; ++p) {
-                    const double product = as[at(i * k + p)] * ws[at(j * k + p)];
+                    const double product = as[index(i * k + p)] * ws[index(j * k + p)];
                     sum += options.alpha * product;
                     size += std::abs(options.alpha * product);
                 }
-                if (options.accumulate) sum += before[at(i * n + j)], size += std::abs(before[at(i * n + j)]);
-                if (!bias.empty()) sum += bias[at(j)], size += std::abs(bias[at(j)]);
+                if (options.accumulate)
+                    sum += before[index(i * n + j)], size += std::abs(before[index(i * n + j)]);
+                if (!bias.empty()) sum += bias[index(j)], size += std::abs(bias[index(j)]);
                 const double bound = (static_cast<double>(k) + 3) * epsilon_of(accumulator_of(in)) * size +
                                      epsilon_of(out) / 2 * std::abs(sum) + 0x1p-24;
-                ASSERT_LE(std::abs(got[at(i * n + j)] - sum), bound)
+                ASSERT_LE(std::abs(got[index(i * n + j)] - sum), bound)
                     << "[" << i << ", " << j << "] of " << m << " x " << n << " x " << k << ", " << in
                     << " to " << out;
             }

@@ -15,14 +15,14 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-void add_bytes(std::set<const std::byte*>& bytes, const Tensor& x, int axis, const std::byte* at) {
+void add_bytes(std::set<const std::byte*>& bytes, const Tensor& x, int axis, const std::byte* address) {
     if (axis == x.rank()) {
-        for (std::size_t i = 0; i < size_of(x.dtype()); ++i) bytes.insert(at + i);
+        for (std::size_t i = 0; i < size_of(x.dtype()); ++i) bytes.insert(address + i);
         return;
     }
     for (std::int64_t i = 0; i < x.size(axis); ++i)
         add_bytes(bytes, x, axis + 1,
-                  at + i * x.stride(axis) * static_cast<std::int64_t>(size_of(x.dtype())));
+                  address + i * x.stride(axis) * static_cast<std::int64_t>(size_of(x.dtype())));
 }
 std::set<const std::byte*> bytes_of(const Tensor& x) {
     std::set<const std::byte*> bytes;
@@ -30,8 +30,8 @@ std::set<const std::byte*> bytes_of(const Tensor& x) {
     return bytes;
 }
 bool share_a_byte(const Tensor& a, const Tensor& b) {
-    const auto of_a = bytes_of(a), of_b = bytes_of(b);
-    return std::ranges::any_of(of_a, [&](const std::byte* byte) { return of_b.contains(byte); });
+    const auto a_bytes = bytes_of(a), b_bytes = bytes_of(b);
+    return std::ranges::any_of(a_bytes, [&](const std::byte* byte) { return b_bytes.contains(byte); });
 }
 
 /// Draws small numbers.

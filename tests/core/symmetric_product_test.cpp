@@ -62,17 +62,17 @@ class SymmetricProductOnCuda : public test::CudaTest {
                  {.trans_a = kind == Kind::gram_of_columns, .trans_b = kind != Kind::gram_of_columns});
             return to_host(cpu, result);
         };
-        const std::vector<double> of_elements = elements;
+        const std::vector<double> signed_elements = elements;
         Expected all{product(), {}};
         for (double& element : elements) element = std::abs(element);
         all.sizes = product();
         if (kind != Kind::polynomial) return all;
         const std::int64_t n = c.size(1);
         for (std::size_t i = 0; i < all.values.size(); ++i) {
-            const auto at = static_cast<std::int64_t>(i) % (n * n);
-            const double identity = at / n == at % n ? quintic.a : 0.0;
-            all.values[i] = identity + quintic.b * of_elements[i] + quintic.c * all.values[i];
-            all.sizes[i] = identity + std::abs(quintic.b * of_elements[i]) + quintic.c * all.sizes[i];
+            const auto index = static_cast<std::int64_t>(i) % (n * n);
+            const double identity = index / n == index % n ? quintic.a : 0.0;
+            all.values[i] = identity + quintic.b * signed_elements[i] + quintic.c * all.values[i];
+            all.sizes[i] = identity + std::abs(quintic.b * signed_elements[i]) + quintic.c * all.sizes[i];
         }
         return all;
     }

@@ -110,19 +110,19 @@ std::vector<std::byte> changed_bytes(Choices& data, std::vector<std::byte> file)
         const std::uint64_t end =
             data.byte() % 4 == 0 ? file.size() : std::min<std::uint64_t>(block, file.size());
         if (end == 0) break;
-        const std::uint64_t at = data.between(0, end - 1);
+        const std::uint64_t position = data.between(0, end - 1);
         const std::uint8_t kind = data.byte();
         if (kind % 32 == 0) {
             file.resize(static_cast<std::size_t>(
-                kind % 64 == 0 ? at : std::min<std::uint64_t>(file.size() + at, kLongestFile)));
+                kind % 64 == 0 ? position : std::min<std::uint64_t>(file.size() + position, kLongestFile)));
             if (data.byte() % 2 == 0 && file.size() > kHeaderEnd)
                 put_little_endian(file.data() + kLengthField, std::uint64_t{file.size()});
             continue;
         }
         const std::vector<std::byte> bytes = data.bytes(1 + kind % 8);
         std::copy_n(bytes.begin(),
-                    std::min<std::size_t>(bytes.size(), file.size() - static_cast<std::size_t>(at)),
-                    file.begin() + static_cast<std::ptrdiff_t>(at));
+                    std::min<std::size_t>(bytes.size(), file.size() - static_cast<std::size_t>(position)),
+                    file.begin() + static_cast<std::ptrdiff_t>(position));
     }
     return file;
 }
@@ -184,8 +184,8 @@ void change_extents(Choices& data, std::vector<FileExtent>& extents, const Check
 void change_list(Choices& data, CheckpointManifest& manifest) {
     std::vector<StoredObject>& objects = manifest.objects;
     for (int steps = 0; steps < 8 && data.more() && !objects.empty(); ++steps) {
-        const auto at = static_cast<std::ptrdiff_t>(data.between(0, objects.size() - 1));
-        StoredObject& object = objects[static_cast<std::size_t>(at)];
+        const auto index = static_cast<std::ptrdiff_t>(data.between(0, objects.size() - 1));
+        StoredObject& object = objects[static_cast<std::size_t>(index)];
         switch (data.between(0, 7)) {
             case 0:
                 object.name = any_name(data);
@@ -203,13 +203,13 @@ void change_list(Choices& data, CheckpointManifest& manifest) {
                 change_extents(data, object.extents, manifest);
                 break;
             case 4:
-                objects.erase(objects.begin() + at);
+                objects.erase(objects.begin() + index);
                 break;
             case 5: {
                 StoredObject copy = object;
                 copy.name = any_name(data);
                 if (data.byte() % 2 == 0) copy.shape = {4, 0}, copy.extents.clear();
-                objects.insert(objects.begin() + at, std::move(copy));
+                objects.insert(objects.begin() + index, std::move(copy));
                 break;
             }
             case 6:

@@ -70,21 +70,22 @@ class Mutator {
     std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
 
     void change(Input& input, const std::vector<Input>& corpus) {
-        const std::size_t at = below(input.size() + 1);
-        const auto place = input.begin() + static_cast<std::ptrdiff_t>(at);
+        const std::size_t position = below(input.size() + 1);
+        const auto place = input.begin() + static_cast<std::ptrdiff_t>(position);
         switch (below(7)) {
             case 0:
-                if (at < input.size()) input[at] ^= static_cast<std::uint8_t>(1u << below(8));
+                if (position < input.size()) input[position] ^= static_cast<std::uint8_t>(1u << below(8));
                 break;
             case 1:
-                if (at < input.size()) input[at] = static_cast<std::uint8_t>(random_());
+                if (position < input.size()) input[position] = static_cast<std::uint8_t>(random_());
                 break;
             case 2:
                 input.insert(place, static_cast<std::uint8_t>(random_()));
                 break;
             case 3:
-                if (at < input.size())
-                    input.erase(place, place + static_cast<std::ptrdiff_t>(1 + below(input.size() - at)));
+                if (position < input.size())
+                    input.erase(place,
+                                place + static_cast<std::ptrdiff_t>(1 + below(input.size() - position)));
                 break;
             case 4: {  // edge cases for sizes and counts
                 constexpr std::int64_t edges[] = {0,     1,          -1,         2,          127,  128,
@@ -92,7 +93,7 @@ class Mutator {
                                                   65535, 0x7fffffff, 0x80000000, 0x100000000};
                 const std::int64_t edge = edges[below(std::size(edges))];
                 const std::size_t width = std::size_t{1} << below(4);
-                if (at + width <= input.size()) std::memcpy(input.data() + at, &edge, width);
+                if (position + width <= input.size()) std::memcpy(input.data() + position, &edge, width);
                 break;
             }
             case 5: {  // part of another input
@@ -105,7 +106,7 @@ class Mutator {
                 break;
             }
             default:
-                input.resize(at);
+                input.resize(position);
         }
     }
 

@@ -84,10 +84,10 @@ def main(gradtile, directory):
         "--batch", "8", "--steps", "200", "--device", "cpu", "--quiet", "--out", out)
     run(gradtile, "export", out, "--format", "safetensors", "--out", exported)
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64).eval()
-    of_tokens = AutoTokenizer.from_pretrained(exported)
+    exported_tokenizer = AutoTokenizer.from_pretrained(exported)
 
     def encode(part):
-        return of_tokens.encode(part, add_special_tokens=False)
+        return exported_tokenizer.encode(part, add_special_tokens=False)
 
     failed = False
 
@@ -101,13 +101,13 @@ def main(gradtile, directory):
     part = directory / "part.txt"
     part.write_text(text.read_text()[:4000])
     ids = encode(part.read_text())
-    of_first = len(of_tokens.decode(ids[:1]).encode())
+    first_token_bytes = len(exported_tokenizer.decode(ids[:1]).encode())
     for stride in (CONTEXT, 12, 1):
         losses = strided_losses(model, ids, stride)
         said = json.loads(run(gradtile, "eval", out, "--data", part, "--stride", stride, "--device", "cpu", "--json"))
         assert said["targets"] == len(losses) == len(ids) - 1
         judge(f"perplexity, stride {stride}", said["perplexity"], float(losses.mean().exp()))
-        judge("  bits per byte", said["bits_per_byte"], float(losses.sum()) / math.log(2) / (len(part.read_bytes()) - of_first))
+        judge("  bits per byte", said["bits_per_byte"], float(losses.sum()) / math.log(2) / (len(part.read_bytes()) - first_token_bytes))
 
     questions = questions_of(text.read_text(), 60)
     task = directory / "task.jsonl"

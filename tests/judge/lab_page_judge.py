@@ -75,13 +75,13 @@ class Judge:
                 let largest = 0, wrong = [], last = 0;
                 while (Number(document.getElementById("step").value) < Number(document.getElementById("step").max)) {
                     document.getElementById("forward").click();
-                    const at = Number(document.getElementById("step").value);
-                    if (at !== last + 1) throw new Error(`step ${at} after ${last}`);
-                    last = at;
+                    const step = Number(document.getElementById("step").value);
+                    if (step !== last + 1) throw new Error(`step ${step} after ${last}`);
+                    last = step;
                     largest = Math.max(largest, Number(document.getElementById("fast").dataset.value));
                     const line = document.querySelector("#code .current"), action = document.getElementById("action").textContent;
                     const word = {Load: "load(", Store: "store("}[action.split(" ")[0]];
-                    if (!line || (word && !line.textContent.includes(word)) || !action) wrong.push(`${at}: ${action}: ${line && line.textContent}`);
+                    if (!line || (word && !line.textContent.includes(word)) || !action) wrong.push(`${step}: ${action}: ${line && line.textContent}`);
                 }
                 return {largest, wrong};
             }""")

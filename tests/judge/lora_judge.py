@@ -105,12 +105,12 @@ def main(gradtile, directory):
         difference = max(abs(a / b - 1) for a, b in zip(said, judged, strict=True))
         # `gradtile eval` merges the adapters of the checkpoint.
         evaluated = json.loads(run(gradtile, "eval", out, "--data", text, "--device", "cpu", "--json"))["loss"]
-        of_merged = abs(evaluated / mean_loss(merged(trained, config), config, np.array(ids)) - 1)
+        merged_difference = abs(evaluated / mean_loss(merged(trained, config), config, np.array(ids)) - 1)
         has_learned = judged[-1] < 0.9 * judged[0]
-        ok = difference <= BOUND and of_merged <= BOUND and has_learned
+        ok = difference <= BOUND and merged_difference <= BOUND and has_learned
         failed |= not ok
         print(f"{name}: loss {judged[0]:.4f} to {judged[-1]:.4f}; gradtile's float32 differs from JAX's float64 by {difference:.1e}, its merged model by "
-              f"{of_merged:.1e}{'' if ok else f' IS BEYOND {BOUND}' if has_learned else ' HAS NOT LEARNED'}")
+              f"{merged_difference:.1e}{'' if ok else f' IS BEYOND {BOUND}' if has_learned else ' HAS NOT LEARNED'}")
     return failed
 
 

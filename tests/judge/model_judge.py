@@ -49,10 +49,10 @@ def rotate(x, base):
 
 def alibi_slopes(heads):
     """Press et al. 2022, with the rule of the authors' program for numbers that are no power of two."""
-    def of_power(n):
+    def power_slopes(n):
         return [2 ** (-8 * (i + 1) / n) for i in range(n)]
     power = 2 ** (heads.bit_length() - 1)
-    return jnp.array(of_power(power) + of_power(2 * power)[0::2][: heads - power])
+    return jnp.array(power_slopes(power) + power_slopes(2 * power)[0::2][: heads - power])
 
 
 def attend(q, k, v, config, window, sinks):
@@ -99,8 +99,8 @@ def losses(parameters, config, tokens, targets):
             k = rms_norm(k, parameters[name + ".k_norm.weight"], epsilon)
         if config["positions"] == "rope":
             q, k = rotate(q, config["rope-base"]), rotate(k, config["rope-base"])
-        whole = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
-        o = attend(q, k, v, config, 0 if whole else config["window"], parameters.get(name + ".sinks"))
+        full = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
+        o = attend(q, k, v, config, 0 if full else config["window"], parameters.get(name + ".sinks"))
         return linear(name + ".proj", o.reshape(batch, length, width))
 
     def mlp(name, x):
@@ -125,9 +125,9 @@ def losses(parameters, config, tokens, targets):
 def mean_loss(parameters, config, ids):
     """Non-overlapping windows of the context; the last one may be short."""
     context = config["context"]
-    whole = (len(ids) - 1) // context
-    body, rest = ids[: whole * context + 1], ids[whole * context :]
-    total = losses(parameters, config, body[:-1].reshape(whole, context), body[1:].reshape(whole, context)).sum()
+    full_windows = (len(ids) - 1) // context
+    body, rest = ids[: full_windows * context + 1], ids[full_windows * context :]
+    total = losses(parameters, config, body[:-1].reshape(full_windows, context), body[1:].reshape(full_windows, context)).sum()
     if len(rest) > 1:
         total += losses(parameters, config, rest[None, :-1], rest[None, 1:]).sum()
     return float(total) / (len(ids) - 1)

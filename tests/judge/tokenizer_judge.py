@@ -128,8 +128,8 @@ class Judge:
             path = directory / f"document_{number:05}.txt"
             path.write_bytes(document.encode())
             self.files.append(path)
-        self.whole = directory / "whole.txt"
-        self.whole.write_bytes("".join(documents).encode())
+        self.full_text = directory / "whole.txt"
+        self.full_text.write_bytes("".join(documents).encode())
         self.failures = 0
 
     def ids(self, tokenizer, files, *flags):
@@ -143,7 +143,7 @@ class Judge:
     def compare(self, name, tokenizer, encode, decode):
         expected = [encode(document) for document in self.documents]
         self.require_equal(name + ", documents", self.ids(tokenizer, self.files), np.concatenate(expected), decode)
-        self.require_equal(name + ", one text", self.ids(tokenizer, [self.whole]), np.asarray(encode("".join(self.documents))), decode)
+        self.require_equal(name + ", one text", self.ids(tokenizer, [self.full_text]), np.asarray(encode("".join(self.documents))), decode)
 
     def require_equal(self, name, actual, expected, decode):
         if len(actual) == len(expected) and (actual == expected).all():
@@ -151,9 +151,9 @@ class Judge:
             return
         shortest = min(len(actual), len(expected))
         different = np.flatnonzero(actual[:shortest] != expected[:shortest])
-        at = different[0] if len(different) else shortest
-        part = slice(max(at - 3, 0), at + 8)
-        print(f"{name}: {len(actual)} and {len(expected)} ids, different at {at}:\n  gradtile {decode(actual[part].tolist())!r} {actual[part]}\n"
+        position = different[0] if len(different) else shortest
+        part = slice(max(position - 3, 0), position + 8)
+        print(f"{name}: {len(actual)} and {len(expected)} ids, different at {position}:\n  gradtile {decode(actual[part].tolist())!r} {actual[part]}\n"
               f"  judge    {decode(expected[part].tolist())!r} {expected[part]}")
         self.failures += 1
 

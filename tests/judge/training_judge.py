@@ -149,10 +149,10 @@ class Masks:
         if self.attention == 0:
             return x
         windows, heads, length, _ = x.shape
-        most, at = documents.most, documents.position
-        of_documents = self.factors(self.attention, (layer + 1, 2), windows * most, heads, length, length)
+        most, position = documents.most, documents.position
+        document_factors = self.factors(self.attention, (layer + 1, 2), windows * most, heads, length, length)
         sample = most * torch.arange(windows)[:, None] + documents.number.clamp(max=most - 1)
-        dropped = of_documents[sample[:, None, :, None], torch.arange(heads)[:, None, None], at[:, None, :, None], at[:, None, None, :]]
+        dropped = document_factors[sample[:, None, :, None], torch.arange(heads)[:, None, None], position[:, None, :, None], position[:, None, None, :]]
         return x * dropped.to(x.dtype)
 
 
@@ -161,10 +161,10 @@ class Masks:
 
 def alibi_slopes(heads):
     """Press et al. 2022, with the rule of the authors' program for numbers that are no power of two."""
-    def of_power(n):
+    def power_slopes(n):
         return [2 ** (-8 * (i + 1) / n) for i in range(n)]
     power = 2 ** int(math.log2(heads))
-    return of_power(power) + of_power(2 * power)[0::2][: heads - power]
+    return power_slopes(power) + power_slopes(2 * power)[0::2][: heads - power]
 
 
 def rotate(x, base, position):
@@ -188,8 +188,8 @@ def attention(q, k, v, config, layer, sinks, masks, documents):
     if config["positions"] == "alibi":
         scores = scores - torch.tensor(alibi_slopes(heads), dtype=q.dtype)[:, None, None] * distance.abs()
     visible = distance >= 0
-    whole = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
-    if config["window"] and not whole:
+    full = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
+    if config["window"] and not full:
         visible = visible & (distance < config["window"])
     same_document = documents.number[:, None, :, None] == documents.number[:, None, None, :]
     scores = scores.masked_fill(~(visible & same_document), -math.inf)
@@ -316,10 +316,10 @@ def worst(a, b):
 
 def judge(gradtile, directory, name, flags, reference):
     """Returns PyTorch's float64 losses, and whether all agree."""
-    of_conversations = name.startswith("conversations")
-    text = directory / ("text.jsonl" if of_conversations else "text.txt")
+    has_conversations = name.startswith("conversations")
+    text = directory / ("text.jsonl" if has_conversations else "text.txt")
     conversations = some_conversations(60)
-    if of_conversations:
+    if has_conversations:
         lines = [json.dumps({"messages": [{"role": role, "content": content} for role, content in one]}) + "\n" for one in conversations]
         text.write_text("".join(lines), encoding="utf-8")
     else:
@@ -342,7 +342,7 @@ def judge(gradtile, directory, name, flags, reference):
         return [vocabulary[character] for character in characters]
 
     def source():
-        if of_conversations:
+        if has_conversations:
             return conversation_windows(conversations, encode, config["context"], config["seed"])
         return windows(encode(text.read_text(encoding="utf-8")), config, vocabulary["\n"])
 

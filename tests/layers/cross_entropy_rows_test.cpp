@@ -34,14 +34,14 @@ std::int32_t target_of(std::int64_t row, std::int64_t vocabulary) {
 /// Changes a row that holds normal numbers.
 void change_row(std::span<double> logits, Kind kind, std::int64_t target) {
     const auto size = static_cast<std::int64_t>(logits.size());
-    const auto at = [&](std::int64_t i) -> double& { return logits[static_cast<std::size_t>(i)]; };
+    const auto logit_at = [&](std::int64_t i) -> double& { return logits[static_cast<std::size_t>(i)]; };
     switch (kind) {
         case Kind::one_huge:
-            at((target + size / 2) % size) = 49152;
+            logit_at((target + size / 2) % size) = 49152;
             return;
         case Kind::half_minus_infinity:
             for (std::int64_t i = 0; i < size; i += 2)
-                if (i != target) at(i) = -std::numeric_limits<double>::infinity();
+                if (i != target) logit_at(i) = -std::numeric_limits<double>::infinity();
             return;
         case Kind::equal:
             std::fill(logits.begin(), logits.end(), 0.75);
@@ -50,7 +50,7 @@ void change_row(std::span<double> logits, Kind kind, std::int64_t target) {
             for (double& logit : logits) logit = -16384 - 16 * std::abs(std::round(logit * 4));
             return;
         case Kind::huge_target:
-            at(target) = 49152;
+            logit_at(target) = 49152;
             return;
         default:
             return;

@@ -57,13 +57,13 @@ TEST(Linear, PassesTheLayerSuite) {
 }
 
 TEST(Linear, AccumulateGradientsWritesTheSameGradientsAsBackward) {
-    LinearFixture whole(7, 5, true), parameters_only(7, 5, true);
-    const Tensor x = randn(whole.ctx, {9, 7}, DType::f64, Seed{3});
-    const Tensor dy = randn(whole.ctx, {9, 5}, DType::f64, Seed{4});
-    whole.linear.backward(whole.ctx, dy, {x});
+    LinearFixture full(7, 5, true), parameters_only(7, 5, true);
+    const Tensor x = randn(full.ctx, {9, 7}, DType::f64, Seed{3});
+    const Tensor dy = randn(full.ctx, {9, 5}, DType::f64, Seed{4});
+    full.linear.backward(full.ctx, dy, {x});
     parameters_only.linear.accumulate_gradients(parameters_only.ctx, dy, {x});
-    EXPECT_EQ(to_host(whole.ctx, whole.parameters.gradients()),
-              to_host(whole.ctx, parameters_only.parameters.gradients()));
+    EXPECT_EQ(to_host(full.ctx, full.parameters.gradients()),
+              to_host(full.ctx, parameters_only.parameters.gradients()));
 }
 
 /// The attached sums differ from dy's column sums, which shows that backward does not sum the columns again.

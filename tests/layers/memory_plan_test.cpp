@@ -194,16 +194,16 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
-    const MemoryPlan whole = plan_memory(ctx, request);
+    const MemoryPlan full = plan_memory(ctx, request);
     request.optimizer_shards = 3;
     request.optimizer_part = bytes_per_element(8, 3);
     const MemoryPlan third = plan_memory(ctx, request);
-    const std::size_t elements = whole.masters / 4, part = (elements / 64 + 2) / 3 * 64;
+    const std::size_t elements = full.masters / 4, part = (elements / 64 + 2) / 3 * 64;
     EXPECT_EQ(third.values, 2 * 3 * part);
     EXPECT_EQ(third.masters, 4 * part);
     EXPECT_EQ(third.optimizer, 8 * part);
     EXPECT_EQ(third.gradients, 4 * (3 * part + part));
-    EXPECT_EQ(third.activations, whole.activations);
+    EXPECT_EQ(third.activations, full.activations);
     request.optimizer_shards = 0;
     EXPECT_THROW(plan_memory(ctx, request), Error);
 }

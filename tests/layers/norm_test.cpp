@@ -236,11 +236,11 @@ TEST_F(OnCuda, NormBackwardAddComputesTheColumnSumsOfItsResult) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t width : cuda_widths)
             for (const std::int64_t rows : {1, 19, width == 384 ? 4500 : width <= 1280 ? 2300 : 600}) {
-                ParameterStore of_layer, of_rms;
-                const LayerNorm layer_norm(of_layer, "norm", width, true);
-                const RMSNorm rms_norm(of_rms, "norm", width);
-                expect_summed_backward_add(gpu(), layer_norm, of_layer, dtype, rows, width);
-                if (rows == 19) expect_summed_backward_add(gpu(), rms_norm, of_rms, dtype, rows, width);
+                ParameterStore layer_store, rms_store;
+                const LayerNorm layer_norm(layer_store, "norm", width, true);
+                const RMSNorm rms_norm(rms_store, "norm", width);
+                expect_summed_backward_add(gpu(), layer_norm, layer_store, dtype, rows, width);
+                if (rows == 19) expect_summed_backward_add(gpu(), rms_norm, rms_store, dtype, rows, width);
             }
 }
 

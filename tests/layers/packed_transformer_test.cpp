@@ -145,11 +145,11 @@ TEST_P(PackedTransformer, DiffersFromOneDocumentPerWindow) {
     PackedModel f(GetParam().model);
     const std::vector<double> packed = f.packed();
     f.documents = {};
-    const std::vector<double> whole = f.packed();
+    const std::vector<double> full = f.packed();
     double largest = 0, difference = 0;
     for (std::size_t i = 1; i < packed.size(); ++i) {
         largest = std::max(largest, std::abs(packed[i]));
-        difference = std::max(difference, std::abs(packed[i] - whole[i]));
+        difference = std::max(difference, std::abs(packed[i] - full[i]));
     }
     EXPECT_GT(difference, 0.01 * largest);
 }

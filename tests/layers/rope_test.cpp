@@ -48,10 +48,10 @@ TEST(Rope, RotatesPairsByTheAnglesOfThePaper) {
                 for (std::int64_t i = 0; i < 3; ++i) {
                     const double angle =
                         static_cast<double>(t) * std::pow(500.0, -2.0 * static_cast<double>(i) / 6.0);
-                    const auto at = static_cast<std::size_t>(((b * length + t) * 3 + h) * head_dim + i);
-                    const double u = before[at], v = before[at + 3];
-                    EXPECT_NEAR(after[at], u * std::cos(angle) - v * std::sin(angle), 1e-14);
-                    EXPECT_NEAR(after[at + 3], u * std::sin(angle) + v * std::cos(angle), 1e-14);
+                    const auto index = static_cast<std::size_t>(((b * length + t) * 3 + h) * head_dim + i);
+                    const double u = before[index], v = before[index + 3];
+                    EXPECT_NEAR(after[index], u * std::cos(angle) - v * std::sin(angle), 1e-14);
+                    EXPECT_NEAR(after[index + 3], u * std::sin(angle) + v * std::cos(angle), 1e-14);
                 }
 }
 

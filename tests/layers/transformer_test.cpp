@@ -273,7 +273,7 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     fill(f.ctx, f.targets.slice(0, 0, 1), -1.0);
     fill(f.ctx, f.targets.slice(0, 1, 1).slice(1, 0, 4), -1.0);
     const double loss = f.loss({});
-    const auto whole = f.fresh_gradients({});
+    const auto full = f.fresh_gradients({});
     const Tensor tokens = f.tokens, targets = f.targets, count = zeros(f.ctx, {1}, DType::f64);
     fill(f.ctx, count, 14.0);
     f.parameters.reset_gradients();
@@ -292,14 +292,14 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     }
     const auto halves = to_host(f.ctx, f.parameters.gradients());
     double largest = 0.0;
-    for (const double g : whole) largest = std::max(largest, std::abs(g));
+    for (const double g : full) largest = std::max(largest, std::abs(g));
     // Both results add the same (about 1,000) products in different orders. Sink gradients are rounded to
     // float32 before they are added: three roundings.
     for (const Parameter& parameter : f.parameters.parameters()) {
         const double roundings = parameter.name().ends_with(".sinks") ? 3 * 0x1p-24 : 1e3 * 2.3e-16;
         for (std::int64_t n = 0; n < parameter.shape().elements(); ++n) {
             const auto i = static_cast<std::size_t>(parameter.offset() + n);
-            ASSERT_NEAR(whole[i], halves[i], roundings * largest) << parameter.name();
+            ASSERT_NEAR(full[i], halves[i], roundings * largest) << parameter.name();
         }
     }
 }

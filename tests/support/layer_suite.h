@@ -102,9 +102,9 @@ inline Tensor numbers(const Context& ctx, const Shape& shape, DType dtype, std::
 inline Tensor strided_copy(const Context& ctx, const Tensor& x) {
     Shape wide = x.shape();
     wide[-1] += 5;
-    const Tensor whole = empty(ctx, wide, x.dtype());
-    fill(ctx, whole, std::nan(""));
-    Tensor view = whole.slice(-1, 3, x.size(-1));
+    const Tensor full = empty(ctx, wide, x.dtype());
+    fill(ctx, full, std::nan(""));
+    Tensor view = full.slice(-1, 3, x.size(-1));
     copy(ctx, view, x);
     return view;
 }

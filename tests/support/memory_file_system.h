@@ -237,12 +237,13 @@ inline std::unique_ptr<MemoryFileSystem> MemoryFileSystem::after_crash(
                 }
                 for (std::size_t begin = 0; begin < operation.data.size(); begin += sector_bytes) {
                     if (!is_applied(i)) continue;
-                    const auto at = operation.data.begin() + static_cast<std::ptrdiff_t>(begin);
+                    const auto sector_begin = operation.data.begin() + static_cast<std::ptrdiff_t>(begin);
                     const auto length = std::min(sector_bytes, operation.data.size() - begin);
-                    left->perform({.kind = Operation::Kind::write,
-                                   .node = operation.node,
-                                   .offset = operation.offset + begin,
-                                   .data = {at, at + static_cast<std::ptrdiff_t>(length)}});
+                    left->perform(
+                        {.kind = Operation::Kind::write,
+                         .node = operation.node,
+                         .offset = operation.offset + begin,
+                         .data = {sector_begin, sector_begin + static_cast<std::ptrdiff_t>(length)}});
                 }
                 break;
             }

@@ -18,9 +18,9 @@ inline std::string public_text(const std::filesystem::path& header) {
             is_public = false;
         if (line.starts_with("};") || line.find("public:") != std::string::npos) is_public = true;
         line = line.substr(0, line.find("//"));
-        for (std::size_t at; (at = line.find("/*")) != std::string::npos;) {
-            const std::size_t end = line.find("*/", at);
-            line.erase(at, end == std::string::npos ? end : end + 2 - at);
+        for (std::size_t begin; (begin = line.find("/*")) != std::string::npos;) {
+            const std::size_t end = line.find("*/", begin);
+            line.erase(begin, end == std::string::npos ? end : end + 2 - begin);
         }
         if (is_public) text += line + '\n';
     }
@@ -39,8 +39,10 @@ inline std::set<std::string> public_operators() {
             const std::string header = std::filesystem::relative(entry.path(), root).string();
             if (!header.ends_with(".h") || std::regex_search(header, not_installed)) continue;
             const std::string text = public_text(entry.path());
-            for (std::sregex_iterator at(text.begin(), text.end(), declaration), end; at != end; ++at)
-                if (std::regex_search((*at)[2].str(), tensor)) found.insert(header + ": " + (*at)[1].str());
+            for (std::sregex_iterator match(text.begin(), text.end(), declaration), end; match != end;
+                 ++match)
+                if (std::regex_search((*match)[2].str(), tensor))
+                    found.insert(header + ": " + (*match)[1].str());
         }
     return found;
 }

@@ -77,12 +77,12 @@ TEST(ConversationTraining, TheLossOfAStepIsTheMeanOverTheAnswersTokens) {
 /// Micro-batches have different target counts; a micro-batch with one conversation may have a single target.
 TEST(ConversationTraining, LossesDoNotDependOnMicroBatches) {
     ConversationRun run;
-    const std::vector<nlohmann::json> whole = run.train(8, "whole"), parts = run.train(1, "parts");
-    ASSERT_EQ(whole.size(), 6u);
+    const std::vector<nlohmann::json> full = run.train(8, "whole"), parts = run.train(1, "parts");
+    ASSERT_EQ(full.size(), 6u);
     for (std::size_t i = 0; i < 6; ++i)
         for (const char* const key : {"loss", "grad_norm"})
-            EXPECT_NEAR(whole[i].at(key).get<double>(), parts[i].at(key).get<double>(),
-                        1e-5 * whole[i].at(key).get<double>())
+            EXPECT_NEAR(full[i].at(key).get<double>(), parts[i].at(key).get<double>(),
+                        1e-5 * full[i].at(key).get<double>())
                 << key << " of step " << i + 1;
 }
 

@@ -94,14 +94,14 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
         const std::vector<StepReport> on_cpu = reports_of(run.config);
         run.config.device = DeviceChoice::cuda;
         run.config.out = out("whole-" + suffix);
-        Trainer whole(run.config, run.on_message);
-        whole.run();
-        EXPECT_TRUE(whole.replays_graph());
+        Trainer full(run.config, run.on_message);
+        full.run();
+        EXPECT_TRUE(full.replays_graph());
         run.config.out = out("parts-" + suffix);
         { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
         Trainer second(Resume{.directory = run.config.out}, run.on_message);
         second.run();
-        EXPECT_EQ(state_of(second), state_of(whole));
+        EXPECT_EQ(state_of(second), state_of(full));
         const std::vector<json> losses = TinyRun::losses(run.config.out);
         ASSERT_EQ(losses.size(), on_cpu.size());
         // As for whole models: sums with some thousand terms, and 16 bfloat16 roundings.

@@ -403,22 +403,22 @@ class LastOfTwo final : public Communicator {
     void do_barrier(const Context&) const override {}
 };
 void test_reduce_scatter(const Context& ctx) {
-    const Tensor whole = numbers(ctx, {8});
-    LastOfTwo().reduce_scatter(ctx, whole, whole.slice(0, 4, 4));
+    const Tensor full = numbers(ctx, {8});
+    LastOfTwo().reduce_scatter(ctx, full, full.slice(0, 4, 4));
     for (const std::int64_t begin : {0, 2})
-        expect_refused([&] { LastOfTwo().reduce_scatter(ctx, whole, whole.slice(0, begin, 4)); });
+        expect_refused([&] { LastOfTwo().reduce_scatter(ctx, full, full.slice(0, begin, 4)); });
 }
 void test_all_gather(const Context& ctx) {
-    const Tensor whole = numbers(ctx, {8});
-    LastOfTwo().all_gather(ctx, whole.slice(0, 4, 4), whole);
+    const Tensor full = numbers(ctx, {8});
+    LastOfTwo().all_gather(ctx, full.slice(0, 4, 4), full);
     for (const std::int64_t begin : {0, 2})
-        expect_refused([&] { LastOfTwo().all_gather(ctx, whole.slice(0, begin, 4), whole); });
+        expect_refused([&] { LastOfTwo().all_gather(ctx, full.slice(0, begin, 4), full); });
 }
 
 void test_pack(const Context& ctx) {
-    const Tensor whole = numbers(ctx, {8});
+    const Tensor full = numbers(ctx, {8});
     const std::vector<FlatRange> ranges{{0, 2}, {4, 2}};
-    expect_refused([&] { pack(ctx, whole, ranges, whole.slice(0, 2, 4)); });
+    expect_refused([&] { pack(ctx, full, ranges, full.slice(0, 2, 4)); });
 }
 
 void test_unpack(const Context& ctx) {
@@ -427,9 +427,9 @@ void test_unpack(const Context& ctx) {
     store.allocate(ctx, DType::f32, {.multiple = flat_multiple(2)});
     const LastOfTwo communicator;
     const DataParallel parallel(ctx, store, communicator, {.sharded = true});
-    const Tensor whole = numbers(ctx, {store.flat_elements()});
+    const Tensor full = numbers(ctx, {store.flat_elements()});
     expect_refused([&] {
-        parallel.unpack(ctx, whole.slice(0, 0, parallel.own_elements()), parallel.own_ranges(), whole);
+        parallel.unpack(ctx, full.slice(0, 0, parallel.own_elements()), parallel.own_ranges(), full);
     });
 }
 

@@ -145,8 +145,8 @@ TEST(StepInput, ARefusalTakesNoDataAndOverflowsGradients) {
     const JsonValue before = input.state();
     input.prepare_refusal(2);
     input.upload(ctx, 1.0);
-    const double of_one_target = 1.0 / item(ctx, input.target_count());
-    EXPECT_TRUE(std::isinf(static_cast<float>(of_one_target)));
+    const double target_weight = 1.0 / item(ctx, input.target_count());
+    EXPECT_TRUE(std::isinf(static_cast<float>(target_weight)));
     EXPECT_THAT(to_host(ctx, input.micro_batch(0).tokens), testing::Each(0.0));
     EXPECT_EQ(item(ctx, input.vote()), 1.0);
     EXPECT_EQ(input.state(), before);
@@ -168,14 +168,14 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     reference.next(expected);
     const JsonValue after_one = input.state();
     // The file is so short that only some of step 2's micro-steps can be read.
-    std::ostringstream whole;
-    whole << std::ifstream(path, std::ios::binary).rdbuf();
+    std::ostringstream contents;
+    contents << std::ifstream(path, std::ios::binary).rdbuf();
     std::filesystem::resize_file(path, 600);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
     EXPECT_EQ(input.state(), after_one);
     EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
     std::ofstream(path, std::ios::binary)
-        << whole.str();  // the same file; write_token_file() would replace it
+        << contents.str();  // the same file; write_token_file() would replace it
     input.prepare(2);
     input.upload(ctx);
     reference.next(expected);

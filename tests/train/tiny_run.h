@@ -27,8 +27,8 @@ inline std::string some_text(int words) {
 /// Returns the same sentences as documents for packed training, with a blank line after each.
 inline std::string some_documents(int words) {
     std::string text = some_text(words);
-    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2)
-        text.insert(at, 1, '\n');
+    for (std::size_t position = 0; (position = text.find('\n', position)) != std::string::npos; position += 2)
+        text.insert(position, 1, '\n');
     return text;
 }
 

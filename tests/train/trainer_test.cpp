@@ -149,7 +149,7 @@ TEST(Trainer, StopsAndSavesOnRequest) {
 TEST(Trainer, ResumeTruncatesMetricsToTheCheckpointsStep) {
     TinyRun run;
     { Trainer(run.config, run.on_message).run(); }
-    const std::vector<json> whole = TinyRun::losses(run.config.out);
+    const std::vector<json> full_losses = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
     run.remove_saves_after(10);
     std::ofstream(out / "metrics.jsonl", std::ios::app) << R"({"step":13,"los)";
@@ -157,7 +157,7 @@ TEST(Trainer, ResumeTruncatesMetricsToTheCheckpointsStep) {
     EXPECT_EQ(resumed.step(), 10);
     EXPECT_EQ(TinyRun::losses(out).size(), 10u);
     resumed.run();
-    EXPECT_EQ(TinyRun::losses(out), whole);
+    EXPECT_EQ(TinyRun::losses(out), full_losses);
 }
 
 TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {

@@ -106,8 +106,9 @@ TEST(FailingNew, WhileTokenizersAreRead) {
     const std::string broken = text.substr(0, text.size() - 40);
     const std::string hostile =
         R"({"model":{"vocab":{"a":0,"b":[[1],{"c":2}]},"merges":[["a","b"],[[],{"a":1}]]}})";
-    for (const std::string& whole : {text, broken, hostile})
-        expect_survival([&] { Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(whole, "t"), "t"); });
+    for (const std::string& tokenizer_json : {text, broken, hostile})
+        expect_survival(
+            [&] { Tokenizer::byte_pairs(vocabulary_of_tokenizer_json(tokenizer_json, "t"), "t"); });
     expect_survival(
         [&] { Tokenizer::byte_pairs(vocabulary_of_encoder_json(encoder, "#version\na b\n", "e"), "e"); });
     const std::string path = place.write("tokenizer.json", text);

@@ -293,9 +293,9 @@ TEST(JsonMemory, IndicesOfWeights) {
                 concat(R"({"weight_map":{"0":"a.st",)", map.substr(0, map.size() - 1), "\"}}"));
     EXPECT_THAT(message_of([&] { WeightFiles files(index); }), HasSubstr("weight_map: '0' occurs twice"));
     for (const std::string& text : hostile_texts())
-        for (const std::string& whole : {text, concat("{\"weight_map\":", text, "}")}) {
-            place.write("model.safetensors.index.json", whole);
-            expect_small("hostile index", whole.size(),
+        for (const std::string& index_text : {text, concat("{\"weight_map\":", text, "}")}) {
+            place.write("model.safetensors.index.json", index_text);
+            expect_small("hostile index", index_text.size(),
                          [&] { message_of([&] { WeightFiles files(index); }); });
         }
     std::string many_files;
@@ -371,9 +371,9 @@ TEST(JsonMemory, Checkpoints) {
             std::vector<std::byte> file = test::file_of(plain);
             const std::string meant = value.dump();
             const auto from = std::as_bytes(std::span(meant)), to = std::as_bytes(std::span(text));
-            const auto at = std::search(file.begin(), file.end(), from.begin(), from.end());
-            ASSERT_NE(at, file.end());
-            std::copy(to.begin(), to.end(), at);
+            const auto position = std::search(file.begin(), file.end(), from.begin(), from.end());
+            ASSERT_NE(position, file.end());
+            std::copy(to.begin(), to.end(), position);
             file = test::reseal(std::move(file));
             const std::string hostile =
                 place.write("hostile.h5", {reinterpret_cast<const char*>(file.data()), file.size()});

@@ -34,28 +34,28 @@ class AllDerivations {
   private:
     using Then = std::function<void(std::size_t, double)>;
 
-    void try_rule(std::size_t index, std::size_t at, double log_p, const Then& then) {
+    void try_rule(std::size_t index, std::size_t position, double log_p, const Then& then) {
         const Grammar::Rule& rule = grammar_.rules()[index];
         double total = 0;
         for (const auto& alternative : rule.alternatives) total += double(alternative.weight);
         for (const auto& alternative : rule.alternatives)
-            try_symbols(alternative.symbols, 0, at, log_p + std::log(double(alternative.weight) / total),
-                        then);
+            try_symbols(alternative.symbols, 0, position,
+                        log_p + std::log(double(alternative.weight) / total), then);
     }
 
-    void try_symbols(const std::vector<Grammar::Symbol>& symbols, std::size_t i, std::size_t at, double log_p,
-                     const Then& then) {
-        if (i == symbols.size()) return then(at, log_p);
+    void try_symbols(const std::vector<Grammar::Symbol>& symbols, std::size_t i, std::size_t position,
+                     double log_p, const Then& then) {
+        if (i == symbols.size()) return then(position, log_p);
         const Grammar::Symbol& symbol = symbols[i];
         const auto go_on = [&](std::size_t end, double p) { try_symbols(symbols, i + 1, end, p, then); };
         const auto match = [&](const std::string& expected, double p) {
-            if (text_.substr(at).starts_with(expected)) go_on(at + expected.size(), p);
+            if (text_.substr(position).starts_with(expected)) go_on(position + expected.size(), p);
         };
         switch (symbol.kind) {
             case Grammar::Symbol::Kind::literal:
                 return match(symbol.text, log_p);
             case Grammar::Symbol::Kind::rule:
-                return try_rule(symbol.rule, at, log_p, go_on);
+                return try_rule(symbol.rule, position, log_p, go_on);
             case Grammar::Symbol::Kind::mention:
                 return match(grammar_.word(symbol, std::size_t(bindings_[symbol.attribute])), log_p);
             case Grammar::Symbol::Kind::introduction: {

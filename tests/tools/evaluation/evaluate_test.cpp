@@ -35,9 +35,9 @@ TEST(Evaluate, ATextShorterThanTheContextTakesMemoryForItsTokensOnly) {
 TEST(Evaluate, TheLastWindowTakesMemoryForItsTokensOnly) {
     const auto model = byte_model(16, DType::f64);
     const TokenSequence all = text_of("the first window and a few tokens after it");
-    const double whole = evaluate(*model, all, {.batch = 4}).loss;
-    EXPECT_NEAR(evaluate(*model, all, {.batch = 1}).loss, whole, 1e-12);
-    EXPECT_NEAR(evaluate(*model, all, {.batch = 2}).loss, whole, 1e-12);
+    const double full = evaluate(*model, all, {.batch = 4}).loss;
+    EXPECT_NEAR(evaluate(*model, all, {.batch = 1}).loss, full, 1e-12);
+    EXPECT_NEAR(evaluate(*model, all, {.batch = 2}).loss, full, 1e-12);
 }
 
 /// A short conversation takes a short row, also beside a long one in another batch.
@@ -55,11 +55,11 @@ TEST(Evaluate, ExamplesOfDifferentLengthsHaveTheSameLossInAnyBatch) {
     for (const bool packed : {false, true}) {
         const Packing packing = packed ? Packing{{.kind = DocumentRule::Kind::examples}, 3} : Packing{};
         const TokenSequence tokens = TokenSequence::of_examples(ids, examples, "examples");
-        const Evaluation whole = evaluate(*model, tokens, {.batch = 20, .packing = packing});
+        const Evaluation full = evaluate(*model, tokens, {.batch = 20, .packing = packing});
         for (const std::int64_t batch : {1, 2, 3}) {
             const Evaluation parts = evaluate(*model, tokens, {.batch = batch, .packing = packing});
-            EXPECT_EQ(parts.targets, whole.targets);
-            EXPECT_NEAR(parts.loss, whole.loss, 1e-12) << batch << (packed ? " packed" : "");
+            EXPECT_EQ(parts.targets, full.targets);
+            EXPECT_NEAR(parts.loss, full.loss, 1e-12) << batch << (packed ? " packed" : "");
         }
     }
 }

@@ -464,13 +464,13 @@ TEST(ChatSession, AnAnswerEndsAtATokenThatEndsAText) {
     LanguageModel model(Context(Device::cpu(), 1), source.config, DType::f32, source.tokenizer);
     copy_parameters(model.ctx, model.parameters, Checkpoint{.params = source.parameters}, "test");
     const auto answer = [&] { return ChatSession(model, {}).answer("a"); };
-    const std::string whole = answer().text;
-    ASSERT_GT(whole.size(), 20u);
-    const char end = whole[20];
+    const std::string full_text = answer().text;
+    ASSERT_GT(full_text.size(), 20u);
+    const char end = full_text[20];
     model.imported_text = {.end_tokens = {static_cast<unsigned char>(end)}};
     const ChatAnswer ended = answer();
     EXPECT_EQ(ended.end, ChatAnswer::End::turn);
-    EXPECT_EQ(ended.text, whole.substr(0, whole.find(end)));
+    EXPECT_EQ(ended.text, full_text.substr(0, full_text.find(end)));
 }
 
 #endif

@@ -60,16 +60,16 @@ std::vector<Tokens> batch_of(const LanguageModel& model, const std::vector<Token
 /// 1e-5.
 void expect_greedy_text(const LanguageModel& model, const Tokens& prompt, const Tokens& text) {
     NextToken next(model, /*use_cache=*/true);
-    Tokens whole = prompt;
+    Tokens full_text = prompt;
     for (const std::int32_t token : text) {
-        std::vector<double> logits = next.logits(whole);
+        std::vector<double> logits = next.logits(full_text);
         const auto best = std::ranges::max_element(logits) - logits.begin();
         if (token != best) {
             const double largest = logits[static_cast<std::size_t>(best)];
             EXPECT_LE(largest - logits[static_cast<std::size_t>(token)], 1e-5 * std::abs(largest));
             return;
         }
-        whole.push_back(token);
+        full_text.push_back(token);
     }
 }
 

@@ -114,17 +114,17 @@ TEST(ChatSession, AMessageThatDoesNotFitLeavesTheHistoryAsItWas) {
 
 TEST(ChatSession, AnAnswerEndsAtAStopTextAndWhenItIsInterrupted) {
     const auto model = random_model(200);
-    const std::string whole = ChatSession(*model, greedy(40)).answer("Hi").text;
+    const std::string full_text = ChatSession(*model, greedy(40)).answer("Hi").text;
     ChatOptions options = greedy(40);
-    options.sampling.stop = {whole.substr(20, 3)};
+    options.sampling.stop = {full_text.substr(20, 3)};
     const ChatAnswer stopped = ChatSession(*model, options).answer("Hi");
     EXPECT_EQ(stopped.end, ChatAnswer::End::stop_text);
-    EXPECT_EQ(stopped.text, whole.substr(0, whole.find(options.sampling.stop.front())));
+    EXPECT_EQ(stopped.text, full_text.substr(0, full_text.find(options.sampling.stop.front())));
 
     ChatSession session(*model, greedy(40));
     const ChatAnswer interrupted = session.answer("Hi", {}, [calls = 0]() mutable { return ++calls > 7; });
     EXPECT_EQ(interrupted.end, ChatAnswer::End::interrupted);
-    EXPECT_EQ(interrupted.text, whole.substr(0, 7));
+    EXPECT_EQ(interrupted.text, full_text.substr(0, 7));
     EXPECT_EQ(session.history().back().content, interrupted.text);
 }
 

@@ -43,11 +43,11 @@ TEST_P(Generation, GreedyTokensEqualThoseWithoutACacheAlsoBeyondAFullContext) {
 TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
     const auto small = model(DType::f64);
     const std::int64_t context = small->transformer.config.context;
-    NextToken cached(*small, /*use_cache=*/true), whole(*small, /*use_cache=*/false);
+    NextToken cached(*small, /*use_cache=*/true), full_window(*small, /*use_cache=*/false);
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     TextWindow window(context);
     for (int i = 0; i < 40; ++i) {
-        const std::vector<double> with = cached.logits(text), without = whole.logits(text);
+        const std::vector<double> with = cached.logits(text), without = full_window.logits(text);
         const std::int64_t begin = window.begin_of(std::ssize(text));
         const std::span<const std::int32_t> visible(text.begin() + begin, text.end());
         // The whole window's logits in one pass, without a cache.
@@ -78,9 +78,9 @@ TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
         to_host(model.ctx,
                 model.transformer.logits(
                     model.ctx, from_host(model.ctx, std::vector<std::int32_t>{5, 6, 11, 12}, {2, 2}), cache));
-    const auto whole = to_host(model.ctx, model.transformer.logits(model.ctx, tokens));
-    ASSERT_EQ(parts.size(), whole.size());
-    for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-12);
+    const auto full = to_host(model.ctx, model.transformer.logits(model.ctx, tokens));
+    ASSERT_EQ(parts.size(), full.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_NEAR(parts[i], full[i], 1e-12);
     EXPECT_THAT(message_of([&] {
                     model.transformer.logits(
                         model.ctx, from_host(model.ctx, std::vector<std::int32_t>(6), {2, 3}), cache);

@@ -56,19 +56,19 @@ void expect_logits_of_steps(const LanguageModel* model) {
     const Tensor logits = empty(ctx, {3, config.vocabulary}, DType::f64);
     // Text i begins at step i, so that the rows have other slots and positions in every step.
     for (std::int32_t step = 0; step < config.context; ++step) {
-        std::vector<std::int32_t> tokens, positions, of_rows;
+        std::vector<std::int32_t> tokens, positions, row_slots;
         for (std::size_t i = 0; i < 3; ++i) {
             if (static_cast<std::size_t>(step) < i) continue;
             positions.push_back(static_cast<std::int32_t>(texts[i].size()));
             texts[i].push_back((7 * step * step + 11 * static_cast<std::int32_t>(i) + 2) % 40);
             tokens.push_back(texts[i].back());
-            of_rows.push_back(slots[i]);
+            row_slots.push_back(slots[i]);
         }
         const std::int64_t rows = std::ssize(tokens);
         next_logits(ctx, logits.slice(0, 0, rows), model->transformer,
                     {.tokens = from_host(ctx, tokens, {rows}),
                      .positions = from_host(ctx, positions, {rows}),
-                     .slots = from_host(ctx, of_rows, {rows})},
+                     .slots = from_host(ctx, row_slots, {rows})},
                     cache, scratch);
         for (std::int64_t row = 0; row < rows; ++row) {
             const auto& text = texts[static_cast<std::size_t>(row)];
@@ -175,10 +175,10 @@ INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::gener
 /// a token whose logit and the largest logit have a relative difference of at most 1e-5.
 void expect_greedy_text(const LanguageModel& model, std::span<const std::int32_t> prompt,
                         std::span<const std::int32_t> text, const std::string& how) {
-    NextToken whole(model, /*use_cache=*/false);
+    NextToken full_window(model, /*use_cache=*/false);
     std::vector<std::int32_t> tokens(prompt.begin(), prompt.end());
     for (const std::int32_t token : text) {
-        const std::vector<double> logits = whole.logits(tokens);
+        const std::vector<double> logits = full_window.logits(tokens);
         const auto best = std::ranges::max_element(logits) - logits.begin();
         if (token != best) {
             const double largest = logits[static_cast<std::size_t>(best)];

@@ -152,8 +152,8 @@ TEST(Lab, FlashTrafficFallsAsOneOverMUntilEveryTensorIsMovedOnce) {
 }
 
 TEST(Lab, PeakMemoryIsLinearExceptThatOfNaive) {
-    const auto at = [](std::int64_t n) { return measure_attention({.length = n, .head_dim = 8}); };
-    const auto small = at(512), large = at(1024);
+    const auto measure = [](std::int64_t n) { return measure_attention({.length = n, .head_dim = 8}); };
+    const auto small = measure(512), large = measure(1024);
     for (std::size_t i = 0; i < small.size(); ++i) {
         const double ratio =
             static_cast<double>(large[i].peak_bytes) / static_cast<double>(small[i].peak_bytes);

@@ -39,7 +39,7 @@ std::int64_t size_of(const TraceStep& step) {
 }
 
 template <class T>
-const T& at(const std::vector<T>& list, std::int64_t index) {
+const T& element_at(const std::vector<T>& list, std::int64_t index) {
     return list.at(static_cast<std::size_t>(index));
 }
 
@@ -78,13 +78,13 @@ TEST(LabTrace, StepsUseTilesWhileTheyExistAndPartsOfTheirMatrices) {
             const TraceStep& step = trace.steps[i];
             const auto now = static_cast<std::int64_t>(i);
             if (step.kind != TraceStep::Kind::statistics) {
-                EXPECT_LE(at(trace.tiles, step.tile).first_step, now);
-                EXPECT_GT(at(trace.tiles, step.tile).end_step, now);
+                EXPECT_LE(element_at(trace.tiles, step.tile).first_step, now);
+                EXPECT_GT(element_at(trace.tiles, step.tile).end_step, now);
             }
             if (step.kind != TraceStep::Kind::load && step.kind != TraceStep::Kind::store) continue;
             EXPECT_GE(std::min(step.rows.begin, step.columns.begin), 0);
-            EXPECT_LE(step.rows.end, at(trace.matrices, step.matrix).rows);
-            EXPECT_LE(step.columns.end, at(trace.matrices, step.matrix).columns);
+            EXPECT_LE(step.rows.end, element_at(trace.matrices, step.matrix).rows);
+            EXPECT_LE(step.columns.end, element_at(trace.matrices, step.matrix).columns);
             EXPECT_GT(size_of(step), 0);
         }
     });
@@ -104,7 +104,7 @@ std::string text_of(const TracedLine& line) {
 TEST(LabTrace, LinesAreThoseThatLoadAndStore) {
     for_each_trace([](const lab::Setup&, const Trace& trace) {
         for (const TraceStep& step : trace.steps) {
-            const std::string text = text_of(at(trace.lines, step.line));
+            const std::string text = text_of(element_at(trace.lines, step.line));
             const char* const call = step.kind == TraceStep::Kind::load         ? "fast.load("
                                      : step.kind == TraceStep::Kind::store      ? "fast.store("
                                      : step.kind == TraceStep::Kind::statistics ? "report_statistics("
@@ -113,7 +113,7 @@ TEST(LabTrace, LinesAreThoseThatLoadAndStore) {
             EXPECT_FALSE(text.empty());
             // A call may extend over several lines. The recorded line may then be the call's last line, which
             // does not always contain the operation's name.
-            EXPECT_TRUE(step.caller < 0 || !text_of(at(trace.lines, step.caller)).empty());
+            EXPECT_TRUE(step.caller < 0 || !text_of(element_at(trace.lines, step.caller)).empty());
         }
     });
 }

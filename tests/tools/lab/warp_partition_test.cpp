@@ -59,8 +59,8 @@ TEST(WarpPartition, SplitKExchangesPartsOfOThroughSharedMemory) {
 
 TEST(WarpPartition, TheTrafficGrowsWithTilesAndHeads) {
     for (const WarpPartition partition : {WarpPartition::split_q, WarpPartition::split_k}) {
-        const std::int64_t of_tile = lab::shared_traffic(partition, 1, 64, 64, 128).loads;
-        EXPECT_EQ(lab::shared_traffic(partition, 3, 65, 129, 128).loads, 3 * 2 * 3 * of_tile);
+        const std::int64_t tile_loads = lab::shared_traffic(partition, 1, 64, 64, 128).loads;
+        EXPECT_EQ(lab::shared_traffic(partition, 3, 65, 129, 128).loads, 3 * 2 * 3 * tile_loads);
     }
 }
 

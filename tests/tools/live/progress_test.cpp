@@ -79,7 +79,9 @@ TEST(Progress, ShowsThePartsOfLongSteps) {
 
 std::size_t count(const std::string& text, const std::string& what) {
     std::size_t found = 0;
-    for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+    for (std::size_t position = text.find(what); position != std::string::npos;
+         position = text.find(what, position + 1))
+        ++found;
     return found;
 }
 

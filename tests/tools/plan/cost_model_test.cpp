@@ -74,14 +74,15 @@ TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     for (const std::int64_t gpus : {2, 4, 8}) {
         config.batch = 8 * gpus;
         const ParallelStep step = parallel_step(config, gpus);
-        double whole = 0, cut = 0;
+        double matrix_elements = 0, cut = 0;
         for (const ParameterBucket& bucket : step.buckets)
-            (bucket.equal_parts ? cut : whole) += bucket.elements;
-        EXPECT_GE(whole, 12.0 * 12 * 768 * 768);
+            (bucket.equal_parts ? cut : matrix_elements) += bucket.elements;
+        EXPECT_GE(matrix_elements, 12.0 * 12 * 768 * 768);
         EXPECT_GE(cut, 50304.0 * 768);
         const auto n = static_cast<double>(gpus);
-        EXPECT_NEAR(cost_on(gpus, step).wire.total(), (n - 1) / n * ((8 + 2) * whole + (4 + 2) * cut),
-                    1e-9 * (whole + cut));
+        EXPECT_NEAR(cost_on(gpus, step).wire.total(),
+                    (n - 1) / n * ((8 + 2) * matrix_elements + (4 + 2) * cut),
+                    1e-9 * (matrix_elements + cut));
     }
 }
 

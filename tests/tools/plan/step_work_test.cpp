@@ -14,7 +14,7 @@ ModelConfig llama_style() {
     return as_llama({.layers = 3, .heads = 4, .kv_heads = 2, .width = 32, .context = 40, .vocabulary = 64});
 }
 
-Work whole(const StepWork& work, std::int64_t layers) {
+Work step_total(const StepWork& work, std::int64_t layers) {
     return work.embed_forward + static_cast<double>(layers) * (work.block_forward + work.block_backward) +
            work.head + work.embed_backward;
 }
@@ -23,7 +23,7 @@ Work whole(const StepWork& work, std::int64_t layers) {
 /// vocabulary is not padded, so the vocabularies here are multiples of 64.
 TEST(StepWork, FlopsAreThoseOfTheModelAndRecomputedScores) {
     for (const ModelConfig& model : {gpt2_style(), llama_style()}) {
-        const Work work = whole(step_work(model, DType::bf16, 5), model.layers);
+        const Work work = step_total(step_work(model, DType::bf16, 5), model.layers);
         const double rows = 5 * 40;
         const double expected = rows * flops_per_token(model, model.context);
         EXPECT_NEAR(work.product_flops + work.attention_flops * 12 / 14, expected, 1e-12 * expected);

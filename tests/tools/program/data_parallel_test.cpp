@@ -41,14 +41,14 @@ class DataParallelTraining : public testing::Test {
     /// `bound` is relative. Over 200 steps a float32 curve deviates 4e-7 from a float64 curve.
     static void expect_same_curve(const std::filesystem::path& a, const std::filesystem::path& b,
                                   double bound = 5e-6) {
-        const auto of_a = steps_of(a), of_b = steps_of(b);
-        ASSERT_EQ(of_a.size(), 50u);
-        ASSERT_EQ(of_b.size(), 50u);
-        for (std::size_t i = 0; i < of_a.size(); ++i)
+        const auto a_steps = steps_of(a), b_steps = steps_of(b);
+        ASSERT_EQ(a_steps.size(), 50u);
+        ASSERT_EQ(b_steps.size(), 50u);
+        for (std::size_t i = 0; i < a_steps.size(); ++i)
             for (const char* key : {"loss", "val_loss"}) {
-                ASSERT_EQ(of_a[i].contains(key), of_b[i].contains(key));
-                if (!of_a[i].contains(key)) continue;
-                const double x = of_a[i][key].get<double>(), y = of_b[i][key].get<double>();
+                ASSERT_EQ(a_steps[i].contains(key), b_steps[i].contains(key));
+                if (!a_steps[i].contains(key)) continue;
+                const double x = a_steps[i][key].get<double>(), y = b_steps[i][key].get<double>();
                 EXPECT_LE(std::abs(x - y), bound * std::abs(x)) << key << " of step " << i + 1;
             }
     }
@@ -127,13 +127,13 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
             "--optimizer", "muon",         "--clip", "0",         "--batch", "12",      "--dtype",
             dtype,         "--stop-after", "12",     "--dropout", "0.1",     "--sinks", "--attention-dropout",
             "0.1"};
-        const auto whole = train(ranks, flags), sharded = train(ranks, flags + Arguments{"--zero", "1"});
-        const auto of_whole = steps_of(whole), of_sharded = steps_of(sharded);
-        ASSERT_EQ(of_whole.size(), 12u);
-        ASSERT_EQ(of_sharded.size(), 12u);
+        const auto full = train(ranks, flags), sharded = train(ranks, flags + Arguments{"--zero", "1"});
+        const auto full_steps = steps_of(full), sharded_steps = steps_of(sharded);
+        ASSERT_EQ(full_steps.size(), 12u);
+        ASSERT_EQ(sharded_steps.size(), 12u);
         for (std::size_t i = 0; i < 12; ++i)
-            EXPECT_EQ(of_whole[i]["loss"], of_sharded[i]["loss"]) << "step " << i + 1;
-        EXPECT_EQ(tensors_of(whole), tensors_of(sharded)) << dtype << ", " << ranks << " processes";
+            EXPECT_EQ(full_steps[i]["loss"], sharded_steps[i]["loss"]) << "step " << i + 1;
+        EXPECT_EQ(tensors_of(full), tensors_of(sharded)) << dtype << ", " << ranks << " processes";
     }
 }
 

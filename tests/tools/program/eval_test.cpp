@@ -33,12 +33,12 @@ class Eval : public testing::Test {
 };
 
 TEST_F(Eval, AStrideChangesTheTokensBeforeATargetButNotTheTargets) {
-    const nlohmann::json whole = eval({"--data", stories_}),
+    const nlohmann::json full = eval({"--data", stories_}),
                          same = eval({"--data", stories_, "--stride", "16"}),
                          small = eval({"--data", stories_, "--stride", "4"});
-    EXPECT_EQ(whole, same);
-    EXPECT_EQ(small["targets"], whole["targets"]);
-    EXPECT_NE(small["loss"], whole["loss"]);
+    EXPECT_EQ(full, same);
+    EXPECT_EQ(small["targets"], full["targets"]);
+    EXPECT_NE(small["loss"], full["loss"]);
     const auto loss = small["loss"].get<double>();
     EXPECT_NEAR(small["perplexity"].get<double>(), std::exp(loss), 1e-9 * std::exp(loss));
     // Stories are ASCII, and each character is a token.

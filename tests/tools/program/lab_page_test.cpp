@@ -82,14 +82,14 @@ TEST(LabPage, IsWellFormed) {
     EXPECT_TRUE(page.ends_with("</html>\n"));
     // Script and style texts are not HTML.
     std::string markup;
-    for (std::size_t at = 0; at < page.size();) {
-        const std::size_t script = std::min(page.find("<script", at), page.find("<style", at));
-        markup += page.substr(at, script == std::string::npos ? std::string::npos : script - at);
+    for (std::size_t position = 0; position < page.size();) {
+        const std::size_t script = std::min(page.find("<script", position), page.find("<style", position));
+        markup += page.substr(position, script == std::string::npos ? std::string::npos : script - position);
         if (script == std::string::npos) break;
         const std::string end = page[script + 2] == 'c' ? "</script>" : "</style>";
-        at = page.find(end, script);
-        ASSERT_NE(at, std::string::npos) << end;
-        at += end.size();
+        position = page.find(end, script);
+        ASSERT_NE(position, std::string::npos) << end;
+        position += end.size();
     }
     const std::regex tag("<(/?)([a-z][a-z0-9]*)[^>]*>");
     std::vector<std::string> open;

@@ -100,7 +100,8 @@ TEST(LabCommand, DrawsASweep) {
     const std::string svg = contents_of(picture);
     EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     std::size_t curves = 0;
-    for (std::size_t at = svg.find("<path "); at != std::string::npos; at = svg.find("<path ", at + 1))
+    for (std::size_t position = svg.find("<path "); position != std::string::npos;
+         position = svg.find("<path ", position + 1))
         ++curves;
     EXPECT_EQ(curves, 8u);
     for (const char* part : {">fast-memory<", ">16384<", "flash2 backward", "stroke-dasharray"})

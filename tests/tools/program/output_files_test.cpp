@@ -162,9 +162,9 @@ class InterruptedOutput : public OutputFiles {
     std::vector<std::string> written() const {
         std::vector<std::string> names;
         std::error_code gone;  // files may disappear meanwhile
-        for (std::filesystem::recursive_directory_iterator at(outputs_, gone), end; !gone && at != end;
-             at.increment(gone))
-            names.push_back(at->path().lexically_relative(outputs_).string());
+        for (std::filesystem::recursive_directory_iterator entry(outputs_, gone), end; !gone && entry != end;
+             entry.increment(gone))
+            names.push_back(entry->path().lexically_relative(outputs_).string());
         std::ranges::sort(names);
         return names;
     }

@@ -48,10 +48,10 @@ TEST(Plan, WindowsTakeLessTime) {
     const auto ms = [](const Arguments& more) {
         return plan_of(gpt2_plan(1, 8) + more).at("predictions")[0].at("ms_per_step").get<double>();
     };
-    const double whole = ms({}), half = ms({"--window", "128", "--window-pattern", "2"}),
+    const double full = ms({}), half = ms({"--window", "128", "--window-pattern", "2"}),
                  all = ms({"--window", "128"});
-    EXPECT_LT(half, whole);
-    EXPECT_NEAR(half, (whole + all) / 2, 1e-6 * whole);
+    EXPECT_LT(half, full);
+    EXPECT_NEAR(half, (full + all) / 2, 1e-6 * full);
 }
 
 TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
@@ -77,19 +77,19 @@ TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
 /// larger than a quarter. Without shards, the 47 rows of 768 elements that pad the vocabulary have no
 /// moments; in shards they have moments.
 TEST(Plan, ZeroShardsMastersAndOptimizerState) {
-    const json whole = plan_of(gpt2_plan(4, 8));
+    const json full = plan_of(gpt2_plan(4, 8));
     const json shared = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
     for (const auto& [key, element, padding] :
          {std::tuple{"masters_bytes", 4, 0}, {"optimizer_bytes", 8, 47 * 768}}) {
         const auto bytes = [key = key](const json& plan) {
             return plan.at("memory").at(key).get<std::int64_t>();
         };
-        EXPECT_GE(4 * bytes(shared), bytes(whole)) << key;
-        EXPECT_LT(4 * bytes(shared), bytes(whole) + (4 * 64 + padding) * element) << key;
+        EXPECT_GE(4 * bytes(shared), bytes(full)) << key;
+        EXPECT_LT(4 * bytes(shared), bytes(full) + (4 * 64 + padding) * element) << key;
     }
-    EXPECT_LT(shared.at("memory").at("total_bytes"), whole.at("memory").at("total_bytes"));
+    EXPECT_LT(shared.at("memory").at("total_bytes"), full.at("memory").at("total_bytes"));
     EXPECT_LT(shared.at("predictions").back().at("wire_bytes"),
-              whole.at("predictions").back().at("wire_bytes"));
+              full.at("predictions").back().at("wire_bytes"));
 }
 
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {

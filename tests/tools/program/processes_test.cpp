@@ -90,8 +90,9 @@ class Processes : public testing::Test {
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
         if (gpus > 0) return find_process(out, concat("RANK=", rank));
-        const pid_t of_open_mpi = find_process(out, concat("OMPI_COMM_WORLD_RANK=", rank));
-        return of_open_mpi > 0 ? of_open_mpi : find_process(out, concat("PMI_RANK=", rank));  // MPICH
+        const pid_t open_mpi_process = find_process(out, concat("OMPI_COMM_WORLD_RANK=", rank));
+        return open_mpi_process > 0 ? open_mpi_process
+                                    : find_process(out, concat("PMI_RANK=", rank));  // MPICH
     }
     static bool has_checkpoint(const std::filesystem::path& out) {
         std::error_code not_there_yet;
@@ -165,7 +166,9 @@ TEST_F(Processes, OnlyRankZeroWritesEventsForTensorBoard) {
     ASSERT_EQ(files.size(), 1u);
     std::int64_t losses = 0;
     const std::string bytes = contents_of(files[0]), tag = "\x0a\x04loss";
-    for (std::size_t at = bytes.find(tag); at != std::string::npos; at = bytes.find(tag, at + 1)) ++losses;
+    for (std::size_t position = bytes.find(tag); position != std::string::npos;
+         position = bytes.find(tag, position + 1))
+        ++losses;
     EXPECT_EQ(losses, 6);
 }
 

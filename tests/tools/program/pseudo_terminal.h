@@ -28,9 +28,10 @@ class Screen {
     explicit Screen(std::size_t columns) : columns_(columns) {}
 
     void put(const std::string& text) {
-        for (std::size_t at = 0; at < text.size();) {
-            const std::size_t length = text[at] == '\x1b' ? control(text, at) : character(text, at);
-            at += length;
+        for (std::size_t position = 0; position < text.size();) {
+            const std::size_t length =
+                text[position] == '\x1b' ? control(text, position) : character(text, position);
+            position += length;
         }
     }
     /// The lines, without blanks at their ends.
@@ -50,27 +51,27 @@ class Screen {
     std::int64_t unknown() const { return unknown_; }
 
   private:
-    std::size_t character(const std::string& text, std::size_t at) {
-        const CodePoint point = decode_utf8(text, at);
+    std::size_t character(const std::string& text, std::size_t position) {
+        const CodePoint point = decode_utf8(text, position);
         check(point.length > 0, "the output is not UTF-8");
         const auto length = static_cast<std::size_t>(point.length);
-        if (text[at] == '\r') {
+        if (text[position] == '\r') {
             column_ = 0;
-        } else if (text[at] == '\n') {
+        } else if (text[position] == '\n') {
             ++row_;
         } else {
             if (column_ == columns_) {  // the terminal wraps the line
                 column_ = 0;
                 ++row_;
             }
-            cell() = text.substr(at, length);
+            cell() = text.substr(position, length);
             widest_ = std::max(widest_, ++column_);
         }
         if (rows_.size() <= row_) rows_.resize(row_ + 1);
         return length;
     }
-    std::size_t control(const std::string& text, std::size_t at) {
-        std::size_t end = at + 1;
+    std::size_t control(const std::string& text, std::size_t position) {
+        std::size_t end = position + 1;
         if (end < text.size() && text[end] == '[') ++end;
         const std::size_t digits = end;
         while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
@@ -87,7 +88,7 @@ class Screen {
         } else {
             ++unknown_;
         }
-        return end + 1 - at;
+        return end + 1 - position;
     }
     void clear_line() {
         if (rows_.size() <= row_) rows_.resize(row_ + 1);

@@ -24,10 +24,10 @@ struct Recipe {
 /// stays.
 std::string shortened_command(const std::string& line, Recipe& recipe) {
     static const std::string mark = "# in tests: ";
-    const std::size_t at = line.find(mark);
-    if (at == std::string::npos) return line;
+    const std::size_t position = line.find(mark);
+    if (position == std::string::npos) return line;
     ++recipe.shortened;
-    return line.substr(0, at) + line.substr(at + mark.size());
+    return line.substr(0, position) + line.substr(position + mark.size());
 }
 
 std::vector<Recipe> read_recipes() {

@@ -39,8 +39,9 @@ class Report : public testing::Test {
     }
     static json data_of(const std::string& page) {
         const std::string begin = "<script type=\"application/json\" id=\"data\">";
-        const std::size_t at = page.find(begin);
-        return json::parse(page.substr(at + begin.size(), page.find("</script>", at) - at - begin.size()));
+        const std::size_t position = page.find(begin);
+        return json::parse(
+            page.substr(position + begin.size(), page.find("</script>", position) - position - begin.size()));
     }
     void refused(const Arguments& arguments, const std::vector<std::string>& parts) const {
         expect_refused(run(Arguments{"report"} + arguments), parts);

@@ -61,10 +61,10 @@ TEST_P(ResumeByAnotherProcess, EqualsAnUninterruptedRunAfterASignal) {
         const Outcome outcome = interrupted.wait();
         expect_success(outcome);
         const std::string stopped = concat("stopped by signal ", signal, " after step ");
-        const std::size_t at = outcome.out.find(stopped);
-        ASSERT_NE(at, std::string::npos) << outcome.out;
+        const std::size_t position = outcome.out.find(stopped);
+        ASSERT_NE(position, std::string::npos) << outcome.out;
         // A step whose evaluation was still running has no line in metrics.jsonl yet.
-        const std::size_t done = std::stoull(outcome.out.substr(at + stopped.size()));
+        const std::size_t done = std::stoull(outcome.out.substr(position + stopped.size()));
         EXPECT_GE(steps_of(place_ / name).size() + 1, done);
 
         const Arguments until{"--stop-after", std::to_string(done + 20)};

@@ -27,9 +27,11 @@ TerminalOutcome run_on_terminal(const Arguments& arguments, unsigned short colum
 /// The lines that overwrite an earlier line: text after a carriage return without a line feed.
 std::vector<std::string> rewritten_lines(const std::string& text) {
     std::vector<std::string> lines;
-    for (std::size_t at = text.find('\r'); at != std::string::npos; at = text.find('\r', at + 1))
-        if (at + 1 < text.size() && text[at + 1] != '\n')
-            lines.push_back(text.substr(at + 1, text.find_first_of("\r\n", at + 1) - at - 1));
+    for (std::size_t position = text.find('\r'); position != std::string::npos;
+         position = text.find('\r', position + 1))
+        if (position + 1 < text.size() && text[position + 1] != '\n')
+            lines.push_back(
+                text.substr(position + 1, text.find_first_of("\r\n", position + 1) - position - 1));
     return lines;
 }
 

@@ -268,9 +268,9 @@ TEST(Usage, PrintConfigEqualsTheRunsConfigJson) {
     expect_success(run(training));
     EXPECT_EQ(printed.out, contents_of(out / "config.json"));
     EXPECT_EQ(run({"train", "--resume", out.string(), "--print-config"}).out, printed.out);
-    const auto of_preset =
+    const auto preset_config =
         nlohmann::json::parse(run({"train", "--preset", "gpt2-124m", "--print-config"}).out);
-    EXPECT_EQ(of_preset, json_of(to_json(preset("gpt2-124m"))));
+    EXPECT_EQ(preset_config, json_of(to_json(preset("gpt2-124m"))));
 }
 
 }  // namespace

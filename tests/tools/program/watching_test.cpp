@@ -117,12 +117,12 @@ TEST_F(Watching, TokensAndWallTimeContinueAfterAResume) {
 /// Returns how many records an event file has; -1 if the last one is not complete.
 std::int64_t complete_records(const std::string& bytes) {
     std::int64_t records = 0;
-    for (std::size_t at = 0; at < bytes.size(); ++records) {
+    for (std::size_t offset = 0; offset < bytes.size(); ++records) {
         std::uint64_t size = 0;
-        if (bytes.size() - at < sizeof size) return -1;
-        std::memcpy(&size, &bytes[at], sizeof size);
-        at += sizeof size + 4 + size + 4;
-        if (at > bytes.size()) return -1;
+        if (bytes.size() - offset < sizeof size) return -1;
+        std::memcpy(&size, &bytes[offset], sizeof size);
+        offset += sizeof size + 4 + size + 4;
+        if (offset > bytes.size()) return -1;
     }
     return records;
 }

@@ -62,10 +62,10 @@ TEST_F(CheckpointDamage, EverySingleFlippedBitIsRefused) {
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
         // Half the changes are in the header and the first structures.
-        const std::size_t at = random_() % (round % 2 == 0 ? file.size() : 8192);
+        const std::size_t position = random_() % (round % 2 == 0 ? file.size() : 8192);
         const auto bit = static_cast<int>(random_() % 8);
-        file[at] ^= std::byte{1} << bit;
-        EXPECT_TRUE(refused(file, concat("bit ", bit, " of byte ", at)));
+        file[position] ^= std::byte{1} << bit;
+        EXPECT_TRUE(refused(file, concat("bit ", bit, " of byte ", position)));
     }
 }
 
@@ -92,18 +92,18 @@ TEST_F(CheckpointDamage, LostAndMisplacedBlocksAreRefusedOrHarmless) {
         std::vector<std::byte> file = sound_;
         const std::size_t block = round % 2 == 0 ? 512 : 4096;
         const std::size_t blocks = file.size() / block;
-        const auto at = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
+        const auto position = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
         const auto other = file.begin() + static_cast<std::ptrdiff_t>(random_() % blocks * block);
         const auto length = static_cast<std::ptrdiff_t>(block);
         switch (round % 3) {
             case 0:
-                std::fill_n(at, length, std::byte{0});
+                std::fill_n(position, length, std::byte{0});
                 break;
             case 1:
-                std::copy_n(std::vector(other, other + length).begin(), length, at);
+                std::copy_n(std::vector(other, other + length).begin(), length, position);
                 break;
             default:
-                std::swap_ranges(at, at + length, at == other ? at : other);
+                std::swap_ranges(position, position + length, position == other ? position : other);
         }
         refusals += refused(file, concat("blocks of ", block, ", round ", round)) ? 1 : 0;
     }
@@ -134,9 +134,10 @@ TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {
     for (int round = 0; round < rounds; ++round) {
         std::vector<std::byte> file = sound_;
         // Most changes are in the tensor list.
-        const std::size_t at = random_() % (round % 4 == 0 ? file.size() : body);
+        const std::size_t position = random_() % (round % 4 == 0 ? file.size() : body);
         constexpr std::array<int, 6> kEdges = {0, 1, 0x7f, 0x80, 0xfe, 0xff};
-        file[at] = static_cast<std::byte>(round % 2 == 0 ? kEdges[random_() % kEdges.size()] : random_());
+        file[position] =
+            static_cast<std::byte>(round % 2 == 0 ? kEdges[random_() % kEdges.size()] : random_());
         fs_.put("a.h5", test::reseal(std::move(file)));
         const auto refusal_of = [](const auto& read) -> std::string {
             try {
@@ -149,8 +150,8 @@ TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {
         const std::string refusal = refusal_of([&] { read_checkpoint("a.h5", {}, fs_); });
         EXPECT_EQ(refusal_of([&] { inspect_checkpoint("a.h5", fs_); }), refusal);
         if (refusal.empty()) continue;
-        EXPECT_THAT(refusal, StartsWith("checkpoint a.h5: ")) << "byte " << at;
-        EXPECT_THAT(refusal, Not(HasSubstr("\n"))) << "byte " << at;
+        EXPECT_THAT(refusal, StartsWith("checkpoint a.h5: ")) << "byte " << position;
+        EXPECT_THAT(refusal, Not(HasSubstr("\n"))) << "byte " << position;
         ++refusals;
     }
     EXPECT_GT(refusals, rounds / 4);

@@ -54,9 +54,9 @@ class HostileManifest : public testing::Test {
         check(found != objects.end(), "no ", name);
         return *found;
     }
-    std::vector<std::byte> with_field(std::size_t at, std::uint64_t value) const {
+    std::vector<std::byte> with_field(std::size_t offset, std::uint64_t value) const {
         std::vector<std::byte> file = sound_;
-        put_little_endian(file.data() + at, value);
+        put_little_endian(file.data() + offset, value);
         return test::reseal(std::move(file));
     }
 
@@ -189,8 +189,8 @@ TEST_F(HostileManifest, TensorsInTinyPiecesAreRefused) {
                            [](StoredObject& o) {
                                std::vector<FileExtent> pieces;
                                for (const FileExtent& extent : o.extents)
-                                   for (std::uint64_t at = 0; at < extent.bytes; at += 4)
-                                       pieces.push_back({extent.begin + at, 4});
+                                   for (std::uint64_t offset = 0; offset < extent.bytes; offset += 4)
+                                       pieces.push_back({extent.begin + offset, 4});
                                o.extents = pieces;
                            }),
                 HasSubstr("params/large: 600000 bytes in 150000 pieces"));

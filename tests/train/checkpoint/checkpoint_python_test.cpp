@@ -65,9 +65,9 @@ TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
         return tensors.at(name.substr(slash + 1));
     };
     for (const TensorInfo& tensor : info.tensors) {
-        const std::size_t at = output.find("\n" + tensor.name + " [");
-        ASSERT_NE(at, std::string::npos) << tensor.name;
-        const std::string line = output.substr(at + 1, output.find('\n', at + 1) - at - 1);
+        const std::size_t position = output.find("\n" + tensor.name + " [");
+        ASSERT_NE(position, std::string::npos) << tensor.name;
+        const std::string line = output.substr(position + 1, output.find('\n', position + 1) - position - 1);
         // h5py returns bfloat16 as float32 and all other types unchanged.
         const std::string dtype =
             tensor.dtype == DType::bf16 ? "float32" : std::string(name_of(tensor.dtype));
@@ -99,11 +99,11 @@ import struct, sys, h5py, numpy as np
 path = sys.argv[1]
 data = open(path, 'rb').read()
 block, listed = struct.unpack_from('<QQ', data, 64)
-at = 128
+offset = 128
 def take(form):
-    global at
-    values = struct.unpack_from('<' + form, data, at)
-    at += struct.calcsize('<' + form)
+    global offset
+    values = struct.unpack_from('<' + form, data, offset)
+    offset += struct.calcsize('<' + form)
     return values
 seen = []
 with h5py.File(path, 'r') as file:
@@ -132,7 +132,7 @@ with h5py.File(path, 'r') as file:
         begins = [chunk.byte_offset for chunk in chunks]
         assert begins == [b for b, _ in extents] or [b + block for b in begins] == [b for b, _ in extents], name
         seen.append(name)
-    assert at == 128 + listed and seen == sorted(seen)
+    assert offset == 128 + listed and seen == sorted(seen)
     datasets = []
     file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
     assert sorted(datasets) == seen, (datasets, seen)

@@ -90,7 +90,7 @@ int exit_code_of_child(const Work& work) {
 
 TEST(RemovedOnSignal, PathsOfThisProcessAreRemovedInReverseOrder) {
     const TemporaryDirectory place;
-    const RemovedOnSignal of_parent(place.write("parent", ""));
+    const RemovedOnSignal parent_file(place.write("parent", ""));
     const std::string released = place.write("released", ""), kept = place / "kept";
     std::filesystem::create_directory(kept);
     place.write("kept/file", "");

@@ -69,11 +69,11 @@ TEST(ChatTemplates, APromptIsTheTextBeforeTheAnswer) {
     for (const ChatTemplate chat_template :
          {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
         const ChatFormat format(chat_template, Tokenizer::bytes());
-        const std::vector<std::int32_t> whole = format.encode(two_turns, "test").ids,
+        const std::vector<std::int32_t> full = format.encode(two_turns, "test").ids,
                                         prompt = format.prompt(std::span(two_turns).first(4), "test");
-        ASSERT_LT(prompt.size(), whole.size());
-        EXPECT_TRUE(std::ranges::equal(prompt, std::span(whole).first(prompt.size())));
-        EXPECT_THAT(Tokenizer::bytes().decode(std::span(whole).subspan(prompt.size())), HasSubstr("See you"));
+        ASSERT_LT(prompt.size(), full.size());
+        EXPECT_TRUE(std::ranges::equal(prompt, std::span(full).first(prompt.size())));
+        EXPECT_THAT(Tokenizer::bytes().decode(std::span(full).subspan(prompt.size())), HasSubstr("See you"));
     }
 }
 

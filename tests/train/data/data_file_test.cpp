@@ -121,11 +121,11 @@ TEST(DataContent, CoversEveryByteOfASmallFile) {
     std::string bytes(10'000, 'a');
     const std::string path = place.write("t", bytes);
     const DataContent before = content_of(DataFile(path));
-    for (const std::int64_t at : {0, 1, 4095, 5000, 9999}) {
-        overwrite(path, at, "b");
-        EXPECT_NE(content_of(DataFile(path)), before) << at;
-        overwrite(path, at, "a");
-        EXPECT_EQ(content_of(DataFile(path)), before) << at;
+    for (const std::int64_t position : {0, 1, 4095, 5000, 9999}) {
+        overwrite(path, position, "b");
+        EXPECT_NE(content_of(DataFile(path)), before) << position;
+        overwrite(path, position, "a");
+        EXPECT_EQ(content_of(DataFile(path)), before) << position;
     }
 }
 
@@ -145,11 +145,11 @@ TEST(DataContent, CoversTheEndsAnd256BlocksOfALargeFile) {
                                     1021 * mebibyte + 4095,
                                     size - mebibyte,
                                     size - 1};
-    for (const std::int64_t at : sampled) {
-        overwrite(path, at, "b");
-        EXPECT_NE(content_of(DataFile(path)), before) << at;
-        overwrite(path, at, std::string_view("\0", 1));
-        EXPECT_EQ(content_of(DataFile(path)), before) << at;
+    for (const std::int64_t position : sampled) {
+        overwrite(path, position, "b");
+        EXPECT_NE(content_of(DataFile(path)), before) << position;
+        overwrite(path, position, std::string_view("\0", 1));
+        EXPECT_EQ(content_of(DataFile(path)), before) << position;
     }
     // Bytes between the samples are not part of the hash.
     overwrite(path, 3 * mebibyte, "b");

@@ -41,11 +41,11 @@ std::vector<Row> take(DataLoader& loader, std::int64_t batches, std::int64_t row
     for (std::int64_t b = 0; b < batches; ++b) {
         loader.next(tokens, targets);
         for (std::size_t r = 0; r < tokens.size(); r += context) {
-            const auto at = [&](const std::vector<std::int32_t>& v) {
+            const auto row_of = [&](const std::vector<std::int32_t>& v) {
                 return std::vector<std::int32_t>(v.begin() + std::ptrdiff_t(r),
                                                  v.begin() + std::ptrdiff_t(r + context));
             };
-            taken.push_back({at(tokens), at(targets)});
+            taken.push_back({row_of(tokens), row_of(targets)});
         }
     }
     return taken;
@@ -147,21 +147,21 @@ TEST(DataLoader, RanksShareOneOrder) {
     DataLoader alone(numbered_tokens(200), {.context = 8, .seed = {9}});
     const std::vector<Row> expected = take(alone, 60, 1);
     for (const std::int64_t ranks : {2, 3}) {
-        std::vector<std::vector<Row>> of_rank;
+        std::vector<std::vector<Row>> rank_rows;
         JsonValue state;
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
             DataLoader loader(numbered_tokens(200),
                               {.context = 8, .seed = {9}, .rank = rank, .ranks = ranks});
-            of_rank.push_back(take(loader, 5, 60 / 5 / ranks));
+            rank_rows.push_back(take(loader, 5, 60 / 5 / ranks));
             if (rank > 0) {
                 EXPECT_EQ(loader.state(), state);
             }
             state = loader.state();
         }
         // In each batch, rank 0's rows come before rank 1's.
-        const std::size_t rows = 60 / 5 / std::size_t(ranks), of_batch = rows * std::size_t(ranks);
+        const std::size_t rows = 60 / 5 / std::size_t(ranks), batch_rows = rows * std::size_t(ranks);
         for (std::size_t i = 0; i < expected.size(); ++i)
-            EXPECT_EQ(of_rank[i % of_batch / rows][i / of_batch * rows + i % rows], expected[i]);
+            EXPECT_EQ(rank_rows[i % batch_rows / rows][i / batch_rows * rows + i % rows], expected[i]);
     }
 }
 
@@ -371,9 +371,9 @@ struct PlacesOnDisk {
     }
     /// Restores the file's second half.
     void mend() const {
-        const std::string whole = contents;
+        const std::string full_contents = contents;
         std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
-            .write(whole.data(), std::ssize(whole));
+            .write(full_contents.data(), std::ssize(full_contents));
     }
     void cut() {
         std::ifstream file(path, std::ios::binary);
@@ -391,9 +391,9 @@ TEST(DataLoader, ReadsFilesLikeMemory) {
     const PlacesOnDisk disk;
     for (const std::int64_t context : {1, 8, 1024, 9000}) {
         const DataLoaderOptions options{.context = context, .seed = {3}};
-        DataLoader of_file(disk.tokens, options), of_memory(numbered_tokens(20'000), options);
-        EXPECT_EQ(take(of_file, 30, 2), take(of_memory, 30, 2));
-        EXPECT_EQ(of_file.state(), of_memory.state());
+        DataLoader file_loader(disk.tokens, options), memory_loader(numbered_tokens(20'000), options);
+        EXPECT_EQ(take(file_loader, 30, 2), take(memory_loader, 30, 2));
+        EXPECT_EQ(file_loader.state(), memory_loader.state());
     }
 }
 

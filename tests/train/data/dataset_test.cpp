@@ -171,10 +171,10 @@ TEST(Dataset, IsIdentifiedByContentAndNotByName) {
     const std::string train = write_tokens("train.bin", {1, 2, 3}), val = write_tokens("val.bin", {3, 2, 1}),
                       new_val = write_tokens("new.bin", {3, 3, 1});
     const DatasetOptions both{.data = train, .val_data = val};
-    const JsonValue of_both = load_dataset(both).content;
-    EXPECT_EQ(of_both["data"].size(), 1u);
+    const JsonValue both_content = load_dataset(both).content;
+    EXPECT_EQ(both_content["data"].size(), 1u);
     DatasetOptions changed = both;
-    changed.expected_content = of_both;
+    changed.expected_content = both_content;
     EXPECT_EQ(message_of([&] { load_dataset(changed); }), "no error");
     changed.val_data = new_val;
     EXPECT_THAT(message_of([&] { load_dataset(changed); }),

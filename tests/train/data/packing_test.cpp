@@ -70,8 +70,8 @@ TEST(Packing, BlankLinesSeparateDocumentsAndTheNextDocumentIsNoTarget) {
 /// A window may begin inside a blank line, or at the line after it.
 TEST(Packing, BordersDoNotDependOnWhereWindowsBegin) {
     const std::vector<std::int32_t> ids{1, 2, 7, 7, 3, 4, 7, 5, 7, 7, 6, 8, 7, 7, 9, 1, 2, 3, 7, 7, 4};
-    SequentialLoader whole(TokenSequence(ids, "ids"), 20, {.packing = separated_by_blank_lines(20)});
-    const PackedRows expected = next_rows(whole, 1, 20);
+    SequentialLoader full_loader(TokenSequence(ids, "ids"), 20, {.packing = separated_by_blank_lines(20)});
+    const PackedRows expected = next_rows(full_loader, 1, 20);
     for (std::int64_t context = 1; context < 20; ++context) {
         SequentialLoader loader(TokenSequence(ids, "ids"), context,
                                 {.packing = separated_by_blank_lines(context)});

@@ -161,14 +161,15 @@ TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
 TEST(AdamW, AppliesTheGradientScale) {
     const Context ctx;
     AdamWProblem scaled(ctx, DType::f64), halved(ctx, DType::f64);
-    ElementwiseOptimizer of_scaled(ctx, scaled.store, adamw_options),
-        of_halved(ctx, halved.store, adamw_options);
+    ElementwiseOptimizer scaled_optimizer(ctx, scaled.store, adamw_options),
+        halved_optimizer(ctx, halved.store, adamw_options);
     for (int t = 1; t <= 3; ++t) {
         scaled.set_gradients(ctx, t);
-        of_scaled.step(ctx, adamw_lr, {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
+        scaled_optimizer.step(ctx, adamw_lr,
+                              {.gradient_scale = from_host(ctx, std::vector{0.5}, {1}, DType::f64)});
         halved.set_gradients(ctx, t);
         axpy(ctx, halved.store.gradients(), -0.5, cast(ctx, halved.store.gradients(), DType::f64));
-        of_halved.step(ctx, adamw_lr);
+        halved_optimizer.step(ctx, adamw_lr);
     }
     EXPECT_EQ(to_host(ctx, scaled.store.values()), to_host(ctx, halved.store.values()));
 }

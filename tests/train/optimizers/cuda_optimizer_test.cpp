@@ -105,9 +105,9 @@ using CudaAdamW = test::CudaTest;
 /// the last place, and 1 / (1 - beta^t) multiplies it by up to 100 under the root and up to 10 outside it.
 double difference_bound(double weight, DType dtype) {
     const double update = adamw_lr / std::sqrt(1.0 - adamw_options.beta2);
-    const double of_powers = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
+    const double power_error = dtype == DType::f64 ? 2.0 * (100.0 / 2.0 + 10.0) : 0.0;
     return 2.0 * adamw_steps * epsilon_of(accumulator_of(dtype)) *
-           (2.0 * (std::abs(weight) + adamw_steps * update) + (16.0 + of_powers) * update);
+           (2.0 * (std::abs(weight) + adamw_steps * update) + (16.0 + power_error) * update);
 }
 
 TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {

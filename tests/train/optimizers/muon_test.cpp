@@ -281,10 +281,10 @@ TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
     const Context ctx(Device::cpu(), 2);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
         for (const int processes : {2, 3, 5}) {
-            MuonProblem whole(ctx, dtype, processes);
-            Muon optimizer(ctx, whole.store, in_blocks, muon_options);
+            MuonProblem full(ctx, dtype, processes);
+            Muon optimizer(ctx, full.store, in_blocks, muon_options);
             for (std::uint64_t t = 1; t <= 3; ++t) {
-                whole.set_gradients(ctx, t);
+                full.set_gradients(ctx, t);
                 optimizer.step(ctx, muon_lr);
             }
             std::map<std::string, Tensor> state;
@@ -295,10 +295,10 @@ TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
                 for (std::uint64_t t = 1; t <= 3; ++t) mine.step(ctx, t);
                 for (const FlatRange& range : mine.shard.ranges)
                     EXPECT_EQ(to_host(ctx, mine.problem.store.values().slice(0, range.begin, range.length)),
-                              to_host(ctx, whole.store.values().slice(0, range.begin, range.length)))
+                              to_host(ctx, full.store.values().slice(0, range.begin, range.length)))
                         << dtype << ", rank " << rank << " of " << processes;
                 for (const StateTensor& part : mine.optimizer->state()) {
-                    std::int64_t at = 0;
+                    std::int64_t offset = 0;
                     for (const FlatRange& range : part.ranges) {
                         const auto holds = [&](const Parameter& parameter) {
                             return parameter.offset() <= range.begin &&
@@ -311,13 +311,13 @@ TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
                         const std::int64_t begin = range.begin - held->offset();
                         const std::int64_t length = std::min(range.length, expected.elements() - begin);
                         EXPECT_EQ(
-                            to_host(ctx, part.tensor.slice(0, at, length)),
+                            to_host(ctx, part.tensor.slice(0, offset, length)),
                             to_host(ctx, expected.reshape({expected.elements()}).slice(0, begin, length)))
                             << part.name << '/' << held->name();
-                        at += range.length;
+                        offset += range.length;
                         (part.name == "momentum" ? matrices : moments) += static_cast<std::size_t>(length);
                     }
-                    EXPECT_EQ(at, part.parameters.empty() ? 0 : part.tensor.elements());
+                    EXPECT_EQ(offset, part.parameters.empty() ? 0 : part.tensor.elements());
                 }
             }
             // All shards together hold each moment's elements exactly once.

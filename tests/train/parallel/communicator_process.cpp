@@ -31,12 +31,12 @@ class Checks {
         communicator_.all_reduce(ctx_, x);
         expect(x, "all_reduce", [&](std::int64_t i) { return sum_of_elements(size, i); });
 
-        const Tensor whole = own_values(dtype, n * size), part = zeros(ctx_, {n}, dtype);
-        communicator_.reduce_scatter(ctx_, whole, part);
+        const Tensor full = own_values(dtype, n * size), part = zeros(ctx_, {n}, dtype);
+        communicator_.reduce_scatter(ctx_, full, part);
         expect(part, "reduce_scatter", [&](std::int64_t i) { return sum_of_elements(size, rank * n + i); });
-        const Tensor in_place_whole = own_values(dtype, n * size);
-        communicator_.reduce_scatter(ctx_, in_place_whole, in_place_whole.slice(0, rank * n, n));
-        expect(in_place_whole.slice(0, rank * n, n), "reduce_scatter in context",
+        const Tensor in_place_full = own_values(dtype, n * size);
+        communicator_.reduce_scatter(ctx_, in_place_full, in_place_full.slice(0, rank * n, n));
+        expect(in_place_full.slice(0, rank * n, n), "reduce_scatter in context",
                [&](std::int64_t i) { return sum_of_elements(size, rank * n + i); });
 
         const auto from_owner = [&](std::int64_t i) { return element(static_cast<int>(i / n), i % n); };
@@ -63,9 +63,9 @@ class Checks {
         communicator_.all_reduce(ctx_, x);
         expect(x, "all_reduce", [&](std::int64_t i) { return sum_of_elements(size, i); });
 
-        const Tensor whole = own_values(DType::f32, part_length * size),
+        const Tensor full = own_values(DType::f32, part_length * size),
                      part = zeros(ctx_, {part_length}, DType::f32);
-        communicator_.reduce_scatter(ctx_, whole, part);
+        communicator_.reduce_scatter(ctx_, full, part);
         expect(part, "reduce_scatter",
                [&](std::int64_t i) { return sum_of_elements(size, rank * part_length + i); });
 

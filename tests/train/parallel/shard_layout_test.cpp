@@ -25,8 +25,8 @@ void declare_model(ParameterStore& store, int blocks, std::int64_t width) {
 }
 
 double elements_in_blocks(const Parameter& parameter) {
-    const bool whole = parameter.name().starts_with("h.") && parameter.shape().rank() == 2;
-    return whole ? static_cast<double>(parameter.shape().elements()) : 0.0;
+    const bool is_block_matrix = parameter.name().starts_with("h.") && parameter.shape().rank() == 2;
+    return is_block_matrix ? static_cast<double>(parameter.shape().elements()) : 0.0;
 }
 
 std::int64_t flat_of(const ParameterStore& store, int processes) {
@@ -121,8 +121,8 @@ TEST(ShardLayoutOrder, KeepsBucketsInTheOrderOfUse) {
     store.add("bias", {64}, Init::ones());
     store.add("h.1", {1, 192}, Init::ones());
     store.add("head", {2, 64}, Init::ones());
-    const auto whole = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
-    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, whole);
+    const auto whole_cost = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
+    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, whole_cost);
     ASSERT_EQ(buckets.size(), 4u);
     EXPECT_EQ(buckets[0].range, (FlatRange{0, 256}));
     EXPECT_TRUE(buckets[0].equal_parts);

@@ -279,9 +279,9 @@ TEST_F(BytePairs, ALongAddedTokenIsRefused) {
 }
 
 TEST_F(BytePairs, ATruncatedFileIsRefused) {
-    const std::string whole = text_of_file(reference("gpt2.json"));
-    for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 200) {
-        const std::string path = place_.write("tokenizer.json", whole.substr(0, size));
+    const std::string full_text = text_of_file(reference("gpt2.json"));
+    for (std::size_t size = 0; size < full_text.size(); size += 1 + full_text.size() / 200) {
+        const std::string path = place_.write("tokenizer.json", full_text.substr(0, size));
         ASSERT_THAT(message_of([&] { load_tokenizer(path); }), StartsWith(path)) << size;
     }
     const std::string ranks = text_of_file(reference("cl100k.tiktoken"));
