@@ -302,21 +302,23 @@ Tensor empty_broadcast_like(const Context& ctx, const Tensor& x) {
 /// store() adds these in float32 (float64 for float64), in batch order.
 class KeyGradient {
   public:
-    KeyGradient(const Context& ctx, const Tensor& into, std::int64_t batch) : into_(into), of_batches_(into) {
+    KeyGradient(const Context& ctx, const Tensor& into, std::int64_t batch)
+        : into_(into), batch_gradients_(into) {
         if (into.size(0) == batch) return;
-        of_batches_ = empty(ctx, {batch, into.size(1), into.size(2), into.size(3)}, into.dtype());
+        batch_gradients_ = empty(ctx, {batch, into.size(1), into.size(2), into.size(3)}, into.dtype());
         sum_ = empty(ctx, into.shape(), accumulator_of(into.dtype()));
     }
-    const Tensor& of_batches() const { return of_batches_; }
+    const Tensor& batch_gradients() const { return batch_gradients_; }
     void store(const Context& ctx) const {
         if (!sum_.defined() || ctx.is_planning()) return;
         fill(ctx, sum_, 0);
-        for (std::int64_t b = 0; b < of_batches_.size(0); ++b) axpy(ctx, sum_, 1, of_batches_.slice(0, b, 1));
+        for (std::int64_t b = 0; b < batch_gradients_.size(0); ++b)
+            axpy(ctx, sum_, 1, batch_gradients_.slice(0, b, 1));
         copy(ctx, into_, sum_);
     }
 
   private:
-    Tensor into_, of_batches_, sum_;
+    Tensor into_, batch_gradients_, sum_;
 };
 
 /// Whether the forward pass writes Saved::lse_remainder. On a GPU, naive and flash1 do not read it.
@@ -469,9 +471,9 @@ std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Optio
                                                  const Saved& saved) {
     check_inputs(options, saved.q, saved.k, saved.v);
     const PackedSequences packed = resolve_packed(options, saved.q);
-    const Saved of_batch = saved_with_batch_axis(saved);
-    return cuda::backward_candidates(ctx, resolve(options, packed, of_batch.q, of_batch.k), of_batch.q,
-                                     of_batch.k, of_batch.v);
+    const Saved batched = saved_with_batch_axis(saved);
+    return cuda::backward_candidates(ctx, resolve(options, packed, batched.q, batched.k), batched.q,
+                                     batched.k, batched.v);
 }
 const char* why_no_tile_candidates() {
     return cuda::has_tile_candidates()
@@ -506,7 +508,7 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     const KeyGradient d_k(ctx, with_batch_axis(into.k, 4), d_q.size(0)),
         d_v(ctx, with_batch_axis(into.v, 4), d_q.size(0));
     const SeenBackward seen(ctx, resolved, batched, {with_batch_axis(d_o, 4), with_batch_axis(d_lse, 3)},
-                            {d_q, d_k.of_batches(), d_v.of_batches(), into.biases, into.sink});
+                            {d_q, d_k.batch_gradients(), d_v.batch_gradients(), into.biases, into.sink});
     seen.load(ctx);
     compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
     if (resolved.flags.defined())

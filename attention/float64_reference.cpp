@@ -63,8 +63,8 @@ struct Sums {
           factor_squared(index(n)),
           shared(index(n)),
           same_sign(index(n)) {}
-    void add(std::int64_t at, double term, const TermError& error) {
-        const std::size_t i = index(at);
+    void add(std::int64_t element, double term, const TermError& error) {
+        const std::size_t i = index(element);
         value[i] += term;
         independent_squared[i] += square(error.independent);
         factor_squared[i] += square(error.factor);
@@ -135,10 +135,10 @@ class ReferenceEvaluation {
         };
         finish(sums_.d_k, &Result::d_k, roundoff_.storage);
         finish(sums_.d_v, &Result::d_v, roundoff_.storage);
-        constexpr double of_float32 = 0x1p-24;
-        finish(sums_.d_biases[0], &Result::d_bias_0, of_float32);
-        finish(sums_.d_biases[1], &Result::d_bias_1, of_float32);
-        finish(sums_.d_sink, &Result::d_sink, of_float32);
+        constexpr double float32_roundoff = 0x1p-24;
+        finish(sums_.d_biases[0], &Result::d_bias_0, float32_roundoff);
+        finish(sums_.d_biases[1], &Result::d_bias_1, float32_roundoff);
+        finish(sums_.d_sink, &Result::d_sink, float32_roundoff);
         return std::move(r_);
     }
 
@@ -263,15 +263,15 @@ class ReferenceEvaluation {
         r_.floor.lse[lse_at] = r_.root_mean_square.lse[lse_at] = r_.systematic.lse[lse_at] =
             row.lse_error + row.sum_error + u_ * 3 * (std::abs(lse) + std::abs(maximum));
         add_output(row);
-        const double of_sink = sink - maximum - log_sum;
-        add_sink_gradient(row, std::exp(of_sink), row.lse_error + u_ * 2 * std::abs(of_sink));
+        const double sink_exponent = sink - maximum - log_sum;
+        add_sink_gradient(row, std::exp(sink_exponent), row.lse_error + u_ * 2 * std::abs(sink_exponent));
         add_gradients(row);
     }
 
     /// Replaces the scores in row.p by probabilities, and the score errors in row.p_error by probability
     /// errors.
     void set_probabilities(Row& row, double maximum, double log_sum, double largest) const {
-        const double of_row_numbers = has_biases() ? 0 : roundoff_.row_numbers;
+        const double row_number_roundoff = has_biases() ? 0 : roundoff_.row_numbers;
         double average = 0;  // average exponent error, weighted by P
         for (std::size_t n = 0; n < row.p.size(); ++n) {
             const double below_maximum = row.p[n] - maximum;
@@ -279,8 +279,8 @@ class ReferenceEvaluation {
             row.p_error[n] += u_ * 3 * std::abs(below_maximum);
             average += row.p[n] * row.p_error[n];
         }
-        average += u_ * 4 + roundoff_.exponential + of_row_numbers * largest;
-        row.lse_error = average + of_row_numbers * std::abs(maximum + log_sum);
+        average += u_ * 4 + roundoff_.exponential + row_number_roundoff * largest;
+        row.lse_error = average + row_number_roundoff * std::abs(maximum + log_sum);
         row.p_error_of_lse.resize(row.p.size());
         for (std::size_t n = 0; n < row.p.size(); ++n) {
             const double below_lse = row.p[n] == 0 ? 0 : std::abs(std::log(row.p[n]));
@@ -307,18 +307,18 @@ class ReferenceEvaluation {
         const double d_lse =
             d_lse_.empty() ? 0 : d_lse_[index((row.batch * p_.heads + row.head) * p_.queries + row.i)];
         row.delta = dot(p_.d_v, row.d_o, o.value.data()) - d_lse;
-        const double of_product =
+        const double product_error =
             dot_error(p_.d_v, u_, row.d_o, o.value.data()) + (d_lse == 0 ? 0 : u_ * std::abs(row.delta));
-        double squares = square(of_product), same_sign = of_product;
+        double squares = square(product_error), same_sign = product_error;
         for (std::int64_t c = 0; c < p_.d_v; ++c) {
-            const std::size_t i = index(c), at = index(row.index * p_.d_v + c);
+            const std::size_t i = index(c), element = index(row.index * p_.d_v + c);
             const double division_error = 2 * u_ * std::abs(o.value[i]);
-            r_.value.o[at] = o.value[i];
-            r_.floor.o[at] = o.floor(i, roundoff_.storage) + division_error;
-            r_.root_mean_square.o[at] = o.root_mean_square(i, roundoff_.storage) + division_error;
-            r_.systematic.o[at] = o.systematic(i) + division_error;
-            squares += square(row.d_o[c] * r_.root_mean_square.o[at]);
-            same_sign += std::abs(row.d_o[c]) * r_.systematic.o[at];
+            r_.value.o[element] = o.value[i];
+            r_.floor.o[element] = o.floor(i, roundoff_.storage) + division_error;
+            r_.root_mean_square.o[element] = o.root_mean_square(i, roundoff_.storage) + division_error;
+            r_.systematic.o[element] = o.systematic(i) + division_error;
+            squares += square(row.d_o[c] * r_.root_mean_square.o[element]);
+            same_sign += std::abs(row.d_o[c]) * r_.systematic.o[element];
         }
         row.delta_error = std::sqrt(squares);
         row.delta_error_shared = row.sum_error * std::abs(row.delta);
@@ -401,17 +401,17 @@ class ReferenceEvaluation {
         }
         add_errors_of_delta(row);
         for (std::int64_t c = 0; c < p_.d_qk; ++c) {
-            const std::size_t i = index(c), at = index(row.index * p_.d_qk + c);
+            const std::size_t i = index(c), element = index(row.index * p_.d_qk + c);
             const double by_delta = std::abs(scale_ * mean_key[i]);
             const double lse_error = row.lse_error * std::abs(d_q.value[i]);
             const double shared = row.delta_error_shared * by_delta + lse_error;
-            r_.value.d_q[at] = d_q.value[i];
-            r_.floor.d_q[at] =
+            r_.value.d_q[element] = d_q.value[i];
+            r_.floor.d_q[element] =
                 d_q.floor(i, roundoff_.storage) + largest_error_factor * row.delta_error * by_delta + shared;
-            r_.root_mean_square.d_q[at] =
+            r_.root_mean_square.d_q[element] =
                 d_q.root_mean_square(i, roundoff_.storage) + row.delta_error * by_delta + shared;
-            r_.systematic.d_q[at] = d_q.systematic(i) + row.delta_error_same_sign * by_delta + lse_error;
-            r_.d_q_by_d[at] = -scale_ * row.delta * mean_key[i];
+            r_.systematic.d_q[element] = d_q.systematic(i) + row.delta_error_same_sign * by_delta + lse_error;
+            r_.d_q_by_d[element] = -scale_ * row.delta * mean_key[i];
         }
     }
 

@@ -42,16 +42,16 @@ __global__ void __launch_bounds__(sink_threads)
     double sum = 0;
     for (std::int64_t row = threadIdx.x; row < std::int64_t{batch_size} * queries; row += sink_threads) {
         const std::int64_t batch_head = row / queries * heads + head, i = row % queries;
-        const double of_row = static_cast<double>(lse[batch_head * queries + i]);
+        const double row_lse = static_cast<double>(lse[batch_head * queries + i]);
         // With a sink, LSE = -inf occurs only in the rows after the last packed sequence, which have no sink.
-        if (logit == -HUGE_VAL || of_row == -HUGE_VAL) continue;
+        if (logit == -HUGE_VAL || row_lse == -HUGE_VAL) continue;
         std::int64_t delta_row = i;
         if (padded) {
             const int sequence = padded.sequence_of_query(static_cast<int>(i)),
                       first = padded.queries(sequence).begin;
             delta_row += packed_padded_row(sequence, first) - first;
         }
-        sum -= exp(logit - of_row) * static_cast<double>(delta[batch_head * delta_rows + delta_row]);
+        sum -= exp(logit - row_lse) * static_cast<double>(delta[batch_head * delta_rows + delta_row]);
     }
     __shared__ double sums[sink_threads];
     sums[threadIdx.x] = sum;

@@ -452,10 +452,10 @@ void visit_heads_together(int heads, F&& f) {
 
 void check_vectors(const Tensor& x) {
     const auto size = static_cast<std::int64_t>(size_of(x.dtype()));
-    bool whole = reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
+    bool is_aligned = reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0;
     for (int axis = 0; axis + 1 < x.rank(); ++axis)
-        whole = whole && (x.size(axis) == 1 || x.stride(axis) * size % 16 == 0);
-    check(whole, "decode: ", x, " with strides ", x.strides(), "; expected heads on 16-byte boundaries");
+        is_aligned = is_aligned && (x.size(axis) == 1 || x.stride(axis) * size % 16 == 0);
+    check(is_aligned, "decode: ", x, " with strides ", x.strides(), "; expected heads on 16-byte boundaries");
 }
 
 template <class T>

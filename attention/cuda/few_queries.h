@@ -80,9 +80,9 @@ inline constexpr int max_runs = 4;
 inline constexpr int max_concurrent_blocks = 2 * 192;
 
 inline int limit_of_splits(std::int64_t blocks_per_split, std::int64_t key_blocks, int concurrent_blocks) {
-    const std::int64_t of_runs =
+    const std::int64_t run_limit =
         std::max<std::int64_t>(1, std::int64_t{max_runs} * concurrent_blocks / blocks_per_split);
-    return static_cast<int>(std::min<std::int64_t>({max_splits, key_blocks, of_runs}));
+    return static_cast<int>(std::min<std::int64_t>({max_splits, key_blocks, run_limit}));
 }
 
 /// The work that a plan splits.

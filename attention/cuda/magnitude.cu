@@ -15,7 +15,7 @@ struct MeasureParameters {
         TensorView<const float> x;
         int rows, heads, columns;
         bool vectors;  ///< whether has_vector_rows() holds
-        bool of_queries;
+        bool has_query_rows;
     } tensors[max_tensors];
     int sequences, key_heads;
     std::uint32_t* largest;  ///< [tensors, sequences, key_heads], 0 before the launch; a group's query heads
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(measure_lanes* measure_rows_at_once)
               head = static_cast<int>(blockIdx.x) % t.heads;
     if (sequence >= p.sequences) return;
     PackedOffsets::Range range{0, t.rows};
-    if (p.packed) range = t.of_queries ? p.packed.queries(sequence) : p.packed.keys(sequence);
+    if (p.packed) range = t.has_query_rows ? p.packed.queries(sequence) : p.packed.keys(sequence);
     const int lane = static_cast<int>(threadIdx.x) % measure_lanes;
     const StridedRows<const float> rows = t.x.head(p.packed ? 0 : sequence, head);
     std::uint32_t largest = 0;
@@ -78,9 +78,9 @@ void measure(const Context& ctx, const Tensor& magnitudes, const PackedOffsets& 
                         .packed = packed};
     std::int64_t max_heads = 0, max_rows = 0;
     MeasureParameters::Input* input = p.tensors;
-    for (const auto& [x, of_queries] : tensors) {
+    for (const auto& [x, has_query_rows] : tensors) {
         *input++ = {tensor_view<const float>(x), static_cast<int>(x.size(1)), static_cast<int>(x.size(2)),
-                    static_cast<int>(x.size(3)), has_vector_rows(x),          of_queries};
+                    static_cast<int>(x.size(3)), has_vector_rows(x),          has_query_rows};
         max_heads = std::max(max_heads, x.size(2));
         max_rows = std::max(max_rows, x.size(1));
     }

@@ -28,14 +28,14 @@ constexpr int warps_per_row = threads_per_row / 32;
 /// Combines one value from every thread in the block, in a fixed order. All threads get the result.
 template <class A, class Combine>
 __device__ A reduce_over_block(A value, Combine combine) {
-    __shared__ A of_warp[warps_per_row];
+    __shared__ A warp_values[warps_per_row];
     for (int distance = 16; distance > 0; distance /= 2)
         value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
     __syncthreads();  // all threads have read the previous reduction's values
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
     __syncthreads();
-    A result = of_warp[0];
-    for (int warp = 1; warp < warps_per_row; ++warp) result = combine(result, of_warp[warp]);
+    A result = warp_values[0];
+    for (int warp = 1; warp < warps_per_row; ++warp) result = combine(result, warp_values[warp]);
     return result;
 }
 
@@ -47,7 +47,8 @@ struct RowRules {
     PackedOffsets packed;
 
     __device__ device::SequenceOfPair sequence_of(std::int64_t row) const {
-        return device::SequenceOfPair::of_query(mask, packed, row / mask.queries / heads, row % mask.queries);
+        return device::SequenceOfPair::from_query(mask, packed, row / mask.queries / heads,
+                                                  row % mask.queries);
     }
     template <class A>
     __device__ ScoreRule<A> rule_of(std::int64_t row) const {
@@ -173,9 +174,9 @@ void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Argumen
 /// Sets the rows after the last packed sequence to 0: the matrix products use whole matrices, and a NaN in
 /// these rows would reach every sequence. x [heads, rows, columns]; one thread block per head.
 template <class T>
-__global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool of_queries, std::int64_t rows,
+__global__ void clear_rest_kernel(T* x, PackedOffsets packed, bool has_query_rows, std::int64_t rows,
                                   std::int64_t columns) {
-    const int first = (of_queries ? packed.queries(packed.count) : packed.keys(packed.count)).begin;
+    const int first = (has_query_rows ? packed.queries(packed.count) : packed.keys(packed.count)).begin;
     T* const head = x + blockIdx.x * rows * columns;
     for (std::int64_t i = first * columns + threadIdx.x; i < rows * columns; i += threads_per_row)
         head[i] = T{};
@@ -192,10 +193,10 @@ class ByHead {
               {x.size(0) * key_heads, key_heads == 0 ? 0 : x.size(2) / key_heads * x.size(1), x.size(3)})) {}
     void load(const Context& ctx) const { copy(ctx, packed_, view_); }
     template <class T>
-    void clear_rest(const Context& ctx, const PackedOffsets& packed, bool of_queries) const {
+    void clear_rest(const Context& ctx, const PackedOffsets& packed, bool has_query_rows) const {
         if (!packed || packed_.elements() == 0) return;
         gradtile::cuda::launch(ctx, clear_rest_kernel<T>, dim3(static_cast<unsigned>(packed_.size(1))),
-                               {.threads = threads_per_row}, packed_.data<T>(), packed, of_queries,
+                               {.threads = threads_per_row}, packed_.data<T>(), packed, has_query_rows,
                                packed_.size(2), packed_.size(3));
     }
     void store(const Context& ctx) const { copy(ctx, view_, packed_); }

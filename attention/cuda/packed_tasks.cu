@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(threads)
     for (int rank = warp + 1; rank <= blocks; rank += warps) {
         int earlier = 0;
         for (int other = lane; other <= offsets.count; other += 32) {
-            const int of_other = blocks_of(other);
-            earlier += max(0, of_other - rank) + (other < sequence && of_other >= rank ? 1 : 0);
+            const int other_blocks = blocks_of(other);
+            earlier += max(0, other_blocks - rank) + (other < sequence && other_blocks >= rank ? 1 : 0);
         }
         earlier = __reduce_add_sync(~0u, earlier);
         task.block = order == PackedOrder::first_keys_first ? blocks - rank : rank - 1;

@@ -121,7 +121,7 @@ struct PairwiseProblem {
 
     __device__ bool is_enabled() const { return enabled == nullptr || *enabled != 0; }
     __device__ SequenceOfPair sequence_of_query(std::int64_t batch, std::int64_t i) const {
-        return SequenceOfPair::of_query(mask, packed, batch, i);
+        return SequenceOfPair::from_query(mask, packed, batch, i);
     }
     /// The keys that at least one row in [first, end) sees. Both range ends grow with the row.
     __device__ IndexRange visible_keys(std::int64_t batch, std::int64_t first, std::int64_t end) const {
@@ -131,8 +131,8 @@ struct PairwiseProblem {
     /// Contains the rows that see at least one key in [first, end).
     __device__ IndexRange seeing_rows(std::int64_t batch, std::int64_t first, std::int64_t end) const {
         if (!packed) return mask.seeing_rows({first, end});
-        return {SequenceOfPair::of_key(mask, packed, batch, first).queries().begin,
-                SequenceOfPair::of_key(mask, packed, batch, end - 1).queries().end};
+        return {SequenceOfPair::from_key(mask, packed, batch, first).queries().begin,
+                SequenceOfPair::from_key(mask, packed, batch, end - 1).queries().end};
     }
 };
 
@@ -162,14 +162,14 @@ struct PairwiseOutputs {
 /// Computes O and LSE for `tile` query rows in one head.
 template <class T, int tile>
 __device__ void forward_tile(const PairwiseProblem<T>& p, const PairwiseOutputs<T>& out,
-                             Accumulator<T>* shared, const TileOfHead& at) {
+                             Accumulator<T>* shared, const TileOfHead& head_tile) {
     using A = Accumulator<T>;
     A* const q = shared;
     A* const k = q + tile * padded(p.sizes.qk_dim);
     A* const v = k + tile * padded(p.sizes.qk_dim);
     A* const probabilities = v + tile * padded(p.sizes.v_dim);
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row in the tile; y: key, or O column
-    const auto [batch, head, first_row] = at;
+    const auto [batch, head, first_row] = head_tile;
     const std::int64_t i = first_row + x;
     const StridedRows<const T> k_rows = p.k.head(batch, head / p.sizes.group);
     const StridedRows<const T> v_rows = p.v.head(batch, head / p.sizes.group);
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(tile* tile) forward_kernel(const __grid_consta
                                                              const __grid_constant__ PairwiseOutputs<T> out) {
     extern __shared__ double shared[];
     if (!p.is_enabled()) return;
-    for_each_tile<tile>(p.batch_size, p.sizes.heads, p.mask.queries, [&](const TileOfHead& at) {
-        forward_tile<T, tile>(p, out, reinterpret_cast<Accumulator<T>*>(shared), at);
+    for_each_tile<tile>(p.batch_size, p.sizes.heads, p.mask.queries, [&](const TileOfHead& head_tile) {
+        forward_tile<T, tile>(p, out, reinterpret_cast<Accumulator<T>*>(shared), head_tile);
     });
 }
 
@@ -293,7 +293,7 @@ __device__ Pair<A> pair_of(const PairwiseProblem<T>& f, const SequenceOfPair& se
 template <class T, int tile>
 __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const TensorView<T>& d_k_out,
                                    const TensorView<T>& d_v_out, Accumulator<T>* shared,
-                                   const TileOfHead& at) {
+                                   const TileOfHead& head_tile) {
     using A = Accumulator<T>;
     const PairwiseProblem<T>& f = b.forward;
     const int qk_dim = f.sizes.qk_dim, v_dim = f.sizes.v_dim;
@@ -305,13 +305,13 @@ __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const Te
     A* const d_s = p + tile * tile;
     const int x = threadIdx.x / tile,
               y = threadIdx.x % tile;  // x: key in the tile; y: row, or dK/dV column
-    const auto [batch, key_head, first_key] = at;
+    const auto [batch, key_head, first_key] = head_tile;
     const std::int64_t j = first_key + x;
     load<tile>(k, f.k.head(batch, key_head), first_key, f.mask.keys, qk_dim);
     load<tile>(v, f.v.head(batch, key_head), first_key, f.mask.keys, v_dim);
     const std::int64_t end_key = min(first_key + tile, f.mask.keys);
     const IndexRange rows = f.seeing_rows(batch, first_key, end_key);
-    const SequenceOfPair sequence = SequenceOfPair::of_key(f.mask, f.packed, batch, min(j, end_key - 1));
+    const SequenceOfPair sequence = SequenceOfPair::from_key(f.mask, f.packed, batch, min(j, end_key - 1));
     RowSums<A, tile> d_k_sums, d_v_sums;
     for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head) {
         const ScoreRule<A> rule = sequence.rule_of<A>(f.scores, head);
@@ -355,16 +355,17 @@ __global__ void __launch_bounds__(tile* tile)
     extern __shared__ double shared[];
     const PairwiseProblem<T>& f = b.forward;
     if (!f.is_enabled()) return;
-    for_each_tile<tile>(f.batch_size, f.sizes.heads / f.sizes.group, f.mask.keys, [&](const TileOfHead& at) {
-        backward_keys_tile<T, tile>(b, d_k, d_v, reinterpret_cast<Accumulator<T>*>(shared), at);
-    });
+    for_each_tile<tile>(
+        f.batch_size, f.sizes.heads / f.sizes.group, f.mask.keys, [&](const TileOfHead& head_tile) {
+            backward_keys_tile<T, tile>(b, d_k, d_v, reinterpret_cast<Accumulator<T>*>(shared), head_tile);
+        });
 }
 
 /// Computes dQ for `tile` rows in one head. It recomputes P and dS, so that each dQ element is one sum
 /// instead of additions from every key block.
 template <class T, int tile>
 __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const TensorView<T>& d_q_out,
-                                   Accumulator<T>* shared, const TileOfHead& at) {
+                                   Accumulator<T>* shared, const TileOfHead& head_tile) {
     using A = Accumulator<T>;
     const PairwiseProblem<T>& f = b.forward;
     const int qk_dim = f.sizes.qk_dim, v_dim = f.sizes.v_dim;
@@ -374,7 +375,7 @@ __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const Te
     A* const v = k + tile * padded(qk_dim);
     A* const d_s = v + tile * padded(v_dim);
     const int x = threadIdx.x / tile, y = threadIdx.x % tile;  // x: row in the tile; y: key, or dQ column
-    const auto [batch, head, first_row] = at;
+    const auto [batch, head, first_row] = head_tile;
     const std::int64_t i = first_row + x;
     const bool exists = i < f.mask.queries;
     load<tile>(q, f.q.head(batch, head), first_row, f.mask.queries, qk_dim);
@@ -413,8 +414,8 @@ __global__ void __launch_bounds__(tile* tile)
     extern __shared__ double shared[];
     const PairwiseProblem<T>& f = b.forward;
     if (!f.is_enabled()) return;
-    for_each_tile<tile>(f.batch_size, f.sizes.heads, f.mask.queries, [&](const TileOfHead& at) {
-        backward_rows_tile<T, tile>(b, d_q, reinterpret_cast<Accumulator<T>*>(shared), at);
+    for_each_tile<tile>(f.batch_size, f.sizes.heads, f.mask.queries, [&](const TileOfHead& head_tile) {
+        backward_rows_tile<T, tile>(b, d_q, reinterpret_cast<Accumulator<T>*>(shared), head_tile);
     });
 }
 

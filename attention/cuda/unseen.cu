@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(clear_threads)
     const std::int64_t batch = blockIdx.x / length, position = blockIdx.x % length;
     const bool is_query = kind == RowKind::query;
     const device::SequenceOfPair sequence =
-        is_query ? device::SequenceOfPair::of_query(mask, packed, batch, position)
-                 : device::SequenceOfPair::of_key(mask, packed, batch, position);
+        is_query ? device::SequenceOfPair::from_query(mask, packed, batch, position)
+                 : device::SequenceOfPair::from_key(mask, packed, batch, position);
     const std::int64_t first = is_query ? sequence.first_query : sequence.first_key;
     const SeenRanges seen = seen_ranges(sequence.mask);
     const IndexRange kept = is_query ? seen.rows : seen.keys;

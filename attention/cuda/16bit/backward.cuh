@@ -53,12 +53,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         const PackedTask task =
             p.key_tasks.first[p.turns != nullptr ? index / key_heads : index % p.key_tasks.count];
         if (task.sequence < 0) return;
-        if (threadIdx.x == 0) shared_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+        if (threadIdx.x == 0) shared_sequence = BlockSequence::from_task(p.mask, p.packed, task);
         __syncthreads();
         return differentiate_keys<T, head_dim, Policy>(p, shared, shared_sequence, key_head, task.block);
     }
     const TaskOrder::Task task = p.order(index);
-    const auto sequence = BlockSequence::of_batch(p.mask, p.first_batch + task.batch_head / key_heads);
+    const auto sequence = BlockSequence::from_batch(p.mask, p.first_batch + task.batch_head / key_heads);
     const int key_head = task.batch_head % key_heads;
     if constexpr (Policy::whole_head_rows == 0) {
         differentiate_keys<T, head_dim, Policy>(p, shared, sequence, key_head, task.part);

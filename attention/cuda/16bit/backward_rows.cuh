@@ -74,13 +74,13 @@ struct PaddedRows {
             const int block = index / parts;
             head = block / p.padded_tasks.count;
             const PackedTask task = p.padded_tasks.first[block % p.padded_tasks.count];
-            sequence = BlockSequence::of_task(p.mask, p.packed, task);
+            sequence = BlockSequence::from_task(p.mask, p.packed, task);
             first_row = task.block * backward_row_padding + index % parts * rows;
             exist = task.sequence >= 0;
         } else {
             const int blocks = p.padded_rows / rows, batch_head = index / blocks;
             head = batch_head % p.sizes.heads;
-            sequence = BlockSequence::of_batch(p.mask, p.first_batch + batch_head / p.sizes.heads);
+            sequence = BlockSequence::from_batch(p.mask, p.first_batch + batch_head / p.sizes.heads);
             first_row = (index - batch_head * blocks) * rows;
         }
     }
@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(256)
                             int head_dim) {
     gradtile::cuda::device::await_predecessor();
     if (p.next_task != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_task = 0;
-    const PaddedRows<prepared_rows> of_block(p);
-    if (!of_block.exist) return;
-    const BlockSequence& sequence = of_block.sequence;
-    const int batch_head = of_block.batch_head(p.sizes);
-    const int row = of_block.first_row + static_cast<int>(threadIdx.x) / 8;
+    const PaddedRows<prepared_rows> block_rows(p);
+    if (!block_rows.exist) return;
+    const BlockSequence& sequence = block_rows.sequence;
+    const int batch_head = block_rows.batch_head(p.sizes);
+    const int row = block_rows.first_row + static_cast<int>(threadIdx.x) / 8;
     const std::int64_t index =
         static_cast<std::int64_t>(batch_head) * p.padded_rows + sequence.first_padded_row + row;
     const int lane = static_cast<int>(threadIdx.x % 8);
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(256)
     const bool exists = row < sequence.mask.queries;
     float sum = 0;
     if (exists) {
-        const std::uint16_t* const o = sequence.queries(p.o, of_block.head).row(row);
-        const std::uint16_t* const d_o = sequence.queries(p.d_o, of_block.head).row(row);
+        const std::uint16_t* const o = sequence.queries(p.o, block_rows.head).row(row);
+        const std::uint16_t* const d_o = sequence.queries(p.d_o, block_rows.head).row(row);
         for (int column = lane * 8; column < p.sizes.v_dim; column += 64) {
             const uint4 a = *reinterpret_cast<const uint4*>(o + column);
             const uint4 b = *reinterpret_cast<const uint4*>(d_o + column);
@@ -123,14 +123,14 @@ __global__ void __launch_bounds__(256)
     }
     for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     if (lane == 0) {
-        const std::int64_t at =
+        const std::int64_t lse_index =
             static_cast<std::int64_t>(batch_head) * p.mask.queries + sequence.first_query + row;
-        const float lse = exists ? p.lse[at] : -INFINITY;
+        const float lse = exists ? p.lse[lse_index] : -INFINITY;
         // If all scores in a row are near the lowest float32, its LSE overflows here, and the row's P becomes
         // 0.
         if (p.has_large_lse != nullptr && is_large(lse)) *p.has_large_lse = 1;
         p.lse_log2[index] = lse == -INFINITY ? INFINITY : fmaxf(fmaf(lse, log2_e, -p_exponent), -FLT_MAX);
-        if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[at];
+        if (p.d_lse != nullptr && lse != -INFINITY) sum -= p.d_lse[lse_index];
         p.delta[index] = sum / (p_factor * p.dropout_scale);
     }
     if (p.turns != nullptr && row % tiles.rows == 0) {
@@ -148,12 +148,12 @@ __global__ void __launch_bounds__(128) finish_d_q_kernel(const __grid_constant__
     using RowTile = Tile<finished_rows, head_dim>;
     __shared__ __align__(128) unsigned char shared[RowTile::bytes];
     gradtile::cuda::device::await_predecessor();
-    const PaddedRows<finished_rows> of_block(p);
-    const int row = of_block.first_row + static_cast<int>(threadIdx.x) / 32 * 16;
-    if (!of_block.exist || row >= of_block.sequence.mask.queries) return;
+    const PaddedRows<finished_rows> block_rows(p);
+    const int row = block_rows.first_row + static_cast<int>(threadIdx.x) / 32 * 16;
+    if (!block_rows.exist || row >= block_rows.sequence.mask.queries) return;
     const std::uint32_t warp_rows = shared_address(shared) + threadIdx.x / 32 * 16 * RowTile::row_bytes;
-    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, of_block.batch_head(p.sizes),
-                                     of_block.sequence, of_block.head, row, warp_rows);
+    finish_d_q<T, head_dim, RowTile>(p, {p.d_q_sums, p.padded_rows}, block_rows.batch_head(p.sizes),
+                                     block_rows.sequence, block_rows.head, row, warp_rows);
 }
 
 }  // namespace gradtile::attention::cuda::device

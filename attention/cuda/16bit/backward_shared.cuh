@@ -53,7 +53,7 @@ struct RarelyUsed {
 /// without rules.
 template <bool has_rule>
 struct RulesOfHeads {
-    SharedRule of_head[2];
+    SharedRule head_rules[2];
 };
 template <>
 struct RulesOfHeads<false> {};

@@ -26,13 +26,13 @@ struct BiasGradientStage {
         : q(base), d_o(q + RowTile::bytes), k(d_o + RowTile::bytes), v(k + KeyTile::bytes) {}
 
     __device__ __forceinline__ void load(const Bits16BackwardParameters& p,
-                                         const BiasBlock::Pairs& at) const {
-        const int row = static_cast<int>(at.row), key = static_cast<int>(at.key);
-        const int key_head = at.head / p.sizes.group;
-        load_rows<RowTile>(q, p.q, at.batch, at.head, row, p.mask.queries, p.sizes.qk_dim);
-        load_rows<RowTile>(d_o, p.d_o, at.batch, at.head, row, p.mask.queries, p.sizes.v_dim);
-        load_rows<KeyTile>(k, p.k, at.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
-        load_rows<KeyTile>(v, p.v, at.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
+                                         const BiasBlock::Pairs& pairs) const {
+        const int row = static_cast<int>(pairs.row), key = static_cast<int>(pairs.key);
+        const int key_head = pairs.head / p.sizes.group;
+        load_rows<RowTile>(q, p.q, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.qk_dim);
+        load_rows<RowTile>(d_o, p.d_o, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.v_dim);
+        load_rows<KeyTile>(k, p.k, pairs.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
+        load_rows<KeyTile>(v, p.v, pairs.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
     }
 
   private:
@@ -64,8 +64,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const int count = block.count(g);
     const auto next_visible = [&](int n) {
         for (; n < count; ++n) {
-            const BiasBlock::Pairs at = block(g, n);
-            if (p.mask.sees_any(static_cast<int>(at.row), tiles.rows, static_cast<int>(at.key), tiles.keys))
+            const BiasBlock::Pairs pairs = block(g, n);
+            if (p.mask.sees_any(static_cast<int>(pairs.row), tiles.rows, static_cast<int>(pairs.key),
+                                tiles.keys))
                 break;
         }
         return n;
@@ -75,10 +76,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     };
     const auto start = [&](int number, int n) {
         if (n < count) {
-            const BiasBlock::Pairs at = block(g, n);
-            stage(number).load(p, at);
+            const BiasBlock::Pairs pairs = block(g, n);
+            stage(number).load(p, pairs);
             if (threadIdx.x == 0)
-                rules[number % tiles.stages].set(p.scores.rule_of<float>(at.batch, at.head));
+                rules[number % tiles.stages].set(p.scores.rule_of<float>(pairs.batch, pairs.head));
         }
         commit_copies();
     };
@@ -93,8 +94,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         __syncthreads();  // this tile is in shared memory, and no warp reads the previous tile's stage
         if constexpr (tiles.stages > 1) start(number + 1, next);
 
-        const BiasBlock::Pairs at = block(g, n);
-        const int row = static_cast<int>(at.row) + warp_row, key = static_cast<int>(at.key);
+        const BiasBlock::Pairs pairs = block(g, n);
+        const int row = static_cast<int>(pairs.row) + warp_row, key = static_cast<int>(pairs.key);
         const Stage tile = stage(number);
         const ScoreRule<float>& rule = rules[number % tiles.stages].get();
         FragmentC s[1][s_tiles], d_p[1][s_tiles];
@@ -109,10 +110,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         apply_rule<T>(s, rule, row, key, p.mask.queries, p.mask.keys);
         if (!p.mask.sees_all(row, 16, key, tiles.keys)) mask_scores(s, p.mask, row, key);
         const RowReferences references(p.lse, p.lse_remainder,
-                                       static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head,
+                                       static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head,
                                        p.mask.queries);
         const std::int64_t statistics =
-            (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row +
+            (static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head) * p.padded_rows + row +
             lane_index() / 4;
         const ExactLse lse[2] = {references(row + lane_index() / 4), references(row + 8 + lane_index() / 4)};
         const float delta[2] = {p.delta[statistics], p.delta[statistics + 8]};

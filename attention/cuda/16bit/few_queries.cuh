@@ -139,9 +139,9 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         float2 sum{0, 0};
         for (int part = 0; part < key_warps; ++part) {
             const float weight = merge.weight(warp_lse[part][row]);
-            const float2 of_warp =
+            const float2 warp_values =
                 *reinterpret_cast<const float2*>(warp_o + (part * rows + row) * head_dim + column);
-            sum = {fmaf(weight, of_warp.x, sum.x), fmaf(weight, of_warp.y, sum.y)};
+            sum = {fmaf(weight, warp_values.x, sum.x), fmaf(weight, warp_values.y, sum.y)};
         }
         const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
         if (is_whole) {

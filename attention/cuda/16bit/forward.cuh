@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         const PackedTask task = p.row_tasks.first[static_cast<int>(blockIdx.x) % p.row_tasks.count];
         if (task.sequence < 0) return;
         row_block = task.block;
-        own_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+        own_sequence = BlockSequence::from_task(p.mask, p.packed, task);
     } else {
         const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
         const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
         row_block = row_blocks - 1 - static_cast<int>(blockIdx.x % row_blocks);
         head = batch_head % p.sizes.heads;
-        own_sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+        own_sequence = BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads);
     }
     if constexpr (Policy::may_be_packed) {
         if (threadIdx.x == 0) shared_sequence = own_sequence;
@@ -94,12 +94,13 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         load_tile_async<KvTile, tiles.threads()>(stage + KvTile::bytes, v + key * p.v.row_stride,
                                                  p.v.row_stride, mask.keys - key, p.sizes.v_dim);
         if constexpr (Policy::tiles.reads_bias) {
-            const auto& [of_pairs, of_keys] = rule.get().biases;
+            const auto& [pair_bias, key_bias] = rule.get().biases;
             load_tile_async<BiasTile, tiles.threads()>(
                 stage + 2 * KvTile::bytes,
-                reinterpret_cast<const std::uint16_t*>(of_pairs.data) + block_row * of_pairs.row_stride + key,
-                of_pairs.row_stride, block_rows, mask.keys - key);
-            key_bias_of(stage).load_async(of_keys, key, mask.keys, static_cast<int>(reread_thread_index()));
+                reinterpret_cast<const std::uint16_t*>(pair_bias.data) + block_row * pair_bias.row_stride +
+                    key,
+                pair_bias.row_stride, block_rows, mask.keys - key);
+            key_bias_of(stage).load_async(key_bias, key, mask.keys, static_cast<int>(reread_thread_index()));
         }
     };
 
@@ -138,9 +139,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
                                                    LanePointer<KvTile>::paired(stage));
         if constexpr (kind == RuleKind::pair_bias) {
             const std::uint32_t warp_bias = stage + 2 * KvTile::bytes + warp_row * BiasTile::row_bytes;
-            const BiasRows& of_keys = rule.get().biases[1];
-            if (of_keys.data != nullptr) add_key_bias<T>(s, p.prescale, key_bias_of(stage), of_keys.dtype, 0);
-            add_bias_tile<T>(s, of_keys.data != nullptr ? 1.0f : p.prescale,
+            const BiasRows& key_bias = rule.get().biases[1];
+            if (key_bias.data != nullptr)
+                add_key_bias<T>(s, p.prescale, key_bias_of(stage), key_bias.dtype, 0);
+            add_bias_tile<T>(s, key_bias.data != nullptr ? 1.0f : p.prescale,
                              LanePointer<BiasTile>::stacked(warp_bias));
         } else {
             if (p.prescale != 1.0f) scale(s, p.prescale);

@@ -123,14 +123,14 @@ class KeyBlock {
     __device__ __forceinline__ RowPosition position_of(int iteration) const {
         return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
     }
-    __device__ __forceinline__ void record_position(int iteration, RowPosition at) const {
+    __device__ __forceinline__ void record_position(int iteration, RowPosition position) const {
         if (reread_thread_index() != 0) return;
         if constexpr (kind != RuleKind::none) {
-            if (iteration == 0 || at.head != kept_.positions[(iteration - 1) % 4].x)
-                rules_.of_head[at.head % 2].set(sequence_.rule_of<float>(p_.scores, at.head));
+            if (iteration == 0 || position.head != kept_.positions[(iteration - 1) % 4].x)
+                rules_.head_rules[position.head % 2].set(sequence_.rule_of<float>(p_.scores, position.head));
         }
-        kept_.positions[iteration % 4].x = at.head;
-        kept_.positions[iteration % 4].y = at.row;
+        kept_.positions[iteration % 4].x = position.head;
+        kept_.positions[iteration % 4].y = position.row;
     }
 
     /// See RarelyUsed::bias.
@@ -141,9 +141,9 @@ class KeyBlock {
     }
 
     /// Starts copying a row block: Q, dO, LSE, D and its bias tile.
-    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition at,
+    __device__ __forceinline__ void load_rows(int iteration, int batch, RowPosition position,
                                               const std::uint16_t* bias) const {
-        const auto [head, row] = at;
+        const auto [head, row] = position;
         const std::uint32_t stage = base_ + Shared::row_stages + iteration % 2 * Shared::row_stage_bytes;
         const int tensor_row = sequence_.first_query + row;
         load_tile_async<RowTile, tiles.threads()>(stage, p_.q.head(batch, head).row(tensor_row),
@@ -206,11 +206,11 @@ class KeyBlock {
     /// `exchange`.
     __device__ __forceinline__ void make_p(LeftOperand& left, Scores& x, const LanePointer<DsTile>& exchange,
                                            std::uint32_t lane_statistics, int iteration) const {
-        const RowPosition at = position_of(iteration);
+        const RowPosition position = position_of(iteration);
         const int key = kept_.key + warp_key_;
-        float of_keys[m_tiles][2] = {};
-        if constexpr (tiles.reads_bias) load_key_bias(of_keys, at.head, key);
-        [[maybe_unused]] const RowReferences references = row_references(at.head);
+        float key_biases[m_tiles][2] = {};
+        if constexpr (tiles.reads_bias) load_key_bias(key_biases, position.head, key);
+        [[maybe_unused]] const RowReferences references = row_references(position.head);
 #pragma unroll
         for (int n = 0; n < s_tiles; n += 2) {
             const float2 lse[2] = {statistic(lane_statistics, n), statistic(lane_statistics, n + 1)};
@@ -227,29 +227,30 @@ class KeyBlock {
                     float2 shift{-lse[i / 2].x, -lse[i / 2].y};
                     if constexpr (tiles.reads_bias) {
                         const float2 terms = unpack<T>(bias[i]);
-                        const float of_key = of_keys[m][i % 2];
+                        const float key_bias = key_biases[m][i % 2];
                         if (has_large_lse_) {
-                            const int row = at.row + (n + i / 2) * 8 + lane_index() % 4 * 2;
-                            pair[0] = exact_probability(fmaf(pair[0], p_.scale, of_key) + terms.x,
+                            const int row = position.row + (n + i / 2) * 8 + lane_index() % 4 * 2;
+                            pair[0] = exact_probability(fmaf(pair[0], p_.scale, key_bias) + terms.x,
                                                         references(row), p_exponent);
-                            pair[1] = exact_probability(fmaf(pair[1], p_.scale, of_key) + terms.y,
+                            pair[1] = exact_probability(fmaf(pair[1], p_.scale, key_bias) + terms.y,
                                                         references(row + 1), p_exponent);
                             continue;
                         }
-                        shift = {fmaf(terms.x, log2_e, fmaf(of_key, log2_e, shift.x)),
-                                 fmaf(terms.y, log2_e, fmaf(of_key, log2_e, shift.y))};
+                        shift = {fmaf(terms.x, log2_e, fmaf(key_bias, log2_e, shift.x)),
+                                 fmaf(terms.y, log2_e, fmaf(key_bias, log2_e, shift.y))};
                     }
                     pair[0] = exp2_fast(fmaf(pair[0], p_.scale_log2, shift.x));
                     pair[1] = exp2_fast(fmaf(pair[1], p_.scale_log2, shift.y));
                 }
             }
         }
-        if (!mask().sees_all(at.row, rows, key, tiles.pair_keys)) mask_transposed(x, 0, mask(), key, at.row);
+        if (!mask().sees_all(position.row, rows, key, tiles.pair_keys))
+            mask_transposed(x, 0, mask(), key, position.row);
 #pragma unroll
         for (int k = 0; k < s_tiles / 2; ++k) {
             if constexpr (kind == RuleKind::dropout) {
-                const ScoreRule<float>& rule = rules_.of_head[at.head % 2].get();
-                const KeptOfColumns<2> kept(rule, at.row + k * 16, key);
+                const ScoreRule<float>& rule = rules_.head_rules[position.head % 2].get();
+                const KeptOfColumns<2> kept(rule, position.row + k * 16, key);
 #pragma unroll
                 for (int m = 0; m < m_tiles; ++m) store_with_dropout(left[k][m], x[m], kept, k, m, exchange);
             } else {
@@ -273,15 +274,15 @@ class KeyBlock {
                 mask().queries};
     }
     /// Loads the key bias for a lane's keys.
-    __device__ __forceinline__ void load_key_bias(float (&of_keys)[m_tiles][2], int head, int key) const {
-        const BiasRows& bias = rules_.of_head[head % 2].get().biases[1];
+    __device__ __forceinline__ void load_key_bias(float (&key_biases)[m_tiles][2], int head, int key) const {
+        const BiasRows& bias = rules_.head_rules[head % 2].get().biases[1];
         if (bias.data == nullptr) return;
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 if (const int j = key + m * 16 + half * 8 + lane_index() / 4; j < mask().keys)
-                    of_keys[m][half] = bias_at<T, float>(bias, 0, j);
+                    key_biases[m][half] = bias_at<T, float>(bias, 0, j);
     }
     /// Packs 16 keys x 16 queries of P^T.
     __device__ __forceinline__ static void store_with_dropout(FragmentA& left, FragmentC (&p)[s_tiles],
@@ -307,7 +308,7 @@ class KeyBlock {
     __device__ __forceinline__ void make_p_under_rule(LeftOperand& left, Scores& x,
                                                       const LanePointer<DsTile>& exchange,
                                                       std::uint32_t lane_statistics, int iteration) const {
-        const ScoreRule<float>& rule = rules_.of_head[position_of(iteration).head % 2].get();
+        const ScoreRule<float>& rule = rules_.head_rules[position_of(iteration).head % 2].get();
         const bool drops = rule.drops();
         // change_of_products() != 0 is written out, because changes_products() makes the compiler order the
         // four variants differently.
@@ -423,7 +424,7 @@ class KeyBlock {
     }
     /// A warp adds to the same part of a tile in every iteration, so no other warp adds to it at the same
     /// time.
-    __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition at, int row,
+    __device__ __forceinline__ void add_to_shared(const DqFragments& d_q, RowPosition position, int row,
                                                   int column) const {
         const DqSums sums{reinterpret_cast<float*>(shared_ + Shared::d_q), Policy::whole_head_rows};
 #pragma unroll
@@ -431,7 +432,7 @@ class KeyBlock {
 #pragma unroll
             for (int n = 0; n < d_q_columns / 8; ++n) {
                 float4* const to = reinterpret_cast<float4*>(
-                    sums.fragment<head_dim>(0, at.row + row + m * 16, column + n * 8));
+                    sums.fragment<head_dim>(0, position.row + row + m * 16, column + n * 8));
                 const float4 sum = *to;
                 *to = float4{sum.x + d_q[m][n][0], sum.y + d_q[m][n][1], sum.z + d_q[m][n][2],
                              sum.w + d_q[m][n][3]};
@@ -439,10 +440,10 @@ class KeyBlock {
     }
     /// Uses atomic additions, because other key blocks add to the same rows, in any order or, if
     /// deterministic, in turns.
-    __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition at, int row,
+    __device__ __forceinline__ void add_to_global(const DqFragments& d_q, RowPosition position, int row,
                                                   int column) const {
-        const int batch_head = kept_.batch * p_.sizes.heads + at.head,
-                  padded_row = sequence_.first_padded_row + at.row;
+        const int batch_head = kept_.batch * p_.sizes.heads + position.head,
+                  padded_row = sequence_.first_padded_row + position.row;
         std::int32_t* turn = nullptr;
         if (p_.turns != nullptr) {
             const std::int64_t row_block =

@@ -35,16 +35,16 @@ struct PairBiasStage {
           key_bias{delta + 4 * tiles.rows} {}
 
     __device__ __forceinline__ void load(const Bits16BackwardParameters& p,
-                                         const BiasBlock::Pairs& at) const {
-        const int row = static_cast<int>(at.row), key = static_cast<int>(at.key);
-        const int key_head = at.head / p.sizes.group;
-        load_rows<RowTile>(q, p.q, at.batch, at.head, row, p.mask.queries, p.sizes.qk_dim);
-        load_rows<RowTile>(d_o, p.d_o, at.batch, at.head, row, p.mask.queries, p.sizes.v_dim);
-        load_rows<KeyTile>(k, p.k, at.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
-        load_rows<KeyTile>(v, p.v, at.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
+                                         const BiasBlock::Pairs& pairs) const {
+        const int row = static_cast<int>(pairs.row), key = static_cast<int>(pairs.key);
+        const int key_head = pairs.head / p.sizes.group;
+        load_rows<RowTile>(q, p.q, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.qk_dim);
+        load_rows<RowTile>(d_o, p.d_o, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.v_dim);
+        load_rows<KeyTile>(k, p.k, pairs.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
+        load_rows<KeyTile>(v, p.v, pairs.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
         // Statistics exist for padded rows, too.
         const std::int64_t first =
-            (static_cast<std::int64_t>(at.batch) * p.sizes.heads + at.head) * p.padded_rows + row;
+            (static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head) * p.padded_rows + row;
         constexpr int row_chunks = tiles.rows / 4;
         const int thread = static_cast<int>(threadIdx.x);
         if (thread < row_chunks) {
@@ -55,7 +55,7 @@ struct PairBiasStage {
             copy_16_bytes_async(delta + chunk * 16, p.delta + first + chunk * 4,
                                 row + chunk * 4 < p.padded_rows);
         } else {
-            key_bias.load_async(p.scores.biases[1].rows_of(at.batch, at.head), key, p.mask.keys,
+            key_bias.load_async(p.scores.biases[1].rows_of(pairs.batch, pairs.head), key, p.mask.keys,
                                 thread - 2 * row_chunks);
         }
     }
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int block_row = static_cast<int>(block.row), block_key = static_cast<int>(block.key);
     const bool is_visible = p.mask.sees_any(block_row, tiles.rows, block_key, tiles.keys);
     const int all = is_visible ? block.count(g) : 0, part = static_cast<int>(blockIdx.y);
-    const auto begin_of = [&](int of_part) {
-        return static_cast<int>(std::int64_t{all} * of_part / parts.count);
+    const auto begin_of = [&](int part_index) {
+        return static_cast<int>(std::int64_t{all} * part_index / parts.count);
     };
     const int begin = begin_of(part), count = begin_of(part + 1) - begin;
     const auto stage = [&](int n) { return Stage(stages + n % tiles.stages * tiles.stage_bytes()); };
@@ -136,17 +136,18 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         __syncthreads();  // the inputs for n are copied, and no warp reads the stage that is loaded next
         start(n + tiles.stages - 1);
 
-        const Stage at = stage(n);
+        const Stage inputs = stage(n);
         FragmentC s[m_tiles][s_tiles], d_p[m_tiles][s_tiles];
         clear(s);
         clear(d_p);
-        multiply_a_bt<T, head_dim, 2>(s, LanePointer<RowTile>::stacked(at.q + warp_row * RowTile::row_bytes),
-                                      LanePointer<KeyTile>::paired(at.k + warp_key * KeyTile::row_bytes));
-        multiply_a_bt<T, head_dim, 2>(d_p,
-                                      LanePointer<RowTile>::stacked(at.d_o + warp_row * RowTile::row_bytes),
-                                      LanePointer<KeyTile>::paired(at.v + warp_key * KeyTile::row_bytes));
+        multiply_a_bt<T, head_dim, 2>(s,
+                                      LanePointer<RowTile>::stacked(inputs.q + warp_row * RowTile::row_bytes),
+                                      LanePointer<KeyTile>::paired(inputs.k + warp_key * KeyTile::row_bytes));
+        multiply_a_bt<T, head_dim, 2>(
+            d_p, LanePointer<RowTile>::stacked(inputs.d_o + warp_row * RowTile::row_bytes),
+            LanePointer<KeyTile>::paired(inputs.v + warp_key * KeyTile::row_bytes));
         if (p.scores.biases[1].data != nullptr) {
-            add_key_bias<T>(s, p.scale, at.key_bias, p.scores.biases[1].dtype, warp_key);
+            add_key_bias<T>(s, p.scale, inputs.key_bias, p.scores.biases[1].dtype, warp_key);
         } else {
             scale(s, p.scale);
         }
@@ -160,11 +161,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
             float lse[2], delta[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const std::uint32_t of_row = lane_row + (m * 16 + half * 8) * 4;
-                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[half]) : "r"(at.lse + of_row) : "memory");
+                const std::uint32_t row_offset = lane_row + (m * 16 + half * 8) * 4;
+                asm volatile("ld.shared.f32 %0, [%1];"
+                             : "=f"(lse[half])
+                             : "r"(inputs.lse + row_offset)
+                             : "memory");
                 asm volatile("ld.shared.f32 %0, [%1];"
                              : "=f"(delta[half])
-                             : "r"(at.delta + of_row)
+                             : "r"(inputs.delta + row_offset)
                              : "memory");
             }
 #pragma unroll

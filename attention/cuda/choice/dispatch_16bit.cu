@@ -52,10 +52,10 @@ constexpr double log2_e = std::numbers::log2e;
 /// Whether a bias can be copied 16 bytes at a time: neighbouring keys are adjacent in memory, and every row
 /// begins at a multiple of 16 bytes.
 bool has_tiles(const ScoreOptions::Bias& bias) {
-    const std::int64_t of_16_bytes = 16 / static_cast<std::int64_t>(size_of(bias.dtype));
+    const std::int64_t chunk_elements = 16 / static_cast<std::int64_t>(size_of(bias.dtype));
     return bias.strides[3] == 1 && reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 &&
            std::ranges::all_of(std::span(bias.strides).first(3),
-                               [&](std::int64_t stride) { return stride % of_16_bytes == 0; });
+                               [&](std::int64_t stride) { return stride % chunk_elements == 0; });
 }
 bool is_of_pairs(const ScoreOptions::Bias& bias, DType dtype) {
     return bias.data != nullptr && bias.dtype == dtype && bias.strides[2] != 0 && has_tiles(bias);

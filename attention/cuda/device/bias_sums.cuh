@@ -21,9 +21,10 @@ inline unsigned bias_blocks(const BiasGradient& g, std::int64_t queries, std::in
 template <class A>
 __device__ __forceinline__ void store_bias_gradient(const BiasGradient& g, int batch, int head,
                                                     std::int64_t i, std::int64_t j, A sum) {
-    const std::int64_t at = batch * g.strides[0] + head * g.strides[1] + i * g.strides[2] + j * g.strides[3];
+    const std::int64_t offset =
+        batch * g.strides[0] + head * g.strides[1] + i * g.strides[2] + j * g.strides[3];
     const auto store = [&]<class T>(T) {
-        reinterpret_cast<T*>(g.data)[at] = gradtile::cuda::device::convert<T>(sum);
+        reinterpret_cast<T*>(g.data)[offset] = gradtile::cuda::device::convert<T>(sum);
     };
     if (g.dtype == DType::f32) return store(0.0f);
     if (g.dtype == DType::f64) return store(0.0);

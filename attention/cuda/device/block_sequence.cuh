@@ -16,12 +16,12 @@ struct BlockSequence {
     int first_padded_row;        ///< the sequence's first row in memory with padded rows
     bool is_rest;                ///< true for the rows and keys after the last packed sequence
 
-    __device__ static BlockSequence of_batch(const DeviceMask& mask, int batch) {
+    __device__ static BlockSequence from_batch(const DeviceMask& mask, int batch) {
         return {mask, batch, batch, 0, 0, 0, false};
     }
     /// Returns a task's sequence. `mask` covers the whole tensors.
-    __device__ static BlockSequence of_task(DeviceMask mask, const PackedOffsets& offsets,
-                                            const PackedTask& task) {
+    __device__ static BlockSequence from_task(DeviceMask mask, const PackedOffsets& offsets,
+                                              const PackedTask& task) {
         mask.queries = task.queries;
         mask.keys = task.keys;
         mask.offset = offsets.top_left ? 0 : task.keys - task.queries;
@@ -60,13 +60,13 @@ struct SequenceOfPair {
     std::int64_t index, first_query = 0, first_key = 0;
     bool is_rest = false;  ///< true for the rows and keys after the last packed sequence
 
-    __device__ static SequenceOfPair of_query(const Mask& mask, const PackedOffsets& packed,
-                                              std::int64_t batch, std::int64_t i) {
+    __device__ static SequenceOfPair from_query(const Mask& mask, const PackedOffsets& packed,
+                                                std::int64_t batch, std::int64_t i) {
         return packed ? SequenceOfPair(mask, packed, packed.sequence_of_query(static_cast<int>(i)))
                       : SequenceOfPair{mask, batch};
     }
-    __device__ static SequenceOfPair of_key(const Mask& mask, const PackedOffsets& packed, std::int64_t batch,
-                                            std::int64_t j) {
+    __device__ static SequenceOfPair from_key(const Mask& mask, const PackedOffsets& packed,
+                                              std::int64_t batch, std::int64_t j) {
         return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
                       : SequenceOfPair{mask, batch};
     }
@@ -87,9 +87,9 @@ struct SequenceOfPair {
     }
 
   private:
-    __device__ SequenceOfPair(const Mask& whole, std::int64_t batch) : mask(whole), index(batch) {}
-    __device__ SequenceOfPair(const Mask& whole, const PackedOffsets& packed, int sequence)
-        : mask(whole),
+    __device__ SequenceOfPair(const Mask& full_mask, std::int64_t batch) : mask(full_mask), index(batch) {}
+    __device__ SequenceOfPair(const Mask& full_mask, const PackedOffsets& packed, int sequence)
+        : mask(full_mask),
           index(sequence),
           first_query(packed.queries(sequence).begin),
           first_key(packed.keys(sequence).begin),

@@ -52,7 +52,7 @@ inline std::uint32_t* largest_of(const Tensor& magnitudes) {
 /// A tensor [B, S, heads, D] whose rows belong to queries or to keys.
 struct Measured {
     Tensor x;
-    bool of_queries = false;
+    bool has_query_rows = false;
 };
 /// Writes each tensor's largest finite magnitude per sequence and key head, as float32 bits. A group's query
 /// heads share one element. There may be at most five tensors.

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(merge_threads)
     merge_splits_kernel(const __grid_constant__ Parameters p, const __grid_constant__ SplitParameters split) {
     constexpr int threads = merge_threads, warps = threads / 32, max_columns = 256;
     __shared__ ExactLse lse[max_splits];
-    __shared__ float of_warp[warps][max_columns];
+    __shared__ float warp_sums[warps][max_columns];
     gradtile::cuda::device::await_predecessor();
     const std::int64_t index = blockIdx.x;
     const int query = static_cast<int>(index % p.mask.queries),
@@ -76,18 +76,18 @@ __global__ void __launch_bounds__(merge_threads)
         float2 sum{0, 0};
 #pragma unroll 8
         for (int part = warp; part < split.splits; part += warps) {
-            const std::int64_t at = part * split.all_rows + index;
+            const std::int64_t part_row = part * split.all_rows + index;
             const float weight = merge.weight(lse[part]);
-            const float2 o = *reinterpret_cast<const float2*>(split.o + at * split.columns + column);
+            const float2 o = *reinterpret_cast<const float2*>(split.o + part_row * split.columns + column);
             sum = {fmaf(weight, o.x, sum.x), fmaf(weight, o.y, sum.y)};
         }
-        of_warp[warp][column] = sum.x;
-        of_warp[warp][column + 1] = sum.y;
+        warp_sums[warp][column] = sum.x;
+        warp_sums[warp][column + 1] = sum.y;
     }
     __syncthreads();
     for (int column = static_cast<int>(threadIdx.x); column < p.sizes.v_dim; column += threads) {
         float sum = 0;
-        for (int n = 0; n < warps; ++n) sum += of_warp[n][column];
+        for (int n = 0; n < warps; ++n) sum += warp_sums[n][column];
         auto& element = p.o.head(batch, head).row(query)[column];
         if constexpr (std::is_same_v<T, float>) {
             element = sum;

@@ -35,13 +35,13 @@ struct PanelTile {
         return static_cast<std::uint32_t>(column / panel_columns * panel_bytes + column % panel_columns * 2);
     }
 
-    /// Starts to load a head's rows from at.row on. The loads report to `barrier`.
-    __device__ static void load(std::uint32_t tile, const gradtile::cuda::TensorMap& map, BoxPosition at,
+    /// Starts to load a head's rows from box.row on. The loads report to `barrier`.
+    __device__ static void load(std::uint32_t tile, const gradtile::cuda::TensorMap& map, BoxPosition box,
                                 Barrier barrier) {
 #pragma unroll
         for (int i = 0; i < panels; ++i)
-            load_box(tile + i * panel_bytes, map, {at.column + i * panel_columns, at.row, at.head, at.batch},
-                     barrier);
+            load_box(tile + i * panel_bytes, map,
+                     {box.column + i * panel_columns, box.row, box.head, box.batch}, barrier);
     }
     /// Describes an operand whose summed axis is the tile's columns, from `column` (divisible by 16) on. The
     /// operand's first row is the tile's first row.

@@ -111,9 +111,9 @@ __device__ __forceinline__ void draw_kept_keys(const ScoreRule<float>& rule, con
         bits[r] <<= kept_bit_of_group(quad_lane);
     }
 #pragma unroll
-    for (std::uint32_t& of_row : bits) {
-        of_row |= __shfl_xor_sync(~0u, of_row, 1);
-        of_row |= __shfl_xor_sync(~0u, of_row, 2);
+    for (std::uint32_t& row_bits : bits) {
+        row_bits |= __shfl_xor_sync(~0u, row_bits, 1);
+        row_bits |= __shfl_xor_sync(~0u, row_bits, 2);
     }
 }
 
@@ -139,16 +139,16 @@ __device__ __forceinline__ void add_matrix(FragmentC (&c)[m_tiles][n_tiles], con
         for (int half = 0; half < 2; ++half) {
             const int row = m * 16 + half * 8;
             if (reads == MatrixReads::checked && lane_row + row >= end_row) continue;
-            const B* const of_row = x + row * row_stride;
+            const B* const row_ptr = x + row * row_stride;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) {
                 float* const pair = &c[m][n][half * 2];
                 if constexpr (reads == MatrixReads::pairs) {
                     float2 terms;
                     if constexpr (std::is_same_v<B, float>) {
-                        terms = *reinterpret_cast<const float2*>(of_row + n * 8);
+                        terms = *reinterpret_cast<const float2*>(row_ptr + n * 8);
                     } else {
-                        terms = unpack<B>(*reinterpret_cast<const std::uint32_t*>(of_row + n * 8));
+                        terms = unpack<B>(*reinterpret_cast<const std::uint32_t*>(row_ptr + n * 8));
                     }
                     pair[0] += terms.x;
                     pair[1] += terms.y;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void add_matrix(FragmentC (&c)[m_tiles][n_tiles], con
                     for (int e = 0; e < 2; ++e)
                         if (reads == MatrixReads::all_exist || lane_column + n * 8 + e < end_column)
                             pair[e] +=
-                                gradtile::cuda::device::convert<float>(of_row[(n * 8 + e) * column_stride]);
+                                gradtile::cuda::device::convert<float>(row_ptr[(n * 8 + e) * column_stride]);
                 }
             }
         }
@@ -265,10 +265,10 @@ __device__ __forceinline__ void drop(FragmentC (&p)[m_tiles][n_tiles], const Sco
         draw_kept_keys(rule, rows, key + n * 8, bits);
 #pragma unroll
         for (int r = 0; r < 2 * m_tiles; ++r) {
-            const std::uint32_t of_lane = bits[r] >> lane % 4 * 2;
+            const std::uint32_t lane_bits = bits[r] >> lane % 4 * 2;
 #pragma unroll
             for (int c = 0; c < 8 && n + c / 2 < n_tiles; ++c)
-                if ((of_lane >> (kept_bit_of_group(c / 2) + c % 2 * 16) & 1u) == 0)
+                if ((lane_bits >> (kept_bit_of_group(c / 2) + c % 2 * 16) & 1u) == 0)
                     p[r / 2][n + c / 2][r % 2 * 2 + c % 2] = 0;
         }
     }

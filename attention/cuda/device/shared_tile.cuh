@@ -48,9 +48,9 @@ __device__ __forceinline__ void load_tile_async(std::uint32_t tile, const T* sou
 #pragma unroll
     for (int i = 0; i < Tile::rows; i += step) {
         if (Tile::rows % step != 0 && row + i >= Tile::rows) break;
-        const std::uint32_t at =
+        const std::uint32_t target =
             step % 8 == 0 ? to + i * Tile::row_bytes : tile + Tile::offset(row + i, chunk);
-        copy_16_bytes_async(at, from, i < rows_left);
+        copy_16_bytes_async(target, from, i < rows_left);
         from += step * row_stride;
     }
 }

@@ -120,14 +120,14 @@ class OnlineSoftmax {
             const float reference = next == -INFINITY ? 0.0f : next;
             factor[i] = exp2_fast((maximum_[i] - reference) * unit);
             maximum_[i] = next;
-            float of_lane = 0;
+            float lane_sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) {
                 row[n][e] = exp2_fast((row[n][e] - reference) * unit);
                 row[n][e + 1] = exp2_fast((row[n][e + 1] - reference) * unit);
-                of_lane += row[n][e] + row[n][e + 1];
+                lane_sum += row[n][e] + row[n][e + 1];
             }
-            sum_[i] = fmaf(sum_[i], factor[i], of_lane);
+            sum_[i] = fmaf(sum_[i], factor[i], lane_sum);
         }
     }
 

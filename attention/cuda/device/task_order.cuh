@@ -53,9 +53,9 @@ template <int rows>
 struct RowBlocks {
     int begin_row, end_row;  ///< the row range, equal for all heads; begin_row is divisible by `rows`
 
-    __device__ RowPosition after(RowPosition at) const {
-        return at.row + rows < end_row ? RowPosition{at.head, at.row + rows}
-                                       : RowPosition{at.head + 1, begin_row};
+    __device__ RowPosition after(RowPosition position) const {
+        return position.row + rows < end_row ? RowPosition{position.head, position.row + rows}
+                                             : RowPosition{position.head + 1, begin_row};
     }
 };
 

@@ -203,14 +203,14 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             float& element = d_s[0][n][e];
-            const float of_row = delta[n * 8 + e % 2];
+            const float row_delta = delta[n * 8 + e % 2];
             if constexpr (Policy::has_rule) {
                 const bool is_kept = kept_elements >> (n * 4 + e) & 1u;
                 element = probabilities[0][n][e] * derivatives[0][n][e] *
-                          (is_kept ? fmaf(element, units.d_p, -of_row) : -of_row);
+                          (is_kept ? fmaf(element, units.d_p, -row_delta) : -row_delta);
                 if (!is_kept) probabilities[0][n][e] = 0;
             } else {
-                element = probabilities[0][n][e] * fmaf(element, units.d_p, -of_row);
+                element = probabilities[0][n][e] * fmaf(element, units.d_p, -row_delta);
             }
         }
 }
@@ -293,9 +293,9 @@ __device__ __forceinline__ void add_d_k_and_d_v(FragmentC (&d_k)[1][Policy::colu
 template <class Policy>
 __device__ __forceinline__ void add_d_q(const F32BackwardParameters& p, const Lanes<Policy>& lanes,
                                         const Units& units, const WarpPart<Policy>& part,
-                                        const BlockSequence& sequence, RowPosition at) {
-    const int row = at.row + part.warp % 2 * 16 + part.lane / 4;
-    const StridedRows<float> d_q_rows = sequence.queries(p.d_q, at.head);
+                                        const BlockSequence& sequence, RowPosition position) {
+    const int row = position.row + part.warp % 2 * 16 + part.lane / 4;
+    const StridedRows<float> d_q_rows = sequence.queries(p.d_q, position.head);
     constexpr int group = Policy::d_q_columns >= 32 ? 4 : 2;  // 8-column tiles at a time
 #pragma unroll
     for (int c = 0; c < Policy::d_q_columns; c += group * 8) {
@@ -356,15 +356,16 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     // added in turns, tasks are in decreasing key order; Turns gives the reason.
     if (Policy::may_be_packed && p.packed) {
         key_head = p.turns ? task % key_heads : task / p.key_tasks.count;
-        const PackedTask of_block = p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
-        if (of_block.sequence < 0) return;
-        key_block = of_block.block;
-        own_sequence = BlockSequence::of_task(p.mask, p.packed, of_block);
+        const PackedTask packed_task =
+            p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
+        if (packed_task.sequence < 0) return;
+        key_block = packed_task.block;
+        own_sequence = BlockSequence::from_task(p.mask, p.packed, packed_task);
     } else {
         const auto [batch_key_head, part] = p.order(task);
         key_head = batch_key_head % key_heads;
         key_block = p.turns ? p.order.parts - 1 - part : part;
-        own_sequence = BlockSequence::of_batch(p.mask, batch_key_head / key_heads);
+        own_sequence = BlockSequence::from_batch(p.mask, batch_key_head / key_heads);
     }
     if constexpr (Policy::may_be_packed) {
         if (threadIdx.x == 0) shared_sequence = own_sequence;
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(d_v);
     RowStep<Policy> step(p, sequence, base, statistics, units);
     const bool has_large_lse = Policy::has_rule && p.has_large_lse != nullptr && *p.has_large_lse != 0;
-    RowPosition at{key_head * p.sizes.group, row_blocks.begin_row};
+    RowPosition position{key_head * p.sizes.group, row_blocks.begin_row};
     // Score rules for this step's head and the next step's head; a head's rule is rules[head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
@@ -394,39 +395,40 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             if (threadIdx.x == 0) rules[head % 2].set(sequence.rule_of<float>(p.scores, head));
         }
     };
-    if (at.head < end_head) prepare_rule(at.head);
-    if (at.head < end_head) {
-        step.load(at);
+    if (position.head < end_head) prepare_rule(position.head);
+    if (position.head < end_head) {
+        step.load(position);
         step.store();
     }
     __syncthreads();
-    while (at.head < end_head) {
-        const RowPosition next = row_blocks.after(at);
+    while (position.head < end_head) {
+        const RowPosition next = row_blocks.after(position);
         if (next.head < end_head) step.load(next);
-        if (next.head < end_head && next.head != at.head) prepare_rule(next.head);
+        if (next.head < end_head && next.head != position.head) prepare_rule(next.head);
 
         const Lanes<Policy> lanes(rematerialize(base));
         FragmentC probabilities[1][Policy::s_tiles], d_s[1][Policy::s_tiles];
         const RowReferences references(p.lse, p.lse_remainder,
-                                       std::int64_t{sequence.batch} * p.sizes.heads + at.head, p.mask.queries,
-                                       sequence.first_query, mask.queries);
-        compute_p_and_d_s(probabilities, d_s, mask, Policy::has_rule ? &rules[at.head % 2].get() : nullptr,
+                                       std::int64_t{sequence.batch} * p.sizes.heads + position.head,
+                                       p.mask.queries, sequence.first_query, mask.queries);
+        compute_p_and_d_s(probabilities, d_s, mask,
+                          Policy::has_rule ? &rules[position.head % 2].get() : nullptr,
                           has_large_lse ? &references : nullptr, lanes, statistics, units, warp_part,
-                          first_key, at.row);
+                          first_key, position.row);
 
         std::int32_t* turn = nullptr;
         if (p.turns) {
-            turn = turns.counter(std::int64_t{sequence.batch} * p.sizes.heads + at.head,
-                                 sequence.first_padded_row + at.row);
-            turns.wait(mask, turn, at.row, key_block);
+            turn = turns.counter(std::int64_t{sequence.batch} * p.sizes.heads + position.head,
+                                 sequence.first_padded_row + position.row);
+            turns.wait(mask, turn, position.row, key_block);
         }
         add_d_k_and_d_v(d_k, d_v, probabilities, d_s, lanes, warp_part);
         if (next.head < end_head) step.store();
-        add_d_q(p, lanes, units, warp_part, sequence, at);
+        add_d_q(p, lanes, units, warp_part, sequence, position);
         if (p.turns) __threadfence();
         __syncthreads();  // the next step is in shared memory; all warps have read dS
         if (p.turns && threadIdx.x == 0) BlockTurn::pass(turn);
-        at = next;
+        position = next;
     }
 
     const int key = first_key + warp_part.key + warp_part.lane / 4;
@@ -492,12 +494,14 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
     constexpr double log2_e = std::numbers::log2e;
     const PackedOffsets packed(options);
-    const Measured of_q{q.tensor(), true}, of_k{k.tensor()}, of_v{v.tensor()}, of_d_o{d_o.tensor(), true};
+    const Measured measured_q{q.tensor(), true}, measured_k{k.tensor()}, measured_v{v.tensor()},
+        measured_d_o{d_o.tensor(), true};
     if (has_d_lse) {
         const Tensor d_lse_column = d_lse.tensor().reshape({batch, heads, queries, 1}).transpose(1, 2);
-        measure(ctx, magnitudes, packed, {of_q, of_k, of_v, of_d_o, {d_lse_column, true}});
+        measure(ctx, magnitudes, packed,
+                {measured_q, measured_k, measured_v, measured_d_o, {d_lse_column, true}});
     } else {
-        measure(ctx, magnitudes, packed, {of_q, of_k, of_v, of_d_o});
+        measure(ctx, magnitudes, packed, {measured_q, measured_k, measured_v, measured_d_o});
     }
     const double dropout_scale = options.scores.dropout.scale;
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),

@@ -48,9 +48,9 @@ class RowStep {
                                        std::uint32_t base, float* statistics, const Units& units)
         : p_(p), sequence_(sequence), base_(base), statistics_(statistics), units_(units) {}
 
-    __device__ __forceinline__ void load(RowPosition at) {
-        at_ = at;
-        const auto [head, row] = at;
+    __device__ __forceinline__ void load(RowPosition position) {
+        position_ = position;
+        const auto [head, row] = position;
         const int thread = static_cast<int>(threadIdx.x);
         if (thread < rows) {
             const bool valid = row + thread < sequence_.mask.queries;
@@ -76,10 +76,11 @@ class RowStep {
         if constexpr (!Policy::tiles.loads_ahead) {
 #pragma unroll 1
             for (int r = 0; r < rows; r += Piece::rows) {
-                const int first = at_.row + r, valid = sequence_.mask.queries - first;
-                q_.load(sequence_.queries(p_.q, at_.head), first, valid, p_.sizes.qk_dim, p_.q_vectors);
+                const int first = position_.row + r, valid = sequence_.mask.queries - first;
+                q_.load(sequence_.queries(p_.q, position_.head), first, valid, p_.sizes.qk_dim, p_.q_vectors);
                 q_.store(base_ + Policy::q + r * RowTile::row_bytes, units_.q.factor, RowTile::bytes);
-                d_o_.load(sequence_.queries(p_.d_o, at_.head), first, valid, p_.sizes.v_dim, p_.d_o_vectors);
+                d_o_.load(sequence_.queries(p_.d_o, position_.head), first, valid, p_.sizes.v_dim,
+                          p_.d_o_vectors);
                 d_o_.store(base_ + Policy::d_o + r * RowTile::row_bytes, units_.d_o.factor, RowTile::bytes);
             }
         } else {
@@ -94,7 +95,7 @@ class RowStep {
     using Piece = std::conditional_t<Policy::tiles.loads_ahead, RowTile, Tile<8, RowTile::columns>>;
     const F32BackwardParameters& p_;
     const BlockSequence& sequence_;
-    RowPosition at_{};
+    RowPosition position_{};
     std::uint32_t base_;
     float* statistics_;
     const Units& units_;

@@ -56,8 +56,8 @@ struct Units {
 
     /// Converts D to dS units. The multiplication order keeps intermediate results in range: all-zero heads
     /// have factors so large that their product alone would overflow.
-    __device__ __forceinline__ float delta(float of_row) const {
-        return of_row * v_and_d_o[0] * d_p * v_and_d_o[1];
+    __device__ __forceinline__ float delta(float row_delta) const {
+        return row_delta * v_and_d_o[0] * d_p * v_and_d_o[1];
     }
 
     __device__ Units(const F32BackwardParameters& p, int sequence, int key_head, int columns)

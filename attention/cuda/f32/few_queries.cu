@@ -135,13 +135,13 @@ struct WarpSoftmax {
         const float next = fmaxf(maximum, largest), reference = next == -INFINITY ? 0.0f : next;
         const float factor = exp2_fast((maximum - reference) * log2_e);
         maximum = next;
-        float of_block = 0;
+        float block_sum = 0;
 #pragma unroll
         for (float& x : s) {
             x = exp2_fast((x - reference) * log2_e);
-            of_block += x;
+            block_sum += x;
         }
-        sum = fmaf(sum, factor, of_block);
+        sum = fmaf(sum, factor, block_sum);
         return factor;
     }
     __device__ __forceinline__ void add_lanes() {

@@ -128,12 +128,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         const PackedTask task = p.row_tasks.first[static_cast<int>(blockIdx.x) % p.row_tasks.count];
         if (task.sequence < 0) return;
         row_block = task.block;
-        own_sequence = BlockSequence::of_task(p.mask, p.packed, task);
+        own_sequence = BlockSequence::from_task(p.mask, p.packed, task);
     } else {
         const auto [batch_head, part] = p.order(static_cast<int>(blockIdx.x));
         row_block = p.order.parts - 1 - part;
         head = batch_head % p.sizes.heads;
-        own_sequence = BlockSequence::of_batch(p.mask, batch_head / p.sizes.heads);
+        own_sequence = BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads);
     }
     if constexpr (Policy::may_be_packed) {
         if (threadIdx.x == 0) shared_sequence = own_sequence;

@@ -17,16 +17,16 @@ template <bool has_next>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bit_p(Gradient& d_k,
                                                                                     Gradient& d_v, Scores& s,
                                                                                     const Task& task,
-                                                                                    RowPosition at) {
+                                                                                    RowPosition position) {
     static_assert(rows == 128 && Policy::head_dim == 64 && !takes_registers(Policy::rule));
     Scores d_p;
     start_d_p(d_p, stage_, round_);
     const DeviceMask& seen = task.mask(p_);
     const int key = warp_key(task);
-    apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2, at.head,
-                                                     at.row, key);
+    apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p_.rows.scores, seen, p_.rows.scale_log2,
+                                                     position.head, position.row, key);
     // The mask comes before the exponentials: after them, all of P would be in registers in float32.
-    if (!seen.sees_all(at.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, at.row);
+    if (!seen.sees_all(position.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, position.row);
     exponentiate<Policy>(s, lse_of_rows(stage_), p_.rows);
     LeftOperand p, d_s;
     FragmentA p_in_binary16[rows / 16];

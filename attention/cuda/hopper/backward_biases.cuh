@@ -107,7 +107,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
                 load_matrices<true>(matrices, tile + n * 8 * Tile::row_bytes);
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    add(&s[0][n + i / 2][i % 2 * 2], scale, unit, unpack<T>(matrices[i]), of_keys_[i % 2]);
+                    add(&s[0][n + i / 2][i % 2 * 2], scale, unit, unpack<T>(matrices[i]), key_biases_[i % 2]);
             }
             release(matrix_);
         } else if (p.biases.matrix == BiasMatrix::float32) {
@@ -123,28 +123,28 @@ class BackwardBiasReader<T, Policy, Shared, true> {
             for (int n = 0; n < rows / 8; ++n)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    add(&s[0][n][half * 2], scale, unit, {0, 0}, of_keys_[half]);
+                    add(&s[0][n][half * 2], scale, unit, {0, 0}, key_biases_[half]);
         }
     }
 
     /// Replaces the scores by P^T times p_factor if an LSE is large; otherwise returns false.
     __device__ __forceinline__ bool make_large_probabilities(const HopperBackwardParameters& p,
                                                              FragmentC (&s)[1][rows / 8],
-                                                             const DeviceMask& seen, RowPosition at,
+                                                             const DeviceMask& seen, RowPosition position,
                                                              int key) const {
         if (!has_large_lse_) return false;
         const RowReferences references(p.rows.lse, p.rows.lse_remainder,
-                                       static_cast<std::int64_t>(batch_) * p.rows.sizes.heads + at.head,
+                                       static_cast<std::int64_t>(batch_) * p.rows.sizes.heads + position.head,
                                        seen.queries);
 #pragma unroll
         for (int n = 0; n < rows / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const ExactLse row = references(at.row + n * 8 + lane_index() % 4 * 2 + e);
+                const ExactLse row = references(position.row + n * 8 + lane_index() % 4 * 2 + e);
                 s[0][n][e] = exact_probability(s[0][n][e], row, p_exponent);
                 s[0][n][e + 2] = exact_probability(s[0][n][e + 2], row, p_exponent);
             }
-        if (!seen.sees_all(at.row, rows, key, 16)) mask_transposed(s, 0, seen, key, at.row);
+        if (!seen.sees_all(position.row, rows, key, 16)) mask_transposed(s, 0, seen, key, position.row);
         return true;
     }
 
@@ -158,7 +158,7 @@ class BackwardBiasReader<T, Policy, Shared, true> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int key = task_key_ + key_ + half * 8 + lane_index() / 4;
-            of_keys_[half] = key < p.rows.mask.keys ? score_unit() * biases.template sum<T>(key) : 0.0f;
+            key_biases_[half] = key < p.rows.mask.keys ? score_unit() * biases.template sum<T>(key) : 0.0f;
         }
     }
     /// `tile` has 64 keys, and `key` is the warp's first key in it.
@@ -167,11 +167,11 @@ class BackwardBiasReader<T, Policy, Shared, true> {
         const int row = lane_index() % 4 * 2, lane_key = key + lane_index() / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int at = lane_key + half * 8;
-            const std::uint32_t of_panel = tile + at / 32 * Tile::panel_bytes + at % 4 * 4;
+            const int tile_key = lane_key + half * 8;
+            const std::uint32_t panel_address = tile + tile_key / 32 * Tile::panel_bytes + tile_key % 4 * 4;
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const std::uint32_t first = of_panel + Tile::offset(row + e, at % 32 / 4);
+                const std::uint32_t first = panel_address + Tile::offset(row + e, tile_key % 32 / 4);
 #pragma unroll
                 for (int n = 0; n < rows / 8; ++n) {
                     float term;
@@ -180,22 +180,22 @@ class BackwardBiasReader<T, Policy, Shared, true> {
                                  : "r"(first + n * 8 * Tile::row_bytes)
                                  : "memory");
                     float& score = s[0][n][half * 2 + e];
-                    score = fmaf(term, unit, fmaf(score, scale, of_keys_[half]));
+                    score = fmaf(term, unit, fmaf(score, scale, key_biases_[half]));
                 }
             }
         }
     }
     __device__ __forceinline__ static void add(float* pair, float scale, float unit, float2 terms,
-                                               float of_key) {
-        pair[0] = fmaf(terms.x, unit, fmaf(pair[0], scale, of_key));
-        pair[1] = fmaf(terms.y, unit, fmaf(pair[1], scale, of_key));
+                                               float key_bias) {
+        pair[0] = fmaf(terms.x, unit, fmaf(pair[0], scale, key_bias));
+        pair[1] = fmaf(terms.y, unit, fmaf(pair[1], scale, key_bias));
     }
 
     std::uint32_t tiles_;
     int key_;
     int task_key_ = 0, batch_ = 0, head_ = -1;
     bool has_large_lse_ = false;
-    float of_keys_[2] = {};  ///< biases for a lane's two keys, in the scores' units
+    float key_biases_[2] = {};  ///< biases for a lane's two keys, in the scores' units
     RingPosition<Shared::Biases::stages> matrix_;
 };
 

@@ -75,7 +75,7 @@ class ColumnsConsumer {
     using QkFragments = FragmentC[1][qk_columns / 8];  ///< dK or dQ
     using VFragments = FragmentC[1][v_columns / 8];    ///< dV
     /// Barrier numbers.
-    static constexpr int p_is_ready = 1, d_s_is_ready = 2, of_warpgroup = 3 + warpgroup;
+    static constexpr int p_is_ready = 1, d_s_is_ready = 2, warpgroup_barrier = 3 + warpgroup;
 
   public:
     __device__ __forceinline__ ColumnsConsumer(const HopperBackwardParameters& p, std::uint32_t base,
@@ -140,18 +140,19 @@ class ColumnsConsumer {
                                                           const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
-        RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
+        RowPosition position{task.head * p_.rows.sizes.group, task.begin_row};
         {
             Scores s;
             start_scores(s);
             await_products<0>(s[0]);
             LeftOperand left;
-            make_p(left, s, task, at);
+            make_p(left, s, task, position);
             start_d_v(d_v, left);
             await_products<0>(d_v[0]);
             release_stage(Shared::d_o_ring, stage_);
         }
-        for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
+        for (RowPosition next = row_blocks.after(position); next.head < end_head;
+             next = row_blocks.after(position)) {
             advance();
             Scores s;
             start_scores(s);
@@ -168,15 +169,15 @@ class ColumnsConsumer {
             start_d_q(d_q, previous);
             await_products<0>(d_v[0], d_q[0]);
             release_stage(Shared::d_o_ring, stage_);
-            add_d_q(d_q, task, at);
-            at = next;
+            add_d_q(d_q, task, position);
+            position = next;
         }
         wait_at(d_s_is_ready, 2 * warpgroup_threads);
         QkFragments d_q;
         start_d_q(d_q, stage_);
         start_d_k(d_k, stage_);
         await_products<1>(d_q[0]);
-        add_d_q(d_q, task, at);
+        add_d_q(d_q, task, position);
         await_products<0>(d_k[0]);
         release_stage(Shared::q_ring, stage_);
         advance();
@@ -187,8 +188,8 @@ class ColumnsConsumer {
                                                             const Task& task) {
         const int end_head = (task.head + 1) * p_.rows.sizes.group;
         const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
-        for (RowPosition at{task.head * p_.rows.sizes.group, task.begin_row}; at.head < end_head;
-             at = row_blocks.after(at)) {
+        for (RowPosition position{task.head * p_.rows.sizes.group, task.begin_row}; position.head < end_head;
+             position = row_blocks.after(position)) {
             Scores d_p;
             start_d_p(d_p);
             LeftOperand left;
@@ -203,7 +204,7 @@ class ColumnsConsumer {
             start_d_k(d_k, stage_);
             await_products<1>(d_v[0], d_q[0]);
             release_stage(Shared::d_o_ring, stage_);
-            add_d_q(d_q, task, at);
+            add_d_q(d_q, task, position);
             await_products<0>(d_k[0]);
             release_stage(Shared::q_ring, stage_);
             advance();
@@ -249,9 +250,9 @@ class ColumnsConsumer {
 
     /// Turns S^T into P^T times p_factor, for the product with dO, and stores it for warpgroup 1.
     __device__ __forceinline__ void make_p(LeftOperand& left, Scores& s, const Task& task,
-                                           RowPosition at) const {
+                                           RowPosition position) const {
         make_probabilities<Policy>(s, base_ + Shared::lse + stage_ * Shared::statistics_bytes, p_.rows,
-                                   task.mask(p_), at, task.key + warp_ * 16);
+                                   task.mask(p_), position, task.key + warp_ * 16);
         as_operand_a<T>(left, s);
 #pragma unroll
         for (int i = 0; i < rows / 16; ++i) {
@@ -295,8 +296,9 @@ class ColumnsConsumer {
 
     /// Uses atomic additions, because other key blocks add to the same rows, in any order or, if
     /// deterministic, in turns.
-    __device__ __forceinline__ void add_d_q(const QkFragments& d_q, const Task& task, RowPosition at) {
-        const int batch_head = task.batch_head(p_, at.head), padded_row = task.first_padded_row() + at.row;
+    __device__ __forceinline__ void add_d_q(const QkFragments& d_q, const Task& task, RowPosition position) {
+        const int batch_head = task.batch_head(p_, position.head),
+                  padded_row = task.first_padded_row() + position.row;
         turns_.wait();
         const DqSums sums{p_.rows.d_q_sums, p_.rows.padded_rows};
 #pragma unroll
@@ -336,7 +338,7 @@ class ColumnsConsumer {
     }
 
     __device__ __forceinline__ void wait_for_warpgroup() const {
-        wait_at(of_warpgroup, warpgroup_threads);
+        wait_at(warpgroup_barrier, warpgroup_threads);
     }
 
     const HopperBackwardParameters& p_;

@@ -75,10 +75,10 @@ class BackwardConsumer {
     /// afterwards.
     template <bool has_next>
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& s, const Task& task,
-                                             RowPosition at, RowPosition next);
+                                             RowPosition position, RowPosition next);
     template <bool has_next>
     __device__ __forceinline__ void add_rows_with_16_bit_p(Gradient& d_k, Gradient& d_v, Scores& s,
-                                                           const Task& task, RowPosition at);
+                                                           const Task& task, RowPosition position);
 
     // Addresses in shared memory: the tiles and LSE for a stage's rows, and a dS^T buffer.
     __device__ __forceinline__ std::uint32_t q_tile(int stage) const {
@@ -104,11 +104,12 @@ class BackwardConsumer {
     }
 
     /// Draws which elements in a row block are kept.
-    __device__ __forceinline__ void draw(const Task& task, RowPosition at) {
+    __device__ __forceinline__ void draw(const Task& task, RowPosition position) {
         if constexpr (!Policy::may_drop) return;
         if (Policy::rule == HopperRule::formula && !drops(p_.rows.scores)) return kept_.keep_all();
-        kept_.draw(head_draws(p_.rows.scores.dropout, rings_.dropout_key, task.sequence_index(), at.head),
-                   at.row, warp_key(task));
+        kept_.draw(
+            head_draws(p_.rows.scores.dropout, rings_.dropout_key, task.sequence_index(), position.head),
+            position.row, warp_key(task));
     }
     __device__ __forceinline__ int warp_key(const Task& task) const {
         return task.key + warpgroup_ * 64 + warp_ * 16;
@@ -218,9 +219,9 @@ class BackwardConsumer {
         if (key < task.mask(p_).keys) {
 #pragma unroll
             for (int i = 0; i < KvTile::panels; ++i) {
-                const BoxPosition at = task.key_box(p_, i * KvTile::panel_columns, key);
-                store_box(p_.d_k, at, own_keys + Shared::d_k + i * KvTile::panel_bytes);
-                store_box(p_.d_v, at, own_keys + Shared::d_v + i * KvTile::panel_bytes);
+                const BoxPosition box = task.key_box(p_, i * KvTile::panel_columns, key);
+                store_box(p_.d_k, box, own_keys + Shared::d_k + i * KvTile::panel_bytes);
+                store_box(p_.d_v, box, own_keys + Shared::d_v + i * KvTile::panel_bytes);
             }
         }
         commit_stores();

@@ -18,21 +18,22 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     start_scores(s, stage_, round_);
     const int end_head = (task.head + 1) * p_.rows.sizes.group;
     const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
-    RowPosition at{task.head * p_.rows.sizes.group, task.begin_row};
-    draw(task, at);
+    RowPosition position{task.head * p_.rows.sizes.group, task.begin_row};
+    draw(task, position);
     await_products<0>(s[0]);
     const auto add = [&]<bool has_next>(RowPosition next) {
         if constexpr (tiles.keeps_p_in_16_bits) {
-            add_rows_with_16_bit_p<has_next>(d_k, d_v, s, task, at);
+            add_rows_with_16_bit_p<has_next>(d_k, d_v, s, task, position);
         } else {
-            add_rows<has_next>(d_k, d_v, s, task, at, next);
+            add_rows<has_next>(d_k, d_v, s, task, position, next);
         }
     };
-    for (RowPosition next = row_blocks.after(at); next.head < end_head; next = row_blocks.after(at)) {
+    for (RowPosition next = row_blocks.after(position); next.head < end_head;
+         next = row_blocks.after(position)) {
         add.template operator()</*has_next=*/true>(next);
-        at = next;
+        position = next;
     }
-    add.template operator()</*has_next=*/false>(at);
+    add.template operator()</*has_next=*/false>(position);
 }
 
 /// Adds a row block whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the other
@@ -40,20 +41,20 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
 template <class T, class Policy>
 template <bool has_next>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& d_k, Gradient& d_v, Scores& p,
-                                                                      const Task& task, RowPosition at,
+                                                                      const Task& task, RowPosition position,
                                                                       RowPosition next) {
     const std::uint32_t q = q_tile(stage_), d_o = d_o_tile(stage_), d_s = d_s_tile(stage_);
     Scores d_p;
     start_d_p(d_p, stage_, round_);
-    biases_.add_to(p_, p, at.head);
+    biases_.add_to(p_, p, position.head);
     const std::uint32_t lse = lse_of_rows(stage_);
     const int key = warp_key(task);
     LeftOperand left;
     if constexpr (Policy::may_drop) {
-        make_left_operand<T, Policy>(left, p, lse, p_.rows, task.mask(p_), at, key, kept_);
+        make_left_operand<T, Policy>(left, p, lse, p_.rows, task.mask(p_), position, key, kept_);
     } else {
-        if (!biases_.make_large_probabilities(p_, p, task.mask(p_), at, key))
-            make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), at, key);
+        if (!biases_.make_large_probabilities(p_, p, task.mask(p_), position, key))
+            make_probabilities<Policy>(p, lse, p_.rows, task.mask(p_), position, key);
         as_operand_a<T>(left, p);
     }
     start_with_left(d_v, left, d_o);

@@ -47,14 +47,14 @@ struct KeyTask {
     }
     __device__ bool has_rows() const { return begin_row < end_row; }
     __device__ const DeviceMask& mask(const HopperBackwardParameters& p) const { return p.rows.mask; }
-    __device__ BoxPosition row_box(const HopperBackwardParameters&, int at, int of_head) const {
-        return {0, at, of_head, batch};
+    __device__ BoxPosition row_box(const HopperBackwardParameters&, int box_row, int query_head) const {
+        return {0, box_row, query_head, batch};
     }
-    __device__ BoxPosition key_box(const HopperBackwardParameters&, int column, int at) const {
-        return {column, at, head, batch};
+    __device__ BoxPosition key_box(const HopperBackwardParameters&, int column, int box_row) const {
+        return {column, box_row, head, batch};
     }
-    __device__ int batch_head(const HopperBackwardParameters& p, int of_head) const {
-        return batch * p.rows.sizes.heads + of_head;
+    __device__ int batch_head(const HopperBackwardParameters& p, int query_head) const {
+        return batch * p.rows.sizes.heads + query_head;
     }
     __device__ int first_padded_row() const { return 0; }
     __device__ int sequence_index() const { return batch; }
@@ -79,8 +79,8 @@ struct PackedKeyTask {
         order.parts = counters->tasks;
         const int index = atomicAdd(&counters->taken, 1);
         if (index >= order.batch_heads * order.parts) return {{.sequence = -1}};
-        const TaskOrder::Task at = order(index);
-        return {p.rows.key_tasks.first[at.part], at.batch_head};
+        const TaskOrder::Task order_task = order(index);
+        return {p.rows.key_tasks.first[order_task.part], order_task.batch_head};
     }
     __device__ static bool is_end(const HopperBackwardParameters&, const Descriptor& descriptor) {
         return descriptor.task.sequence < 0;
@@ -111,13 +111,13 @@ struct PackedKeyTask {
         mask.offset = p.rows.packed.top_left ? 0 : keys - queries;
         return mask;
     }
-    __device__ BoxPosition row_box(const HopperBackwardParameters& p, int at, int of_head) const {
-        return packed_box({p.rows.mask.queries, first_query, queries}, 0, at, of_head);
+    __device__ BoxPosition row_box(const HopperBackwardParameters& p, int box_row, int query_head) const {
+        return packed_box({p.rows.mask.queries, first_query, queries}, 0, box_row, query_head);
     }
-    __device__ BoxPosition key_box(const HopperBackwardParameters& p, int column, int at) const {
-        return packed_box({p.rows.mask.keys, first_key, keys}, column, at, head);
+    __device__ BoxPosition key_box(const HopperBackwardParameters& p, int column, int box_row) const {
+        return packed_box({p.rows.mask.keys, first_key, keys}, column, box_row, head);
     }
-    __device__ int batch_head(const HopperBackwardParameters&, int of_head) const { return of_head; }
+    __device__ int batch_head(const HopperBackwardParameters&, int query_head) const { return query_head; }
     __device__ int first_padded_row() const { return packed_padded_row(sequence, first_query); }
     __device__ int sequence_index() const { return sequence; }
 };
@@ -183,12 +183,12 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
 }
 
 /// Returns the statistics (LSE or D) for a lane's two rows in column tile n. The accumulators' columns are Q
-/// rows, as in S^T. `of_rows` is the address in shared memory where the row block's statistics begin.
-__device__ __forceinline__ float2 row_statistics(std::uint32_t of_rows, int n) {
+/// rows, as in S^T. `statistics` is the address in shared memory where the row block's statistics begin.
+__device__ __forceinline__ float2 row_statistics(std::uint32_t statistics, int n) {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                  : "=f"(pair.x), "=f"(pair.y)
-                 : "r"(of_rows + n * 32 + lane_index() % 4 * 8));
+                 : "r"(statistics + n * 32 + lane_index() % 4 * 8));
     return pair;
 }
 
@@ -207,17 +207,17 @@ __device__ __forceinline__ void exponentiate(FragmentC (&s)[1][n_tiles], std::ui
     }
 }
 
-/// Adds the rule's terms to S^T and replaces S^T by P^T times p_factor. (at.row, key) is the warp's first
-/// pair.
+/// Adds the rule's terms to S^T and replaces S^T by P^T times p_factor. (position.row, key) is the warp's
+/// first pair.
 template <class Policy, int n_tiles>
 __device__ __forceinline__ void make_probabilities(FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                    const Bits16BackwardParameters& p, const DeviceMask& seen,
-                                                   RowPosition at, int key) {
+                                                   RowPosition position, int key) {
     if constexpr (Policy::rule != HopperRule::formula)
-        apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, at.head, at.row,
-                                                         key);
+        apply_unscaled_rule<Policy::rule, RowsAre::keys>(s, p.scores, seen, p.scale_log2, position.head,
+                                                         position.row, key);
     exponentiate<Policy>(s, lse, p);
-    if (!seen.sees_all(at.row, n_tiles * 8, key, 16)) mask_transposed(s, 0, seen, key, at.row);
+    if (!seen.sees_all(position.row, n_tiles * 8, key, 16)) mask_transposed(s, 0, seen, key, position.row);
 }
 
 /// Replaces dP^T by dS^T, from P^T in binary16. `deltas` is D's address in shared memory.
@@ -231,9 +231,9 @@ __device__ __forceinline__ void make_d_s_of_binary16(FragmentC (&d_p)[1][n_tiles
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float2 pair = unpack<float16>(p[n / 2][n % 2 * 2 + half]);
-            float* const of_key = &d_p[0][n][half * 2];
-            of_key[0] = pair.x * fmaf(of_key[0], 1 / p_factor, -delta.x);
-            of_key[1] = pair.y * fmaf(of_key[1], 1 / p_factor, -delta.y);
+            float* const key_values = &d_p[0][n][half * 2];
+            key_values[0] = pair.x * fmaf(key_values[0], 1 / p_factor, -delta.x);
+            key_values[1] = pair.y * fmaf(key_values[1], 1 / p_factor, -delta.y);
         }
     }
 }
@@ -244,8 +244,9 @@ template <class T, class Policy, int n_tiles, class Kept>
 __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2][1],
                                                   FragmentC (&s)[1][n_tiles], std::uint32_t lse,
                                                   const Bits16BackwardParameters& p, const DeviceMask& seen,
-                                                  RowPosition at, int key, const Kept& kept) {
-    if constexpr (Policy::rule != HopperRule::formula) make_probabilities<Policy>(s, lse, p, seen, at, key);
+                                                  RowPosition position, int key, const Kept& kept) {
+    if constexpr (Policy::rule != HopperRule::formula)
+        make_probabilities<Policy>(s, lse, p, seen, position, key);
 #pragma unroll
     for (int k = 0; k < n_tiles / 2; ++k) {
         FragmentC pair[1][2], derivatives[1][2];
@@ -254,25 +255,25 @@ __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2]
             derivatives[0][n][e] = 1;
         });
         if constexpr (Policy::rule == HopperRule::formula) {
-            const RowPosition of_pair{at.head, at.row + k * 16};
+            const RowPosition pair_position{position.head, position.row + k * 16};
             if (changes_products(p.scores))
                 apply_to_unscaled_products(pair, p.scores, p.scale_log2, [&](int n, int e, float derivative) {
                     derivatives[0][n][e] = derivative;
                 });
             if (has_distance_terms(p.scores))
-                add_unscaled_distance_terms<RowsAre::keys>(pair, p.scores, seen, p.scale_log2, at.head,
-                                                           of_pair.row, key);
-            make_probabilities<Policy>(pair, lse + k * 64, p, seen, of_pair, key);
+                add_unscaled_distance_terms<RowsAre::keys>(pair, p.scores, seen, p.scale_log2, position.head,
+                                                           pair_position.row, key);
+            make_probabilities<Policy>(pair, lse + k * 64, p, seen, pair_position, key);
         }
-        FragmentC of_values[2];
+        FragmentC probabilities[2];
         for_each_element(pair, [&](float& x, int, int n, int e) {
             if constexpr (may_drop(Policy::rule))
-                of_values[n][e] = kept(2 * k + n, e) ? x : 0.0f;
+                probabilities[n][e] = kept(2 * k + n, e) ? x : 0.0f;
             else
-                of_values[n][e] = x;
+                probabilities[n][e] = x;
             s[0][2 * k + n][e] = x * derivatives[0][n][e];
         });
-        pack_fragment<T>(left[k][0], of_values[0], of_values[1]);
+        pack_fragment<T>(left[k][0], probabilities[0], probabilities[1]);
     }
 }
 

@@ -19,11 +19,11 @@ constexpr int bias_tile_keys(BiasMatrix matrix) {
 template <class Tile>
 __device__ __forceinline__ void load_bias_tile(std::uint32_t to, const HopperBiases& biases, int batch,
                                                int head, int row, int key, Barrier barrier) {
-    const BoxPosition at{key, row, head * biases.head_step, batch / biases.batch_divisor};
+    const BoxPosition box{key, row, head * biases.head_step, batch / biases.batch_divisor};
     const int panel_keys = bias_tile_keys(biases.matrix) / Tile::panels;
 #pragma unroll
     for (int i = 0; i < Tile::panels; ++i)
-        load_box(to + i * Tile::panel_bytes, biases.map, {key + i * panel_keys, at.row, at.head, at.batch},
+        load_box(to + i * Tile::panel_bytes, biases.map, {key + i * panel_keys, box.row, box.head, box.batch},
                  barrier);
 }
 
@@ -31,7 +31,8 @@ __device__ __forceinline__ void load_bias_tile(std::uint32_t to, const HopperBia
 class KeyBiases {
   public:
     __device__ __forceinline__ KeyBiases(const HopperBiases& biases, int batch, int head)
-        : first_(biases.of_keys[0].rows_of(batch, head)), second_(biases.of_keys[1].rows_of(batch, head)) {}
+        : first_(biases.key_biases[0].rows_of(batch, head)),
+          second_(biases.key_biases[1].rows_of(batch, head)) {}
 
     /// The sum of a key's biases. The key must exist. T is the dtype for biases that are not float32.
     template <class T>

@@ -54,7 +54,7 @@ HopperBiases::HopperBiases(const ScoreOptions& scores, const Tensor& q, const de
     for (const ScoreOptions::Bias& bias : scores.biases) {
         if (bias.data == nullptr) continue;
         if (!has_rows(bias)) {
-            of_keys[keys++] = bias;
+            key_biases[keys++] = bias;
             continue;
         }
         matrix = bias.dtype == DType::f32 ? BiasMatrix::float32 : BiasMatrix::bits16;

@@ -21,7 +21,7 @@ struct HopperBiases {
     BiasMatrix matrix = BiasMatrix::none;
     int batch_divisor = 1;  ///< q's batch b reads the matrix's batch b / batch_divisor
     int head_step = 0;      ///< q's head h reads the matrix's head h * head_step
-    std::array<ScoreOptions::Bias, max_biases> of_keys{};
+    std::array<ScoreOptions::Bias, max_biases> key_biases{};
 
     HopperBiases() = default;
     /// Boxes have `box_rows` queries. why_no_hopper_biases() must have returned nullptr.

@@ -32,11 +32,11 @@ struct TurnBarriers {
             barrier(noticed, stage).initialize(1);
         }
     }
-    __device__ __forceinline__ static Barrier barrier(const std::uint64_t (&of_stages)[stages], unsigned n) {
-        return Barrier(shared_address(of_stages) + n % stages * 8);
+    __device__ __forceinline__ static Barrier barrier(const std::uint64_t (&barriers)[stages], unsigned n) {
+        return Barrier(shared_address(barriers) + n % stages * 8);
     }
-    __device__ __forceinline__ static void wait(const std::uint64_t (&of_stages)[stages], unsigned n) {
-        barrier(of_stages, n).wait(n / stages % 2);
+    __device__ __forceinline__ static void wait(const std::uint64_t (&barriers)[stages], unsigned n) {
+        barrier(barriers, n).wait(n / stages % 2);
     }
 };
 
@@ -82,11 +82,11 @@ __device__ __forceinline__ void for_each_addition(const HopperBackwardParameters
         const Task task(p, descriptor);
         const int end_head = (task.head + 1) * p.rows.sizes.group;
         const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
-        RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
-        for (; at.head < end_head; at = row_blocks.after(at))
+        RowPosition position{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
+        for (; position.head < end_head; position = row_blocks.after(position))
             f(n++,
-              static_cast<std::int64_t>(task.batch_head(p, at.head)) * p.rows.padded_rows +
-                  task.first_padded_row() + at.row,
+              static_cast<std::int64_t>(task.batch_head(p, position.head)) * p.rows.padded_rows +
+                  task.first_padded_row() + position.row,
               task.block);
     }
 }

@@ -77,10 +77,11 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
         if constexpr (Policy::may_sum_in_ring)
             if (p.ring.slots > 0) sums_offset = (task.slot(p) - task.head) * p.rows.sizes.group;
         const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
-        RowPosition at{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
-        for (; at.head < end_head; at = row_blocks.after(at)) {
-            const std::int64_t row = static_cast<std::int64_t>(sums_offset + at.head) * p.rows.padded_rows +
-                                     task.first_padded_row() + at.row;
+        RowPosition position{task.has_rows() ? task.head * p.rows.sizes.group : end_head, task.begin_row};
+        for (; position.head < end_head; position = row_blocks.after(position)) {
+            const std::int64_t row =
+                static_cast<std::int64_t>(sums_offset + position.head) * p.rows.padded_rows +
+                task.first_padded_row() + position.row;
             std::int32_t* const turn_of_rows = p.rows.turns + row / tiles.rows * 4 * tiles.consumers;
             d_q.wait_full();
             turn.wait(turn_of_rows, task.block);
@@ -92,7 +93,7 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
             wait_until_stores_have_read();
             d_q.empty().arrive();
             d_q.advance();
-            counter.has_started(p, task, at);
+            counter.has_started(p, task, position);
         }
         turn.pass_last(task.block);
         counter.end_task(p, task);

@@ -84,15 +84,15 @@ class AdditionCounter<Policy, true> {
     template <class Rings>
     __device__ __forceinline__ explicit AdditionCounter(Rings& rings)
         : finished_(rings.finished), ring_(rings.finished.ring) {}
-    /// Called when the additions to the rows `at` have been started.
+    /// Called when the additions to the rows at `position` have been started.
     template <class Task>
     __device__ __forceinline__ void has_started(const HopperBackwardParameters& p, const Task& task,
-                                                RowPosition at) {
+                                                RowPosition position) {
         if (p.ring.slots == 0) return;
         await_stores<2>();
         advance(p, task);
         started_[1] = started_[0];
-        started_[0] = at;
+        started_[0] = position;
     }
     /// Called after a task's last rows. Counts all its additions.
     template <class Task>

@@ -113,16 +113,16 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
     const int first_key = split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split,
               end_key = min(split.end_key, first_key + split.keys_per_split);
     const std::uint32_t base = shared_address(shared);
-    RingPosition<Shared::stages> at(ring);
+    RingPosition<Shared::stages> kv(ring);
     if (warp_index() == warpgroup_threads / 32) {
         if (lane_index() != 0) return;
         for (int key = first_key; key < end_key; key += keys) {
-            at.wait_empty();
-            at.full().arrive_and_expect(2 * KvTile::bytes);
+            kv.wait_empty();
+            kv.full().arrive_and_expect(2 * KvTile::bytes);
             const BoxPosition box{0, key, first_head / p.sizes.group, batch};
-            KvTile::load(base + Shared::k + at.stage() * KvTile::bytes, parameters.k, box, at.full());
-            KvTile::load(base + Shared::v + at.stage() * KvTile::bytes, parameters.v, box, at.full());
-            at.advance();
+            KvTile::load(base + Shared::k + kv.stage() * KvTile::bytes, parameters.k, box, kv.full());
+            KvTile::load(base + Shared::v + kv.stage() * KvTile::bytes, parameters.v, box, kv.full());
+            kv.advance();
         }
         return;
     }
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
     LazyOnlineSoftmax<1> softmax(p.scale_log2);
     for (int key = first_key; key < end_key; key += keys) {
         FragmentC s[1][keys / 8];
-        at.wait_full();
+        kv.wait_full();
         begin_products();
-        start_a_bt<T, QTile, KvTile>(s[0], base + Shared::q, base + Shared::k + at.stage() * KvTile::bytes);
+        start_a_bt<T, QTile, KvTile>(s[0], base + Shared::q, base + Shared::k + kv.stage() * KvTile::bytes);
         commit_products();
         await_products<0>(s[0]);
         if (key < all_see_from || key + keys > all_see_until) {
@@ -160,10 +160,10 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
         FragmentA probabilities[keys / 16][1];
         as_operand_a<T>(probabilities, s);
         begin_products();
-        start_a_b<T, KvTile>(o[0], probabilities, base + Shared::v + at.stage() * KvTile::bytes);
+        start_a_b<T, KvTile>(o[0], probabilities, base + Shared::v + kv.stage() * KvTile::bytes);
         commit_products();
         await_products<0>(o[0]);
-        release(at);
+        release(kv);
     }
     ExactLse lse[2];
     softmax.finish(o, lse);

@@ -26,11 +26,11 @@ struct RowTask {
 
     __device__ static RowTask load(const volatile RowTask& from) { return {from.batch, from.head, from.row}; }
     __device__ const DeviceMask& mask(const HopperForwardParameters& p) const { return p.mask; }
-    __device__ BoxPosition row_box(const HopperForwardParameters&, int column, int at) const {
-        return {column, at, head, batch};
+    __device__ BoxPosition row_box(const HopperForwardParameters&, int column, int box_row) const {
+        return {column, box_row, head, batch};
     }
-    __device__ BoxPosition key_box(const HopperForwardParameters&, int key_head, int at) const {
-        return {0, at, key_head, batch};
+    __device__ BoxPosition key_box(const HopperForwardParameters&, int key_head, int box_row) const {
+        return {0, box_row, key_head, batch};
     }
     __device__ float* lse(const HopperForwardParameters& p) const {
         return p.lse + (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.mask.queries;
@@ -56,11 +56,11 @@ struct PackedRowTask {
         mask.offset = p.packed.top_left ? 0 : keys - queries;
         return mask;
     }
-    __device__ BoxPosition row_box(const HopperForwardParameters& p, int column, int at) const {
-        return packed_box({p.mask.queries, first_query, queries}, column, at, head);
+    __device__ BoxPosition row_box(const HopperForwardParameters& p, int column, int box_row) const {
+        return packed_box({p.mask.queries, first_query, queries}, column, box_row, head);
     }
-    __device__ BoxPosition key_box(const HopperForwardParameters& p, int key_head, int at) const {
-        return packed_box({p.mask.keys, first_key, keys}, 0, at, key_head);
+    __device__ BoxPosition key_box(const HopperForwardParameters& p, int key_head, int box_row) const {
+        return packed_box({p.mask.keys, first_key, keys}, 0, box_row, key_head);
     }
     __device__ float* lse(const HopperForwardParameters& p) const {
         return p.lse + static_cast<std::int64_t>(head) * p.mask.queries + first_query;
@@ -131,10 +131,10 @@ __device__ __forceinline__ void for_each_packed_row_task(const HopperForwardPara
     for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
         // The result of atomicAdd arrives while this task's copies are started.
         const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
-        const TaskOrder::Task at = order(index);
-        const PackedTask task = p.row_tasks.first[at.part];
-        f(PackedRowTask{at.batch_head, task.block * Policy::tiles.rows(), task.first_query, task.queries,
-                        task.first_key, task.keys, task.sequence});
+        const TaskOrder::Task order_task = order(index);
+        const PackedTask task = p.row_tasks.first[order_task.part];
+        f(PackedRowTask{order_task.batch_head, task.block * Policy::tiles.rows(), task.first_query,
+                        task.queries, task.first_key, task.keys, task.sequence});
         index = next;
     }
 }
@@ -157,14 +157,14 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
                             task.row_box(p, 0, task.row), q.full());
         q.advance();
         for (int block = blocks.end - 1; block >= blocks.begin; --block) {
-            const BoxPosition at = task.key_box(p, key_head, block * tiles.keys);
+            const BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
             k.wait_empty();
             k.full().arrive_and_expect(Shared::KTile::bytes);
-            Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, at, k.full());
+            Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
             k.advance();
             v.wait_empty();
             v.full().arrive_and_expect(Shared::VTile::bytes);
-            Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, at, v.full());
+            Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, box, v.full());
             v.advance();
         }
     };
@@ -363,10 +363,11 @@ class ForwardConsumer {
             release(q_);
         }
         if (const int lane = lane_index(); lane % 4 == 0) {
-            float* const of_head = task.lse(p_);
+            float* const head_lse = task.lse(p_);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (const int at = row + warp_row_ + i * 8 + lane / 4; at < queries) of_head[at] = lse[i].lse;
+                if (const int lane_row = row + warp_row_ + i * 8 + lane / 4; lane_row < queries)
+                    head_lse[lane_row] = lse[i].lse;
         }
     }
     __device__ __forceinline__ void wait_for_warpgroup() const {
@@ -477,16 +478,15 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                            HopperForwardParameters p, const Context& ctx) {
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
         visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
-            constexpr HopperRule of_kernel = kernel_rule(rule, qk_dim, is_packed);
+            constexpr HopperRule policy_rule = kernel_rule(rule, qk_dim, is_packed);
             if constexpr (qk_dim == hopper_short_head_dim && !is_packed &&
-                          of_kernel == HopperRule::products) {
+                          policy_rule == HopperRule::products) {
                 if (p.mask.keys <= hopper_short_keys)
                     return launch_hopper_forward_policy<
-                        T,
-                        HopperForwardPolicy<qk_dim, v_dim, is_packed, of_kernel, hopper_short_forward_tiles>>(
-                        q, k, v, o, p, ctx);
+                        T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule,
+                                               hopper_short_forward_tiles>>(q, k, v, o, p, ctx);
             }
-            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, of_kernel>>(
+            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
                 q, k, v, o, p, ctx);
         });
     };

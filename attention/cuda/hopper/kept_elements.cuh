@@ -59,10 +59,10 @@ class KeptKeys {
     /// (row, key) is the warp's first pair; key is a multiple of 8.
     __device__ __forceinline__ void draw(const HeadDraws& draws, int row, int key) {
         const int lane = lane_index(), quad_lane = lane % 4;
-        // Lane q in a quad draws for tiles 4 i + q. of_lanes[j]: the bits that lanes 2 j and 2 j + 1 in the
+        // Lane q in a quad draws for tiles 4 i + q. lane_bits[j]: the bits that lanes 2 j and 2 j + 1 in the
         // quad need, in bytes: {even keys for 2 j, even keys for 2 j + 1, odd keys for 2 j, odd keys for 2 j
         // + 1}.
-        std::uint32_t of_lanes[2] = {};
+        std::uint32_t lane_bits[2] = {};
 #pragma unroll
         for (int i = 0; i < groups; ++i) {
             Philox::Counter counters[2];
@@ -70,12 +70,12 @@ class KeptKeys {
             for (int half = 0; half < 2; ++half)
                 counters[half] = draws.counter(row + lane / 4 + half * 8, key / 8 + 4 * i + quad_lane);
             for_each_pair_of_keys(counters, draws, [&](int half, int w, std::uint32_t bits) {
-                of_lanes[w / 2] += bits << (w % 2 * 8 + 2 * i + half);
+                lane_bits[w / 2] += bits << (w % 2 * 8 + 2 * i + half);
             });
         }
         const bool is_odd = lane % 2 != 0, is_upper = quad_lane >= 2;
-        const std::uint32_t own = of_lanes[is_upper ? 1 : 0],
-                            other = __shfl_xor_sync(~0u, is_upper ? of_lanes[0] : of_lanes[1], 2),
+        const std::uint32_t own = lane_bits[is_upper ? 1 : 0],
+                            other = __shfl_xor_sync(~0u, is_upper ? lane_bits[0] : lane_bits[1], 2),
                             for_even = select_bytes(own, other, 0x6420),
                             for_odd = select_bytes(own, other, 0x7531), mine = is_odd ? for_odd : for_even,
                             others = __shfl_xor_sync(~0u, is_odd ? for_even : for_odd, 1);

@@ -98,12 +98,12 @@ __device__ __forceinline__ void produce_bias_gradient(
                                  work.row(), work.key() + i * bias_keys, bias.full());
     RingPosition stages(rings.stages);
     for (int n = work.begin; n < work.end; ++n) {
-        const BiasGradientWork::Head at = work(p.gradient, n);
+        const BiasGradientWork::Head head = work(p.gradient, n);
         const typename Shared::Stage to(base, stages.stage());
-        const BoxPosition rows{0, work.row(), at.head, at.batch},
-            keys{0, work.key(), at.head / p.rows.sizes.group, at.batch};
+        const BoxPosition rows{0, work.row(), head.head, head.batch},
+            keys{0, work.key(), head.head / p.rows.sizes.group, head.batch};
         const std::int64_t statistics =
-            (static_cast<std::int64_t>(at.batch) * p.rows.sizes.heads + at.head) * p.rows.padded_rows +
+            (static_cast<std::int64_t>(head.batch) * p.rows.sizes.heads + head.head) * p.rows.padded_rows +
             work.row();
         stages.wait_empty();
         stages.full().arrive_and_expect(Shared::stage_inputs + 2 * Shared::statistics_bytes);
@@ -132,8 +132,8 @@ __device__ __forceinline__ void produce_key_biases(const HopperBiasGradientParam
     float next[lane_keys] = {};
     const auto read = [&](int n) {
         if (n >= work.end) return;
-        const BiasGradientWork::Head at = work(p.gradient, n);
-        const KeyBiases biases(p.biases, at.batch, at.head);
+        const BiasGradientWork::Head head = work(p.gradient, n);
+        const KeyBiases biases(p.biases, head.batch, head.head);
         biases.template sum<T>(next, work.key() + lane_index(), p.rows.mask.keys);
     };
     for (int i = 0; i < warp; ++i) stages.advance();
@@ -211,9 +211,9 @@ class BiasGradientConsumer {
     template <bool has_next>
     __device__ __forceinline__ void add(Half (&sum)[2], Half (&s)[2], Half (&d_p)[2],
                                         const BiasGradientWork& work, int n, bool sees_all) {
-        const typename Shared::Stage at(base_, stages_.stage());
+        const typename Shared::Stage inputs(base_, stages_.stage());
         start(s[1], d_p[1], stages_.stage(), 1);
-        add_d_s(sum[0], s[0], d_p[0], at, work, n, sees_all, 0);
+        add_d_s(sum[0], s[0], d_p[0], inputs, work, n, sees_all, 0);
         await_products<0>(s[1][0], d_p[1][0]);
         RingPosition<tiles.stages> next = stages_;
         next.advance();
@@ -221,7 +221,7 @@ class BiasGradientConsumer {
             next.wait_full();
             start(s[0], d_p[0], next.stage(), 0);
         }
-        add_d_s(sum[1], s[1], d_p[1], at, work, n, sees_all, 1);
+        add_d_s(sum[1], s[1], d_p[1], inputs, work, n, sees_all, 1);
         if constexpr (has_next) await_products<0>(s[0][0], d_p[0][0]);
         stages_.empty().arrive_as_warp();
         stages_ = next;
@@ -229,18 +229,19 @@ class BiasGradientConsumer {
 
     /// Starts S = Q K^T and dP = dO V^T for half the keys.
     __device__ __forceinline__ void start(Half& s, Half& d_p, int stage, int half) const {
-        const typename Shared::Stage at(base_, stage);
+        const typename Shared::Stage inputs(base_, stage);
         const int rows = warpgroup_row_ * Tile::row_bytes, keys = half * half_keys * Tile::row_bytes;
         begin_products();
-        start_a_bt<T, Tile, HalfTile>(s[0], at.q + rows, at.k + keys);
-        start_a_bt<T, Tile, HalfTile>(d_p[0], at.d_o + rows, at.v + keys);
+        start_a_bt<T, Tile, HalfTile>(s[0], inputs.q + rows, inputs.k + keys);
+        start_a_bt<T, Tile, HalfTile>(d_p[0], inputs.d_o + rows, inputs.v + keys);
         commit_products();
     }
 
     /// sum += P (dP - D) for batch and head number n.
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
-                                            const typename Shared::Stage& at, const BiasGradientWork& work,
-                                            int n, bool sees_all, int half) const {
+                                            const typename Shared::Stage& inputs,
+                                            const BiasGradientWork& work, int n, bool sees_all,
+                                            int half) const {
         if constexpr (Policy::has_large_lse) {
             const BiasGradientWork::Head head = work(p_.gradient, n);
             const RowReferences references(
@@ -249,46 +250,53 @@ class BiasGradientConsumer {
                 p_.rows.mask.queries);
             const int row = work.row() + row_ + lane_index() / 4;
             const ExactLse rows[2] = {references(row), references(row + 8)};
-            add_d_s(sum, s, d_p, at, work, sees_all, half,
-                    [&](float product, int i, float term, float of_key) {
-                        return exact_probability(fmaf(product, p_.rows.scale, of_key) + term, rows[i],
+            add_d_s(sum, s, d_p, inputs, work, sees_all, half,
+                    [&](float product, int i, float term, float key_bias) {
+                        return exact_probability(fmaf(product, p_.rows.scale, key_bias) + term, rows[i],
                                                  p_exponent);
                     });
         } else {
             float lse[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const std::uint32_t of_row = (row_ + lane_index() / 4 + i * 8) * 4;
-                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[i]) : "r"(at.lse + of_row) : "memory");
+                const std::uint32_t row_offset = (row_ + lane_index() / 4 + i * 8) * 4;
+                asm volatile("ld.shared.f32 %0, [%1];"
+                             : "=f"(lse[i])
+                             : "r"(inputs.lse + row_offset)
+                             : "memory");
             }
-            add_d_s(
-                sum, s, d_p, at, work, sees_all, half, [&](float product, int i, float term, float of_key) {
-                    return exp2_fast(fmaf(product, p_.rows.scale_log2, fmaf(term, log2_e, of_key - lse[i])));
-                });
+            add_d_s(sum, s, d_p, inputs, work, sees_all, half,
+                    [&](float product, int i, float term, float key_bias) {
+                        return exp2_fast(
+                            fmaf(product, p_.rows.scale_log2, fmaf(term, log2_e, key_bias - lse[i])));
+                    });
         }
     }
     /// Calls probability_of(product, lane's row, bias, key bias) for each pair.
     template <class Probability>
     __device__ __forceinline__ void add_d_s(Half& sum, Half& s, const Half& d_p,
-                                            const typename Shared::Stage& at, const BiasGradientWork& work,
-                                            bool sees_all, int half,
+                                            const typename Shared::Stage& inputs,
+                                            const BiasGradientWork& work, bool sees_all, int half,
                                             const Probability& probability_of) const {
         const int key = half * half_keys;
         if (!sees_all) mask_scores(s, p_.rows.mask, work.row() + row_, work.key() + key);
         float delta[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const std::uint32_t of_row = (row_ + lane_index() / 4 + i * 8) * 4;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(delta[i]) : "r"(at.delta + of_row) : "memory");
+            const std::uint32_t row_offset = (row_ + lane_index() / 4 + i * 8) * 4;
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(delta[i])
+                         : "r"(inputs.delta + row_offset)
+                         : "memory");
         }
-        const std::uint32_t key_biases = at.key_biases + key * 4 + lane_index() % 4 * 8,
+        const std::uint32_t key_biases = inputs.key_biases + key * 4 + lane_index() % 4 * 8,
                             tile = base_ + Shared::bias + row_ * BiasTile::row_bytes;
-        const auto add = [&](int n, int i, float2 terms, float2 of_keys) {
+        const auto add = [&](int n, int i, float2 terms, float2 key_terms) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int element = i * 2 + e;
                 const float probability = probability_of(s[0][n][element], i, e == 0 ? terms.x : terms.y,
-                                                         e == 0 ? of_keys.x : of_keys.y);
+                                                         e == 0 ? key_terms.x : key_terms.y);
                 sum[0][n][element] =
                     fmaf(probability, fmaf(d_p[0][n][element], 1 / p_factor, -delta[i]), sum[0][n][element]);
             }
@@ -299,16 +307,16 @@ class BiasGradientConsumer {
             for (int n = 0; n < half_tiles; n += 2) {
                 std::uint32_t matrices[4];
                 load_matrices<false>(matrices, lane_tile.at(0, key + n * 8));
-                const float2 of_keys[2] = {load_two_floats(key_biases + n * 32),
-                                           load_two_floats(key_biases + n * 32 + 32)};
+                const float2 key_terms[2] = {load_two_floats(key_biases + n * 32),
+                                             load_two_floats(key_biases + n * 32 + 32)};
 #pragma unroll
-                for (int i = 0; i < 4; ++i) add(n + i / 2, i % 2, unpack<T>(matrices[i]), of_keys[i / 2]);
+                for (int i = 0; i < 4; ++i) add(n + i / 2, i % 2, unpack<T>(matrices[i]), key_terms[i / 2]);
             }
         } else {
             const std::uint32_t half_tile = tile + half * BiasTile::bytes;
 #pragma unroll
             for (int n = 0; n < half_tiles; ++n) {
-                const float2 of_keys = load_two_floats(key_biases + n * 32);
+                const float2 key_terms = load_two_floats(key_biases + n * 32);
                 const int column = n * 8 % 32 + lane_index() % 4 * 2;
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -316,7 +324,7 @@ class BiasGradientConsumer {
                         load_two_floats(half_tile + n * 8 / 32 * BiasTile::panel_bytes +
                                         BiasTile::offset(lane_index() / 4 + i * 8, column / 4) +
                                         column % 4 * 4),
-                        of_keys);
+                        key_terms);
             }
         }
     }
