@@ -288,11 +288,12 @@ std::string explain(const ResolvedOptions& options, const Tensor& q, const Tenso
                     BlockSizes (*forward_blocks)(const TiledForwardParameters<T>&),
                     BlockSizes (*backward_blocks)(const TiledBackwardParameters<T>&),
                     const char* thread_blocks) {
-    TiledForwardParameters<T> of_forward{};
-    TiledBackwardParameters<T> of_backward{};
-    of_forward.sizes = of_backward.sizes = device::sizes_of(q, k, v);
-    of_forward.scores = of_backward.scores = options.scores;
-    const BlockSizes forward = forward_blocks(of_forward), backward = backward_blocks(of_backward);
+    TiledForwardParameters<T> forward_parameters{};
+    TiledBackwardParameters<T> backward_parameters{};
+    forward_parameters.sizes = backward_parameters.sizes = device::sizes_of(q, k, v);
+    forward_parameters.scores = backward_parameters.scores = options.scores;
+    const BlockSizes forward = forward_blocks(forward_parameters),
+                     backward = backward_blocks(backward_parameters);
     return concat(thread_blocks, "; blocks of ", forward.rows, " rows and ", forward.keys,
                   " keys in shared memory forward, ", backward.rows, " and ", backward.keys, " backward",
                   has_tensor_cores<T> ? "" : "; no tensor cores");

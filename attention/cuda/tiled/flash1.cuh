@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         __syncwarp();
         state.load_statistics(m + row, l + row, rows);
         if (dropout_scale != 1) {
-            const auto of_rows = rows_from(o, row, mask.queries, p.sizes.v_dim);
-            state.load_output(of_rows);
-            state.store_output(of_rows, dropout_scale);
+            const auto o_rows = rows_from(o, row, mask.queries, p.sizes.v_dim);
+            state.load_output(o_rows);
+            state.store_output(o_rows, dropout_scale);
         }
         state.store_lse(p.lse + statistics + row, nullptr, rows);
         __syncwarp();  // all lanes have read m
@@ -172,13 +172,13 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     const auto d_o_tile = [&](int i) {
         return Tiles::at(shared, Layout::rows + i % Tiles::stages * Layout::stage_bytes + Tiles::row_bytes);
     };
-    const auto load_rows = [&](int i, RowStep at) {
-        if (at.head < first_head + p.sizes.group) {
-            if (threadIdx.x == 0) rules[i % 2].set(p.scores.template rule_of<A>(batch, at.head));
+    const auto load_rows = [&](int i, RowStep step) {
+        if (step.head < first_head + p.sizes.group) {
+            if (threadIdx.x == 0) rules[i % 2].set(p.scores.template rule_of<A>(batch, step.head));
             Tiles::load_rows(q_tile(i),
-                             rows_from(p.q.head(batch, at.head), at.row, mask.queries, p.sizes.qk_dim));
+                             rows_from(p.q.head(batch, step.head), step.row, mask.queries, p.sizes.qk_dim));
             Tiles::load_rows(d_o_tile(i),
-                             rows_from(p.d_o.head(batch, at.head), at.row, mask.queries, p.sizes.v_dim));
+                             rows_from(p.d_o.head(batch, step.head), step.row, mask.queries, p.sizes.v_dim));
         }
         commit_copies();
     };
@@ -186,36 +186,37 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     for (int key = split * Tiles::keys; key < mask.keys; key += p.splits * Tiles::keys) {
         const int first_row = mask.first_row(key) / Tiles::rows * Tiles::rows,
                   end_row = mask.end_row(min(key + Tiles::keys, mask.keys) - 1);
-        const auto after = [&](RowStep at) {
-            return at.row + Tiles::rows < end_row ? RowStep{at.head, at.row + Tiles::rows}
-                                                  : RowStep{at.head + 1, first_row};
+        const auto after = [&](RowStep step) {
+            return step.row + Tiles::rows < end_row ? RowStep{step.head, step.row + Tiles::rows}
+                                                    : RowStep{step.head + 1, first_row};
         };
         typename Tiles::KeySums d_k, d_v;
         // If first_row >= end_row, no row sees the keys.
-        RowStep at{first_row < end_row ? first_head : first_head + p.sizes.group, first_row};
+        RowStep step{first_row < end_row ? first_head : first_head + p.sizes.group, first_row};
         __syncthreads();  // all warps have read the previous key block
         Tiles::load_keys(k_tile, rows_from(k, key, mask.keys, p.sizes.qk_dim));
         Tiles::load_keys(v_tile, rows_from(v, key, mask.keys, p.sizes.v_dim));
-        load_rows(0, at);
-        for (int i = 0; at.head < first_head + p.sizes.group; ++i) {
-            const RowStep next = after(at);
+        load_rows(0, step);
+        for (int i = 0; step.head < first_head + p.sizes.group; ++i) {
+            const RowStep next = after(step);
             wait_for_copies<0>();
             __syncthreads();  // the rows are in shared memory; no warp reads the other stage, P or dS
             if constexpr (Tiles::stages == 2) load_rows(i + 1, next);
             const std::int64_t first =
-                (std::int64_t{batch} * p.sizes.heads + at.head) * mask.queries + at.row;
+                (std::int64_t{batch} * p.sizes.heads + step.head) * mask.queries + step.row;
             typename Tiles::Statistics statistics;
-            statistics.load(p.reference + first, p.row_sum + first, p.delta + first, mask.queries - at.row);
+            statistics.load(p.reference + first, p.row_sum + first, p.delta + first, mask.queries - step.row);
             const Scoring<A> scoring{mask, &rules[i % 2].get(), p.scale};
-            Tiles::compute_pairs(q_tile(i), d_o_tile(i), k_tile, v_tile, p_tile, d_s_tile, statistics,
-                                 scoring, p.dropout_scale, at.row, key);
+            Tiles::compute_pairs(
+                {.q = q_tile(i), .d_o = d_o_tile(i), .k = k_tile, .v = v_tile, .p = p_tile, .d_s = d_s_tile},
+                statistics, scoring, p.dropout_scale, step.row, key);
             __syncthreads();  // P and dS are complete
             d_v.add(p_tile, d_o_tile(i));
             d_k.add(d_s_tile, q_tile(i));
             typename Tiles::RowSums d_q;
             d_q.add(d_s_tile, k_tile);
             const RowsInMemory<A> d_q_rows =
-                rows_from(p.d_q.head(batch, at.head), at.row, mask.queries, p.sizes.qk_dim);
+                rows_from(p.d_q.head(batch, step.head), step.row, mask.queries, p.sizes.qk_dim);
             d_q.template put<Write::add>({d_q_rows.first + split * p.d_q_part_stride, d_q_rows.stride,
                                           d_q_rows.rows, d_q_rows.columns},
                                          p.scale);
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                 __syncthreads();  // all warps have read the rows
                 load_rows(i + 1, next);
             }
-            at = next;
+            step = next;
         }
         wait_for_copies<0>();
         d_v.template put<Write::store>(rows_from(p.d_v.head(batch, key_head), key, mask.keys, p.sizes.v_dim),

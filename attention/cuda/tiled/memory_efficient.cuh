@@ -138,9 +138,11 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
     Tiles::load_rows(q_tile, rows_from(p.q.head(batch, head), first_row, mask.queries, p.sizes.qk_dim));
     Tiles::load_rows(d_o_tile, rows_from(p.d_o.head(batch, head), first_row, mask.queries, p.sizes.v_dim));
     load_keys(first_key);
-    const std::int64_t at = (std::int64_t{batch} * p.sizes.heads + head) * mask.queries + first_row;
+    const std::int64_t first_statistic =
+        (std::int64_t{batch} * p.sizes.heads + head) * mask.queries + first_row;
     typename Tiles::Statistics statistics;
-    statistics.load(p.reference + at, p.row_sum == nullptr ? nullptr : p.row_sum + at, p.delta + at,
+    statistics.load(p.reference + first_statistic,
+                    p.row_sum == nullptr ? nullptr : p.row_sum + first_statistic, p.delta + first_statistic,
                     mask.queries - first_row);
     const Scoring<A> scoring{mask, &rule.get(), p.scale};
     typename Tiles::RowSums d_q;
@@ -148,8 +150,9 @@ __device__ __forceinline__ void differentiate_rows(const TiledBackwardParameters
         wait_for_copies<0>();
         __syncthreads();  // the keys are in shared memory; no warp reads the other stage, P or dS
         if constexpr (Tiles::stages == 2) load_keys(key + Tiles::keys);
-        Tiles::compute_pairs(q_tile, d_o_tile, k_tile(key), v_tile(key), p_tile, d_s_tile, statistics,
-                             scoring, p.dropout_scale, first_row, key);
+        Tiles::compute_pairs(
+            {.q = q_tile, .d_o = d_o_tile, .k = k_tile(key), .v = v_tile(key), .p = p_tile, .d_s = d_s_tile},
+            statistics, scoring, p.dropout_scale, first_row, key);
         __syncthreads();  // P and dS are complete
         {
             typename Tiles::KeySums d_v;

@@ -44,6 +44,13 @@ __device__ __forceinline__ RowsInMemory<T> rows_from(const StridedRows<T>& x, in
     return {x.row(first), x.stride, end - first, columns};
 }
 
+/// Shared-memory tiles for one backward step: the inputs, then P and dS, which compute_pairs() writes.
+template <class Address>
+struct StepTiles {
+    Address q, d_o, k, v;
+    Address p, d_s;
+};
+
 /// How a sum is written to memory. `add` requires that no other thread adds to the element.
 enum class Write : std::uint8_t { store, add, add_atomically };
 

@@ -122,16 +122,16 @@ struct TensorForwardTiles : TensorAddresses {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i), inverse = sum == 0 ? 0.0f : factor / sum;
                 if (row >= to.rows) return;
-                Out* const of_row = to.first + row * to.stride;
+                Out* const row_ptr = to.first + row * to.stride;
 #pragma unroll
                 for (int n = 0; n < head_dim / 8; ++n) {
                     const int column = n * 8 + lane_index() % 4 * 2;
                     if (column >= to.columns) break;
                     const float* const pair = &o_[i / 2][n][i % 2 * 2];
                     if constexpr (sizeof(Out) == 4) {
-                        put_pair<Write::store>(of_row + column, pair[0] * inverse, pair[1] * inverse);
+                        put_pair<Write::store>(row_ptr + column, pair[0] * inverse, pair[1] * inverse);
                     } else {
-                        *reinterpret_cast<std::uint32_t*>(of_row + column) =
+                        *reinterpret_cast<std::uint32_t*>(row_ptr + column) =
                             pack<T>(pair[0] * inverse, pair[1] * inverse);
                     }
                 }
@@ -140,13 +140,13 @@ struct TensorForwardTiles : TensorAddresses {
         __device__ __forceinline__ void load_output(const RowsInMemory<float>& from) {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
-                const float* const of_row = from.first + row * from.stride;
+                const float* const row_ptr = from.first + row * from.stride;
 #pragma unroll
                 for (int n = 0; n < head_dim / 8; ++n) {
                     const int column = n * 8 + lane_index() % 4 * 2;
                     float* const pair = &o_[i / 2][n][i % 2 * 2];
                     const bool exists = row < from.rows && column < from.columns;
-                    const float2 two = exists ? *reinterpret_cast<const float2*>(of_row + column) : float2{};
+                    const float2 two = exists ? *reinterpret_cast<const float2*>(row_ptr + column) : float2{};
                     pair[0] = two.x * sum;
                     pair[1] = two.y * sum;
                 }
@@ -158,9 +158,9 @@ struct TensorForwardTiles : TensorAddresses {
             for_each_row([&](int i, int row) {
                 const float sum = softmax_.sum(i);
                 if (row >= rows || lane_index() % 4 != 0) return;
-                const ExactLse of_row = softmax_.lse(i, sum);
-                lse[row] = of_row.lse;
-                if (remainder != nullptr) remainder[row] = of_row.remainder;
+                const ExactLse row_lse = softmax_.lse(i, sum);
+                lse[row] = row_lse.lse;
+                if (remainder != nullptr) remainder[row] = row_lse.remainder;
             });
         }
 
@@ -252,8 +252,7 @@ struct TensorBackwardTiles : TensorAddresses {
 
     /// Computes P without dropped elements, and dS, for all pairs in the tile and writes both to shared
     /// memory. (row, key) is the tile's first pair.
-    __device__ __forceinline__ static void compute_pairs(std::uint32_t q, std::uint32_t d_o, std::uint32_t k,
-                                                         std::uint32_t v, std::uint32_t p, std::uint32_t d_s,
+    __device__ __forceinline__ static void compute_pairs(const StepTiles<Address>& tiles,
                                                          const Statistics& statistics,
                                                          const Scoring<float>& scoring, float dropout_scale,
                                                          int row, int key) {
@@ -267,11 +266,12 @@ struct TensorBackwardTiles : TensorAddresses {
         clear(s);
         clear(x);
         if (mask.sees_any(row, 16, key, warp_keys)) {
-            multiply_a_bt<T, head_dim, 4>(s, LanePointer<RowTile>::stacked(q + warp_row * RowTile::row_bytes),
-                                          LanePointer<KeyTile>::paired(k + warp_key * KeyTile::row_bytes));
-            multiply_a_bt<T, head_dim, 4>(x,
-                                          LanePointer<RowTile>::stacked(d_o + warp_row * RowTile::row_bytes),
-                                          LanePointer<KeyTile>::paired(v + warp_key * KeyTile::row_bytes));
+            multiply_a_bt<T, head_dim, 4>(
+                s, LanePointer<RowTile>::stacked(tiles.q + warp_row * RowTile::row_bytes),
+                LanePointer<KeyTile>::paired(tiles.k + warp_key * KeyTile::row_bytes));
+            multiply_a_bt<T, head_dim, 4>(
+                x, LanePointer<RowTile>::stacked(tiles.d_o + warp_row * RowTile::row_bytes),
+                LanePointer<KeyTile>::paired(tiles.v + warp_key * KeyTile::row_bytes));
             const auto differentiate = [&](float& element, int n, int e, float derivative) {
                 const int i = e / 2;
                 float& probability = s[0][n][e];
@@ -300,7 +300,8 @@ struct TensorBackwardTiles : TensorAddresses {
                                  [&](float& element, int, int n, int e) { differentiate(element, n, e, 1); });
             }
         }
-        const auto to_p = LanePointer<PairTile>::stacked(p), to_d_s = LanePointer<PairTile>::stacked(d_s);
+        const auto to_p = LanePointer<PairTile>::stacked(tiles.p),
+                   to_d_s = LanePointer<PairTile>::stacked(tiles.d_s);
 #pragma unroll
         for (int n = 0; n < n_tiles; n += 2) {
             FragmentA packed;
@@ -331,11 +332,12 @@ struct TensorBackwardTiles : TensorAddresses {
             for (int i = 0; i < 2; ++i) {
                 const int row = first_row + i * 8;
                 if (row >= to.rows) continue;
-                float* const of_row = to.first + row * to.stride + column;
+                float* const row_ptr = to.first + row * to.stride + column;
 #pragma unroll
                 for (int n = 0; n < columns / 8; ++n)
                     if (column + n * 8 < to.columns)
-                        put_pair<write>(of_row + n * 8, x[0][n][2 * i] * factor, x[0][n][2 * i + 1] * factor);
+                        put_pair<write>(row_ptr + n * 8, x[0][n][2 * i] * factor,
+                                        x[0][n][2 * i + 1] * factor);
             }
         }
     };

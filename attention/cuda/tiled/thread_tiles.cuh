@@ -128,10 +128,10 @@ struct ThreadTiles {
                 } else {
 #pragma unroll
                     for (int e = 0; e < vector; ++e) {
-                        A of_rows[micro];
-                        load_vector(of_rows, pairs + (j + e) * pair_length);
+                        A row_values[micro];
+                        load_vector(row_values, pairs + (j + e) * pair_length);
 #pragma unroll
-                        for (int a = 0; a < micro; ++a) left[a][e] = of_rows[a];
+                        for (int a = 0; a < micro; ++a) left[a][e] = row_values[a];
                     }
                 }
 #pragma unroll
@@ -219,15 +219,15 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                 const A reference = largest == -infinity ? A(0) : largest;  // no visible key yet
                 factor[a] = exp(max_[a] - reference);
                 max_[a] = largest;
-                A of_lane = 0;
+                A lane_sum = 0;
 #pragma unroll
                 for (int b = 0; b < micro; ++b) {
                     A probability = exp(s[a][b] - reference);
-                    of_lane += probability;
+                    lane_sum += probability;
                     if constexpr (has_rule) probability *= kept(*scoring.rule, i, key + y + 16 * b);
                     p[(first + a) * pair_length + y + 16 * b] = probability;
                 }
-                sum_[a] = fma(sum_[a], factor[a], Base::row_sum(of_lane));
+                sum_[a] = fma(sum_[a], factor[a], Base::row_sum(lane_sum));
             }
             __syncwarp();
             Base::template add_product<Base::Factor::by_rows>(o_, factor, p + first * pair_length, v);
@@ -281,9 +281,9 @@ struct ThreadForwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                 if (Base::half_lane() != 0) return;
                 const bool sees_keys = sum_[a] != 0;
                 const A log_sum = log(sum_[a]),
-                        of_row = sees_keys ? max_[a] + log_sum : -static_cast<A>(HUGE_VAL);
-                lse[row] = of_row;
-                if (remainder != nullptr) remainder[row] = sees_keys ? max_[a] - of_row + log_sum : A(0);
+                        row_lse = sees_keys ? max_[a] + log_sum : -static_cast<A>(HUGE_VAL);
+                lse[row] = row_lse;
+                if (remainder != nullptr) remainder[row] = sees_keys ? max_[a] - row_lse + log_sum : A(0);
             });
         }
 
@@ -341,14 +341,14 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
 
     /// Computes P without dropped elements, and dS, for all pairs in the tile and writes both to shared
     /// memory. (row, key) is the tile's first pair.
-    __device__ __forceinline__ static void compute_pairs(Address q, Address d_o, Address k, Address v,
-                                                         Address p, Address d_s, const Statistics& statistics,
+    __device__ __forceinline__ static void compute_pairs(const StepTiles<Address>& tiles,
+                                                         const Statistics& statistics,
                                                          const Scoring<A>& scoring, A dropout_scale, int row,
                                                          int key) {
         const int first = first_of_lane(), y = Base::half_lane();
         A s[micro][micro], d_p[micro][micro];
-        Base::multiply_transposed(s, q + first * row_length, k + y * row_length);
-        Base::multiply_transposed(d_p, d_o + first * row_length, v + y * row_length);
+        Base::multiply_transposed(s, tiles.q + first * row_length, tiles.k + y * row_length);
+        Base::multiply_transposed(d_p, tiles.d_o + first * row_length, tiles.v + y * row_length);
 #pragma unroll
         for (int a = 0; a < micro; ++a)
 #pragma unroll
@@ -362,8 +362,8 @@ struct ThreadBackwardTiles : ThreadTiles<A_, head_dim_, has_rule_, micro_> {
                     if constexpr (has_rule) factor *= kept(*scoring.rule, i, j);
                 }
                 const int pair = (first + a) * pair_length + y + 16 * b;
-                p[pair] = factor == 0 ? A(0) : probability;
-                d_s[pair] = probability * fma(factor, d_p[a][b], -statistics.delta[a]) * derivative;
+                tiles.p[pair] = factor == 0 ? A(0) : probability;
+                tiles.d_s[pair] = probability * fma(factor, d_p[a][b], -statistics.delta[a]) * derivative;
             }
     }
 
