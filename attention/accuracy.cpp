@@ -20,7 +20,7 @@ std::size_t index(std::int64_t i) {
 
 /// The key for all problems with dropout. Its first sample is not 0, so that a kernel that ignores the first
 /// sample fails.
-const DropoutKey dropout_key = DropoutKey::of_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
+const DropoutKey dropout_key = DropoutKey::from_step(/*run_seed=*/21, /*step=*/3, /*first_sample=*/5);
 
 /// One attention output: its Result member and its columns per row.
 struct Output {

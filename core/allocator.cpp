@@ -76,18 +76,18 @@ class FallbackAllocator final : public Allocator {
             return preferred_->allocate(bytes);
         } catch (const OutOfMemory&) {
             std::byte* const data = otherwise_->allocate(bytes);
-            of_otherwise_.insert(data);
+            fallback_blocks_.insert(data);
             return data;
         }
     }
     void release(std::byte* data, std::size_t bytes) noexcept override {
-        (of_otherwise_.erase(data) > 0 ? otherwise_ : preferred_)->release(data, bytes);
+        (fallback_blocks_.erase(data) > 0 ? otherwise_ : preferred_)->release(data, bytes);
     }
     Device device() const override { return preferred_->device(); }
 
   private:
     std::shared_ptr<Allocator> preferred_, otherwise_;
-    std::set<std::byte*> of_otherwise_;
+    std::set<std::byte*> fallback_blocks_;
 };
 
 }  // namespace

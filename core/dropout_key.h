@@ -44,11 +44,11 @@ struct DropoutKey {
     Tensor seed_tensor = {};  ///< int32 [2] on the device: the low and high half of mix_seed(run_seed, step)
     SeedPurposes purposes = {};  ///< mixed into the seed tensor's seed
 
-    static DropoutKey of_step(std::uint64_t run_seed, std::int64_t step, std::int64_t first_sample = 0) {
+    static DropoutKey from_step(std::uint64_t run_seed, std::int64_t step, std::int64_t first_sample = 0) {
         return {.training = true, .seed = step_seed(run_seed, step), .first_sample = first_sample};
     }
     /// The key for a step whose seed the kernel reads from `seed_tensor`; seed_words() gives its elements.
-    static DropoutKey of_seed_tensor(const Tensor& seed_tensor, std::int64_t first_sample = 0) {
+    static DropoutKey from_seed_tensor(const Tensor& seed_tensor, std::int64_t first_sample = 0) {
         check(seed_tensor.dtype() == DType::i32 && seed_tensor.shape() == Shape{2} &&
                   seed_tensor.is_contiguous(),
               "dropout: seed tensor ", seed_tensor, "; expected contiguous int32 [2]");

@@ -138,8 +138,8 @@ Checker::Derivative Checker::differentiate(const Tensor& x, const std::vector<do
         // The width that was really used, because x + h is rounded.
         double width = 2.0 * h;
         if (probe.element >= 0) {
-            const double at = values[static_cast<std::size_t>(probe.element)];
-            width = (at + h) - (at - h);
+            const double value = values[static_cast<std::size_t>(probe.element)];
+            width = (value + h) - (value - h);
         }
         slope[i] = difference.value / width;
         // Takes the larger value from both steps: due to rounding, one step may leave an output unchanged

@@ -101,8 +101,8 @@ Bytes bytes_of(const Tensor& x) {
 bool overlap(const Tensor& a, const Tensor& b) {
     if (!a.defined() || !b.defined() || a.elements() == 0 || b.elements() == 0 || a.device() != b.device())
         return false;
-    const Bytes of_a = bytes_of(a), of_b = bytes_of(b);
-    if (of_a.end <= of_b.begin || of_b.end <= of_a.begin) return false;
+    const Bytes a_bytes = bytes_of(a), b_bytes = bytes_of(b);
+    if (a_bytes.end <= b_bytes.begin || b_bytes.end <= a_bytes.begin) return false;
     // Elements at addresses x in a and y in b share a byte if -size_a < x - y < size_b. With end_y, the
     // largest y in b, x - y = (x - begin_a) + (end_y - y) + begin_a - end_y, and both brackets are sums over
     // stride multiples.
@@ -114,7 +114,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
     sums.normalise();
     const auto size_a = static_cast<std::int64_t>(size_of(a.dtype())),
                size_b = static_cast<std::int64_t>(size_of(b.dtype()));
-    const std::int64_t last_b = of_b.end - size_b, shift = last_b - of_a.begin;
+    const std::int64_t last_b = b_bytes.end - size_b, shift = last_b - a_bytes.begin;
     return sums.has_sum_in(shift - (size_a - 1), shift + (size_b - 1));
 }
 

@@ -109,8 +109,8 @@ struct Philox {
   private:
     [[gnu::always_inline]] static std::array<Key, rounds> keys_of_rounds(Key key) {
         std::array<Key, rounds> keys;
-        for (Key& of_round : keys) {
-            of_round = key;
+        for (Key& round_key : keys) {
+            round_key = key;
             key = next_key(key);
         }
         return keys;

@@ -76,17 +76,17 @@ Tensor reduced(const Context& ctx, const char* what, const Tensor& x, Reduction 
     check_operand(ctx, what, x);
     Tensor flat = contiguous(ctx, x).reshape({x.elements()});
     while (flat.elements() > whole_block) {
-        const std::int64_t whole = flat.elements() / whole_block, rest = flat.elements() % whole_block;
-        const Tensor blocks = flat.slice(0, 0, whole * whole_block).reshape({whole, whole_block});
+        const std::int64_t block_count = flat.elements() / whole_block, rest = flat.elements() % whole_block;
+        const Tensor blocks = flat.slice(0, 0, block_count * whole_block).reshape({block_count, whole_block});
         const Tensor parts = reduced_rows(ctx, blocks, reduction);
         if (rest == 0) {
             flat = parts;
             continue;
         }
-        const Tensor last = flat.slice(0, whole * whole_block, rest).reshape({1, rest});
-        flat = empty(ctx, {whole + 1}, parts.dtype());
-        copy(ctx, flat.slice(0, 0, whole), parts);
-        copy(ctx, flat.slice(0, whole, 1), reduced_rows(ctx, last, reduction));
+        const Tensor last = flat.slice(0, block_count * whole_block, rest).reshape({1, rest});
+        flat = empty(ctx, {block_count + 1}, parts.dtype());
+        copy(ctx, flat.slice(0, 0, block_count), parts);
+        copy(ctx, flat.slice(0, block_count, 1), reduced_rows(ctx, last, reduction));
     }
     return reduced_rows(ctx, flat.reshape({1, flat.elements()}), reduction).reshape({});
 }

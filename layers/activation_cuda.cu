@@ -57,12 +57,12 @@ struct BackwardSummed {
         template <class S>
         __device__ void finish(S (&values)[n], const Both& fetched, std::int64_t row,
                                std::int64_t column) const {
-            S at[n];
+            S x_values[n];
             fetched.dy.values(values);
-            fetched.x.values(at);
+            fetched.x.values(x_values);
 #pragma unroll
             for (int i = 0; i < n; ++i)
-                values[i] = device::convert<S>(device::convert<T>(values[i] * Formula::slope(at[i])));
+                values[i] = device::convert<S>(device::convert<T>(values[i] * Formula::slope(x_values[i])));
             device::store<n>(dx + row * dx_stride + column, values);
         }
     };

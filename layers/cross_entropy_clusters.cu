@@ -48,7 +48,7 @@ struct ClusterRows {
 /// read the softmaxes of row i - 2, which those of row i overwrite.
 template <class Tiles>
 struct SharedSoftmax {
-    float2 of_warps[2][Tiles::max_cluster * Tiles::warps];  // largest, sum
+    float2 warp_softmaxes[2][Tiles::max_cluster * Tiles::warps];  // largest, sum
     std::uint64_t barriers[2];
 };
 
@@ -67,8 +67,8 @@ class SoftmaxExchange {
         }
     }
 
-    __device__ __forceinline__ Softmax<float> combine(const Softmax<float>& of_thread) {
-        const Softmax<float> own = combined<32>(of_thread);
+    __device__ __forceinline__ Softmax<float> combine(const Softmax<float>& thread_softmax) {
+        const Softmax<float> own = combined<32>(thread_softmax);
         send(own);
         barrier(turn_).wait(round_);
         if (threadIdx.x == 0 && !is_alone()) expect(turn_);
@@ -93,7 +93,7 @@ class SoftmaxExchange {
         const int lane = device::lane_index(), place = rank_ * Tiles::warps + device::warp_index();
         if (lane >= cluster_) return;
         const float2 value = make_float2(own.largest, own.sum);
-        float2* const to = &shared_.of_warps[turn_][place];
+        float2* const to = &shared_.warp_softmaxes[turn_][place];
         if (is_alone()) {
             *to = value;
             barrier(turn_).arrive();
@@ -103,7 +103,7 @@ class SoftmaxExchange {
     }
     /// Combines every 32nd softmax.
     __device__ __forceinline__ Softmax<float> combined_by_lane() const {
-        const float2* const parts = shared_.of_warps[turn_];
+        const float2* const parts = shared_.warp_softmaxes[turn_];
         Softmax<float> result;
 #pragma unroll 1
         for (int i = device::lane_index(); i < cluster_ * Tiles::warps; i += 32)
@@ -242,10 +242,10 @@ __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, co
             device::unpack<L>(values, vectors.packed[k]);
 #pragma unroll
             for (int j = 0; j < n; ++j) gradients[j] = gradient(values[j]);
-            if (const int at = target - first; at >= 0 && at < n) {
+            if (const int offset = target - first; offset >= 0 && offset < n) {
 #pragma unroll
                 for (int j = 0; j < n; ++j)
-                    if (j == at) {
+                    if (j == offset) {
                         own = {true, values[j]};
                         gradients[j] -= gradient.factor;
                     }

@@ -19,9 +19,9 @@ struct DropWithKey {
     Philox::Key key;
 
     template <class S, int n>
-    __device__ void operator()(S (&y)[1][n], const S (&in)[residual ? 2 : 1][n], Place at) const {
+    __device__ void operator()(S (&y)[1][n], const S (&in)[residual ? 2 : 1][n], Place place) const {
         S factors[n];
-        factors_of.draw(factors, key, at);
+        factors_of.draw(factors, key, place);
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             y[0][i] = in[0][i] * factors[i];

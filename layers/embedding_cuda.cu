@@ -211,7 +211,7 @@ __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const d
     using S = Accumulator<T>;
     constexpr int m = n == 1 ? 1 : device::vector_length<S>, columns = 32 * n;
     static_assert(columns <= m * add_threads && device::run_piece == 32 * add_warps);
-    __shared__ alignas(16) S of_warp[add_warps][columns];
+    __shared__ alignas(16) S warp_sums[add_warps][columns];
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     // This thread's column in a group, for adding up the warp sums.
@@ -226,7 +226,7 @@ __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const d
     for (int group = static_cast<int>(blockIdx.y); group * columns < g.width; group += gridDim.y) {
         S sums[n] = {};
         add_rows(sums, g, 0, rows, positions, group * columns + lane * n);
-        device::store<n>(of_warp[warp] + lane * n, sums);
+        device::store<n>(warp_sums[warp] + lane * n, sums);
         __syncthreads();
         const int column = group * columns + own;
         if (own < columns && column < g.width) {
@@ -234,7 +234,7 @@ __device__ __forceinline__ void add_piece(const EmbeddingGradient<T>& g, const d
 #pragma unroll
             for (int w = 0; w < add_warps; ++w)
 #pragma unroll
-                for (int i = 0; i < m; ++i) total[i] += of_warp[w][own + i];
+                for (int i = 0; i < m; ++i) total[i] += warp_sums[w][own + i];
             if (pieces == 1) {
                 device::accumulate<m>(gradient + column, total);
             } else {
@@ -278,10 +278,10 @@ struct AddPosition {
     std::int64_t width;
 
     template <class S, int n>
-    __device__ void operator()(S (&y)[1][n], const S (&x)[1][n], Place at) const {
-        const std::int64_t position = at.row - positions.quotient_of(at.row) * positions.value;
+    __device__ void operator()(S (&y)[1][n], const S (&x)[1][n], Place place) const {
+        const std::int64_t position = place.row - positions.quotient_of(place.row) * positions.value;
         S values[n];
-        device::load<n>(values, weight + position * width + at.column);
+        device::load<n>(values, weight + position * width + place.column);
 #pragma unroll
         for (int i = 0; i < n; ++i) y[0][i] = x[0][i] + values[i];
     }

@@ -74,16 +74,16 @@ __device__ __forceinline__ float activated(Activation activation, float x, float
 
 /// Returns the sum over the threads that share a row of x, which are `row_warps` neighbouring warps.
 template <int row_warps, int warps>
-__device__ __forceinline__ float sum_of_row(float value, float* of_warp) {
+__device__ __forceinline__ float sum_of_row(float value, float* warp_sums) {
     value = reduce_lanes<32>(value, Sum{});
     if constexpr (row_warps > 1) {
         const int warp = static_cast<int>(threadIdx.x) / 32;
         __syncthreads();  // the previous sums are read
-        if (threadIdx.x % 32 == 0) of_warp[warp] = value;
+        if (threadIdx.x % 32 == 0) warp_sums[warp] = value;
         __syncthreads();
         value = 0;
 #pragma unroll
-        for (int i = 0; i < row_warps; ++i) value += of_warp[warp / row_warps * row_warps + i];
+        for (int i = 0; i < row_warps; ++i) value += warp_sums[warp / row_warps * row_warps + i];
     }
     return value;
 }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
                                           uint4 first_weight, uint4 first_bias) {
     constexpr int n = vector_length<T>, row_warps = warps / rows, team = 32 * row_warps;
     static_assert(row_warps >= 1);
-    __shared__ float of_warp[warps];
+    __shared__ float warp_sums[warps];
     const int thread = static_cast<int>(threadIdx.x), row = thread / team, lane = thread % team,
               padded = padded_vectors(vectors);
     const bool has_row = row < p.rows;
@@ -113,7 +113,8 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
         }
     }
     if (p.norm_weight == nullptr) return;
-    const float mean = p.centred ? sum_of_row<row_warps, warps>(sum, of_warp) / static_cast<float>(p.in) : 0;
+    const float mean =
+        p.centred ? sum_of_row<row_warps, warps>(sum, warp_sums) / static_cast<float>(p.in) : 0;
     float squares = 0;
     for (int i = lane; i < vectors; i += team) {
         float x[n];
@@ -121,7 +122,7 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
 #pragma unroll
         for (int k = 0; k < n; ++k) squares += (x[k] - mean) * (x[k] - mean);
     }
-    squares = sum_of_row<row_warps, warps>(squares, of_warp);
+    squares = sum_of_row<row_warps, warps>(squares, warp_sums);
     const float rstd = 1 / sqrtf(squares / static_cast<float>(p.in) + p.eps);
     for (int i = lane; i < vectors; i += team) {
         float x[n], weight[n], bias[n] = {};
@@ -165,13 +166,13 @@ __global__ void __launch_bounds__(warps * 32,
     struct Position {
         int task, step;
     };
-    const auto vector_of = [&](const Position& at) {
-        return ((at.task & (parts - 1)) * steps + at.step) * 32 + lane;
+    const auto vector_of = [&](const Position& position) {
+        return ((position.task & (parts - 1)) * steps + position.step) * 32 + lane;
     };
-    const auto advance = [&](Position& at) {
-        if (++at.step == steps) {
-            at.step = 0;
-            at.task += warps;
+    const auto advance = [&](Position& position) {
+        if (++position.step == steps) {
+            position.step = 0;
+            position.task += warps;
         }
     };
     Position next{warp, 0};  // the next step to copy
@@ -220,16 +221,16 @@ __global__ void __launch_bounds__(warps * 32,
     __syncthreads();
 
     float sum[rows] = {};
-    Position at{warp, 0};
+    Position current{warp, 0};
     int filled = 0;  // index of the stage in `ring` that holds the current step
 #pragma unroll 1
-    while (at.task < tasks) {
+    while (current.task < tasks) {
         wait_for_copies<stages - 2>();
         copy_next();
         float w[n];
         unpack<T>(w, ring[filled * 32]);
         filled = filled == stages - 1 ? 0 : filled + 1;
-        const int vector = vector_of(at);
+        const int vector = vector_of(current);
         if (vector < padded) {
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
@@ -239,15 +240,15 @@ __global__ void __launch_bounds__(warps * 32,
                 for (int k = 0; k < n; ++k) sum[r] = fmaf(w[k], values[k], sum[r]);
             }
         }
-        if (at.step == steps - 1) {
+        if (current.step == steps - 1) {
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
                 const float total = reduce_lanes<32>(sum[r], Sum{});
-                if (lane == r) sums[at.task * rows + r] = total;
+                if (lane == r) sums[current.task * rows + r] = total;
                 sum[r] = 0;
             }
         }
-        advance(at);
+        advance(current);
     }
     __syncthreads();
     for (int output = thread; output < outputs; output += threads) {

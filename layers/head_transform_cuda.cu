@@ -87,10 +87,10 @@ __device__ __forceinline__ std::int64_t offset_of(const HeadTensor<T>& x, const 
 
 /// Calls f(k, column) for the thread's columns in the head's first half, n at a time.
 template <class Team, class F>
-__device__ __forceinline__ void for_each_held(const HeadPlace<Team>& at, int half, const F& f) {
+__device__ __forceinline__ void for_each_held(const HeadPlace<Team>& head_place, int half, const F& f) {
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
-        const int column = at.column(k);
+        const int column = head_place.column(k);
         if (column >= half) break;
         f(k, column);
     }
@@ -101,8 +101,8 @@ template <class Team, class T>
 struct HeadRow {
     Fetched<Team::n, T> piece[Team::pieces];
 
-    __device__ __forceinline__ void read(const T* row, const HeadPlace<Team>& at, int half, int dim) {
-        for_each_held(at, half, [&](int k, int column) {
+    __device__ __forceinline__ void read(const T* row, const HeadPlace<Team>& head_place, int half, int dim) {
+        for_each_held(head_place, half, [&](int k, int column) {
             piece[k].read(row + column);
             // If dim is odd, a head's second half has one column less.
             if (half + column < dim) piece[Team::held + k].read(row + half + column);
@@ -120,8 +120,8 @@ struct HeadRow {
 
 template <class Team, class T, class S>
 __device__ __forceinline__ void write_row(T* row, const S (&values)[Team::pieces][Team::n],
-                                          const HeadPlace<Team>& at, int half, int dim) {
-    for_each_held(at, half, [&](int k, int column) {
+                                          const HeadPlace<Team>& head_place, int half, int dim) {
+    for_each_held(head_place, half, [&](int k, int column) {
         store<Team::n>(row + column, values[k]);
         if (half + column < dim) store<Team::n>(row + half + column, values[Team::held + k]);
     });
@@ -130,9 +130,9 @@ __device__ __forceinline__ void write_row(T* row, const S (&values)[Team::pieces
 /// Rotates a thread's columns by a token's angles. sign -1 rotates back.
 template <class Team, class T, class S = Accumulator<T>>
 __device__ __forceinline__ void rotate(S (&x)[Team::pieces][Team::n], const HeadArguments<T>& p,
-                                       std::int64_t token, const HeadPlace<Team>& at, S sign) {
+                                       std::int64_t token, const HeadPlace<Team>& head_place, S sign) {
     const std::int64_t row = (token - p.length.quotient_of(token) * p.length.value) * p.half;
-    for_each_held(at, p.half, [&](int k, int column) {
+    for_each_held(head_place, p.half, [&](int k, int column) {
         S cosine[Team::n], sine[Team::n];
         // Table rows are on 16-byte boundaries if a row has whole vectors.
         load<Team::n>(cosine, p.cosines + row + column);
@@ -149,23 +149,26 @@ __device__ __forceinline__ void rotate(S (&x)[Team::pieces][Team::n], const Head
 template <class Team, class T>
 __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel(const HeadArguments<T> p) {
     using S = Accumulator<T>;
-    const HeadPlace<Team> at(p);
+    const HeadPlace<Team> head_place(p);
     await_predecessor();
     HeadRow<Team, T> weight{}, next{};
     const bool has_norm = p.q_weight != nullptr;
-    if (has_norm) weight.read(at.head < p.queries ? p.q_weight : p.k_weight, at, p.half, p.dim);
+    if (has_norm)
+        weight.read(head_place.head < p.queries ? p.q_weight : p.k_weight, head_place, p.half, p.dim);
     // From the last token to the first, see map_rows.cuh.
     const auto fetch = [&](std::int64_t index) {
         if (index < p.tokens)
-            next.read(p.x.data + offset_of(p.x, p.length, p.tokens - 1 - index, at.head), at, p.half, p.dim);
+            next.read(p.x.data + offset_of(p.x, p.length, p.tokens - 1 - index, head_place.head), head_place,
+                      p.half, p.dim);
     };
-    fetch(at.first_token);
-    std::int64_t index = at.first_token;
+    fetch(head_place.first_token);
+    std::int64_t index = head_place.first_token;
     // All lanes in a warp stay in the loop, because lanes without a row still take part in reductions.
-    for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
+    for (std::int64_t first = head_place.first_of_block; first < p.tokens;
+         first += head_place.step, index += head_place.step) {
         S x[Team::pieces][Team::n];
         next.values(x);
-        fetch(index + at.step);
+        fetch(index + head_place.step);
         const bool has_row = index < p.tokens;
         const std::int64_t token = p.tokens - 1 - index;
         if (has_norm) {
@@ -177,7 +180,7 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
             }
             squares = reduce_lanes<Team::team>(squares, Sum{});
             const S rstd = 1 / sqrt(squares / static_cast<S>(p.dim) + p.epsilon);
-            if (has_row && at.lane == 0) p.rstd[token * p.heads + at.head] = rstd;
+            if (has_row && head_place.lane == 0) p.rstd[token * p.heads + head_place.head] = rstd;
 #pragma unroll
             for (int j = 0; j < Team::pieces; ++j) {
                 S w[Team::n];
@@ -187,15 +190,17 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
             }
         }
         if (!has_row) continue;
-        if (p.cosines != nullptr) rotate<Team>(x, p, token, at, p.sign);
-        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, at.head), x, at, p.half, p.dim);
+        if (p.cosines != nullptr) rotate<Team>(x, p, token, head_place, p.sign);
+        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, head_place.head), x, head_place, p.half,
+                        p.dim);
     }
 }
 
 /// Adds the block's team sums in team order, separately for queries and keys, and stores the results in the
 /// block's row in p.partials.
 template <class Team, class T, class S = Accumulator<T>>
-__device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, const HeadPlace<Team>& at,
+__device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p,
+                                                  const HeadPlace<Team>& head_place,
                                                   const S (&sums)[Team::pieces][Team::n]) {
     __shared__ S team_sums[Team::teams][2 * Team::max_half];
     const int team = static_cast<int>(threadIdx.x) / Team::team;
@@ -203,18 +208,19 @@ __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p, con
     for (int j = 0; j < Team::pieces; ++j) {
 #pragma unroll
         for (int i = 0; i < Team::n; ++i)
-            team_sums[team][j / Team::held * Team::max_half + at.column(j % Team::held) + i] = sums[j][i];
+            team_sums[team][j / Team::held * Team::max_half + head_place.column(j % Team::held) + i] =
+                sums[j][i];
     }
     __syncthreads();
     const int first_head = static_cast<int>(blockIdx.x * std::int64_t{Team::teams} % p.heads);
     for (int item = static_cast<int>(threadIdx.x); item < 2 * p.dim; item += head_threads) {
-        const bool of_queries = item < p.dim;
-        const int column = of_queries ? item : item - p.dim;
+        const bool is_query = item < p.dim;
+        const int column = is_query ? item : item - p.dim;
         const int place = column < p.half ? column : Team::max_half + column - p.half;
         S sum = 0;
         int head = first_head;
         for (int i = 0; i < Team::teams; ++i) {
-            if ((head < p.queries) == of_queries) sum += team_sums[i][place];
+            if ((head < p.queries) == is_query) sum += team_sums[i][place];
             if (++head == p.heads) head = 0;
         }
         p.partials[std::int64_t{blockIdx.x} * 2 * p.dim + item] = sum;
@@ -227,32 +233,33 @@ template <class Team, class T>
 __global__ void __launch_bounds__(head_threads, backward_blocks)
     differentiate_kernel(const HeadArguments<T> p) {
     using S = Accumulator<T>;
-    const HeadPlace<Team> at(p);
+    const HeadPlace<Team> head_place(p);
     await_predecessor();
     HeadRow<Team, T> weight{}, next_x{}, next_d{};
-    weight.read(at.head < p.queries ? p.q_weight : p.k_weight, at, p.half, p.dim);
+    weight.read(head_place.head < p.queries ? p.q_weight : p.k_weight, head_place, p.half, p.dim);
     S next_rstd = 0;
     const auto fetch = [&](std::int64_t index) {
         if (index >= p.tokens) return;
         const std::int64_t token = p.tokens - 1 - index;
-        next_x.read(p.x.data + offset_of(p.x, p.length, token, at.head), at, p.half, p.dim);
-        next_d.read(p.y.data + offset_of(p.y, p.length, token, at.head), at, p.half, p.dim);
-        next_rstd = p.rstd[token * p.heads + at.head];
+        next_x.read(p.x.data + offset_of(p.x, p.length, token, head_place.head), head_place, p.half, p.dim);
+        next_d.read(p.y.data + offset_of(p.y, p.length, token, head_place.head), head_place, p.half, p.dim);
+        next_rstd = p.rstd[token * p.heads + head_place.head];
     };
     S sums[Team::pieces][Team::n] = {};
-    fetch(at.first_token);
-    std::int64_t index = at.first_token;
-    for (std::int64_t first = at.first_of_block; first < p.tokens; first += at.step, index += at.step) {
+    fetch(head_place.first_token);
+    std::int64_t index = head_place.first_token;
+    for (std::int64_t first = head_place.first_of_block; first < p.tokens;
+         first += head_place.step, index += head_place.step) {
         S d[Team::pieces][Team::n];
         const HeadRow<Team, T> row = next_x;
         const S rstd = next_rstd;
         next_d.values(d);
-        fetch(index + at.step);
+        fetch(index + head_place.step);
         const bool has_row = index < p.tokens;
         const std::int64_t token = p.tokens - 1 - index;
         S sum = 0;
         if (has_row) {
-            if (p.cosines != nullptr) rotate<Team>(d, p, token, at, S(-1));
+            if (p.cosines != nullptr) rotate<Team>(d, p, token, head_place, S(-1));
 #pragma unroll
             for (int j = 0; j < Team::pieces; ++j) {
                 S x[Team::n], w[Team::n];
@@ -276,9 +283,10 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
 #pragma unroll
             for (int i = 0; i < Team::n; ++i) d[j][i] = rstd * (d[j][i] * w[i] - x[i] * rstd * mean);
         }
-        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, at.head), d, at, p.half, p.dim);
+        write_row<Team>(p.y.data + offset_of(p.y, p.length, token, head_place.head), d, head_place, p.half,
+                        p.dim);
     }
-    store_weight_sums<Team>(p, at, sums);
+    store_weight_sums<Team>(p, head_place, sums);
 }
 
 /// Returns the number by which the block count must be divisible, so that the team count is divisible by the

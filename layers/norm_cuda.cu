@@ -37,13 +37,13 @@ __device__ __forceinline__ Statistics<S> statistics_of(const S (&x)[Team::held][
 /// x += branch * factors, rounded to T. Also stores the sum in branch.
 template <class T, int n, class S = Accumulator<T>>
 __device__ __forceinline__ void add_branch(S (&x)[n], T* branch, const DropoutFactors& factors_of,
-                                           Philox::Key key, Place at) {
+                                           Philox::Key key, Place place) {
     S values[n], factors[n];
     load<n>(values, branch);
 #pragma unroll
     for (int i = 0; i < n; ++i) factors[i] = 1;
     if constexpr (n == dropout_group)
-        if (factors_of.mask.threshold != 0) factors_of.draw(factors, key, at);
+        if (factors_of.mask.threshold != 0) factors_of.draw(factors, key, place);
 #pragma unroll
     for (int i = 0; i < n; ++i) x[i] = values[i] * factors[i] + x[i];
     const uint4 sum = pack<T>(x);
@@ -139,7 +139,7 @@ template <class Team>
 struct FetchedRows {
     uint4* vectors;
 
-    enum Tensor { of_x, of_dy, of_dx };
+    enum Tensor { x_row, dy_row, dx_row };
     __device__ __forceinline__ uint4* at(int stage, Tensor tensor, int k) const {
         const int vector = (stage * fetched_tensors + tensor) * Team::held + k;
         return vectors + vector * Team::backward_threads + threadIdx.x;
@@ -148,14 +148,17 @@ struct FetchedRows {
         std::size_t{16} * Team::fetched_rows * fetched_tensors * Team::held * Team::backward_threads;
 };
 
+/// The gradients that are summed over columns.
+enum class SumKind { weight, bias, dx };
+
 /// A thread's sums over its columns: the weight and bias gradients, and, if requested, dx.
 template <class S, int held, int n, bool sums_dx>
 struct ColumnSums {
     static constexpr int kinds = sums_dx ? 3 : 2;
     S weight[held][n] = {}, bias[held][n] = {}, dx[sums_dx ? held : 1][n] = {};
 
-    __device__ __forceinline__ const S (&of(int kind, int k) const)[n] {
-        return kind == 0 ? weight[k] : kind == 1 ? bias[k] : dx[sums_dx ? k : 0];
+    __device__ __forceinline__ const S (&of(SumKind kind, int k) const)[n] {
+        return kind == SumKind::weight ? weight[k] : kind == SumKind::bias ? bias[k] : dx[sums_dx ? k : 0];
     }
 };
 
@@ -178,9 +181,9 @@ __device__ __forceinline__ Statistics<S> fetch_row(const NormBackward<T>& norm,
             const auto copy = [&](typename Rows::Tensor tensor, const T* from) {
                 copy_16_bytes_async(shared_address(fetched.at(stage, tensor, k)), from + vector * n, true);
             };
-            copy(Rows::of_x, x);
-            copy(Rows::of_dy, dy);
-            if (norm.accumulate_dx) copy(Rows::of_dx, dx);
+            copy(Rows::x_row, x);
+            copy(Rows::dy_row, dy);
+            if (norm.accumulate_dx) copy(Rows::dx_row, dx);
         }
     }
     commit_copies();
@@ -201,8 +204,8 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
     S sum_g = 0, sum_gn = 0;
     S x[n], dy[n], weight[n];
     const auto read = [&](int k) {
-        unpack<T>(x, *fetched.at(stage, Rows::of_x, k));
-        unpack<T>(dy, *fetched.at(stage, Rows::of_dy, k));
+        unpack<T>(x, *fetched.at(stage, Rows::x_row, k));
+        unpack<T>(dy, *fetched.at(stage, Rows::dy_row, k));
         if constexpr (Team::held == 1) {
             only_weights.values(weight);
         } else {
@@ -234,7 +237,7 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
         if (vector >= vectors) break;
         if constexpr (Team::held > 1) read(k);
         S dx[n] = {};
-        if (norm.accumulate_dx) unpack<T>(dx, *fetched.at(stage, Rows::of_dx, k));
+        if (norm.accumulate_dx) unpack<T>(dx, *fetched.at(stage, Rows::dx_row, k));
 #pragma unroll
         for (int i = 0; i < n; ++i) {
             const S normalised = (x[i] - statistics.mean) * statistics.rstd, g = dy[i] * weight[i];
@@ -256,14 +259,15 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
                                            const ColumnSums<S, Team::held, n, sums_dx>& sums, uint4* shared,
                                            int lane, int vectors) {
     const int width = vectors * n;
-    const auto part_of = [&](int kind) {
-        return kind == 2 ? norm.column_sums + std::int64_t{blockIdx.x} * width
-                         : norm.partials + (2 * std::int64_t{blockIdx.x} + kind) * width;
+    const auto part_of = [&](SumKind kind) {
+        return kind == SumKind::dx
+                   ? norm.column_sums + std::int64_t{blockIdx.x} * width
+                   : norm.partials + (2 * std::int64_t{blockIdx.x} + static_cast<int>(kind)) * width;
     };
     constexpr int kinds = ColumnSums<S, Team::held, n, sums_dx>::kinds, teams = Team::backward_teams;
     static_assert(std::size_t{kinds} * Team::backward_threads * Team::held * n * sizeof(S) <=
                   FetchedRows<Team>::bytes);
-    S* const of_teams = reinterpret_cast<S*>(shared);  // [kinds, teams, width], in the rows' memory
+    S* const team_sums = reinterpret_cast<S*>(shared);  // [kinds, teams, width], in the rows' memory
     __syncthreads();
 #pragma unroll
     for (int kind = 0; kind < kinds; ++kind)
@@ -271,9 +275,9 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
         for (int k = 0; k < Team::held; ++k) {
             const int vector = lane + k * Team::team;
             if (vector >= vectors) break;
-            S* const to =
-                teams == 1 ? part_of(kind) : of_teams + (kind * teams + threadIdx.x / Team::team) * width;
-            store<n>(to + vector * n, sums.of(kind, k));
+            S* const to = teams == 1 ? part_of(static_cast<SumKind>(kind))
+                                     : team_sums + (kind * teams + threadIdx.x / Team::team) * width;
+            store<n>(to + vector * n, sums.of(static_cast<SumKind>(kind), k));
         }
     if constexpr (teams > 1) {
         __syncthreads();
@@ -283,8 +287,8 @@ __device__ __forceinline__ void store_sums(const NormBackward<T>& norm,
                 S sum = 0;
 #pragma unroll 8
                 for (int team = 0; team < teams; ++team)
-                    sum += of_teams[(kind * teams + team) * width + column];
-                part_of(kind)[column] = sum;
+                    sum += team_sums[(kind * teams + team) * width + column];
+                part_of(static_cast<SumKind>(kind))[column] = sum;
             }
     }
 }

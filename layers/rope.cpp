@@ -22,7 +22,7 @@ struct Rope::Tables {
     };
 
     Tables(std::int64_t d, std::int64_t n, double b) : head_dim(d), max_positions(n), base(b) {}
-    const Table& of_first(std::int64_t positions);
+    const Table& table_for(std::int64_t positions);
 
     std::int64_t head_dim, max_positions;
     double base;
@@ -36,7 +36,7 @@ struct Rope::Tables {
 };
 
 /// Returns the newest table, which has at least this many positions.
-const Rope::Tables::Table& Rope::Tables::of_first(std::int64_t positions) {
+const Rope::Tables::Table& Rope::Tables::table_for(std::int64_t positions) {
     const std::scoped_lock lock(mutex_);
     if (tables_.empty() || tables_.back().positions() < positions) tables_.push_back(longer_table(positions));
     return tables_.back();
@@ -95,7 +95,7 @@ Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType 
     const Angles angles{empty(ctx, shape, accumulator_of(dtype)), empty(ctx, shape, accumulator_of(dtype))};
     if (ctx.is_planning()) return angles;  // a dry run makes no table
     const Tables::Table& table =
-        tables_->of_first(end < 0 ? max_positions() : std::min(end, max_positions()));
+        tables_->table_for(end < 0 ? max_positions() : std::min(end, max_positions()));
     // Table rows are looked up with the embedding kernels: positions take the place of tokens.
     const auto look_up = [&](const Tensor& rows, const DeviceCopies& table) {
         on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions.reshape({tokens}),
@@ -128,7 +128,7 @@ Rope::Angles Rope::angles_from(const Context& ctx, std::int64_t start, std::int6
         const Tensor rows = empty(uncounted, {length, head_dim() / 2}, accumulator_of(dtype));
         return {rows, rows};
     }
-    const Tables::Table& table = tables_->of_first(start + length);
+    const Tables::Table& table = tables_->table_for(start + length);
     const auto rows = [&](const DeviceCopies& copies) {
         return copies.on_device(ctx, accumulator_of(dtype)).slice(0, start, length);
     };

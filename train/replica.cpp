@@ -163,9 +163,9 @@ void Replica::save_into(Checkpoint& checkpoint) {
     }
     communicator_.barrier(ctx);  // the barrier reports a process that never arrives
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
-    const auto add = [&](const std::string& what, const Tensor& whole, std::span<const Parameter> held,
+    const auto add = [&](const std::string& what, const Tensor& full, std::span<const Parameter> held,
                          const std::string& prefix, NamedTensors& tensors) {
-        if (is_root()) add_views(to_host_memory(what, whole), held, prefix, tensors);
+        if (is_root()) add_views(to_host_memory(what, full), held, prefix, tensors);
     };
     parallel.gather_values(ctx);
     const auto all = parameters.parameters();

@@ -88,11 +88,11 @@ void StepInput::draw(std::int64_t step) {
 /// Reads the next windows for every micro-step. Returns the target count in all processes.
 std::int64_t StepInput::draw_windows() {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
-    const std::int64_t of_micro_step = tokens_ / options_.micro_steps;
-    const auto count = static_cast<std::size_t>(of_micro_step);
+    const std::int64_t micro_step_tokens = tokens_ / options_.micro_steps;
+    const auto count = static_cast<std::size_t>(micro_step_tokens);
     std::int64_t target_count = 0;
     for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
-        std::int32_t* const tokens = words + tokens_at + i * of_micro_step;
+        std::int32_t* const tokens = words + tokens_at + i * micro_step_tokens;
         DocumentSpans documents;
         if (offsets_ > 0)
             documents = {

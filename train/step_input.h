@@ -38,7 +38,7 @@ class StepInput {
 
     // The current step's input, on the device.
     const Tensor& rate() const { return rate_; }                ///< [1] float64
-    const Tensor& seed_tensor() const { return seed_tensor_; }  ///< [2] int32, see DropoutKey::of_seed_tensor
+    const Tensor& seed_tensor() const { return seed_tensor_; }  ///< [2] int32, DropoutKey::from_seed_tensor
     const Tensor& target_count() const {
         return target_count_;
     }                                             ///< [1] float64: the step's targets on all ranks

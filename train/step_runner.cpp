@@ -99,7 +99,7 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx) {
         const Tensor micro_batch_loss = model.transformer.forward(
             ctx, batch.tokens, batch.targets, saved,
             {.target_count = input_.target_count(),
-             .dropout = DropoutKey::of_seed_tensor(input_.seed_tensor(), first_sample),
+             .dropout = DropoutKey::from_seed_tensor(input_.seed_tensor(), first_sample),
              .hooks = gather,
              .documents = batch.documents});
         model.transformer.backward(ctx, saved,

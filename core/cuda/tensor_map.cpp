@@ -41,7 +41,7 @@ struct MapAxes {
 
 TensorMap encode(const Tensor& x, void* base, const MapAxes& axes, int rows, Swizzle swizzle) {
     const cuuint64_t sizes[] = {length_of(x, 3), axes.sizes[0], axes.sizes[1], axes.sizes[2]};
-    const bool narrow = swizzle == Swizzle::of_64_bytes;
+    const bool narrow = swizzle == Swizzle::bytes_64;
     const cuuint32_t box[] = {(narrow ? 64u : 128u) / static_cast<cuuint32_t>(element_bytes(x)),
                               static_cast<cuuint32_t>(rows), 1, 1};
     const cuuint32_t steps[] = {1, 1, 1, 1};

@@ -31,8 +31,8 @@ template <Arithmetic op, class T>
 __global__ void combine_kernel(T* y, const T* a, const T* b, Layout<3> layout, std::int64_t elements) {
     using Real = Accumulator<T>;
     for_elements(layout, elements, [&](const Offsets<3>& offsets) {
-        y[offsets.at[0]] = device::convert<T>(
-            result_of<op>(device::convert<Real>(a[offsets.at[1]]), device::convert<Real>(b[offsets.at[2]])));
+        y[offsets.values[0]] = device::convert<T>(result_of<op>(device::convert<Real>(a[offsets.values[1]]),
+                                                                device::convert<Real>(b[offsets.values[2]])));
     });
 }
 
@@ -40,7 +40,8 @@ template <class T>
 __global__ void scale_kernel(T* y, const T* x, Accumulator<T> factor, Layout<2> layout,
                              std::int64_t elements) {
     for_elements(layout, elements, [&](const Offsets<2>& offsets) {
-        y[offsets.at[0]] = device::convert<T>(factor * device::convert<Accumulator<T>>(x[offsets.at[1]]));
+        y[offsets.values[0]] =
+            device::convert<T>(factor * device::convert<Accumulator<T>>(x[offsets.values[1]]));
     });
 }
 
@@ -57,8 +58,8 @@ __device__ Real function_of(Real x) {
 template <MathFunction function, class T>
 __global__ void apply_kernel(T* y, const T* x, Layout<2> layout, std::int64_t elements) {
     for_elements(layout, elements, [&](const Offsets<2>& offsets) {
-        const auto value = device::convert<Accumulator<T>>(x[offsets.at[1]]);
-        y[offsets.at[0]] = device::convert<T>(function_of<function>(value));
+        const auto value = device::convert<Accumulator<T>>(x[offsets.values[1]]);
+        y[offsets.values[0]] = device::convert<T>(function_of<function>(value));
     });
 }
 

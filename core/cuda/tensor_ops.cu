@@ -9,13 +9,13 @@ namespace {
 
 template <class T>
 __global__ void fill_kernel(T* x, T value, Layout<1> layout, std::int64_t elements) {
-    for_elements(layout, elements, [&](const Offsets<1>& offsets) { x[offsets.at[0]] = value; });
+    for_elements(layout, elements, [&](const Offsets<1>& offsets) { x[offsets.values[0]] = value; });
 }
 
 template <class To, class From>
 __global__ void copy_kernel(To* to, const From* from, Layout<2> layout, std::int64_t elements) {
     for_elements(layout, elements, [&](const Offsets<2>& offsets) {
-        to[offsets.at[0]] = device::convert<To>(from[offsets.at[1]]);
+        to[offsets.values[0]] = device::convert<To>(from[offsets.values[1]]);
     });
 }
 
@@ -23,8 +23,9 @@ template <class Y, class X>
 __global__ void axpy_kernel(Y* y, Accumulator<Y> alpha, const X* x, Layout<2> layout, std::int64_t elements) {
     using Sum = Accumulator<Y>;
     for_elements(layout, elements, [&](const Offsets<2>& offsets) {
-        Y& sum = y[offsets.at[0]];
-        sum = device::convert<Y>(device::convert<Sum>(sum) + alpha * device::convert<Sum>(x[offsets.at[1]]));
+        Y& sum = y[offsets.values[0]];
+        sum = device::convert<Y>(device::convert<Sum>(sum) +
+                                 alpha * device::convert<Sum>(x[offsets.values[1]]));
     });
 }
 

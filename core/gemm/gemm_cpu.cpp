@@ -195,19 +195,19 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
     const std::int64_t batch = c.elements() / (m * n);
     const Operand<const In> left(a), right(b);
     const Operand<Out> out(c);
-    const GemmBlock whole{.m = m,
-                          .n = n,
-                          .k = k,
-                          .lda = left.ld,
-                          .ldb = right.ld,
-                          .ldc = out.ld,
-                          .trans_a = options.trans_a,
-                          .trans_b = options.trans_b,
-                          .accumulate = options.accumulate,
-                          .alpha = static_cast<float>(options.alpha)};
-    const FewRowsProduct<In> few_rows = few_rows_product<In>(whole);
+    const GemmBlock full{.m = m,
+                         .n = n,
+                         .k = k,
+                         .lda = left.ld,
+                         .ldb = right.ld,
+                         .ldc = out.ld,
+                         .trans_a = options.trans_a,
+                         .trans_b = options.trans_b,
+                         .accumulate = options.accumulate,
+                         .alpha = static_cast<float>(options.alpha)};
+    const FewRowsProduct<In> few_rows = few_rows_product<In>(full);
     const BlockShape shape = few_rows != nullptr
-                                 ? BlockShape{m, few_rows_columns(whole, sizeof(In), ctx.threads().size())}
+                                 ? BlockShape{m, few_rows_columns(full, sizeof(In), ctx.threads().size())}
                                  : block_shape(m, n, k, batch, largest_block(a.dtype()));
     const std::int64_t row_blocks = ceil_div(m, shape.rows), column_blocks = ceil_div(n, shape.columns);
 
@@ -221,7 +221,7 @@ void gemm_typed(const Context& ctx, const Tensor& c, const Tensor& a, const Tens
         const std::int64_t row = index / column_blocks % row_blocks * shape.rows;
         const std::int64_t column = index % column_blocks * shape.columns;
         const std::int64_t member = index / (row_blocks * column_blocks);
-        GemmBlock block = whole;
+        GemmBlock block = full;
         block.m = std::min(shape.rows, m - row);
         block.n = std::min(shape.columns, n - column);
         const In* a_block = left.at(member, options.trans_a ? 0 : row, options.trans_a ? row : 0);

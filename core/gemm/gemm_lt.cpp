@@ -73,12 +73,12 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
         .hidden_alignment = hidden.defined() ? alignment_of(hidden.raw_data()) : 0,
     };
     if (problem.batch > std::numeric_limits<std::int32_t>::max()) return false;
-    const GemmPointers at{.a = a.raw_data(),
-                          .b = b.raw_data(),
-                          .bias = bias.defined() ? bias.raw_data() : nullptr,
-                          .c = c.raw_data(),
-                          .hidden = hidden.defined() ? hidden.raw_data() : nullptr};
-    return ctx.gemm_state()->run(ctx, problem, at, static_cast<float>(options.alpha), alternatives);
+    const GemmPointers addresses{.a = a.raw_data(),
+                                 .b = b.raw_data(),
+                                 .bias = bias.defined() ? bias.raw_data() : nullptr,
+                                 .c = c.raw_data(),
+                                 .hidden = hidden.defined() ? hidden.raw_data() : nullptr};
+    return ctx.gemm_state()->run(ctx, problem, addresses, static_cast<float>(options.alpha), alternatives);
 }
 
 }  // namespace gradtile::cuda

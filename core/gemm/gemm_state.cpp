@@ -48,18 +48,18 @@ bool is_capturing(cudaStream_t stream) {
 class GemmState::Operation {
   public:
     Operation(const GemmProblem& p, const GemmPointers& pointers, float alpha)
-        : problem(p), at(pointers), alpha_(alpha), beta_(p.accumulates != 0 ? 1.0f : 0.0f) {
+        : problem(p), addresses(pointers), alpha_(alpha), beta_(p.accumulates != 0 ? 1.0f : 0.0f) {
         const auto compute = static_cast<cublasComputeType_t>(p.compute_type);
         cublas_check(lt_.operation_init(&operation_, sizeof operation_, compute, CUDA_R_32F), "gemm");
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a != 0 ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<cublasLtEpilogue_t>(p.epilogue));
-        if (at.bias != nullptr) {
-            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias);
+        if (addresses.bias != nullptr) {
+            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, addresses.bias);
             set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<cudaDataType_t>(p.bias_type));
         }
-        if (at.hidden != nullptr) {
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.hidden);
+        if (addresses.hidden != nullptr) {
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, addresses.hidden);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.hidden_row);
         }
         lay_out(a_, p.in_type, p.trans_a != 0 ? p.k : p.m, p.trans_a != 0 ? p.m : p.k, p.a_row, p.a_step);
@@ -70,9 +70,9 @@ class GemmState::Operation {
     /// Launches the product. Writes to `result`, which has c's layout; an accumulating product reads c.
     cublasStatus_t launch(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm, void* workspace,
                           cudaStream_t stream, void* result) const {
-        return lt_.matmul(handle, mutable_(operation_), &alpha_, at.b, mutable_(b_), at.a, mutable_(a_),
-                          &beta_, at.c, mutable_(c_), result, mutable_(c_), &algorithm, workspace,
-                          gemm_workspace_bytes, stream);
+        return lt_.matmul(handle, mutable_(operation_), &alpha_, addresses.b, mutable_(b_), addresses.a,
+                          mutable_(a_), &beta_, addresses.c, mutable_(c_), result, mutable_(c_), &algorithm,
+                          workspace, gemm_workspace_bytes, stream);
     }
 
     /// Returns the algorithms that cuBLASLt proposes for this problem; the list depends on nothing else.
@@ -111,7 +111,7 @@ class GemmState::Operation {
     }
 
     const GemmProblem& problem;
-    const GemmPointers& at;
+    const GemmPointers& addresses;
 
   private:
     template <class Value>
@@ -210,7 +210,7 @@ bool GemmState::launch(const Operation* operation, const GemmChoice& choice,
 void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
                              const GemmAlternatives& alternatives, std::vector<GemmChoice>& candidates) {
     // A product that accumulates must change c only once, so its timed launches read c and write to a buffer.
-    void* result = operation == nullptr ? nullptr : operation->at.c;
+    void* result = operation == nullptr ? nullptr : operation->addresses.c;
     std::optional<Buffer> elsewhere;
     if (operation != nullptr && operation->problem.accumulates != 0) {
         try {
@@ -272,18 +272,18 @@ void GemmState::sort_by_time(const Operation* operation, cudaStream_t stream,
     for (const Timing& timing : timings) candidates.push_back(timing.choice);
 }
 
-bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers& at, float alpha,
+bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers& addresses, float alpha,
                     const GemmAlternatives& alternatives) {
     const std::lock_guard lock(mutex_);
     use_device(device_);
     prepare();
     place(problem);
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
-    std::optional<Operation> of_library;  // nullopt: cuBLASLt cannot compute the product
-    if (problem.epilogue < first_own_epilogue) of_library.emplace(problem, at, alpha);
-    const Operation* const operation = of_library ? &*of_library : nullptr;
+    std::optional<Operation> library_operation;  // nullopt: cuBLASLt cannot compute the product
+    if (problem.epilogue < first_own_epilogue) library_operation.emplace(problem, addresses, alpha);
+    const Operation* const operation = library_operation ? &*library_operation : nullptr;
     const auto launched = [&](const GemmChoice& choice) {
-        return launch(operation, choice, alternatives, stream, at.c);
+        return launch(operation, choice, alternatives, stream, addresses.c);
     };
 
     const auto known = chosen_.find(problem);

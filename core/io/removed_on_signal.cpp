@@ -30,13 +30,13 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::uint64_t
 
 RemovedOnSignal::RemovedOnSignal(const std::filesystem::path& path) {
     std::error_code error;
-    const std::string whole = std::filesystem::absolute(path, error).string();
-    if (error || whole.size() >= Slot{}.path.size()) return;
+    const std::string full_path = std::filesystem::absolute(path, error).string();
+    if (error || full_path.size() >= Slot{}.path.size()) return;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         Slot& slot = slots[i];
         int free = Slot::empty;
         if (!slot.state.compare_exchange_strong(free, Slot::reserved)) continue;
-        std::memcpy(slot.path.data(), whole.c_str(), whole.size() + 1);
+        std::memcpy(slot.path.data(), full_path.c_str(), full_path.size() + 1);
         slot.owner = ::getpid();
         slot.number = ++registrations;
         slot.state = Slot::registered;

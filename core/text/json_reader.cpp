@@ -19,7 +19,8 @@ std::string reason_of(const json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 5: ...; last read: '...'; expected ..."
     std::string_view what = error.what();
     for (const std::string_view before : {"] ", "parse error at ", "parse error: "})
-        if (const std::size_t at = what.find(before); at < max_prefix) what.remove_prefix(at + before.size());
+        if (const std::size_t position = what.find(before); position < max_prefix)
+            what.remove_prefix(position + before.size());
     return shown_in_message(what.substr(0, what.find("; last read: ")), max_bytes);
 }
 
@@ -92,18 +93,18 @@ void check_lengths(std::string_view text) {
     const auto check_length = [](std::size_t begin, std::size_t end, std::size_t max, const char* what) {
         check(end - begin <= max, "at byte ", begin, ": ", what, " of more than ", max, " bytes");
     };
-    for (std::size_t at = 0; at < text.size();) {
-        std::size_t end = at + 1;
-        if (text[at] == '"') {
+    for (std::size_t position = 0; position < text.size();) {
+        std::size_t end = position + 1;
+        if (text[position] == '"') {
             while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
             end = std::min(end, text.size());
-            check_length(at + 1, end, max_json_string_bytes, "a string");
+            check_length(position + 1, end, max_json_string_bytes, "a string");
             ++end;
-        } else if (!word_ends[static_cast<unsigned char>(text[at])]) {
+        } else if (!word_ends[static_cast<unsigned char>(text[position])]) {
             while (end < text.size() && !word_ends[static_cast<unsigned char>(text[end])]) ++end;
-            check_length(at, end, max_json_number_bytes, "a number or word");
+            check_length(position, end, max_json_number_bytes, "a number or word");
         }
-        at = end;
+        position = end;
     }
 }
 

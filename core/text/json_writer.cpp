@@ -150,12 +150,12 @@ void JsonWriter::append_string(std::string_view text) {
     std::array<char, 8> place;
     buffer_ += '"';
     std::size_t begin = 0;
-    for (std::size_t at = 0; at < text.size(); ++at) {
-        const std::string_view form = escaped_form(text[at], place);
+    for (std::size_t position = 0; position < text.size(); ++position) {
+        const std::string_view form = escaped_form(text[position], place);
         if (form.empty()) continue;
-        append_long(text.substr(begin, at - begin));
+        append_long(text.substr(begin, position - begin));
         append(form);
-        begin = at + 1;
+        begin = position + 1;
     }
     append_long(text.substr(begin));
     buffer_ += '"';

@@ -125,8 +125,8 @@ std::string printable(std::string_view text, const PrintableOptions& options) {
     const std::size_t max_characters =
         options.max_characters == 0 ? std::string::npos : options.max_characters;
     std::string_view rest = text;
-    const std::string whole = take_shown_up_to(max_characters, rest, options.multiline);
-    if (rest.empty()) return whole;
+    const std::string full_text = take_shown_up_to(max_characters, rest, options.multiline);
+    if (rest.empty()) return full_text;
     // The middle is left out, because the beginning names the file and the end says what was expected.
     const std::string note = concat(" ...[", text.size(), " bytes]... ");
     const std::size_t kept = max_characters - std::min(max_characters, note.size());

@@ -16,12 +16,12 @@ struct DropoutFactors {
 
     /// Computes the factors for n columns. key = mask.key(), which a thread should compute only once.
     template <class S, int n>
-    __device__ __forceinline__ void draw(S (&factors)[n], Philox::Key key, Place at) const {
+    __device__ __forceinline__ void draw(S (&factors)[n], Philox::Key key, Place place) const {
         static_assert(n == dropout_group || n == 1);
-        const std::int64_t sample = tokens.quotient_of(at.row);
+        const std::int64_t sample = tokens.quotient_of(place.row);
         const Philox::Counter words =
-            Philox::draw({static_cast<std::uint32_t>(at.column / dropout_group),
-                          static_cast<std::uint32_t>(at.row - sample * mask.tokens), 0,
+            Philox::draw({static_cast<std::uint32_t>(place.column / dropout_group),
+                          static_cast<std::uint32_t>(place.row - sample * mask.tokens), 0,
                           static_cast<std::uint32_t>(mask.first_sample + sample)},
                          key);
         const S scale = static_cast<S>(mask.scale);
@@ -30,7 +30,7 @@ struct DropoutFactors {
             for (int i = 0; i < n; ++i)
                 factors[i] = (words[i / 2] >> 16 * (i % 2) & 0xffffu) >= mask.threshold ? scale : S(0);
         } else {
-            const int i = static_cast<int>(at.column % dropout_group);
+            const int i = static_cast<int>(place.column % dropout_group);
             const std::uint32_t word = i < 4 ? (i < 2 ? words[0] : words[1]) : (i < 6 ? words[2] : words[3]);
             factors[0] = (word >> 16 * (i % 2) & 0xffffu) >= mask.threshold ? scale : S(0);
         }

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
                 if (arguments.dense) {
                     ahead[u][i].read(arguments.in[i].data + index * n);
                 } else {
-                    const Place at = place_of(index);
-                    ahead[u][i].read(arguments.in[i][at.row] + at.column);
+                    const Place place = place_of(index);
+                    ahead[u][i].read(arguments.in[i][place.row] + place.column);
                 }
             }
         }
@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(map_threads, (map_blocks<n, T, inputs>))
             S in[inputs][n], out[outputs][n];
 #pragma unroll
             for (int i = 0; i < inputs; ++i) fetched[u][i].values(in[i]);
-            const Place at = place_of(index);
-            ready(out, in, at);
+            const Place place = place_of(index);
+            ready(out, in, place);
 #pragma unroll
             for (int i = 0; i < outputs; ++i)
                 store<n>(arguments.dense ? arguments.out[i].data + index * n
-                                         : arguments.out[i][at.row] + at.column,
+                                         : arguments.out[i][place.row] + place.column,
                          out[i]);
         }
     }

@@ -36,18 +36,18 @@ __device__ __forceinline__ std::int64_t sort_index(int round) {
 static __global__ void __launch_bounds__(sort_threads)
     count_digits_kernel(std::int32_t* counts, const std::int32_t* tokens, std::int64_t n,
                         std::int32_t vocabulary, int passes, std::int32_t* zeroed, int zeroed_words) {
-    __shared__ int of_digit[digits];
-    of_digit[threadIdx.x] = 0;
+    __shared__ int digit_counts[digits];
+    digit_counts[threadIdx.x] = 0;
     __syncthreads();
     await_predecessor();
 #pragma unroll
     for (int round = 0; round < sort_rounds; ++round) {
         const std::int64_t i = sort_index(round);
-        if (i < n) atomicAdd(&of_digit[digit_of(key_of(tokens[i], vocabulary), 0)], 1);
+        if (i < n) atomicAdd(&digit_counts[digit_of(key_of(tokens[i], vocabulary), 0)], 1);
     }
     __syncthreads();
     counts += blockIdx.x * std::int64_t{digits} + threadIdx.x;
-    *counts = of_digit[threadIdx.x];
+    *counts = digit_counts[threadIdx.x];
     for (int pass = 1; pass < passes; ++pass) counts[pass * std::int64_t{gridDim.x} * digits] = 0;
     if (blockIdx.x == 0 && threadIdx.x < zeroed_words) zeroed[threadIdx.x] = 0;
 }
@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(sort_threads)
 /// The sum of `value` over the block's threads with a lower index.
 template <int threads>
 __device__ __forceinline__ int exclusive_sum(int value) {
-    __shared__ int of_warp[threads / 32];
+    __shared__ int warp_sums[threads / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int inclusive = value;
 #pragma unroll
@@ -63,12 +63,12 @@ __device__ __forceinline__ int exclusive_sum(int value) {
         const int lower = __shfl_up_sync(0xffffffffu, inclusive, distance);
         if (lane >= distance) inclusive += lower;
     }
-    if (lane == 31) of_warp[warp] = inclusive;
+    if (lane == 31) warp_sums[warp] = inclusive;
     __syncthreads();
     int before = 0;
 #pragma unroll
     for (int w = 0; w < threads / 32; ++w)
-        if (w < warp) before += of_warp[w];
+        if (w < warp) before += warp_sums[w];
     return before + inclusive - value;
 }
 

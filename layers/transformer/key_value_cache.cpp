@@ -77,14 +77,14 @@ Tensor MultiHeadAttention::forward_with_cache(const Context& ctx, const Tensor& 
         ctx, packed, rope ? rope->angles_at(ctx, pass.positions, x.dtype(), end) : Rope::Angles(), discarded);
     const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     const Tensor o = empty(ctx, {1, x.size(1), heads, head_dim}, x.dtype());
-    const attention::Options of_pass = options_of_pass(ctx, {});
+    const attention::Options pass_options = options_of_pass(ctx, {});
     for (const EqualTexts& texts : equal_texts(pass.texts)) {
         const auto& [slot, start, length] = texts.first;
         copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(k));
         copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(v));
         attention::Saved unused;
         attention::forward(ctx, texts.rows_of(q), texts.cached(cache.k, 0, start + length),
-                           texts.cached(cache.v, 0, start + length), of_pass, unused, texts.rows_of(o));
+                           texts.cached(cache.v, 0, start + length), pass_options, unused, texts.rows_of(o));
     }
     return proj.forward(ctx, o.reshape({1, x.size(1), heads * head_dim}), discarded.proj);
 }

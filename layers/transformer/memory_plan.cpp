@@ -36,7 +36,7 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
 
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
-    ForwardOptions training{.dropout = DropoutKey::of_step(0, 1, 0)};
+    ForwardOptions training{.dropout = DropoutKey::from_step(0, 1, 0)};
     if (request.max_documents > 0) {
         const std::int64_t documents = request.micro_batch * request.max_documents;
         training.documents = {.offsets = empty(outside, {documents + 1}, DType::i32),

@@ -25,8 +25,8 @@ AdaptedMatrices adapted_matrices(const ModelConfig& c) {
     const auto select = [&](std::string_view name) {
         bool known = false;
         for (const auto& [matrix, member] : matrices) {
-            const bool of_layer = matrix.substr(0, matrix.find('.')) == name;
-            if (name != "all" && name != matrix && !of_layer) continue;
+            const bool is_layer = matrix.substr(0, matrix.find('.')) == name;
+            if (name != "all" && name != matrix && !is_layer) continue;
             adapted.*member = known = true;
         }
         check(known, "lora-on: '", name, "' is no matrix of this model's blocks; expected all, attn, mlp, ",
@@ -125,8 +125,8 @@ void validate(const ModelConfig& c) {
 bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {
     // An upper bound for a block's saved values: q, k, v, o, norms, residuals and the MLP. The head stores
     // logits only in chunks.
-    const std::int64_t of_a_token = 16 * c.width + 6 * c.hidden_width() + 2 * c.heads;
-    return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, of_a_token})
+    const std::int64_t token_activations = 16 * c.width + 6 * c.hidden_width() + 2 * c.heads;
+    return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, token_activations})
         .has_value();
 }
 

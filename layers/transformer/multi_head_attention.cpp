@@ -64,8 +64,8 @@ Tensor operand(const Documents& documents, const Tensor& x) {
 }
 /// x [B,T,H,D], or [1,B T,H,D] if the angles cover all B T tokens.
 Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
-    const bool of_all = angles.cosines.defined() && angles.cosines.size(0) != x.size(1);
-    return of_all ? x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
+    const bool covers_batch = angles.cosines.defined() && angles.cosines.size(0) != x.size(1);
+    return covers_batch ? x.reshape({1, x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }
 
 }  // namespace

@@ -194,12 +194,12 @@ constexpr OptionChange option_changes[] = {
     {"dropout_p",
      [](const Context&, attention::Options& o, std::int64_t) {
          o.dropout_p = 0.5;
-         o.dropout_key = DropoutKey::of_step(1, 1);
+         o.dropout_key = DropoutKey::from_step(1, 1);
      }},
     {"dropout_key",
      [](const Context&, attention::Options& o, std::int64_t) {
          o.dropout_p = 0.5;
-         o.dropout_key = DropoutKey::of_step(1, 2);
+         o.dropout_key = DropoutKey::from_step(1, 2);
      }},
     {"cumulative_q", [](const Context& ctx, attention::Options& o,
                         std::int64_t) { o.cumulative_q = zeros(ctx, {2}, DType::i32); }},

@@ -269,7 +269,7 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
                 if (variant == 1) call.options.sink = from_host(ctx(), Numbers{0.5, -0.25}, {2}, DType::f32);
                 if (variant == 2) {
                     call.options.dropout_p = 0.25;
-                    call.options.dropout_key = DropoutKey::of_step(3, 1);
+                    call.options.dropout_key = DropoutKey::from_step(3, 1);
                 }
             };
             SCOPED_TRACE(::testing::Message() << "head dim " << dim << ", variant " << variant);

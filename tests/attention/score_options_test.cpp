@@ -412,15 +412,15 @@ TEST(ScoreOptions, DropoutFollowsItsKey) {
     };
     const auto plain = run(ctx, in, problem.options()).o;
     EXPECT_EQ(output(0.5, {}), plain);
-    EXPECT_EQ(output(0, DropoutKey::of_step(1, 2)), plain);
-    const auto dropped = output(0.5, DropoutKey::of_step(1, 2));
+    EXPECT_EQ(output(0, DropoutKey::from_step(1, 2)), plain);
+    const auto dropped = output(0.5, DropoutKey::from_step(1, 2));
     EXPECT_NE(dropped, plain);
-    EXPECT_EQ(output(0.5, DropoutKey::of_step(1, 2)), dropped);
-    EXPECT_NE(output(0.5, DropoutKey::of_step(1, 3)), dropped);
-    EXPECT_NE(output(0.5, DropoutKey::of_step(1, 2, /*first_sample=*/1)), dropped);
+    EXPECT_EQ(output(0.5, DropoutKey::from_step(1, 2)), dropped);
+    EXPECT_NE(output(0.5, DropoutKey::from_step(1, 3)), dropped);
+    EXPECT_NE(output(0.5, DropoutKey::from_step(1, 2, /*first_sample=*/1)), dropped);
     const auto words = DropoutKey::seed_words(1, 2);
     const Tensor seed_tensor = from_host(ctx, std::vector<std::int32_t>(words.begin(), words.end()), {2});
-    EXPECT_EQ(output(0.5, DropoutKey::of_seed_tensor(seed_tensor)), dropped);
+    EXPECT_EQ(output(0.5, DropoutKey::from_seed_tensor(seed_tensor)), dropped);
 }
 
 TEST(ScoreOptions, TheLimitsOfSoftcapGiveTheLimitsOfTheFormula) {
@@ -464,9 +464,9 @@ TEST(ScoreOptions, WrongOptionsAreRefusedByName) {
     EXPECT_THAT(message({.batch_divisor = 0}), HasSubstr("batch_divisor 0; expected at least 1"));
     EXPECT_THAT(message({.alibi_slopes = make({3})}), HasSubstr("alibi_slopes is"));
     EXPECT_THAT(message({.sink = make({2}, DType::f64)}), HasSubstr("sink is"));
-    EXPECT_THAT(message({.dropout_p = 1.0, .dropout_key = DropoutKey::of_step(1, 1)}),
+    EXPECT_THAT(message({.dropout_p = 1.0, .dropout_key = DropoutKey::from_step(1, 1)}),
                 HasSubstr("attention: dropout probability 1 is not in [0, 1)"));
-    EXPECT_THAT(message({.dropout_p = 0.999999, .dropout_key = DropoutKey::of_step(1, 1)}),
+    EXPECT_THAT(message({.dropout_p = 0.999999, .dropout_key = DropoutKey::from_step(1, 1)}),
                 HasSubstr("would drop all elements"));
 }
 

@@ -4,7 +4,7 @@
 namespace gradtile {
 namespace {
 
-const DropoutKey key = DropoutKey::of_step(7, 3, 5).at(2);
+const DropoutKey key = DropoutKey::from_step(7, 3, 5).at(2);
 
 /// Dropout with a fixed key, so that it has a layer's signature.
 struct KeyedDropout {
@@ -86,12 +86,12 @@ TEST(Dropout, DifferentStepsAndPlacesDrawDifferentMasks) {
         Dropout::Saved saved;
         return to_host(ctx, Dropout{.p = 0.5}.forward(ctx, ones, k, saved));
     };
-    const auto base = mask(DropoutKey::of_step(1, 2, 3).at(4));
-    EXPECT_EQ(base, mask(DropoutKey::of_step(1, 2, 3).at(4)));
-    EXPECT_NE(base, mask(DropoutKey::of_step(2, 2, 3).at(4)));
-    EXPECT_NE(base, mask(DropoutKey::of_step(1, 3, 3).at(4)));
-    EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 4).at(4)));
-    EXPECT_NE(base, mask(DropoutKey::of_step(1, 2, 3).at(5)));
+    const auto base = mask(DropoutKey::from_step(1, 2, 3).at(4));
+    EXPECT_EQ(base, mask(DropoutKey::from_step(1, 2, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::from_step(2, 2, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::from_step(1, 3, 3).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::from_step(1, 2, 4).at(4)));
+    EXPECT_NE(base, mask(DropoutKey::from_step(1, 2, 3).at(5)));
 }
 
 /// A CUDA graph replays the same key while its seed tensor's elements change.
@@ -110,20 +110,20 @@ TEST(Dropout, AKeyWithASeedTensorDrawsTheMasksOfTheStepInTheTensor) {
     };
     const Tensor seed_tensor = zeros(ctx, {2}, DType::i32);
     for (const std::int64_t first_sample : {0, 7}) {
-        const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(seed_tensor, first_sample);
+        const DropoutKey key_of_tensor = DropoutKey::from_seed_tensor(seed_tensor, first_sample);
         for (const std::int64_t step : {1, 2, 1000}) {
             const auto words = DropoutKey::seed_words(11, step);
             copy(ctx, seed_tensor, from_host(ctx, words, {2}));
-            EXPECT_EQ(masks(key_of_tensor), masks(DropoutKey::of_step(11, step, first_sample))) << step;
+            EXPECT_EQ(masks(key_of_tensor), masks(DropoutKey::from_step(11, step, first_sample))) << step;
         }
     }
 }
 
 TEST(Dropout, RefusesInvalidSeedTensors) {
     const Context ctx(Device::cpu(), 1);
-    EXPECT_THROW(DropoutKey::of_seed_tensor(zeros(ctx, {3}, DType::i32)), Error);
-    EXPECT_THROW(DropoutKey::of_seed_tensor(zeros(ctx, {2}, DType::f32)), Error);
-    const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(zeros(ctx, {2}, DType::i32));
+    EXPECT_THROW(DropoutKey::from_seed_tensor(zeros(ctx, {3}, DType::i32)), Error);
+    EXPECT_THROW(DropoutKey::from_seed_tensor(zeros(ctx, {2}, DType::f32)), Error);
+    const DropoutKey key_of_tensor = DropoutKey::from_seed_tensor(zeros(ctx, {2}, DType::i32));
     EXPECT_THROW(key_of_tensor.at(1).at(1).at(1).at(1), Error);
 }
 
@@ -180,7 +180,7 @@ TEST_F(OnCuda, DropoutDrawsTheSameMasksAsTheCpu) {
     const Dropout dropout{.p = 0.4};
     const auto words_of = [](std::int64_t step) { return DropoutKey::seed_words(7, step); };
     const Tensor seed_tensor = from_host(gpu(), words_of(1), {2});
-    const DropoutKey key_of_tensor = DropoutKey::of_seed_tensor(seed_tensor, 5).at(2).at(1);
+    const DropoutKey key_of_tensor = DropoutKey::from_seed_tensor(seed_tensor, 5).at(2).at(1);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t width : {1, 7, 64, 768, 1000})
             for (const std::int64_t step : {2, 3}) {
@@ -189,7 +189,7 @@ TEST_F(OnCuda, DropoutDrawsTheSameMasksAsTheCpu) {
                     return to_host(
                         ctx, dropout.forward(ctx, test::numbers(ctx, {2, 9, width}, dtype, 1), k, saved));
                 };
-                const DropoutKey fixed = DropoutKey::of_step(7, step, 5).at(2).at(1);
+                const DropoutKey fixed = DropoutKey::from_step(7, step, 5).at(2).at(1);
                 const auto expected = masked(cpu, fixed);
                 EXPECT_EQ(masked(gpu(), fixed), expected) << dtype << ' ' << width;
                 copy(gpu(), seed_tensor, from_host(gpu(), words_of(step), {2}));

@@ -159,7 +159,7 @@ Gradients gradients_of(const ModelConfig& config, bool frozen, DType dtype = DTy
     Transformer::Saved saved;
     Gradients result;
     result.loss =
-        item(ctx, model.forward(ctx, tokens, targets, saved, {.dropout = DropoutKey::of_step(1, 1, 0)}));
+        item(ctx, model.forward(ctx, tokens, targets, saved, {.dropout = DropoutKey::from_step(1, 1, 0)}));
     model.backward(ctx, saved, {.gradient_complete = [&](const Parameter& parameter) {
                        ++result.completed[parameter.name()];
                    }});

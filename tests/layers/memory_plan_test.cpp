@@ -78,7 +78,7 @@ std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>&
     {
         Transformer::Saved saved;
         const Tensor loss =
-            model.forward(inside, tokens, targets, saved, {.dropout = DropoutKey::of_step(1, 1, 0)});
+            model.forward(inside, tokens, targets, saved, {.dropout = DropoutKey::from_step(1, 1, 0)});
         model.backward(inside, saved);
     }
     return to_host(ctx, parameters.gradients());

@@ -114,7 +114,7 @@ void expect_residual_is_summed_first(const Context& ctx, DType dtype, std::int64
     }();
     store.allocate(ctx, dtype);
     copy(ctx, store.values(), randn(ctx, store.values().shape(), dtype, Seed{1}));
-    const DropoutKey key = DropoutKey::of_step(1, 2, 4);
+    const DropoutKey key = DropoutKey::from_step(1, 2, 4);
     // Tests strided rows, like those in a slice of a wider tensor.
     const auto stream = [&](std::uint64_t seed) {
         return randn(ctx, {3, 11, width + 8}, dtype, Seed{seed}).slice(-1, 0, width);

@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Models, PackedTransformer,
 const std::vector<std::int32_t> document_lengths{5, 1, 6, 12, 0, 0};
 
 DropoutKey key_of(std::int64_t first_sample) {
-    return DropoutKey::of_step(1, 1, first_sample);
+    return DropoutKey::from_step(1, 1, first_sample);
 }
 
 struct PackedModel {

@@ -18,7 +18,7 @@ struct BlockFixture {
     ParameterStore parameters;
     TransformerBlock block;
     Tensor x, dy;
-    DropoutKey key = DropoutKey::of_step(1, 2, 3);
+    DropoutKey key = DropoutKey::from_step(1, 2, 3);
 
     explicit BlockFixture(Recompute recompute) : block(parameters, "h.0", block_config(recompute)) {
         parameters.allocate(ctx, DType::f64);

@@ -134,7 +134,7 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
     ModelConfig config = GetParam();
     config.dropout = 0.25;
     ModelFixture f(config);
-    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     EXPECT_NE(f.loss(options), f.loss({}));
     const GradientReport report = check_gradients(f, options);
     EXPECT_TRUE(report.ok()) << report;
@@ -144,7 +144,7 @@ TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMas
 /// exact.
 TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
     ModelFixture f(tiny_options());
-    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     const Tensor &values = f.model.blocks[0].attn.sinks.value(),
                  &others = f.model.blocks[1].attn.sinks.value();
     for (const Tensor& sinks : {values, others}) fill(f.ctx, sinks, 0.5);
@@ -175,7 +175,7 @@ TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
 TEST(Transformer, EveryAttentionOptionChangesTheLoss) {
     const ModelConfig all = tiny_options();
     ModelFixture with(all);
-    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     const double loss = with.loss(options);
     EXPECT_EQ(with.loss(options), loss);
     struct Without {
@@ -201,7 +201,7 @@ TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
     ModelConfig config = tiny_options();
     config.attention_dropout = 0.5;
     ModelFixture f(config, DType::f64, 2, 4);
-    const DropoutKey key = DropoutKey::of_step(3, 1, 0);
+    const DropoutKey key = DropoutKey::from_step(3, 1, 0);
     const auto outputs = [&](std::int64_t layer, const Tensor& x, const DropoutKey& k) {
         MultiHeadAttention::Saved saved;
         return to_host(f.ctx,
@@ -222,7 +222,7 @@ TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
     ModelConfig config = GetParam();
     config.width = 8 * config.heads;  // bfloat16 attention requires head_dim % 8 == 0
     config.dropout = 0.25;
-    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
         ModelFixture kept(config, dtype);
         const double loss = kept.loss(options);
@@ -243,7 +243,7 @@ TEST_P(TransformerStyles, BitsDoNotDependOnTheNumberOfThreads) {
     config.width = 64;
     config.context = 70;
     config.dropout = 0.1;
-    const ForwardOptions options{.dropout = DropoutKey::of_step(3, 1, 0)};
+    const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     for (const DType dtype : {DType::f32, DType::bf16}) {
         ModelFixture one(config, dtype, 1, 5, 70);
         const double loss = one.loss(options);

@@ -100,7 +100,7 @@ TEST_P(Overfit, MemorisesOneBatch) {
     for (int step = 1; step <= 150; ++step) {
         parameters.reset_gradients();
         Transformer::Saved saved;
-        options.dropout = DropoutKey::of_step(1, step);
+        options.dropout = DropoutKey::from_step(1, step);
         const Tensor result = model.forward(ctx, batch.tokens, batch.targets, saved, options);
         model.backward(ctx, saved);
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0});

@@ -198,7 +198,7 @@ class Passes {
         o_ = query_tensor(), d_o_ = query_tensor();
         gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
         if (!shapes.packed.empty()) pack(shapes);
-        if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::of_step(1, 1);
+        if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::from_step(1, 1);
         add_score_tensors(shapes, flags.score);
     }
 

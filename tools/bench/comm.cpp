@@ -36,10 +36,10 @@ void check_flags(const Flags& flags) {
     check_flag("--runs", flags.runs, runs_range);
 }
 
-/// A collective over `whole`; `part` is this process's slice.
+/// A collective over `full`; `part` is this process's slice.
 struct Collective {
     const char* name;
-    std::function<void(const Context& ctx, const Tensor& whole, const Tensor& part)> work;
+    std::function<void(const Context& ctx, const Tensor& full, const Tensor& part)> work;
     /// The bytes that each process sends.
     std::function<double(const GpuLayout& layout, double bytes)> bytes_on_wire;
 };
@@ -50,20 +50,20 @@ std::vector<Collective> collectives_of(const Communicator& communicator) {
     };
     return {
         {"all_reduce",
-         [&](const Context& ctx, const Tensor& whole, const Tensor&) { communicator.all_reduce(ctx, whole); },
+         [&](const Context& ctx, const Tensor& full, const Tensor&) { communicator.all_reduce(ctx, full); },
          [](const GpuLayout& layout, double bytes) { return all_reduce_wire_bytes(layout, bytes).total(); }},
         {"reduce_scatter",
-         [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
-             communicator.reduce_scatter(ctx, whole, part);
+         [&](const Context& ctx, const Tensor& full, const Tensor& part) {
+             communicator.reduce_scatter(ctx, full, part);
          },
          scatter_bytes},
         {"all_gather",
-         [&](const Context& ctx, const Tensor& whole, const Tensor& part) {
-             communicator.all_gather(ctx, part, whole);
+         [&](const Context& ctx, const Tensor& full, const Tensor& part) {
+             communicator.all_gather(ctx, part, full);
          },
          scatter_bytes},
         {"broadcast",
-         [&](const Context& ctx, const Tensor& whole, const Tensor&) { communicator.broadcast(ctx, whole); },
+         [&](const Context& ctx, const Tensor& full, const Tensor&) { communicator.broadcast(ctx, full); },
          [](const GpuLayout&, double bytes) { return bytes; }}};
 }
 
@@ -100,14 +100,14 @@ void measure(const Flags& flags, const Context& ctx, const Communicator& communi
     for (const Collective& collective : collectives_of(communicator))
         for (const std::int64_t size : sizes_of(flags)) {
             const std::int64_t in_part = std::max<std::int64_t>(1, size / element / group.size());
-            const Tensor whole = zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)),
-                                       {in_part * group.size()}, dtype);
-            const Tensor part = whole.slice(0, group.rank() * in_part, in_part);
+            const Tensor full = zeros(ctx.with_allocator(communicator.symmetric_memory(ctx)),
+                                      {in_part * group.size()}, dtype);
+            const Tensor part = full.slice(0, group.rank() * in_part, in_part);
             const std::int64_t repeats = std::clamp<std::int64_t>((64 << 20) / size, 1, 20);
             const double own_ms = median_over_runs(ctx, communicator, flags.runs, repeats,
-                                                   [&] { collective.work(ctx, whole, part); });
+                                                   [&] { collective.work(ctx, full, part); });
             const double ms = max_over_processes(group, own_ms);
-            const auto bytes = static_cast<double>(whole.bytes());
+            const auto bytes = static_cast<double>(full.bytes());
             if (table != nullptr)
                 table->add({std::string(name_of(dtype)), collective.name, static_cast<double>(group.size()),
                             bytes, ms, 1e-6 * collective.bytes_on_wire(layout, bytes) / ms});

@@ -105,7 +105,7 @@ void norms(Bench& bench) {
     const std::int64_t width = bench.model.width, head_dim = bench.model.head_dim();
     ParameterStore store;
     const LayerNorm layer_norm(store, "a", width, true);
-    const RMSNorm rms_norm(store, "b", width), of_heads(store, "c", head_dim);
+    const RMSNorm rms_norm(store, "b", width), head_norm(store, "c", head_dim);
     store.allocate(ctx, bench.dtype);
     store.initialize(ctx, Seed{1});
     const Tensor x = bench.numbers(tokens_by(bench, width));
@@ -120,10 +120,10 @@ void norms(Bench& bench) {
     for (const double p : {0.0, 0.1})
         bench.measure(p > 0 ? "residual, dropout, layer_norm" : "residual, layer_norm", 4 * x.bytes(), [&] {
             LayerNorm::Saved again;
-            layer_norm.forward(ctx, Residual{x, branch, {.p = p}, DropoutKey::of_step(1, 2, 3)}, again);
+            layer_norm.forward(ctx, Residual{x, branch, {.p = p}, DropoutKey::from_step(1, 2, 3)}, again);
         });
     forward_and_backward(bench, "rms_norm", rms_norm, x);
-    forward_and_backward(bench, "rms_norm of heads", of_heads,
+    forward_and_backward(bench, "rms_norm of heads", head_norm,
                          x.reshape({bench.batch, bench.model.context, bench.model.heads, head_dim}));
 }
 
@@ -137,7 +137,7 @@ void activations(Bench& bench) {
 void residuals(Bench& bench) {
     const Context& ctx = bench.ctx;
     const Tensor x = bench.numbers(tokens_by(bench, bench.model.width)), branch = bench.numbers(x.shape());
-    const DropoutKey key = DropoutKey::of_step(1, 2, 3);
+    const DropoutKey key = DropoutKey::from_step(1, 2, 3);
     Dropout::Saved saved;
     bench.measure("dropout", 2 * x.bytes(), [&] { Dropout{0.1}.forward(ctx, x, key, saved); });
     bench.measure("residual", 3 * x.bytes(), [&] { Dropout{0.0}.add_residual(ctx, x, branch, key, saved); });

@@ -54,9 +54,9 @@ std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling&
                                               }) /
                                  repeats[i]);
     std::vector<double> medians;
-    for (std::vector<double>& of_work : samples) {
-        const auto middle = of_work.begin() + static_cast<std::ptrdiff_t>(of_work.size() / 2);
-        std::nth_element(of_work.begin(), middle, of_work.end());
+    for (std::vector<double>& work_samples : samples) {
+        const auto middle = work_samples.begin() + static_cast<std::ptrdiff_t>(work_samples.size() / 2);
+        std::nth_element(work_samples.begin(), middle, work_samples.end());
         medians.push_back(std::max(*middle, 1e-6));
     }
     return medians;
@@ -94,8 +94,9 @@ double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling&
     const auto read = [&] {
         parallel_for(ctx, blocks, [&](std::int64_t b) {
             Words sums[words] = {};
-            for (const Words* at = data + b * block; at < data + (b + 1) * block; at += words)
-                for (std::int64_t i = 0; i < words; ++i) sums[i] += at[i];
+            for (const Words* position = data + b * block; position < data + (b + 1) * block;
+                 position += words)
+                for (std::int64_t i = 0; i < words; ++i) sums[i] += position[i];
             total += (sums[0] + sums[1] + sums[2] + sums[3])[0];
         });
     };

@@ -95,7 +95,7 @@ class Training {
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
-                .dropout = DropoutKey::of_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
+                .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
             Transformer::Saved saved;
             loss = {};  // releases the last tensor, so that the arena is empty, as at every micro-step's
                         // start in training

@@ -12,9 +12,9 @@ std::string_view text_of(std::span<const EmbeddedFile> files, std::string_view p
 
 void insert_text(std::string& page, const std::string& name, std::string_view text) {
     const std::string mark = '@' + name + '@';
-    const std::size_t at = page.find(mark);
-    check(at != std::string::npos, "page: there is no ", mark);
-    page.replace(at, mark.size(), text);
+    const std::size_t position = page.find(mark);
+    check(position != std::string::npos, "page: there is no ", mark);
+    page.replace(position, mark.size(), text);
 }
 
 std::string json_in_script(const std::string& json) {

@@ -60,10 +60,10 @@ bool is_white(char32_t c) {
 /// Returns the text without white space at its end.
 std::string_view without_end(std::string_view text) {
     std::size_t end = 0;
-    for (std::size_t at = 0; at < text.size();) {
-        const CodePoint point = decode_utf8(text, at);
-        at += std::max<std::size_t>(1, static_cast<std::size_t>(point.length));
-        if (point.length == 0 || !is_white(point.value)) end = at;
+    for (std::size_t position = 0; position < text.size();) {
+        const CodePoint point = decode_utf8(text, position);
+        position += std::max<std::size_t>(1, static_cast<std::size_t>(point.length));
+        if (point.length == 0 || !is_white(point.value)) end = position;
     }
     return text.substr(0, end);
 }
@@ -87,15 +87,15 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
         const std::string& choice = question.choices[i];
         const bool has_space =
             text.size() < question.context.size() || is_white(decode_utf8(choice, 0).value);
-        const std::vector<std::int32_t> whole =
+        const std::vector<std::int32_t> full_ids =
             model.tokenizer->encode(question.context + (has_space ? "" : " ") + choice, here, encoding);
-        const std::int64_t count = std::ssize(whole) - std::ssize(context);
-        check(count > 0, here, ": the text has ", whole.size(), " tokens, and its context alone ",
+        const std::int64_t count = std::ssize(full_ids) - std::ssize(context);
+        check(count > 0, here, ": the text has ", full_ids.size(), " tokens, and its context alone ",
               context.size(), "; expected more tokens with the choice");
         check(count < longest, here, ": ", count, " tokens; the context of the model is ", longest - 1);
         const std::int64_t kept = std::min(std::ssize(context), longest - count);
         ChoiceRow row{.ids = {context.end() - kept, context.end()}, .targets = count};
-        row.ids.insert(row.ids.end(), whole.end() - count, whole.end());
+        row.ids.insert(row.ids.end(), full_ids.end() - count, full_ids.end());
         rows.push_back(std::move(row));
     }
     return rows;

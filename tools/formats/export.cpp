@@ -22,10 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-DType dtype_of_export(ExportDType dtype, TrainDType of_run) {
+DType dtype_of_export(ExportDType dtype, TrainDType run_dtype) {
     switch (dtype) {
         case ExportDType::run:
-            return storage_dtype(of_run);
+            return storage_dtype(run_dtype);
         case ExportDType::f32:
             return DType::f32;
         case ExportDType::bf16:
@@ -70,10 +70,10 @@ class Exporter {
         // Throws Error that names a setting which neither format can express.
         huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
         GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
-        const GgufMetadata of_tokenizer =
+        const GgufMetadata tokenizer_metadata =
             gguf_tokenizer_metadata(tokenizer_ ? &*tokenizer_ : nullptr, config_.model.vocabulary,
                                     {text_tokens(), turn_end(), chat_jinja()}, source_);
-        file.metadata.insert(file.metadata.end(), of_tokenizer.begin(), of_tokenizer.end());
+        file.metadata.insert(file.metadata.end(), tokenizer_metadata.begin(), tokenizer_metadata.end());
         check(!exists(fs::symlink_status(options_.out)), options_.out, ": exists; choose another --out");
         const bool llama = rotates_heads(config_.model.positions);
         // llama.cpp expects norms, biases and positions in float32.
@@ -192,9 +192,9 @@ class Exporter {
     }
 
     /// Returns a part's rows, in the order that the target format requires.
-    Tensor part_of(const Tensor& whole, const WeightPart& part, std::int64_t row) const {
+    Tensor part_of(const Tensor& full, const WeightPart& part, std::int64_t row) const {
         const std::int64_t rows = part.transposed ? part.shape[1] : part.shape[0];
-        const Tensor x = whole.slice(0, row, rows);
+        const Tensor x = full.slice(0, row, rows);
         if (part.transposed) return x.transpose(0, 1);
         if (part.rotated == 0) return x;
         // In each head, row (half, i) becomes row (i, half), so that the two rows of a rotated pair become

@@ -25,8 +25,8 @@ bool is_weights_file(const std::string& path) {
 }
 
 std::string weights_in(const fs::path& folder) {
-    const fs::path whole = folder / weights_name, index = folder / concat(weights_name, ".index.json");
-    if (exists(whole)) return whole.string();
+    const fs::path single_file = folder / weights_name, index = folder / concat(weights_name, ".index.json");
+    if (exists(single_file)) return single_file.string();
     check(exists(index), folder.string(), ": has neither ", weights_name, " nor ", index.filename().string());
     return index.string();
 }

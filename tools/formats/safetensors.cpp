@@ -135,8 +135,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t 
                                            std::string_view source) {
     check(text.starts_with('{'), source, ": the header does not begin with '{'");
     std::size_t count = 0;  // an upper bound for the tensor count
-    for (std::size_t at = text.find(offsets_name); at != std::string_view::npos;
-         at = text.find(offsets_name, at + offsets_name.size()))
+    for (std::size_t position = text.find(offsets_name); position != std::string_view::npos;
+         position = text.find(offsets_name, position + offsets_name.size()))
         ++count;
     SafetensorsHeader header;
     header.entries.reserve(std::min(count, text.size() / min_entry_bytes));

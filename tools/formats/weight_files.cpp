@@ -52,15 +52,15 @@ void check_every_tensor_is_used(const WeightFiles& files, const std::vector<Weig
 
 Tensor read_parameter(const WeightFiles& files, const WeightMapping& mapping, DType dtype) {
     const Context ctx(Device::cpu(), 1);
-    const Tensor whole = empty_on_host(mapping.shape, dtype);
+    const Tensor full = empty_on_host(mapping.shape, dtype);
     std::int64_t row = 0;
     for (const WeightPart& part : mapping.parts) {
         Tensor x = files.read(part.name);
         if (part.transposed) x = x.transpose(0, 1);
-        copy(ctx, whole.slice(0, row, x.size(0)), x);
+        copy(ctx, full.slice(0, row, x.size(0)), x);
         row += x.size(0);
     }
-    return whole;
+    return full;
 }
 
 }  // namespace

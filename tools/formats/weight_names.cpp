@@ -85,9 +85,9 @@ const ModuleNames& module_named(std::span<const ModuleNames> modules, std::strin
 /// Returns how many rows each part has. Only attention's packed matrix has parts of different sizes.
 std::vector<std::int64_t> rows_of_parts(const ModelConfig& config, std::int64_t rows, std::size_t parts) {
     if (parts != 3) return std::vector(parts, rows / static_cast<std::int64_t>(parts));
-    const std::int64_t of_queries = config.heads * config.head_dim();
-    const std::int64_t of_keys = config.key_value_heads() * config.head_dim();
-    return {of_queries, of_keys, of_keys};
+    const std::int64_t query_rows = config.heads * config.head_dim();
+    const std::int64_t key_rows = config.key_value_heads() * config.head_dim();
+    return {query_rows, key_rows, key_rows};
 }
 
 WeightMapping mapping_of(WeightLayout layout, const ModelConfig& config, const std::string& parameter,

@@ -81,13 +81,13 @@ NextTokenBatch::Parts NextTokenBatch::parts_of(std::span<const Text> texts) {
         if (step_ && length == 1) {
             parts.step.push_back(
                 {.slot = unread.slot, .position = unread.start, .token = unread.tokens.front()});
-            parts.of_step.push_back(i);
+            parts.step_indices.push_back(i);
             continue;
         }
         if (parts.passes.empty() || parts.passes.back().tokens + length > limit) parts.passes.emplace_back();
         Parts::Pass& pass = parts.passes.back();
         pass.texts.push_back(unread);
-        pass.of_texts.push_back(i);
+        pass.text_indices.push_back(i);
         pass.tokens += length;
     }
     return parts;
@@ -106,11 +106,12 @@ std::vector<std::vector<double>> NextTokenBatch::logits_of(const Parts::Pass& pa
 std::vector<std::vector<double>> NextTokenBatch::logits(std::span<const Text> texts) {
     const Parts parts = parts_of(texts);
     std::vector<std::vector<double>> all(texts.size());
-    const auto put = [&](std::vector<std::vector<double>> some, const std::vector<std::size_t>& of_texts) {
-        for (std::size_t i = 0; i < some.size(); ++i) all[of_texts[i]] = std::move(some[i]);
+    const auto put = [&](std::vector<std::vector<double>> some,
+                         const std::vector<std::size_t>& text_indices) {
+        for (std::size_t i = 0; i < some.size(); ++i) all[text_indices[i]] = std::move(some[i]);
     };
-    for (const Parts::Pass& pass : parts.passes) put(logits_of(pass), pass.of_texts);
-    if (!parts.step.empty()) put(step_->logits(parts.step), parts.of_step);
+    for (const Parts::Pass& pass : parts.passes) put(logits_of(pass), pass.text_indices);
+    if (!parts.step.empty()) put(step_->logits(parts.step), parts.step_indices);
     return all;
 }
 
@@ -119,11 +120,12 @@ std::vector<std::int32_t> NextTokenBatch::most_likely(std::span<const Text> text
     std::vector<std::int32_t> all(texts.size());
     for (const Parts::Pass& pass : parts.passes) {
         const std::vector<std::vector<double>> logits = logits_of(pass);
-        for (std::size_t i = 0; i < logits.size(); ++i) all[pass.of_texts[i]] = most_likely_token(logits[i]);
+        for (std::size_t i = 0; i < logits.size(); ++i)
+            all[pass.text_indices[i]] = most_likely_token(logits[i]);
     }
     if (!parts.step.empty()) {
         const std::vector<std::int32_t> tokens = step_->most_likely(parts.step);
-        for (std::size_t i = 0; i < tokens.size(); ++i) all[parts.of_step[i]] = tokens[i];
+        for (std::size_t i = 0; i < tokens.size(); ++i) all[parts.step_indices[i]] = tokens[i];
     }
     return all;
 }

@@ -42,13 +42,13 @@ class NextTokenBatch {
         std::int64_t cached = 0;  // tokens in the window that the cache holds
     };
     /// The parts of a call: texts that read one token, which are a step on a GPU, and the other texts in
-    /// passes. `of_...` are indices into the call's texts.
+    /// passes. `step_indices` and `text_indices` are indices into the call's texts.
     struct Parts {
         std::vector<TokenStep::Input> step;
-        std::vector<std::size_t> of_step;
+        std::vector<std::size_t> step_indices;
         struct Pass {
             std::vector<TextToRead> texts;
-            std::vector<std::size_t> of_texts;
+            std::vector<std::size_t> text_indices;
             std::int64_t tokens = 0;
         };
         std::vector<Pass> passes;

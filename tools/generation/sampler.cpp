@@ -80,9 +80,11 @@ class LikeliestFirst {
     void sort_more(std::size_t i) {
         constexpr std::size_t first = 64, growth = 4;
         const std::size_t end = std::min(size(), std::max({first, i + 1, growth * sorted_}));
-        const auto at = [&](std::size_t n) { return candidates_.begin() + static_cast<std::ptrdiff_t>(n); };
-        if (end < size()) std::nth_element(at(sorted_), at(end), candidates_.end());
-        std::sort(at(sorted_), at(end));
+        const auto candidate_at = [&](std::size_t n) {
+            return candidates_.begin() + static_cast<std::ptrdiff_t>(n);
+        };
+        if (end < size()) std::nth_element(candidate_at(sorted_), candidate_at(end), candidates_.end());
+        std::sort(candidate_at(sorted_), candidate_at(end));
         sorted_ = end;
     }
 

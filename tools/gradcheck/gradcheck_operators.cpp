@@ -110,7 +110,7 @@ GradientReport check_packed_attention(const Context& ctx) {
     };
     const attention::Options options{.causal = true,
                                      .dropout_p = 0.3,
-                                     .dropout_key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1),
+                                     .dropout_key = DropoutKey::from_step(/*run_seed=*/7, /*step=*/1),
                                      .cumulative_q = offsets({0, 7, 7, 12, 15}),
                                      .cumulative_k = offsets({0, 9, 13, 13, 21})};
     attention::Saved saved;
@@ -147,7 +147,7 @@ GradientReport check_rope(const Context& ctx) {
 GradientReport check_dropout(const Context& ctx) {
     const Dropout dropout{0.3};
     Dropout::Saved saved;
-    const DropoutKey key = DropoutKey::of_step(/*run_seed=*/7, /*step=*/1);
+    const DropoutKey key = DropoutKey::from_step(/*run_seed=*/7, /*step=*/1);
     const Differentiable function{
         [&](const Context& c, const Tensors& x) { return Tensors{dropout.forward(c, x[0], key, saved)}; },
         [&](const Context& c, const Tensors&, const Tensors& dy) {
@@ -261,7 +261,7 @@ std::vector<CheckedOperator> make_operators() {
                                         .vocabulary = 11,
                                         .qk_norm = true});
     std::vector<CheckedOperator> operators = make_attention_operators();
-    const std::vector<CheckedOperator> of_layers{
+    const std::vector<CheckedOperator> layer_operators{
         {"linear",
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);
@@ -294,7 +294,7 @@ std::vector<CheckedOperator> make_operators() {
         {"gpt2", [gpt2](const Context& c) { return check_transformer(c, gpt2); }},
         {"llama", [llama](const Context& c) { return check_transformer(c, llama); }},
     };
-    operators.insert(operators.end(), of_layers.begin(), of_layers.end());
+    operators.insert(operators.end(), layer_operators.begin(), layer_operators.end());
     for (const ActivationTraits& traits : activation_table)
         operators.push_back(
             {std::string(traits.name), [&traits](const Context& c) { return check_activation(c, traits); }});

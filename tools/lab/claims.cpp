@@ -126,9 +126,9 @@ Verdict judge_traffic(const Setup& setup) {
     std::vector<double> sizes, traffic;
     std::int64_t m = smallest_fast_memory(setup.head_dim);
     for (int i = 0; i < 5; ++i, m *= 4) {
-        Setup at = setup;
-        at.fast_memory = m;
-        const Measurement forward = find(measure_attention(at), "flash2", "forward");
+        Setup varied_setup = setup;
+        varied_setup.fast_memory = m;
+        const Measurement forward = find(measure_attention(varied_setup), "flash2", "forward");
         sizes.push_back(static_cast<double>(m));
         traffic.push_back(static_cast<double>(forward.slow_bytes));
         verdict.figures += formatted("%s%.3f MB at M = %.0f KiB", i == 0 ? "flash2 forward: " : ", ",

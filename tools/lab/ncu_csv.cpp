@@ -153,10 +153,10 @@ class CsvTable {
     };
     bool is_long() const { return name_.has_value(); }
     std::optional<std::size_t> column(std::string_view name) const {
-        const auto at = std::find(header_.begin(), header_.end(), name);
-        if (at == header_.end()) return std::nullopt;
-        check(std::find(at + 1, header_.end(), name) == header_.end(), "two columns '", name, '\'');
-        return static_cast<std::size_t>(at - header_.begin());
+        const auto found = std::find(header_.begin(), header_.end(), name);
+        if (found == header_.end()) return std::nullopt;
+        check(std::find(found + 1, header_.end(), name) == header_.end(), "two columns '", name, '\'');
+        return static_cast<std::size_t>(found - header_.begin());
     }
     void add_metric(const Fields& row) {
         const auto metric = std::find(metric_names.begin(), metric_names.end(), row[*name_]);
@@ -164,9 +164,9 @@ class CsvTable {
             set(row, static_cast<std::size_t>(metric - metric_names.begin()), row[*value_], row[*unit_]);
     }
     void set(const Fields& row, std::size_t metric, const std::string& value, const std::string& unit) {
-        const auto [at, is_new] = launch_of_id_.emplace(row[id_], launches_.size());
+        const auto [entry, is_new] = launch_of_id_.emplace(row[id_], launches_.size());
         if (is_new) launches_.push_back({.kernel = base_name(row[kernel_])});
-        launches_[at->second].bytes[metric] = parse_number(value) * bytes_per_unit(unit);
+        launches_[entry->second].bytes[metric] = parse_number(value) * bytes_per_unit(unit);
     }
 
     Fields header_, units_;

@@ -64,20 +64,20 @@ std::vector<SoftmaxMeasurement> measure_softmax(const Setup& setup) {
     };
     const SlowMatrix<const float> in = x.matrix();
     const SlowMatrix<float> out = y.matrix();
-    const auto whole = [&](auto&& softmax) {
+    const auto full_softmax = [&](auto&& softmax) {
         return [&, softmax](FastMemory& fast) {
             softmax(in, out, block, fast);
             return 0.0;
         };
     };
-    measure("naive", 2 + 1, whole(naive_softmax));
-    measure("safe", 3 + 1, whole(safe_softmax));
-    measure("online", 2 + 1, whole(online_softmax));
+    measure("naive", 2 + 1, full_softmax(naive_softmax));
+    measure("safe", 3 + 1, full_softmax(safe_softmax));
+    measure("online", 2 + 1, full_softmax(online_softmax));
     measure("online_statistics", 1 + 0, [&](FastMemory& fast) {
         const RowSum row = online_statistics(in, block, fast);
         return std::abs(static_cast<double>(row.sum) - expected.sum) / expected.sum;
     });
-    measure("unfused", 4 + 2, whole(unfused_softmax));
+    measure("unfused", 4 + 2, full_softmax(unfused_softmax));
     if (n <= capacity)
         measure("fused", 1 + 1, [&](FastMemory& fast) {
             fused_softmax(in, out, fast);

@@ -92,9 +92,9 @@ int TraceRecorder::tile_index(const void* data) const {
 }
 
 int TraceRecorder::matrix_index(const SlowMemory::Matrix& matrix) {
-    const auto [at, is_new] = matrices_.emplace(matrix.id, static_cast<int>(trace_.matrices.size()));
+    const auto [entry, is_new] = matrices_.emplace(matrix.id, static_cast<int>(trace_.matrices.size()));
     if (is_new) trace_.matrices.push_back({matrix.name, matrix.rows, matrix.columns});
-    return at->second;
+    return entry->second;
 }
 
 }  // namespace gradtile::attention::lab

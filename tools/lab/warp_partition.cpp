@@ -9,18 +9,18 @@ namespace gradtile::attention::lab {
 SharedTraffic shared_traffic(WarpPartition partition, std::int64_t heads, std::int64_t queries,
                              std::int64_t keys, std::int64_t head_dim) {
     constexpr std::int64_t warps = partition_warps, rows = partition_rows, tile_keys = partition_keys;
-    constexpr std::int64_t of_16_bits = 2, of_f32 = 4;
+    constexpr std::int64_t size_16_bit = 2, size_f32 = 4;
     const std::int64_t tiles = heads * ceil_div(queries, rows) * ceil_div(keys, tile_keys);
-    const std::int64_t q = rows * head_dim * of_16_bits, k_and_v = 2 * tile_keys * head_dim * of_16_bits;
+    const std::int64_t q = rows * head_dim * size_16_bit, k_and_v = 2 * tile_keys * head_dim * size_16_bit;
     if (partition == WarpPartition::split_q) return {.loads = tiles * (q + warps * k_and_v)};
     // For each row of a warp: its maximum and sum in the tile, and its partial O.
-    const std::int64_t of_rows = warps * rows * of_f32, parts_of_o = of_rows * head_dim;
-    const std::int64_t running_maximum = rows * of_f32;
-    return {.loads = tiles * (warps * q + k_and_v                    // products
-                              + warps * (of_rows + running_maximum)  // maxima, by every warp
-                              + of_rows + running_maximum            // again, by the warp that owns the row
-                              + of_rows + parts_of_o),               // sums, O
-            .stores = tiles * (of_rows + of_rows + running_maximum + parts_of_o)};
+    const std::int64_t statistic_bytes = warps * rows * size_f32, parts_of_o = statistic_bytes * head_dim;
+    const std::int64_t running_maximum = rows * size_f32;
+    return {.loads = tiles * (warps * q + k_and_v                            // products
+                              + warps * (statistic_bytes + running_maximum)  // maxima, by every warp
+                              + statistic_bytes + running_maximum  // again, by the warp that owns the row
+                              + statistic_bytes + parts_of_o),     // sums, O
+            .stores = tiles * (statistic_bytes + statistic_bytes + running_maximum + parts_of_o)};
 }
 
 void partitioned_forward(const Context& ctx, WarpPartition partition, GridOrder order, const Tensor& q,

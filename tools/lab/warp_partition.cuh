@@ -106,10 +106,10 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     // Each warp's row maxima.
 #pragma unroll
     for (int i = 0; i < lane_rows; ++i) {
-        const FragmentC(&of_row)[warp_keys / 8] = s[i / 2];
+        const FragmentC(&row_scores)[warp_keys / 8] = s[i / 2];
         const int e = i % 2 * 2;
-        const float largest =
-            row_max(fmaxf(fmaxf(of_row[0][e], of_row[0][e + 1]), fmaxf(of_row[1][e], of_row[1][e + 1])));
+        const float largest = row_max(fmaxf(fmaxf(row_scores[0][e], row_scores[0][e + 1]),
+                                            fmaxf(row_scores[1][e], row_scores[1][e + 1])));
         if (lane % 4 == 0) exchange.maxima[warp * rows + row_of(i)] = largest;
     }
     __syncthreads();
@@ -245,10 +245,10 @@ __global__ void __launch_bounds__(threads, 1)
         const int row = warp_row + i * 8 + lane / 4;
         const float sum = own.softmax.sum(i), inverse = sum == 0 ? 0.0f : 1 / sum;
         if (row >= p.mask.queries) continue;
-        T* const of_row = p.o.head(batch, head).row(row);
+        T* const o_row = p.o.head(batch, head).row(row);
 #pragma unroll
         for (int n = 0; n < head_dim / 8; ++n)
-            *reinterpret_cast<std::uint32_t*>(of_row + n * 8 + lane % 4 * 2) =
+            *reinterpret_cast<std::uint32_t*>(o_row + n * 8 + lane % 4 * 2) =
                 pack<T>(own.o[0][n][i * 2] * inverse, own.o[0][n][i * 2 + 1] * inverse);
         if (lane % 4 == 0)
             p.lse[std::int64_t{batch_head} * p.mask.queries + row] = own.softmax.lse(i, sum).lse;

@@ -62,8 +62,8 @@ class BlockedSignals {
     int wait(const std::optional<SteadyTime>& deadline, siginfo_t& signal) const {
         if (!deadline) return sigwaitinfo(&set_, &signal);
         const auto left = std::max(*deadline - SteadyClock::now(), SteadyClock::duration::zero());
-        const auto whole = std::chrono::floor<seconds>(left);
-        const timespec time{whole.count(), std::chrono::nanoseconds(left - whole).count()};
+        const auto whole_seconds = std::chrono::floor<seconds>(left);
+        const timespec time{whole_seconds.count(), std::chrono::nanoseconds(left - whole_seconds).count()};
         return sigtimedwait(&set_, &signal, &time);
     }
 

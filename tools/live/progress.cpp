@@ -45,9 +45,11 @@ bool can_rewrite_lines(std::FILE* out) {
 }
 
 std::string readable_duration(double seconds) {
-    const auto whole = static_cast<long>(std::llround(std::clamp(seconds, 0.0, 1e9)));
-    if (whole >= 3600) return formatted("%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
-    return formatted("%ld:%02ld", whole / 60, whole % 60);
+    const auto whole_seconds = static_cast<long>(std::llround(std::clamp(seconds, 0.0, 1e9)));
+    if (whole_seconds >= 3600)
+        return formatted("%ld:%02ld:%02ld", whole_seconds / 3600, whole_seconds / 60 % 60,
+                         whole_seconds % 60);
+    return formatted("%ld:%02ld", whole_seconds / 60, whole_seconds % 60);
 }
 
 std::vector<ProgressField> progress_fields(const StepReport& report, const ProgressOptions& options,

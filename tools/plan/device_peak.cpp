@@ -8,11 +8,11 @@ namespace gradtile {
 namespace {
 
 struct Peaks {
-    double of_16_bit, of_f32, of_f64;
+    double peak_16_bit, peak_f32, peak_f64;
     double of(DType dtype, bool tf32) const {
-        if (is_16_bit(dtype)) return of_16_bit;
-        if (dtype == DType::f64) return of_f64;
-        return tf32 ? of_16_bit / 2 : of_f32;  // every GPU with TF32 has half the 16-bit rate
+        if (is_16_bit(dtype)) return peak_16_bit;
+        if (dtype == DType::f64) return peak_f64;
+        return tf32 ? peak_16_bit / 2 : peak_f32;  // every GPU with TF32 has half the 16-bit rate
     }
 };
 

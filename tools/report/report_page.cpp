@@ -94,9 +94,9 @@ List samples_of(const RunMetrics& run) {
     const std::size_t count = std::min(run.samples.size(), max_report_samples);
     List samples;
     for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t at = count > 1 ? i * (run.samples.size() - 1) / (count - 1) : 0;
+        const std::size_t sample = count > 1 ? i * (run.samples.size() - 1) / (count - 1) : 0;
         samples.push_back(
-            JsonValue::object({{"step", run.samples[at].step}, {"text", run.samples[at].text}}));
+            JsonValue::object({{"step", run.samples[sample].step}, {"text", run.samples[sample].text}}));
     }
     return samples;
 }

@@ -53,10 +53,10 @@ std::optional<MetricsSample> sample_of(const JsonValue& event) {
     if (event["event"] != "sample" || !is("prompt", is_text) || !is("text", is_text) ||
         !is("step", [](const JsonValue& value) { return value.fits<std::int64_t>(); }))
         return std::nullopt;
-    const PrintableOptions whole{.max_characters = 4000, .multiline = true};
+    const PrintableOptions options{.max_characters = 4000, .multiline = true};
     return MetricsSample{
         .step = event["step"].get<std::int64_t>(),
-        .text = printable(event["prompt"].get<std::string>() + event["text"].get<std::string>(), whole)};
+        .text = printable(event["prompt"].get<std::string>() + event["text"].get<std::string>(), options)};
 }
 
 /// Like a step, a sample replaces the samples for the same and later steps, which an earlier process wrote.

@@ -29,10 +29,10 @@ void count_piece(CountByPiece& counts, std::string_view piece, std::int64_t time
     }
 }
 
-/// Returns whether a piece of GPT-2's pattern begins at `at`, whatever the text before `at - 1` is. A piece
-/// begins between a line break and a visible ASCII character, because no piece contains both.
-bool is_safe_border(std::string_view text, std::size_t at) {
-    return text[at - 1] == '\n' && text[at] > ' ' && text[at] < '\x7F';
+/// Returns whether a piece of GPT-2's pattern begins at `position`, whatever the text before `position - 1`
+/// is. A piece begins between a line break and a visible ASCII character, because no piece contains both.
+bool is_safe_border(std::string_view text, std::size_t position) {
+    return text[position - 1] == '\n' && text[position] > ' ' && text[position] < '\x7F';
 }
 
 /// Two adjacent tokens.
@@ -65,11 +65,12 @@ class BytePairTrainer::PieceCounts {
         constexpr std::size_t max_parts = std::size_t{1} << 16;  // limits parts in text that is full of
                                                                  // invalid bytes
         std::vector<Part> parts;
-        for (std::size_t at = 0; at < text.size();) {
-            const std::size_t end = end_of_utf8(text, at);
-            cut_run(text.substr(at, end - at), parts);
-            at = end_of_invalid_utf8(text, end);
-            if (at > end) parts.push_back({text.substr(end, at - end), 0, at - end, /*is_utf8=*/false});
+        for (std::size_t position = 0; position < text.size();) {
+            const std::size_t end = end_of_utf8(text, position);
+            cut_run(text.substr(position, end - position), parts);
+            position = end_of_invalid_utf8(text, end);
+            if (position > end)
+                parts.push_back({text.substr(end, position - end), 0, position - end, /*is_utf8=*/false});
             if (parts.size() >= max_parts) count(parts);
         }
         count(parts);
@@ -117,8 +118,8 @@ class BytePairTrainer::PieceCounts {
             for (std::size_t i = borders[first]; i < borders[first + 1]; ++i) {
                 const Part& part = parts[i];
                 if (!part.is_utf8) count_one(part.run);
-                for (std::size_t at = part.begin; part.is_utf8 && at < part.end;)
-                    at = cutter.cut_next(part.run, at, count_one);
+                for (std::size_t position = part.begin; part.is_utf8 && position < part.end;)
+                    position = cutter.cut_next(part.run, position, count_one);
             }
             const std::scoped_lock lock(mutex);
             for (const auto& [piece, count] : counted) count_piece(counts_, piece, count);

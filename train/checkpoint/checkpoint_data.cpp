@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::string_view tokenizer_name = "tokenizer";
 
-/// Returns where the string that begins at `at` ends.
-std::size_t string_end(std::string_view text, std::size_t at) {
-    for (++at; at < text.size() && text[at] != '"'; ++at)
-        if (text[at] == '\\') ++at;
-    return std::min(at + 1, text.size());
+/// Returns where the string that begins at `position` ends.
+std::size_t string_end(std::string_view text, std::size_t position) {
+    for (++position; position < text.size() && text[position] != '"'; ++position)
+        if (text[position] == '\\') ++position;
+    return std::min(position + 1, text.size());
 }
 
 struct Range {
@@ -25,22 +25,22 @@ struct Range {
 Range tokenizer_range(std::string_view text) {
     constexpr std::string_view name = "\"tokenizer\"", blanks = " \t\r\n";
     Range found;
-    for (std::size_t at = 0, depth = 0; at < text.size();) {
-        const char c = text[at];
+    for (std::size_t position = 0, depth = 0; position < text.size();) {
+        const char c = text[position];
         if (c == '"') {
-            const std::size_t end = string_end(text, at);
+            const std::size_t end = string_end(text, position);
             const std::size_t colon = std::min(text.find_first_not_of(blanks, end), text.size());
-            if (depth == 1 && found.begin == 0 && text.substr(at, end - at) == name &&
+            if (depth == 1 && found.begin == 0 && text.substr(position, end - position) == name &&
                 text.substr(colon, 1) == ":")
                 found.begin = colon + 1;
-            at = end;
+            position = end;
             continue;
         }
         const bool ends_member = depth == 1 && (c == ',' || c == '}');
-        if (ends_member && found.begin > 0) return {found.begin, at};
+        if (ends_member && found.begin > 0) return {found.begin, position};
         if (c == '{' || c == '[') ++depth;
         if ((c == '}' || c == ']') && depth > 0) --depth;
-        ++at;
+        ++position;
     }
     return {};
 }

@@ -81,24 +81,25 @@ void CheckpointImage::read_from_memory(std::byte* data, std::size_t bytes, std::
 
 std::uint32_t CheckpointImage::finish() {
     std::uint32_t crc = 0;
-    std::uint64_t at = body_begin_;
+    std::uint64_t position = body_begin_;
     std::vector<std::byte> gap;
     const auto fill_gap = [&](std::uint64_t end) {
-        while (at < end) {
-            gap.resize(static_cast<std::size_t>(std::min<std::uint64_t>(end - at, std::uint64_t{1} << 20)));
-            read_from_memory(gap.data(), gap.size(), at);
-            file_.write(gap.data(), gap.size(), at);
+        while (position < end) {
+            gap.resize(
+                static_cast<std::size_t>(std::min<std::uint64_t>(end - position, std::uint64_t{1} << 20)));
+            read_from_memory(gap.data(), gap.size(), position);
+            file_.write(gap.data(), gap.size(), position);
             crc = crc32c(gap, crc);
-            at += gap.size();
+            position += gap.size();
         }
     };
     for (const auto& [address, extent] : written_) {
         fill_gap(address);
         crc = crc32c_combine(crc, extent.crc, extent.bytes);
-        at = address + extent.bytes;
+        position = address + extent.bytes;
     }
     fill_gap(size_);
-    check(at == size_, "libhdf5 ended the file at byte ", size_, ", inside data it wrote");
+    check(position == size_, "libhdf5 ended the file at byte ", size_, ", inside data it wrote");
     return crc;
 }
 

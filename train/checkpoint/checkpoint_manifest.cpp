@@ -38,22 +38,23 @@ class ManifestWriter {
     explicit ManifestWriter(std::uint64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
     template <class T>
     void number(T value) {
-        put_little_endian(bytes_.data() + at_, value);
-        at_ += sizeof value;
+        put_little_endian(bytes_.data() + position_, value);
+        position_ += sizeof value;
     }
     void text(const std::string& text) {
         const auto from = std::as_bytes(std::span(text));
-        std::copy(from.begin(), from.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(at_));
-        at_ += from.size();
+        std::copy(from.begin(), from.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(position_));
+        position_ += from.size();
     }
     std::vector<std::byte> finish() {
-        check(at_ == bytes_.size(), "the list of tensors takes ", at_, " bytes, expected ", bytes_.size());
+        check(position_ == bytes_.size(), "the list of tensors takes ", position_, " bytes, expected ",
+              bytes_.size());
         return std::move(bytes_);
     }
 
   private:
     std::vector<std::byte> bytes_;
-    std::size_t at_ = 0;
+    std::size_t position_ = 0;
 };
 
 class ManifestReader {

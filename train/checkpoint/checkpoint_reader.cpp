@@ -48,15 +48,15 @@ std::vector<Segment> segments_of(const CheckpointContents& contents, std::span<s
 
     std::vector<Segment> segments;
     segments.reserve(2 * places.size() + 1);
-    std::uint64_t at = contents.header.user_block;
+    std::uint64_t position = contents.header.user_block;
     const auto add_gap = [&](std::uint64_t end) {
-        if (at < end) segments.push_back({{at, end - at}});
+        if (position < end) segments.push_back({{position, end - position}});
     };
     for (const Place& place : places) {
         add_gap(place.extent.begin);
         index[place.object][place.number] = segments.size();
         segments.push_back({place.extent, place.to});
-        at = place.extent.end();
+        position = place.extent.end();
     }
     add_gap(contents.header.length);
     return segments;
@@ -156,8 +156,8 @@ void read_body(const OpenFile& file, const CheckpointContents& contents,
           "damaged: the checksum of the file's content does not match the header's");
     for (std::size_t i = 0; i < objects.size(); ++i) {
         std::uint32_t crc = 0;
-        for (const std::size_t at : index[i])
-            crc = crc32c_combine(crc, segments[at].crc, segments[at].extent.bytes);
+        for (const std::size_t segment : index[i])
+            crc = crc32c_combine(crc, segments[segment].crc, segments[segment].extent.bytes);
         check(crc == objects[i].crc32c, objects[i].name,
               ": damaged: the checksum of its elements does not match");
     }

@@ -13,7 +13,7 @@ namespace gradtile {
 /// A device memory range and its place in the snapshot.
 struct SnapshotPart {
     const std::byte* from;
-    std::uint64_t at;  ///< offset in the snapshot; a multiple of 16
+    std::uint64_t offset;  ///< offset in the snapshot; a multiple of 16
     std::uint64_t bytes;
     bool operator==(const SnapshotPart&) const = default;
 };

@@ -19,7 +19,7 @@ constexpr std::uint64_t piece_bytes = 64 << 10;
 __global__ void __launch_bounds__(threads_per_block)
     gather_kernel(std::byte* snapshot, const SnapshotPart* pieces) {
     const SnapshotPart piece = pieces[blockIdx.x];
-    std::byte* const to = snapshot + piece.at;
+    std::byte* const to = snapshot + piece.offset;
     std::uint64_t copied = 0;
     if (reinterpret_cast<std::uintptr_t>(piece.from) % sizeof(uint4) == 0) {
         const auto* const words = reinterpret_cast<const uint4*>(piece.from);
@@ -76,8 +76,9 @@ void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts) {
     std::uint64_t end = 0;
     for (const SnapshotPart& part : parts) {
         for (std::uint64_t begin = 0; begin < part.bytes; begin += piece_bytes)
-            pieces.push_back({part.from + begin, part.at + begin, std::min(piece_bytes, part.bytes - begin)});
-        end = std::max(end, part.at + part.bytes);
+            pieces.push_back(
+                {part.from + begin, part.offset + begin, std::min(piece_bytes, part.bytes - begin)});
+        end = std::max(end, part.offset + part.bytes);
     }
     s.parts.clear();
     const auto memory_of = [&](std::unique_ptr<Buffer>& buffer, std::size_t bytes) {

@@ -132,9 +132,9 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     const auto add_device_part = [&](const std::string& name, const Tensor& x) {
         check(on_device_ != nullptr, name, ": is on ", x.device(), "; this writer saves from the cpu");
         check(x.is_contiguous(), name, ": ", x, " is not contiguous");
-        const auto at = static_cast<std::uint64_t>(free - staging_->data());
-        plan.on_device.push_back({x.raw_data(), at, x.bytes()});
-        plan.device_bytes = at + x.bytes();
+        const auto offset = static_cast<std::uint64_t>(free - staging_->data());
+        plan.on_device.push_back({x.raw_data(), offset, x.bytes()});
+        plan.device_bytes = offset + x.bytes();
     };
     visit_tensors(live, staged, [&](const NamedTensors& tensors, NamedTensors& copies) {
         for (const auto& [name, x] : tensors) {

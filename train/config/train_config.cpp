@@ -175,10 +175,10 @@ void make_paths_absolute(TrainConfig& config) {
     const auto make_absolute = [](const char* name, std::string& path) {
         if (path.empty()) return;  // no file was given
         std::error_code error;
-        const std::string whole = std::filesystem::absolute(path, error).string();
+        const std::string full_path = std::filesystem::absolute(path, error).string();
         check(!error, name, ": '", path, "': the working directory is not known: ", error.message());
-        check(is_utf8(whole), name, ": '", whole, "' is not UTF-8, a run's settings must be");
-        path = whole;
+        check(is_utf8(full_path), name, ": '", full_path, "' is not UTF-8, a run's settings must be");
+        path = full_path;
     };
     make_absolute("data", config.data);
     make_absolute("val-data", config.val_data);

@@ -104,9 +104,9 @@ void ChatFormat::add(EncodedConversation& to, std::string_view text, bool is_tar
 void ChatFormat::add_turn(EncodedConversation& to, const ChatMessage& message,
                           std::string_view source) const {
     const TemplateTexts texts = texts_of(template_);
-    const std::string of_template = concat("chat template ", name_of(template_));
+    const std::string template_source = concat("chat template ", name_of(template_));
     const bool is_answer = message.role == ChatRole::assistant;
-    add(to, header_of(texts, message.role), false, SpecialTokens::recognised, of_template);
+    add(to, header_of(texts, message.role), false, SpecialTokens::recognised, template_source);
     const std::string_view content =
         template_ == ChatTemplate::llama3 ? trimmed(message.content) : std::string_view(message.content);
     // With BPE, the blank and the message are encoded together, because a token may begin with the blank
@@ -118,15 +118,15 @@ void ChatFormat::add_turn(EncodedConversation& to, const ChatMessage& message,
         add(to, texts.before_message, is_answer, SpecialTokens::as_text, source);
         add(to, content, is_answer, SpecialTokens::as_text, source);
     }
-    add(to, texts.end, is_answer, SpecialTokens::recognised, of_template);
-    add(to, texts.after_end, false, SpecialTokens::recognised, of_template);
+    add(to, texts.end, is_answer, SpecialTokens::recognised, template_source);
+    add(to, texts.after_end, false, SpecialTokens::recognised, template_source);
 }
 
 EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, std::string_view source) const {
     const TemplateTexts texts = texts_of(template_);
-    const std::string of_template = concat("chat template ", name_of(template_));
+    const std::string template_source = concat("chat template ", name_of(template_));
     EncodedConversation all;
-    add(all, texts.begin, false, SpecialTokens::recognised, of_template);
+    add(all, texts.begin, false, SpecialTokens::recognised, template_source);
     for (std::size_t i = 0; i < messages.size(); ++i) {
         const std::size_t begin = all.ids.size();
         add_turn(all, messages[i], source);
@@ -135,11 +135,11 @@ EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, st
             continue;
         // The user's header ends the answer before it.
         EncodedConversation header;
-        add(header, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, of_template);
+        add(header, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, template_source);
         std::fill_n(all.is_target.begin() + static_cast<std::ptrdiff_t>(begin), header.ids.size(), true);
     }
     if (texts.end.empty() && !messages.empty() && messages.back().role == ChatRole::assistant)
-        add(all, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, of_template);
+        add(all, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, template_source);
     if (!all.is_target.empty()) all.is_target.front() = false;
     return all;
 }
@@ -147,11 +147,11 @@ EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, st
 std::vector<std::int32_t> ChatFormat::prompt(std::span<const ChatMessage> messages,
                                              std::string_view source) const {
     const TemplateTexts texts = texts_of(template_);
-    const std::string of_template = concat("chat template ", name_of(template_));
+    const std::string template_source = concat("chat template ", name_of(template_));
     EncodedConversation all;
-    add(all, texts.begin, false, SpecialTokens::recognised, of_template);
+    add(all, texts.begin, false, SpecialTokens::recognised, template_source);
     for (const ChatMessage& message : messages) add_turn(all, message, source);
-    add(all, header_of(texts, ChatRole::assistant), false, SpecialTokens::recognised, of_template);
+    add(all, header_of(texts, ChatRole::assistant), false, SpecialTokens::recognised, template_source);
     return std::move(all.ids);
 }
 

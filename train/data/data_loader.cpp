@@ -70,18 +70,18 @@ std::int64_t fill_window(const WindowSource& source, const TokenWindow& inputs, 
 
 /// Throws Error unless a target counts in at least one window. Otherwise a loss would be 0 or 0/0, which are
 /// no results. Usually reads one window only.
-void require_target(const WindowSource& source, std::span<const TokenWindow> of_examples,
+void require_target(const WindowSource& source, std::span<const TokenWindow> example_windows,
                     WindowOptions options, const char* purpose) {
     const std::int64_t predictions = std::max<std::int64_t>(source.tokens.size() - 1, 1);
     options.context = std::min(options.context, predictions);
     const std::int64_t context = options.context;
     const std::int64_t windows =
-        of_examples.empty() ? ceil_div(predictions, context) : std::ssize(of_examples);
+        example_windows.empty() ? ceil_div(predictions, context) : std::ssize(example_windows);
     std::vector<std::int32_t> window, row(static_cast<std::size_t>(3 * context)), starts;
     for (std::int64_t i = 0; i < windows; ++i) {
-        const TokenWindow inputs = of_examples.empty()
+        const TokenWindow inputs = example_windows.empty()
                                        ? TokenWindow{i * context, std::min((i + 1) * context, predictions)}
-                                       : of_examples[static_cast<std::size_t>(i)];
+                                       : example_windows[static_cast<std::size_t>(i)];
         starts.clear();
         if (fill_window(source, inputs, options, window,
                         {row.data(), row.data() + context, row.data() + 2 * context}, starts) > 0)
@@ -168,14 +168,14 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
     check(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks, "data loader: rank ",
           options.rank, " of ", options.ranks);
     if (const Examples* const examples = tokens_.examples()) {
-        of_examples_ = windows_of(*examples, options.context, options.packing);
-        check(!of_examples_.empty(), tokens_.source(), ": has no target to train on");
+        example_windows_ = windows_of(*examples, options.context, options.packing);
+        check(!example_windows_.empty(), tokens_.source(), ": has no target to train on");
     } else {
         check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
               " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
     }
     borders_ = borders_of(tokens_, options_.packing);
-    require_target({tokens_, borders_}, of_examples_, window_options(), "train");
+    require_target({tokens_, borders_}, example_windows_, window_options(), "train");
     cursor_ = start_of(0);
 }
 
@@ -185,7 +185,8 @@ DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
                      philox_key(mix_seed(options_.seed.value, phase_purpose)));
     const std::uint64_t order_seed = mix_seed(mix_seed(options_.seed.value, order_purpose), counter);
-    if (!of_examples_.empty()) return {.epoch = epoch, .order = Permutation(of_examples_.size(), order_seed)};
+    if (!example_windows_.empty())
+        return {.epoch = epoch, .order = Permutation(example_windows_.size(), order_seed)};
     const std::uint64_t draw = std::uint64_t{words[0]} << 32 | words[1];
     const auto phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
 
@@ -199,7 +200,7 @@ DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
 TokenWindow DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
     const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
-    if (!of_examples_.empty()) return of_examples_[static_cast<std::size_t>(window)];
+    if (!example_windows_.empty()) return example_windows_[static_cast<std::size_t>(window)];
     // Window borders are phase + k * context; the window that would begin before token 0 is the short first
     // one.
     const std::int64_t border = (cursor.phase > 0 ? cursor.phase - context : 0) + window * context;
@@ -225,18 +226,18 @@ std::int64_t DataLoader::count_targets(const TokenWindow& window) {
 std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int32_t> targets,
                               const DocumentSpans& documents) {
     BatchRows rows(window_options(), tokens, targets, documents);
-    Cursor at = cursor_;  // becomes the loader's position when everything has been read
+    Cursor cursor = cursor_;  // becomes the loader's position when everything has been read
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows.count(); ++row) {
-            const TokenWindow window = window_at(at);
+            const TokenWindow window = window_at(cursor);
             counted += rank == options_.rank ? rows.fill({tokens_, borders_}, row, window, window_)
                                              : count_targets(window);
-            if (++at.position < at.windows()) continue;
+            if (++cursor.position < cursor.windows()) continue;
             tokens_.require_unchanged();
-            at = start_of(at.epoch + 1);
+            cursor = start_of(cursor.epoch + 1);
         }
-    cursor_ = at;
+    cursor_ = cursor;
     return counted;
 }
 
@@ -288,15 +289,15 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
     check(stride_ == context || (!examples && !options.packing), tokens_.source(),
           ": a stride other than the context; conversations and packed documents have none");
     if (examples) {
-        of_examples_ = windows_of(*examples, context, options.packing);
-        check(!of_examples_.empty(), tokens_.source(), ": has no target to validate on");
+        example_windows_ = windows_of(*examples, context, options.packing);
+        check(!example_windows_.empty(), tokens_.source(), ": has no target to validate on");
     }
     borders_ = borders_of(tokens_, options_.packing);
-    require_target({tokens_, borders_}, of_examples_, options_, "validate");
+    require_target({tokens_, borders_}, example_windows_, options_, "validate");
 }
 
 std::int64_t SequentialLoader::windows() const {
-    if (!of_examples_.empty()) return std::ssize(of_examples_);
+    if (!example_windows_.empty()) return std::ssize(example_windows_);
     const std::int64_t after_first = tokens_.size() - 1 - options_.context;
     return 1 + std::max<std::int64_t>(0, ceil_div(after_first, stride_));
 }
@@ -304,7 +305,7 @@ std::int64_t SequentialLoader::windows() const {
 /// Windows past the last one are empty.
 TokenWindow SequentialLoader::window_at(std::int64_t window) const {
     if (window >= windows()) return {};
-    if (!of_examples_.empty()) return of_examples_[static_cast<std::size_t>(window)];
+    if (!example_windows_.empty()) return example_windows_[static_cast<std::size_t>(window)];
     const std::int64_t begin = window * stride_;
     return {begin, std::min(begin + options_.context, tokens_.size() - 1)};
 }
@@ -317,7 +318,7 @@ std::int64_t SequentialLoader::longest_window() const {
 std::int64_t SequentialLoader::longest_window(std::int64_t begin, std::int64_t end) const {
     std::int64_t longest = 1;
     // Without examples only the last window may be short.
-    if (of_examples_.empty()) end = std::min(end, begin + 1);
+    if (example_windows_.empty()) end = std::min(end, begin + 1);
     for (std::int64_t window = begin; window < end; ++window) {
         const TokenWindow inputs = window_at(window);
         longest = std::max(longest, inputs.end - inputs.begin);

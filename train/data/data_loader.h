@@ -107,7 +107,7 @@ class DataLoader {
 
     TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> of_examples_;  // one epoch's windows; empty if the sequence has no examples
+    std::vector<TokenWindow> example_windows_;  // one epoch's windows; empty if the sequence has no examples
     // Packed: where documents begin in the sequence; empty if each separator shows it.
     std::vector<std::int64_t> borders_;
     Cursor cursor_;
@@ -163,7 +163,7 @@ class SequentialLoader {
     TokenSequence tokens_;
     WindowOptions options_;
     std::int64_t stride_;
-    std::vector<TokenWindow> of_examples_;
+    std::vector<TokenWindow> example_windows_;
     std::vector<std::int64_t> borders_;
     std::int64_t window_ = 0;
     std::vector<std::int32_t> scratch_;

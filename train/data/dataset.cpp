@@ -103,7 +103,7 @@ Source open_text(const std::string& path, const SourceOptions& options) {
     source.separator = separator_of(*source.tokenizer).value_or(-1);
     if (kind != TokenizerKind::bpe && options.stories) source.stories = options.stories(part);
     if (kind == TokenizerKind::bytes) {
-        source.tokens = TokenSequence::of_bytes(std::move(text), path);
+        source.tokens = TokenSequence::from_bytes(std::move(text), path);
     } else {
         source.tokens = TokenSequence(
             source.tokenizer->encode(part, path, {.special_tokens = options.special_tokens}), path);
@@ -117,7 +117,7 @@ TokenSequence sequence_of(const std::vector<Conversation>& conversations, const 
                           const std::string& path) {
     const ChatFormat format(*source.chat_template, *source.tokenizer);
     EncodedConversations encoded = encode_conversations(conversations, format, path);
-    return TokenSequence::of_examples(std::move(encoded.ids), std::move(encoded.examples), path);
+    return TokenSequence::from_examples(std::move(encoded.ids), std::move(encoded.examples), path);
 }
 
 /// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
@@ -140,10 +140,11 @@ Source open_conversations(const std::string& path, const SourceOptions& options)
     Source source{.conversations = parse_conversations(text, path), .contents = {content_of(text)}};
     require_same_content(path, source.contents, options.expected_content);
     // Only BPE tokenizers, which are not made from the text, have a template's special tokens.
-    const ChatTemplate of_text =
+    const ChatTemplate text_template =
         options.chat_template == ChatTemplate::automatic ? ChatTemplate::plain : options.chat_template;
-    source.tokenizer = options.tokenizer ? *options.tokenizer
-                                         : new_tokenizer(kind, text_of(source.conversations, of_text), path);
+    source.tokenizer = options.tokenizer
+                           ? *options.tokenizer
+                           : new_tokenizer(kind, text_of(source.conversations, text_template), path);
     source.chat_template = resolved_template(options.chat_template, *source.tokenizer);
     source.vocabulary = source.tokenizer->vocab_size();
     source.tokens = sequence_of(source.conversations, source, path);
@@ -205,10 +206,10 @@ void split(Dataset& dataset, Source& source, double val_fraction) {
     // Above 2^53 tokens the product may be rounded up.
     auto border = std::min(static_cast<std::int64_t>(kept * static_cast<double>(all.size())), all.size());
     auto& stories = source.stories;
-    if (const auto of_story = stories ? nearest_story_border(*stories, kept) : std::nullopt;
-        of_story && val_fraction > 0.0) {
-        border = static_cast<std::int64_t>(*of_story);  // stories are ASCII, so each token is one byte
-        std::erase_if(*stories, [&](const Story& story) { return story.begin < *of_story; });
+    if (const auto story_border = stories ? nearest_story_border(*stories, kept) : std::nullopt;
+        story_border && val_fraction > 0.0) {
+        border = static_cast<std::int64_t>(*story_border);  // stories are ASCII, so each token is one byte
+        std::erase_if(*stories, [&](const Story& story) { return story.begin < *story_border; });
         dataset.source_nll = source_nll_per_character(*stories);
     }
     dataset.train = all.slice(0, border);

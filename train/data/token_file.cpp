@@ -124,9 +124,9 @@ bool looks_like_uint32(const DataFile& file) {
     std::int64_t words = 0;
     bool all_small = true, upper_halves_small = true;
     visit_samples(file, [&](std::span<const std::byte> bytes) {
-        for (std::size_t at = 0; at + 4 <= bytes.size() && upper_halves_small; at += 4) {
+        for (std::size_t offset = 0; offset + 4 <= bytes.size() && upper_halves_small; offset += 4) {
             std::uint16_t halves[2];
-            std::memcpy(halves, bytes.data() + at, sizeof halves);
+            std::memcpy(halves, bytes.data() + offset, sizeof halves);
             upper_halves_small = halves[1] <= max_upper_half;
             all_small &= halves[0] <= max_upper_half;
             ++words;
@@ -219,12 +219,12 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
                                             : largest_id<std::uint32_t>(*file, layout, limit);
         if (result.vocabulary_of_ids) result.vocabulary = largest + 1;
     }
-    result.tokens = TokenSequence::of_file({.file = file,
-                                            .content = result.contents.front(),
-                                            .offset = layout.offset,
-                                            .id_bytes = id_bytes(layout.format),
-                                            .count = layout.count,
-                                            .vocabulary = result.vocabulary});
+    result.tokens = TokenSequence::from_file({.file = file,
+                                              .content = result.contents.front(),
+                                              .offset = layout.offset,
+                                              .id_bytes = id_bytes(layout.format),
+                                              .count = layout.count,
+                                              .vocabulary = result.vocabulary});
     return result;
 }
 
@@ -251,19 +251,19 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
     const std::vector<std::string> names = matching_files(path);
     raise_open_file_limit(names.size());
     std::vector<TokenSequence> parts;
-    TokenFile whole;
+    TokenFile full;
     for (const std::string& name : names) {
         TokenFile part = open_one(name, options);
-        check(parts.empty() || part.format == whole.format, name, ": is a ", name_of(part.format),
-              " token file, the one before it a ", name_of(whole.format), " one");
-        whole.format = part.format;
-        whole.vocabulary = std::max(whole.vocabulary, part.vocabulary);
-        whole.vocabulary_of_ids = part.vocabulary_of_ids;
-        whole.contents.push_back(std::move(part.contents.front()));
+        check(parts.empty() || part.format == full.format, name, ": is a ", name_of(part.format),
+              " token file, the one before it a ", name_of(full.format), " one");
+        full.format = part.format;
+        full.vocabulary = std::max(full.vocabulary, part.vocabulary);
+        full.vocabulary_of_ids = part.vocabulary_of_ids;
+        full.contents.push_back(std::move(part.contents.front()));
         parts.push_back(std::move(part.tokens));
     }
-    whole.tokens = TokenSequence::joined(parts, path);
-    return whole;
+    full.tokens = TokenSequence::joined(parts, path);
+    return full;
 }
 
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {

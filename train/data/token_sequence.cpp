@@ -83,12 +83,12 @@ TokenSequence::TokenSequence(std::vector<std::int32_t> ids, std::string source) 
     append({std::make_shared<IdsInMemory<std::vector<std::int32_t>>>(std::move(ids)), 0, 0, length});
 }
 
-TokenSequence TokenSequence::of_bytes(std::string text, std::string source) {
+TokenSequence TokenSequence::from_bytes(std::string text, std::string source) {
     const std::int64_t length = std::ssize(text);
     return {std::make_shared<IdsInMemory<std::string>>(std::move(text)), length, std::move(source)};
 }
 
-TokenSequence TokenSequence::of_file(FileTokens tokens) {
+TokenSequence TokenSequence::from_file(FileTokens tokens) {
     const std::int64_t length = tokens.count;
     std::string source = tokens.file->path();
     check(tokens.id_bytes == 2 || tokens.id_bytes == 4, source, ": ids of ", tokens.id_bytes,
@@ -105,8 +105,8 @@ TokenSequence TokenSequence::of_file(FileTokens tokens) {
     return {std::move(storage), length, std::move(source)};
 }
 
-TokenSequence TokenSequence::of_examples(std::vector<std::int32_t> ids, Examples examples,
-                                         std::string source) {
+TokenSequence TokenSequence::from_examples(std::vector<std::int32_t> ids, Examples examples,
+                                           std::string source) {
     check(examples.begins.back() == std::ssize(ids) && std::ssize(examples.is_target) == std::ssize(ids),
           source, ": examples of ", examples.begins.back(), " tokens and ", examples.is_target.size(),
           " marks for ", ids.size(), " ids");

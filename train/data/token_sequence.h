@@ -33,10 +33,10 @@ class TokenSequence {
     /// Ids in memory. `source` is their name in messages.
     TokenSequence(std::vector<std::int32_t> ids, std::string source);
     /// Each byte in the text is an id.
-    static TokenSequence of_bytes(std::string text, std::string source);
-    static TokenSequence of_file(FileTokens tokens);
+    static TokenSequence from_bytes(std::string text, std::string source);
+    static TokenSequence from_file(FileTokens tokens);
     /// Ids that are trained on example by example. `examples` covers exactly these ids.
-    static TokenSequence of_examples(std::vector<std::int32_t> ids, Examples examples, std::string source);
+    static TokenSequence from_examples(std::vector<std::int32_t> ids, Examples examples, std::string source);
 
     /// Concatenates several sequences.
     static TokenSequence joined(std::span<const TokenSequence> parts, std::string source);

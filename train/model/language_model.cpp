@@ -128,12 +128,12 @@ Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions&
 void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     check(exists(path), path.string(), ": no such file or directory");
     TrainConfig found;
-    const std::filesystem::path own = path / "config.json", of_run = path.parent_path() / "config.json";
+    const std::filesystem::path own = path / "config.json", run_config = path.parent_path() / "config.json";
     if (!is_directory(path)) {
         apply_json(found, inspect_checkpoint(path).config, path.string());
-    } else if (exists(own) || exists(of_run)) {
+    } else if (exists(own) || exists(run_config)) {
         // The path is a run's directory, or the checkpoints folder in it.
-        apply_config_file(found, (exists(own) ? own : of_run).string());
+        apply_config_file(found, (exists(own) ? own : run_config).string());
     } else {
         apply_json(found, load_checkpoint(path, {.training_state = false}).config, path.string());
     }

@@ -15,13 +15,13 @@ constexpr int threads_of_total = 1024;
 /// Returns the sum over the thread block, in thread 0.
 template <int threads>
 __device__ double block_sum(double sum) {
-    __shared__ double of_warp[threads / warp];
+    __shared__ double warp_sums[threads / warp];
     for (int distance = warp / 2; distance > 0; distance /= 2)
         sum += __shfl_down_sync(0xffffffffu, sum, distance);
-    if (threadIdx.x % warp == 0) of_warp[threadIdx.x / warp] = sum;
+    if (threadIdx.x % warp == 0) warp_sums[threadIdx.x / warp] = sum;
     __syncthreads();
     if (threadIdx.x >= warp) return 0.0;
-    sum = threadIdx.x < threads / warp ? of_warp[threadIdx.x] : 0.0;
+    sum = threadIdx.x < threads / warp ? warp_sums[threadIdx.x] : 0.0;
     for (int distance = warp / 2; distance > 0; distance /= 2)
         sum += __shfl_down_sync(0xffffffffu, sum, distance);
     return sum;
@@ -73,8 +73,8 @@ template <class T>
 __global__ void clip_scale_kernel(const double* norm, const T* loss, double max_norm, double* scale) {
     device::await_predecessor();
     const double length = *norm;
-    const double of_loss = loss != nullptr ? device::convert<double>(*loss) : 0.0;
-    const bool finite = isfinite(length) && isfinite(of_loss);
+    const double loss_value = loss != nullptr ? device::convert<double>(*loss) : 0.0;
+    const bool finite = isfinite(length) && isfinite(loss_value);
     const bool too_long = max_norm > 0.0 && length > max_norm;
     *scale = !finite ? 0.0 : too_long ? max_norm / length : 1.0;
 }

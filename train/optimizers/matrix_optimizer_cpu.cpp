@@ -86,13 +86,13 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         for_parts(ctx, group.count(), elements,
                   [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
-                      const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+                      const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
                       Real* const update = updates.data<Real>() + i * elements + begin;
                       if (factor == 0.0) {
                           std::fill_n(update, end - begin, Real{0});
                       } else {
-                          momentum_range(arrays.gradients.data<Real>() + at.gradient + begin,
-                                         arrays.momentum.data<Real>() + at.momentum + begin, update,
+                          momentum_range(arrays.gradients.data<Real>() + offsets.gradient + begin,
+                                         arrays.momentum.data<Real>() + offsets.momentum + begin, update,
                                          end - begin, static_cast<Real>(factor),
                                          static_cast<Real>(1.0 - momentum_decay));
                       }
@@ -158,10 +158,10 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
             if constexpr (sizeof(Update) <= sizeof(Real))
                 for_ranges(ctx, group.count(), elements,
                            [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                               const MatrixOffsets& at = group.matrices[static_cast<std::size_t>(i)];
+                               const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
                                apply_range(updates.data<Update>() + i * elements + begin,
-                                           arrays.weights.data<Real>() + at.weight + begin,
-                                           arrays.values.data<Value>() + at.value + begin, end - begin,
+                                           arrays.weights.data<Real>() + offsets.weight + begin,
+                                           arrays.values.data<Value>() + offsets.value + begin, end - begin,
                                            static_cast<Real>(keep), static_cast<Real>(step));
                            });
         });

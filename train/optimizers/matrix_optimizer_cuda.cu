@@ -61,12 +61,12 @@ template <int width, class Real>
 __global__ void __launch_bounds__(threads_per_block)
     momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale, Real mix,
                     Real* momentum, Real* updates, double* partial, std::int64_t n) {
-    const MatrixOffsets at = matrices[blockIdx.y];
+    const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
-    const Real* const gradient = gradients + at.gradient;
-    Real* const moment = momentum + at.momentum;
+    const Real* const gradient = gradients + offsets.gradient;
+    Real* const moment = momentum + offsets.momentum;
     Real* const update = updates + blockIdx.y * n;
     double sum = 0.0;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
@@ -140,13 +140,13 @@ template <int width, class Update, class Real, class Value>
 __global__ void __launch_bounds__(threads_per_block)
     apply_kernel(const Update* updates, const MatrixOffsets* matrices, const double* rate, MatrixRate derived,
                  const double* scale, Real* weights, Value* values, std::int64_t n) {
-    const MatrixOffsets at = matrices[blockIdx.y];
+    const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
     if (scale != nullptr && *scale == 0.0) return;
     const auto keep = static_cast<Real>(derived.keep(*rate));
     const auto step = static_cast<Real>(derived.step(*rate));
     const Update* const update = updates + blockIdx.y * n;
-    Real* const weight = weights + at.weight;
+    Real* const weight = weights + offsets.weight;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         const device::Packed<Update, width> change = elements_at<width>(update + i);
         device::Packed<Real, width> updated = elements_at<width>(weight + i);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(threads_per_block)
             device::Packed<Value, width> rounded;
 #pragma unroll
             for (int e = 0; e < width; ++e) rounded[e] = device::convert<Value>(updated[e]);
-            elements_at<width>(values + at.value + i) = rounded;
+            elements_at<width>(values + offsets.value + i) = rounded;
         }
     }
 }

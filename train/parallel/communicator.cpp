@@ -11,14 +11,14 @@ void check_whole(const char* what, const Tensor& x) {
     check(x.defined() && x.is_contiguous(), what, ": ", x, "; expected a contiguous tensor");
 }
 
-void check_part(const Context& ctx, const char* what, const Tensor& whole, const Tensor& part, int rank,
+void check_part(const Context& ctx, const char* what, const Tensor& full, const Tensor& part, int rank,
                 int size) {
-    check_whole(what, whole);
+    check_whole(what, full);
     check_whole(what, part);
-    check(part.dtype() == whole.dtype() && part.elements() * size == whole.elements(), what, ": part ", part,
-          " of ", whole, "; expected the same dtype and 1/", size, " of the elements");
-    const std::byte* const own = whole.raw_data() + static_cast<std::size_t>(rank) * part.bytes();
-    if (part.raw_data() != own) check_sharing(ctx, what, {"part", part}, {{"whole", whole}});
+    check(part.dtype() == full.dtype() && part.elements() * size == full.elements(), what, ": part ", part,
+          " of ", full, "; expected the same dtype and 1/", size, " of the elements");
+    const std::byte* const own = full.raw_data() + static_cast<std::size_t>(rank) * part.bytes();
+    if (part.raw_data() != own) check_sharing(ctx, what, {"part", part}, {{"whole", full}});
 }
 
 class SingleProcessCommunicator final : public Communicator {
@@ -41,23 +41,23 @@ void Communicator::all_reduce(const Context& ctx, const Tensor& x) const {
     if (size_ > 1 && x.elements() > 0 && !ctx.is_planning()) do_all_reduce(ctx, x);
 }
 
-void Communicator::reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const {
-    check_part(ctx, "reduce_scatter", whole, part, rank_, size_);
+void Communicator::reduce_scatter(const Context& ctx, const Tensor& full, const Tensor& part) const {
+    check_part(ctx, "reduce_scatter", full, part, rank_, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
-        do_reduce_scatter(ctx, whole, part);
-    } else if (part.raw_data() != whole.raw_data()) {
-        copy(ctx, part, whole.reshape(part.shape()));
+        do_reduce_scatter(ctx, full, part);
+    } else if (part.raw_data() != full.raw_data()) {
+        copy(ctx, part, full.reshape(part.shape()));
     }
 }
 
-void Communicator::all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const {
-    check_part(ctx, "all_gather", whole, part, rank_, size_);
+void Communicator::all_gather(const Context& ctx, const Tensor& part, const Tensor& full) const {
+    check_part(ctx, "all_gather", full, part, rank_, size_);
     if (ctx.is_planning() || part.elements() == 0) return;
     if (size_ > 1) {
-        do_all_gather(ctx, part, whole);
-    } else if (part.raw_data() != whole.raw_data()) {
-        copy(ctx, whole.reshape(part.shape()), part);
+        do_all_gather(ctx, part, full);
+    } else if (part.raw_data() != full.raw_data()) {
+        copy(ctx, full.reshape(part.shape()), part);
     }
 }
 

@@ -22,13 +22,13 @@ class Communicator {
 
     /// Replaces x by the sum of all processes' x.
     void all_reduce(const Context& ctx, const Tensor& x) const;
-    /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `whole` [size n].
-    /// `part` may be that slice of `whole` itself; the other elements of `whole` then may or may not be
-    /// overwritten. Throws Error if `part` shares other memory with `whole`.
-    void reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const;
-    /// `whole` becomes all processes' `part`, concatenated in rank order. `part` may be this process's slice
-    /// of `whole`. Throws Error if `part` shares other memory with `whole`.
-    void all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const;
+    /// Process r's `part` [n] becomes elements [r n, (r+1) n) of the sum of all processes' `full` [size n].
+    /// `part` may be that slice of `full` itself; the other elements of `full` then may or may not be
+    /// overwritten. Throws Error if `part` shares other memory with `full`.
+    void reduce_scatter(const Context& ctx, const Tensor& full, const Tensor& part) const;
+    /// `full` becomes all processes' `part`, concatenated in rank order. `part` may be this process's slice
+    /// of `full`. Throws Error if `part` shares other memory with `full`.
+    void all_gather(const Context& ctx, const Tensor& part, const Tensor& full) const;
     /// Replaces x by process `root`'s x.
     void broadcast(const Context& ctx, const Tensor& x, int root = 0) const;
     /// Returns when every process has called barrier() and this process's device has completed all enqueued
@@ -45,8 +45,8 @@ class Communicator {
 
   private:
     virtual void do_all_reduce(const Context& ctx, const Tensor& x) const = 0;
-    virtual void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const = 0;
-    virtual void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const = 0;
+    virtual void do_reduce_scatter(const Context& ctx, const Tensor& full, const Tensor& part) const = 0;
+    virtual void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& full) const = 0;
     virtual void do_broadcast(const Context& ctx, const Tensor& x, int root) const = 0;
     virtual void do_barrier(const Context& ctx) const = 0;
     int rank_, size_;

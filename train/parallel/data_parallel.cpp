@@ -22,12 +22,12 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 
 }  // namespace
 
-void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed) {
-    check_sharing(ctx, "pack", {"packed", packed}, {{"whole", whole}});
-    std::int64_t at = 0;
+void pack(const Context& ctx, const Tensor& full, std::span<const FlatRange> ranges, const Tensor& packed) {
+    check_sharing(ctx, "pack", {"packed", packed}, {{"whole", full}});
+    std::int64_t offset = 0;
     for (const FlatRange& range : ranges) {
-        copy(ctx, packed.slice(0, at, range.length), slice_of(whole, range));
-        at += range.length;
+        copy(ctx, packed.slice(0, offset, range.length), slice_of(full, range));
+        offset += range.length;
     }
 }
 
@@ -166,15 +166,14 @@ void DataParallel::start_gathering(const Context& ctx) {
     }
 }
 
-/// Sends every process's ranges of `whole` to all others.
-void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const {
+/// Sends every process's ranges of `full` to all others.
+void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full) const {
     if (bucket.shards.equal_parts) {
-        communicator_.all_gather(exchange, slice_of(whole, bucket.own.front()),
-                                 slice_of(whole, bucket.range));
+        communicator_.all_gather(exchange, slice_of(full, bucket.own.front()), slice_of(full, bucket.range));
         return;
     }
     for (const OwnedRange& part : bucket.shards.parts)
-        communicator_.broadcast(exchange, slice_of(whole, part.range), part.owner);
+        communicator_.broadcast(exchange, slice_of(full, part.range), part.owner);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
@@ -184,15 +183,15 @@ void DataParallel::gather_values(const Context& ctx) {
 }
 
 void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                          const Tensor& whole) const {
-    check_sharing(ctx, "unpack", {"whole", whole}, {{"packed", packed}});
+                          const Tensor& full) const {
+    check_sharing(ctx, "unpack", {"whole", full}, {{"packed", packed}});
     const Context exchange = exchange_->after(ctx);
-    std::int64_t at = 0;
+    std::int64_t offset = 0;
     for (const FlatRange& range : ranges) {
-        copy(exchange, slice_of(whole, range), packed.slice(0, at, range.length));
-        at += range.length;
+        copy(exchange, slice_of(full, range), packed.slice(0, offset, range.length));
+        offset += range.length;
     }
-    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, whole);
+    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, full);
     exchange_->join(ctx);
 }
 

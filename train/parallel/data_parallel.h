@@ -26,7 +26,7 @@ namespace gradtile {
 class SideStream;
 
 /// packed = the concatenated slices `ranges` of whole [flat].
-void pack(const Context& ctx, const Tensor& whole, std::span<const FlatRange> ranges, const Tensor& packed);
+void pack(const Context& ctx, const Tensor& full, std::span<const FlatRange> ranges, const Tensor& packed);
 
 struct DataParallelOptions {
     bool sharded = false;
@@ -70,7 +70,7 @@ class DataParallel {
     /// Collective: writes every process's packed state to its `ranges` of whole [flat]. Elements outside all
     /// ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                const Tensor& whole) const;
+                const Tensor& full) const;
 
   private:
     struct Bucket;
@@ -78,7 +78,7 @@ class DataParallel {
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
-    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& whole) const;
+    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full) const;
 
     const ParameterStore& store_;
     const Communicator& communicator_;

@@ -54,16 +54,16 @@ Outcome transfer_all(const Descriptor& socket, std::size_t bytes, short events, 
 template <class T>
 Outcome send_message(const Descriptor& socket, const T& message, SteadyTime deadline) {
     const std::string_view bytes = wire_bytes(message);
-    return transfer_all(socket, bytes.size(), POLLOUT, deadline, [&](std::size_t at, std::size_t left) {
-        return ::send(*socket, bytes.data() + at, left, MSG_NOSIGNAL);
+    return transfer_all(socket, bytes.size(), POLLOUT, deadline, [&](std::size_t begin, std::size_t left) {
+        return ::send(*socket, bytes.data() + begin, left, MSG_NOSIGNAL);
     });
 }
 
 template <class T>
 Outcome receive_message(const Descriptor& socket, T& message, SteadyTime deadline) {
     char* const bytes = reinterpret_cast<char*>(&message);
-    return transfer_all(socket, sizeof message, POLLIN, deadline, [&](std::size_t at, std::size_t left) {
-        return ::recv(*socket, bytes + at, left, 0);
+    return transfer_all(socket, sizeof message, POLLIN, deadline, [&](std::size_t begin, std::size_t left) {
+        return ::recv(*socket, bytes + begin, left, 0);
     });
 }
 

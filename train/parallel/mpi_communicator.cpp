@@ -67,26 +67,26 @@ class MpiCommunicator final : public Communicator {
         }
     }
 
-    void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
+    void do_reduce_scatter(const Context& ctx, const Tensor& full, const Tensor& part) const override {
         const auto waiting = group_.waiting("a reduce-scatter");
         // The buffer holds `piece` elements of every process's part at a time, without gaps. Memory plans do
         // not count the buffer.
-        const Tensor parts = whole.reshape({size(), part.elements()});
+        const Tensor parts = full.reshape({size(), part.elements()});
         const std::int64_t piece =
-            std::min(part.elements(), std::max<std::int64_t>(max_exchange_elements(whole) / size(), 1));
-        std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(whole.dtype()));
+            std::min(part.elements(), std::max<std::int64_t>(max_exchange_elements(full) / size(), 1));
+        std::vector<std::byte> memory(static_cast<std::size_t>(size() * piece) * size_of(full.dtype()));
         for (std::int64_t begin = 0; begin < part.elements(); begin += piece) {
             const std::int64_t length = std::min(piece, part.elements() - begin);
-            const Tensor pieces = Tensor::from_blob(memory.data(), {size(), length}, whole.dtype());
+            const Tensor pieces = Tensor::from_blob(memory.data(), {size(), length}, full.dtype());
             copy(ctx, pieces, parts.slice(1, begin, length));
             sum_share(ctx, flat(pieces), Shares(pieces.elements(), size()),
                       flat(part).slice(0, begin, length));
         }
     }
 
-    void do_all_gather(const Context&, const Tensor& part, const Tensor& whole) const override {
+    void do_all_gather(const Context&, const Tensor& part, const Tensor& full) const override {
         const auto waiting = group_.waiting("an all-gather");
-        const Tensor parts = whole.reshape({size(), part.elements()});
+        const Tensor parts = full.reshape({size(), part.elements()});
         const Tensor mine = parts.select(0, rank());
         if (mine.raw_data() != part.raw_data()) std::copy_n(part.raw_data(), part.bytes(), mine.raw_data());
         for (int r = 0; r < size(); ++r) send_bytes(parts.select(0, r), r);
@@ -131,12 +131,12 @@ class MpiCommunicator final : public Communicator {
 
     void gather_shares(const Tensor& x, const Shares& shares) const {
         const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
-        std::vector<int> bytes, at;
+        std::vector<int> bytes, offsets;
         for (int r = 0; r < size(); ++r) {
             bytes.push_back(static_cast<int>(element * shares.length(r)));
-            at.push_back(static_cast<int>(element * shares.begin(r)));
+            offsets.push_back(static_cast<int>(element * shares.begin(r)));
         }
-        mpi_check(mpi::functions().all_gather(x.raw_data(), bytes.data(), at.data()), "all-gather");
+        mpi_check(mpi::functions().all_gather(x.raw_data(), bytes.data(), offsets.data()), "all-gather");
     }
 
     void send_bytes(const Tensor& x, int root) const {

@@ -38,8 +38,8 @@ int all_to_all(const void* sent, const int* sent_sizes, const int* sent_at, void
                          MPI_COMM_WORLD);
 }
 
-int all_gather(void* data, const int* sizes, const int* at) {
-    return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, data, sizes, at, MPI_BYTE, MPI_COMM_WORLD);
+int all_gather(void* data, const int* sizes, const int* offsets) {
+    return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, data, sizes, offsets, MPI_BYTE, MPI_COMM_WORLD);
 }
 
 void describe(int status, char* text, int capacity) {

@@ -115,13 +115,13 @@ class NcclCommunicator final : public Communicator {
                                      comm_.get(), stream_of(ctx)),
                    "all-reduce");
     }
-    void do_reduce_scatter(const Context& ctx, const Tensor& whole, const Tensor& part) const override {
-        nccl_check(nccl().reduce_scatter(whole.raw_data(), part.raw_data(), count_of(part),
+    void do_reduce_scatter(const Context& ctx, const Tensor& full, const Tensor& part) const override {
+        nccl_check(nccl().reduce_scatter(full.raw_data(), part.raw_data(), count_of(part),
                                          nccl_type(part.dtype()), ncclSum, comm_.get(), stream_of(ctx)),
                    "reduce-scatter");
     }
-    void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& whole) const override {
-        nccl_check(nccl().all_gather(part.raw_data(), whole.raw_data(), count_of(part),
+    void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& full) const override {
+        nccl_check(nccl().all_gather(part.raw_data(), full.raw_data(), count_of(part),
                                      nccl_type(part.dtype()), comm_.get(), stream_of(ctx)),
                    "all-gather");
     }

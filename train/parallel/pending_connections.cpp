@@ -78,9 +78,9 @@ PendingConnections::Progress PendingConnections::advance(Connection& connection,
     const std::size_t awaited = connection.greeting ? sizeof(Proof) : sizeof(Greeting);
     if (!receive_up_to(awaited, connection.socket, connection.received)) return Progress::over;
     // A connection whose first bytes are wrong is closed at once.
-    const std::size_t of_magic = std::min(connection.received.size(), handshake_magic.size());
-    if (!connection.greeting &&
-        !std::equal(handshake_magic.begin(), handshake_magic.begin() + of_magic, connection.received.begin()))
+    const std::size_t magic_size = std::min(connection.received.size(), handshake_magic.size());
+    if (!connection.greeting && !std::equal(handshake_magic.begin(), handshake_magic.begin() + magic_size,
+                                            connection.received.begin()))
         return Progress::over;
     if (connection.received.size() < awaited) return Progress::waits;
     return connection.greeting ? answer_proof(connection, rejection_reason, admit)

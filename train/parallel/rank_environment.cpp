@@ -109,21 +109,21 @@ std::optional<std::int64_t> tasks_of_node(const Environment& environment, const 
     const std::int64_t node = environment.number("SLURM_NODEID", 0, max_processes).value_or(0);
     if (!text) return std::nullopt;
     std::int64_t first_node = 0;
-    for (const char *at = text->data(), *const end = at + text->size(); at < end;) {
+    for (const char *position = text->data(), *const end = position + text->size(); position < end;) {
         std::int64_t tasks = 0, nodes = 1;
-        const auto count = std::from_chars(at, end, tasks);
+        const auto count = std::from_chars(position, end, tasks);
         bool valid = count.ec == std::errc() && tasks >= 1;
-        at = count.ptr;
-        if (valid && std::string_view(at, end).starts_with("(x")) {
-            const auto times = std::from_chars(at + 2, end, nodes);
+        position = count.ptr;
+        if (valid && std::string_view(position, end).starts_with("(x")) {
+            const auto times = std::from_chars(position + 2, end, nodes);
             valid = times.ec == std::errc() && times.ptr < end && *times.ptr == ')';
-            at = times.ptr + 1;
+            position = times.ptr + 1;
         }
-        valid = valid && (at == end || *at == ',');
+        valid = valid && (position == end || *position == ',');
         check(valid, name, ": '", *text, "'; expected tasks per node, like 2(x3),1");
         if (node < first_node + nodes) return tasks;
         first_node += nodes;
-        ++at;
+        ++position;
     }
     return std::nullopt;
 }

@@ -103,16 +103,16 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
     const auto last = std::find_if(costs.rbegin(), costs.rend(), is_whole).base();
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
-    const std::span<const Parameter> whole = parameters.subspan(begin, count);
+    const std::span<const Parameter> whole_parameters = parameters.subspan(begin, count);
     // Both borders of the whole-parameter range move outwards to a multiple of `multiple`, because only such
     // ranges can be cut into equal parts.
     const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
-    const std::int64_t whole_begin = whole.front().offset() / multiple * multiple;
+    const std::int64_t whole_begin = whole_parameters.front().offset() / multiple * multiple;
     const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;
     if (whole_begin > 0) cut_equally({0, whole_begin});
     const std::vector<int> owners = owners_of(std::span(costs).subspan(begin, count), processes);
-    for (ShardBucket& bucket :
-         buckets_of_whole_parameters(whole, owners, {whole_begin, whole_end - whole_begin}, min_elements))
+    for (ShardBucket& bucket : buckets_of_whole_parameters(
+             whole_parameters, owners, {whole_begin, whole_end - whole_begin}, min_elements))
         buckets.push_back(std::move(bucket));
     if (whole_end < elements) cut_equally({whole_end, elements - whole_end});
     return buckets;

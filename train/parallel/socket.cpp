@@ -129,8 +129,8 @@ Descriptor try_to_connect(const Address& address, SteadyTime deadline, std::stri
         return {};
     }
     const AddressList list(found, ::freeaddrinfo);
-    for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
-        Descriptor socket = try_to_connect(*at, deadline, problem);
+    for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
+        Descriptor socket = try_to_connect(*info, deadline, problem);
         if (*socket >= 0) return socket;
     }
     return {};
@@ -216,14 +216,16 @@ std::vector<std::string> local_addresses() {
     ifaddrs* found = nullptr;
     if (::getifaddrs(&found) == 0) {
         const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(found, ::freeifaddrs);
-        for (const ifaddrs* at = list.get(); at != nullptr; at = at->ifa_next) {
-            const bool in_use = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
-            if (at->ifa_addr == nullptr || !in_use) continue;
-            const int family = at->ifa_addr->sa_family;
+        for (const ifaddrs* interface = list.get(); interface != nullptr; interface = interface->ifa_next) {
+            const bool in_use =
+                (interface->ifa_flags & IFF_UP) != 0 && (interface->ifa_flags & IFF_LOOPBACK) == 0;
+            if (interface->ifa_addr == nullptr || !in_use) continue;
+            const int family = interface->ifa_addr->sa_family;
             if (family != AF_INET && family != AF_INET6) continue;
             std::array<char, NI_MAXHOST> text{};
             const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-            if (::getnameinfo(at->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+            if (::getnameinfo(interface->ifa_addr, size, text.data(), text.size(), nullptr, 0,
+                              NI_NUMERICHOST) != 0)
                 continue;
             const std::string address = text.data();
             const bool is_link_local =

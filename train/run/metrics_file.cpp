@@ -130,14 +130,14 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_st
 
 void MetricsFile::append(const std::string& line) {
     with_file_name("metrics", path_, [&] {
-        const std::string whole = line + '\n';
+        const std::string full_line = line + '\n';
         try {
-            file_.write(reinterpret_cast<const std::byte*>(whole.data()), whole.size(), size_);
+            file_.write(reinterpret_cast<const std::byte*>(full_line.data()), full_line.size(), size_);
         } catch (...) {
             file_.file_system().truncate(file_.descriptor(), size_);  // removes a partial line
             throw;
         }
-        size_ += whole.size();
+        size_ += full_line.size();
     });
 }
 

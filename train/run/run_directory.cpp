@@ -171,8 +171,8 @@ void RunDirectory::remove_temporaries() const {
             return name.starts_with(concat(final_name, ".tmp-"));
         };
         const std::array own{".lock", "config.json", "run.json", "metrics.jsonl", "loss.svg"};
-        const bool of_older_version = name == "loss.svg.tmp";
-        if (of_older_version || std::ranges::any_of(own, is_of)) fs.remove(path_ / name);
+        const bool is_outdated = name == "loss.svg.tmp";
+        if (is_outdated || std::ranges::any_of(own, is_of)) fs.remove(path_ / name);
     }
     CheckpointDirectory(checkpoints()).remove_temporaries();
 }

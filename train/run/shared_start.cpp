@@ -10,10 +10,11 @@ namespace {
 std::string broadcast_long_text(ProcessGroup& group, const std::string& text) {
     constexpr std::size_t piece_bytes = std::size_t{1} << 20;
     const std::size_t size = std::stoull(group.broadcast(concat(text.size())));
-    std::string whole;
-    while (whole.size() < size)
-        whole += group.broadcast(group.is_root() ? text.substr(whole.size(), piece_bytes) : std::string());
-    return whole;
+    std::string full_text;
+    while (full_text.size() < size)
+        full_text +=
+            group.broadcast(group.is_root() ? text.substr(full_text.size(), piece_bytes) : std::string());
+    return full_text;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr bool stands_for_itself(int byte) {
 constexpr int max_byte_character = 256 + 67;  // 68 bytes are written as the code points 256 to 323
 
 struct ByteCharacters {
-    std::array<char32_t, 256> of_byte{};
+    std::array<char32_t, 256> character_of{};
     std::array<std::int16_t, max_byte_character + 1> byte_of{};
 };
 
@@ -25,7 +25,7 @@ constexpr ByteCharacters byte_characters() {
     char32_t next = 256;
     for (int byte = 0; byte < 256; ++byte) {
         const char32_t c = stands_for_itself(byte) ? static_cast<char32_t>(byte) : next++;
-        table.of_byte[static_cast<std::size_t>(byte)] = c;
+        table.character_of[static_cast<std::size_t>(byte)] = c;
         table.byte_of[c] = static_cast<std::int16_t>(byte);
     }
     return table;
@@ -39,7 +39,7 @@ std::string characters_of_bytes(std::string_view bytes) {
     std::string text;
     text.reserve(bytes.size());
     for (const char byte : bytes)
-        append_utf8(text, byte_character_table.of_byte[static_cast<unsigned char>(byte)]);
+        append_utf8(text, byte_character_table.character_of[static_cast<unsigned char>(byte)]);
     return text;
 }
 

@@ -39,7 +39,7 @@ void BytePairEncoding::add_tokens(std::string_view source) {
         const auto id = static_cast<std::int32_t>(i);
         check(text.size() <= max_token_bytes, source, ": token ", id, " has ", text.size(),
               " bytes; expected at most ", max_token_bytes);
-        const std::int32_t first = tables_->whole.find(text);
+        const std::int32_t first = tables_->token_index.find(text);
         if (first != id)  // not check(), because check() would construct the name for every token
             throw Error(concat(source, ": tokens ", first, " and ", id, " are both ", shown_bytes(text)));
         if (text.size() == 1) tables_->byte_ids[static_cast<unsigned char>(text.front())] = id;
@@ -89,7 +89,7 @@ void BytePairEncoding::add_added_token(const AddedToken& token, std::string_view
 void BytePairEncoding::add_merges(std::string_view source) {
     if (vocabulary_.merges_by_id) {
         std::vector<BytePairMerge> pairs;
-        for_each_merge_by_id(vocabulary_.tokens, tables_->whole,
+        for_each_merge_by_id(vocabulary_.tokens, tables_->token_index,
                              [&](const BytePairMerge& merge) { pairs.push_back(merge); });
         tables_->pairs = PairTable(pairs.size());
         for (const BytePairMerge& pair : pairs)

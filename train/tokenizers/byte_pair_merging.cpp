@@ -60,9 +60,9 @@ void BytePairMerging::by_queue(std::vector<std::int32_t>& ids) {
     while (!queue_.empty()) {
         std::ranges::pop_heap(queue_, std::greater{});
         const auto rank = static_cast<std::uint32_t>(queue_.back() >> 32);
-        const auto at = static_cast<std::uint32_t>(queue_.back());
+        const auto position = static_cast<std::uint32_t>(queue_.back());
         queue_.pop_back();
-        Node& left = nodes_[at];
+        Node& left = nodes_[position];
         if (left.id < 0 || left.next == no_node) continue;
         // The pair at this position may have changed since it was queued.
         const PairTable::Merge merge = table_.find(left.id, nodes_[left.next].id);
@@ -71,12 +71,13 @@ void BytePairMerging::by_queue(std::vector<std::int32_t>& ids) {
         left.id = merge.result;
         left.next = right.next;
         right.id = -1;
-        if (left.next != no_node) nodes_[left.next].previous = at;
-        push(left.previous, at);
-        push(at, left.next);
+        if (left.next != no_node) nodes_[left.next].previous = position;
+        push(left.previous, position);
+        push(position, left.next);
     }
     ids.clear();
-    for (std::uint32_t at = 0; at != no_node; at = nodes_[at].next) ids.push_back(nodes_[at].id);
+    for (std::uint32_t position = 0; position != no_node; position = nodes_[position].next)
+        ids.push_back(nodes_[position].id);
     constexpr std::size_t max_kept = std::size_t{1} << 20;  // the memory for longer pieces is freed
     if (nodes_.capacity() > max_kept) {
         nodes_ = {};

@@ -93,11 +93,11 @@ class BytePairEncoding::ParallelEncoding {
 
     void add_part(std::string_view part, std::int32_t id) {
         if (id >= 0) return add_short({part, id});
-        for (std::size_t at = 0; at < part.size();) {
-            const std::size_t end = end_of_utf8(part, at);
-            if (end > at) add_run(part.substr(at, end - at));
-            at = end_of_invalid_utf8(part, end);
-            if (at > end) add_short({part.substr(end, at - end), -1});
+        for (std::size_t position = 0; position < part.size();) {
+            const std::size_t end = end_of_utf8(part, position);
+            if (end > position) add_run(part.substr(position, end - position));
+            position = end_of_invalid_utf8(part, end);
+            if (position > end) add_short({part.substr(end, position - end), -1});
         }
     }
 
@@ -113,7 +113,7 @@ class BytePairEncoding::ParallelEncoding {
         // have a border in common.
         if (run.size() < 2 * chunk_bytes || encoding_.tables_->splitter.patterns() != 1)
             return add_short({run, -1});
-        const auto is_start = [&](std::size_t at) { return (run[at] & 0xC0) != 0x80; };
+        const auto is_start = [&](std::size_t position) { return (run[position] & 0xC0) != 0x80; };
         for (std::size_t begin = 0; begin < run.size();) {
             std::size_t end = std::min(begin + chunk_bytes, run.size());
             while (end < run.size() && !is_start(end)) ++end;
@@ -164,33 +164,34 @@ class BytePairEncoding::ParallelEncoding {
         Ids ids;
         ids.reserve(count);
         WorkerLoan worker(*this);
-        std::size_t at = 0;  // position in the run that holds the previous chunk
+        std::size_t position = 0;  // position in the run that holds the previous chunk
         for (Job& job : jobs_) {
             if (!job.is_chunk()) {
                 ids.insert(ids.end(), job.ids.begin(), job.ids.end());
             } else {
-                if (job.begin == 0) at = 0;
-                append_chunk(job, at, *worker, ids);
+                if (job.begin == 0) position = 0;
+                append_chunk(job, position, *worker, ids);
             }
             job.ids = {};
         }
         return ids;
     }
 
-    /// Appends the chunk's ids from text position `at` on. The text before `at` is already encoded.
-    static void append_chunk(const Job& job, std::size_t& at, Worker& worker, Ids& ids) {
-        while (at < job.end) {
-            const auto border = std::ranges::lower_bound(job.borders, at, {}, &Border::position);
-            if (border != job.borders.end() && border->position == at) {
-                if (!job.gap.empty() && job.gap.data() >= job.run.data() + at) worker.refuse_gap(job.gap);
+    /// Appends the chunk's ids from text position `position` on. The text before it is already encoded.
+    static void append_chunk(const Job& job, std::size_t& position, Worker& worker, Ids& ids) {
+        while (position < job.end) {
+            const auto border = std::ranges::lower_bound(job.borders, position, {}, &Border::position);
+            if (border != job.borders.end() && border->position == position) {
+                if (!job.gap.empty() && job.gap.data() >= job.run.data() + position)
+                    worker.refuse_gap(job.gap);
                 ids.insert(ids.end(), job.ids.begin() + static_cast<std::ptrdiff_t>(border->ids),
                            job.ids.end());
-                at = job.stop;
+                position = job.stop;
                 break;
             }
-            at = worker.encode_next(job.run, at, ids);
+            position = worker.encode_next(job.run, position, ids);
         }
-        while (at < job.end) at = worker.encode_next(job.run, at, ids);
+        while (position < job.end) position = worker.encode_next(job.run, position, ids);
         worker.refuse_gap(worker.take_gap());
     }
 

@@ -40,7 +40,7 @@ void BytePairEncoding::Worker::encode_piece(std::string_view piece, Ids& out) {
 void BytePairEncoding::Worker::merge_piece(std::string_view piece) {
     merged_.clear();
     if (whole_pieces_) {
-        if (const std::int32_t token = tables_.whole.find(piece); token >= 0) {
+        if (const std::int32_t token = tables_.token_index.find(piece); token >= 0) {
             merged_.push_back(token);
             return;
         }

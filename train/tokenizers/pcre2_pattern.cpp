@@ -13,8 +13,8 @@ class PatternTranslation {
         : pattern_(pattern), source_(source), is_script_(is_script) {}
 
     std::string run() {
-        while (at_ < pattern_.size()) {
-            const char c = pattern_[at_];
+        while (position_ < pattern_.size()) {
+            const char c = pattern_[position_];
             if (c == '\\') {
                 escape();
             } else if (in_class_) {
@@ -32,17 +32,17 @@ class PatternTranslation {
     }
 
     void copy(std::size_t bytes) {
-        result_ += pattern_.substr(at_, bytes);
-        at_ += bytes;
+        result_ += pattern_.substr(position_, bytes);
+        position_ += bytes;
     }
 
     void escape() {
-        if (at_ + 1 == pattern_.size()) refuse("a backslash at the end");
-        const char c = pattern_[at_ + 1];
+        if (position_ + 1 == pattern_.size()) refuse("a backslash at the end");
+        const char c = pattern_[position_ + 1];
         const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
         if (c == 's' || c == 'S') {
             result_ += c == 's' ? "\\p{White_Space}" : "\\P{White_Space}";
-            at_ += 2;
+            position_ += 2;
         } else if (c == 'p' || c == 'P') {
             property();
         } else if (!is_letter || std::string_view("dDrntfxzA").find(c) != std::string_view::npos) {
@@ -53,7 +53,7 @@ class PatternTranslation {
     }
 
     void property() {
-        const std::size_t open = at_ + 2;
+        const std::size_t open = position_ + 2;
         const std::size_t close = pattern_.find('}', open);
         if (open >= pattern_.size() || pattern_[open] != '{' || close == std::string_view::npos)
             return copy(2);  // \pL
@@ -61,14 +61,14 @@ class PatternTranslation {
         const bool negated = name.starts_with('^');
         if (negated) name.erase(0, 1);
         if (is_script_(name)) name.insert(0, "sc:");
-        result_ += concat('\\', pattern_[at_ + 1], negated ? "{^" : "{", name, '}');
-        at_ = close + 1;
+        result_ += concat('\\', pattern_[position_ + 1], negated ? "{^" : "{", name, '}');
+        position_ = close + 1;
     }
 
     void class_character(char c) {
-        const bool is_first = at_ == first_in_class_;
+        const bool is_first = position_ == first_in_class_;
         if (c == '[') refuse("a '[' in a character class");
-        if (c == '&' && pattern_.substr(at_, 2) == "&&") refuse("'&&' in a character class");
+        if (c == '&' && pattern_.substr(position_, 2) == "&&") refuse("'&&' in a character class");
         if (c == ']' && !is_first) in_class_ = false;
         if (c == ']' && is_first) refuse("a ']' at the start of a character class");
         copy(1);
@@ -76,18 +76,18 @@ class PatternTranslation {
 
     void plain_character(char c) {
         if (c == '^' || c == '$') refuse(concat("the anchor ", c));
-        if (c == '(' && pattern_.substr(at_, 2) == "(*") refuse("(*");
+        if (c == '(' && pattern_.substr(position_, 2) == "(*") refuse("(*");
         copy(1);
         if (c != '[') return;
         in_class_ = true;
-        if (at_ < pattern_.size() && pattern_[at_] == '^') copy(1);
-        first_in_class_ = at_;
+        if (position_ < pattern_.size() && pattern_[position_] == '^') copy(1);
+        first_in_class_ = position_;
     }
 
     std::string_view pattern_, source_;
     const std::function<bool(const std::string&)>& is_script_;
     std::string result_;
-    std::size_t at_ = 0;
+    std::size_t position_ = 0;
     std::size_t first_in_class_ = 0;
     bool in_class_ = false;
 };

@@ -16,9 +16,9 @@ bool is_start_of_character(std::string_view bytes) {
     // An incomplete character can always be completed by continuation bytes that are all 0x80 or all 0xBF:
     // some first bytes exclude one end of the range 0x80 to 0xBF, but no first byte excludes both ends.
     for (const char filler : {'\x80', '\xBF'}) {
-        std::string whole(bytes);
-        whole.resize(length, filler);
-        if (decode_utf8(whole, 0).length > 0) return true;
+        std::string character(bytes);
+        character.resize(length, filler);
+        if (decode_utf8(character, 0).length > 0) return true;
     }
     return false;
 }

@@ -20,7 +20,7 @@ struct PanelTile {
     static constexpr int panel_bytes = rows * row_bytes;
     static constexpr int bytes = panels * panel_bytes;
     static constexpr gradtile::cuda::Swizzle swizzle =
-        row_bytes == 128 ? gradtile::cuda::Swizzle::of_128_bytes : gradtile::cuda::Swizzle::of_64_bytes;
+        row_bytes == 128 ? gradtile::cuda::Swizzle::bytes_128 : gradtile::cuda::Swizzle::bytes_64;
     static_assert(columns % panel_columns == 0 && panel_bytes % 1024 == 0);
 
     // LanePointer reads these constants; warps use it to store results in the tile.

@@ -61,7 +61,7 @@ HopperBiases::HopperBiases(const ScoreOptions& scores, const Tensor& q, const de
         batch_divisor = bias.strides[0] == 0 ? INT_MAX : static_cast<int>(bias.batch_divisor);
         head_step = bias.strides[1] == 0 ? 0 : 1;
         map = gradtile::cuda::tensor_map(matrix_view(bias, q, mask.queries, mask.keys), box_rows,
-                                         gradtile::cuda::Swizzle::of_128_bytes);
+                                         gradtile::cuda::Swizzle::bytes_128);
     }
 }
 

@@ -33,12 +33,13 @@ __device__ __forceinline__ void arrive_in(int rank, Barrier barrier) {
 /// Starts a load to the address `to` in every thread block whose bit is set in `ranks`. In each of these
 /// blocks, the block's own barrier counts the bytes.
 __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t to, const TensorMap& map,
-                                            BoxPosition at, Barrier barrier) {
+                                            BoxPosition position, Barrier barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], "
         "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier.memory()), "h"(ranks)
+        "l"(&map), "r"(position.column), "r"(position.row), "r"(position.head), "r"(position.batch),
+        "r"(barrier.memory()), "h"(ranks)
         : "memory");
 }
 

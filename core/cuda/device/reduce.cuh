@@ -31,12 +31,12 @@ __device__ __forceinline__ S reduce_team(S value, Combine combine) {
     } else {
         constexpr int warps = team / 32;
         static_assert(team % 32 == 0 && (warps & (warps - 1)) == 0 && warps <= 32);
-        __shared__ S of_warp[warps];
+        __shared__ S warp_values[warps];
         value = reduce_lanes<32>(value, combine);
         __syncthreads();  // waits until all threads have read the previous result
-        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+        if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
         __syncthreads();
-        return reduce_lanes<warps>(of_warp[threadIdx.x % warps], combine);
+        return reduce_lanes<warps>(warp_values[threadIdx.x % warps], combine);
     }
 }
 

@@ -11,21 +11,23 @@ namespace gradtile::cuda::device {
 inline constexpr std::uint64_t evict_first = 0x12F0000000000000ull;
 
 /// As load_box().
-__device__ __forceinline__ void load_streamed_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
-                                                  Barrier barrier) {
+__device__ __forceinline__ void load_streamed_box(std::uint32_t to, const TensorMap& map,
+                                                  BoxPosition position, Barrier barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier.memory()),
-        "l"(evict_first)
+        "l"(&map), "r"(position.column), "r"(position.row), "r"(position.head), "r"(position.batch),
+        "r"(barrier.memory()), "l"(evict_first)
         : "memory");
 }
 /// As store_box().
-__device__ __forceinline__ void store_streamed_box(const TensorMap& map, BoxPosition at, std::uint32_t from) {
+__device__ __forceinline__ void store_streamed_box(const TensorMap& map, BoxPosition position,
+                                                   std::uint32_t from) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3, %4}], [%5], "
         "%6;" ::"l"(&map),
-        "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from), "l"(evict_first)
+        "r"(position.column), "r"(position.row), "r"(position.head), "r"(position.batch), "r"(from),
+        "l"(evict_first)
         : "memory");
 }
 

@@ -44,7 +44,7 @@ struct Layout {
 /// One element's offset in each tensor.
 template <int count>
 struct Offsets {
-    std::int64_t at[count];
+    std::int64_t values[count];
 };
 template <int count>
 __device__ Offsets<count> offsets_of(const Layout<count>& layout, std::int64_t index) {
@@ -52,7 +52,7 @@ __device__ Offsets<count> offsets_of(const Layout<count>& layout, std::int64_t i
     for (int axis = layout.rank - 1; axis >= 0; --axis) {
         const std::int64_t next = axis > 0 ? index / layout.size[axis] : 0;
         const std::int64_t place = index - next * layout.size[axis];
-        for (int t = 0; t < count; ++t) offsets.at[t] += place * layout.step[axis][t];
+        for (int t = 0; t < count; ++t) offsets.values[t] += place * layout.step[axis][t];
         index = next;
     }
     return offsets;

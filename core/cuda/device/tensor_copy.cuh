@@ -24,12 +24,13 @@ __device__ __forceinline__ BoxPosition packed_box(const PackedRows& sequence, in
 }
 
 /// Starts a load. `barrier` counts all bytes in the box, also for elements outside the tensor.
-__device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition at,
+__device__ __forceinline__ void load_box(std::uint32_t to, const TensorMap& map, BoxPosition position,
                                          Barrier barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
         "%5}], [%6];" ::"r"(to),
-        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier.memory())
+        "l"(&map), "r"(position.column), "r"(position.row), "r"(position.head), "r"(position.batch),
+        "r"(barrier.memory())
         : "memory");
 }
 
@@ -43,10 +44,10 @@ __device__ __forceinline__ void load_bytes(std::uint32_t to, const void* from, i
 
 /// Starts a store. Before this call, every thread that wrote to `from` must call publish_shared_writes(), and
 /// a barrier must follow that these threads and this thread share.
-__device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition at, std::uint32_t from) {
+__device__ __forceinline__ void store_box(const TensorMap& map, BoxPosition position, std::uint32_t from) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
-        "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
+        "r"(position.column), "r"(position.row), "r"(position.head), "r"(position.batch), "r"(from)
         : "memory");
 }
 /// Starts to add adjacent float32 numbers, `bytes` bytes in all, to global memory; addresses and length are

@@ -11,7 +11,7 @@ using TensorMap = CUtensorMap;
 
 /// How the 16-byte pieces in each box row are permuted in shared memory, so that pieces in one column are in
 /// different banks. The name gives the length of a box row.
-enum class Swizzle : std::uint8_t { of_64_bytes, of_128_bytes };
+enum class Swizzle : std::uint8_t { bytes_64, bytes_128 };
 
 /// Whether TMA can address the rows of a 16-bit or float32 tensor [B, S, H, D]: its elements must be adjacent
 /// in a row, its address a multiple of 16 bytes, and its other strides positive multiples of 16 bytes. The

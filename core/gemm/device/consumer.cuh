@@ -39,7 +39,7 @@ class ProductConsumer {
         int index = static_cast<int>(blockIdx.x) / tiles.cluster;
         if constexpr (tiles.in_turns) {
             index += warpgroup_ * step;
-            at_.advance(warpgroup_ * p_.depth_blocks);
+            position_.advance(warpgroup_ * p_.depth_blocks);
         }
         if constexpr (Policy::has_inputs) {
             epilogue_.pass_over(warpgroup_);
@@ -57,7 +57,7 @@ class ProductConsumer {
             const bool has_next = Policy::has_inputs && index + step < p_.tiles;
             epilogue_.finish(sums, tile, has_next,
                              has_next ? tile_at<Policy>(p_, index + step, rank) : TileOrder::Tile{});
-            at_.advance(others * p_.depth_blocks);
+            position_.advance(others * p_.depth_blocks);
             epilogue_.pass_over(others);
         }
         if (lane_index() == 0) wait_until_stores_have_read();
@@ -77,8 +77,8 @@ class ProductConsumer {
     /// Starts a tile's products, and waits for all except those of the last stage.
     __device__ __forceinline__ void multiply(Sums& c) {
         for (int block = 0; block < p_.depth_blocks; ++block) {
-            const std::uint32_t a = base_ + at_.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
-            full_barrier<Policy>(base_, at_.stage).wait(at_.round);
+            const std::uint32_t a = base_ + position_.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
+            full_barrier<Policy>(base_, position_.stage).wait(position_.round);
             begin_products();
 #pragma unroll
             for (int k = 0; k < tiles.depth; k += 16)
@@ -92,8 +92,8 @@ class ProductConsumer {
                 await_products<1>();
                 release(last_stage_);
             }
-            last_stage_ = at_.stage;
-            at_.advance();
+            last_stage_ = position_.stage;
+            position_.advance();
         }
     }
     __device__ __forceinline__ void await_sums(Sums& c) const {
@@ -120,7 +120,7 @@ class ProductConsumer {
     std::uint32_t base_;
     int warpgroup_;
     int first_row_;  ///< this consumer's first row in the tile
-    StagePosition<Policy::stages> at_;
+    StagePosition<Policy::stages> position_;
     int last_stage_ = 0;  ///< the last stage that the present tile's products read
     TileEpilogue<Policy> epilogue_;
 };

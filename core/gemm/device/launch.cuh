@@ -12,7 +12,7 @@ namespace detail {
 
 /// A map for boxes with `columns` (64 or 32) columns.
 inline TensorMap matrix_map(const Tensor& x, int rows, int columns = 64) {
-    return tensor_map(box_view(x), rows, columns == 64 ? Swizzle::of_128_bytes : Swizzle::of_64_bytes);
+    return tensor_map(box_view(x), rows, columns == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64);
 }
 
 template <class Policy>
@@ -69,9 +69,9 @@ class ProductKernels {
   public:
     static constexpr std::array<std::uint64_t, count> numbers = [] {
         std::array<std::uint64_t, count> list{};
-        std::size_t at = 0;
+        std::size_t position = 0;
         for (std::size_t i = 0; i < exists.size(); ++i)
-            if (exists[i]) list[at++] = product_tiles[i].number();
+            if (exists[i]) list[position++] = product_tiles[i].number();
         return list;
     }();
 

@@ -25,12 +25,13 @@ struct OperandTile {
 #pragma unroll
         for (int i = 0; i < panels; ++i) {
             const std::uint32_t to = tile + i * panel_bytes + part * box_rows * row_bytes;
-            const BoxPosition at = order == Order::reduction ? BoxPosition{depth, first, 0, matrix}
-                                                             : BoxPosition{first + i * 64, depth, 0, matrix};
+            const BoxPosition position = order == Order::reduction
+                                             ? BoxPosition{depth, first, 0, matrix}
+                                             : BoxPosition{first + i * 64, depth, 0, matrix};
             if constexpr (multicast) {
-                load_box_to(0b11, to, map, at, barrier);
+                load_box_to(0b11, to, map, position, barrier);
             } else {
-                load_box(to, map, at, barrier);
+                load_box(to, map, position, barrier);
             }
         }
     }

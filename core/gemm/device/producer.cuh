@@ -13,14 +13,14 @@ template <class Policy>
 __device__ __forceinline__ void produce(const ProductParameters<typename Policy::Epilogue>& p,
                                         std::uint32_t base, int rank) {
     constexpr ProductTiles tiles = Policy::tiles;
-    StagePosition<Policy::stages> at;
+    StagePosition<Policy::stages> position;
     const int step = static_cast<int>(gridDim.x) / tiles.cluster;
     for (int index = static_cast<int>(blockIdx.x) / tiles.cluster; index < p.tiles; index += step) {
         const TileOrder::Tile tile = tile_at<Policy>(p, index, rank);
         for (int block = 0; block < p.depth_blocks; ++block) {
-            const std::uint32_t a = base + at.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
-            const Barrier full = full_barrier<Policy>(base, at.stage);
-            empty_barrier<Policy>(base, at.stage).wait(at.round ^ 1);
+            const std::uint32_t a = base + position.stage * tiles.stage_bytes(), b = a + tiles.a_bytes();
+            const Barrier full = full_barrier<Policy>(base, position.stage);
+            empty_barrier<Policy>(base, position.stage).wait(position.round ^ 1);
             full.arrive_and_expect(tiles.stage_bytes());
             const int depth = block * tiles.depth;
             Policy::ATile::load(a, p.a, tile.row, depth, tile.matrix, 0, full);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void produce(const ProductParameters<typename Policy:
 #pragma unroll
                 for (int part = 0; part < Policy::b_parts; ++part) load_b(part);
             }
-            at.advance();
+            position.advance();
         }
     }
 }

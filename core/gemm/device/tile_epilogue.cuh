@@ -156,12 +156,13 @@ class TileEpilogue {
         full.arrive_and_expect(Epilogue::inputs * Policy::unit_bytes);
 #pragma unroll
         for (int input = 0; input < Epilogue::inputs; ++input) {
-            const BoxPosition at = position_of(tile, unit);
+            const BoxPosition position = position_of(tile, unit);
             const std::uint32_t to = buffer_of(slot, input);
             if constexpr (Policy::has_activation) {
-                load_streamed_box(to, p_.with[input], at, full);
+                load_streamed_box(to, p_.with[input], position, full);
             } else {
-                load_box(to, p_.with[input], at, full);  // the input is also A and B, so it is read again
+                load_box(to, p_.with[input], position,
+                         full);  // the input is also A and B, so it is read again
             }
         }
     }
@@ -252,12 +253,12 @@ class TileEpilogue {
         if (lane_index() == 0) {
 #pragma unroll
             for (int output = 0; output < Epilogue::outputs; ++output) {
-                const BoxPosition at = position_of(tile, unit);
+                const BoxPosition position = position_of(tile, unit);
                 const std::uint32_t from = buffer_of(slot, output);
                 if constexpr (Policy::has_activation) {
-                    store_streamed_box(p_.to[output], at, from);
+                    store_streamed_box(p_.to[output], position, from);
                 } else {
-                    store_box(p_.to[output], at, from);
+                    store_box(p_.to[output], position, from);
                 }
             }
             if constexpr (Epilogue::symmetric) {

@@ -53,7 +53,7 @@ class GemmState {
     GemmState(const GemmState&) = delete;
     GemmState& operator=(const GemmState&) = delete;
 
-    bool run(const Context& ctx, GemmProblem problem, const GemmPointers& at, float alpha,
+    bool run(const Context& ctx, GemmProblem problem, const GemmPointers& addresses, float alpha,
              const GemmAlternatives& alternatives);
     void* workspace() { return workspace_.data(); }
     void restrict_to(std::optional<std::uint64_t> kernel);  ///< see gemm_candidates.h

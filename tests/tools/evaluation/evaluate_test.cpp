@@ -19,7 +19,7 @@ std::unique_ptr<LanguageModel> byte_model(std::int64_t context, DType dtype) {
 }
 
 TokenSequence text_of(const std::string& text) {
-    return TokenSequence::of_bytes(text, "text");
+    return TokenSequence::from_bytes(text, "text");
 }
 
 /// The full context would need 1 GiB for a single model activation, and for the position angles.
@@ -54,7 +54,7 @@ TEST(Evaluate, ExamplesOfDifferentLengthsHaveTheSameLossInAnyBatch) {
     }
     for (const bool packed : {false, true}) {
         const Packing packing = packed ? Packing{{.kind = DocumentRule::Kind::examples}, 3} : Packing{};
-        const TokenSequence tokens = TokenSequence::of_examples(ids, examples, "examples");
+        const TokenSequence tokens = TokenSequence::from_examples(ids, examples, "examples");
         const Evaluation full = evaluate(*model, tokens, {.batch = 20, .packing = packing});
         for (const std::int64_t batch : {1, 2, 3}) {
             const Evaluation parts = evaluate(*model, tokens, {.batch = batch, .packing = packing});

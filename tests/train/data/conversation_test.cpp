@@ -131,7 +131,7 @@ TokenSequence numbered_examples() {
         examples.is_target[static_cast<std::size_t>(i)] =
             i % 2 == 0 && std::ranges::find(examples.begins, i) == examples.begins.end();
     }
-    return TokenSequence::of_examples(std::move(ids), std::move(examples), "examples");
+    return TokenSequence::from_examples(std::move(ids), std::move(examples), "examples");
 }
 
 std::vector<std::pair<std::int64_t, std::int64_t>> windows(std::int64_t context, const Packing& packing) {

@@ -31,10 +31,10 @@ class SlowMemory {
     }
     /// Removes the matrix whose elements are at `data`.
     void remove(const void* data) {
-        const auto at = std::find_if(matrices_.begin(), matrices_.end(),
-                                     [&](const Matrix& matrix) { return matrix.data == data; });
-        in_use_ -= at->bytes;
-        matrices_.erase(at);
+        const auto found = std::find_if(matrices_.begin(), matrices_.end(),
+                                        [&](const Matrix& matrix) { return matrix.data == data; });
+        in_use_ -= found->bytes;
+        matrices_.erase(found);
     }
     const Matrix& matrix_at(const void* address) const {
         for (const Matrix& matrix : matrices_)

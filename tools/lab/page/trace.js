@@ -62,9 +62,9 @@ class Playback {
   }
   // The tiles that are in fast memory, with their contents.
   tiles() {
-    const at = Math.max(0, this.position - 1), list = [];
+    const step = Math.max(0, this.position - 1), list = [];
     this.pass.tiles.forEach(([name, offset, bytes, rows, columns, first, end], index) => {
-      if (this.position > 0 && first <= at && at < end) list.push({index, name, offset, bytes, rows, columns, holds: this.contents.get(index)});
+      if (this.position > 0 && first <= step && step < end) list.push({index, name, offset, bytes, rows, columns, holds: this.contents.get(index)});
     });
     return list;
   }
@@ -77,7 +77,7 @@ class Playback {
     if (region.kind === COMPUTE && region.size === 0) return tileName;
     if (region.kind === COMPUTE) return `${tileName}[${region.row}:${region.endRow}, ${region.column}:${region.endColumn}]`;
     const [name, , columns] = this.pass.matrices[region.matrix];
-    const whole = region.column === 0 && region.endColumn === columns;
-    return `${name}[${region.row}:${region.endRow}${whole ? "" : `, ${region.column}:${region.endColumn}`}]`;
+    const isFullWidth = region.column === 0 && region.endColumn === columns;
+    return `${name}[${region.row}:${region.endRow}${isFullWidth ? "" : `, ${region.column}:${region.endColumn}`}]`;
   }
 }

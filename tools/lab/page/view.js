@@ -175,9 +175,9 @@ class View {
 
   showCode(step) {
     const {pass} = this.playback, code = byId("code");
-    const at = step ? pass.lines[step.line] : null, file = at ? data.files[at[0]] : null;
+    const codeLine = step ? pass.lines[step.line] : null, file = codeLine ? data.files[codeLine[0]] : null;
     const from = step && step.caller >= 0 ? pass.lines[step.caller] : null;
-    byId("file").textContent = at ? `${file}, line ${at[1]}` : "";
+    byId("file").textContent = codeLine ? `${file}, line ${codeLine[1]}` : "";
     byId("caller").textContent = from ? `called by ${data.files[from[0]]}, line ${from[1]}: ${data.sources[data.files[from[0]]].split("\n")[from[1] - 1].trim()}` : "";
     if (file !== this.file) {
       this.file = file;
@@ -190,7 +190,7 @@ class View {
       this.line = null;
     }
     if (this.line) this.line.classList.remove("current");
-    this.line = at ? code.children[at[1] - 1] : null;
+    this.line = codeLine ? code.children[codeLine[1] - 1] : null;
     if (!this.line) return;
     this.line.classList.add("current");
     const top = this.line.offsetTop - code.offsetTop;

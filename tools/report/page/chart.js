@@ -32,11 +32,11 @@ function readable(value) {
 }
 
 function duration(seconds) {
-  const whole = Math.round(seconds);
+  const wholeSeconds = Math.round(seconds);
   if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
   const pad = (part) => String(part).padStart(2, "0");
-  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  return hours > 0 ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
+  const hours = Math.floor(wholeSeconds / 3600), minutes = Math.floor(wholeSeconds / 60) % 60;
+  return hours > 0 ? `${hours}:${pad(minutes)}:${pad(wholeSeconds % 60)}` : `${minutes}:${pad(wholeSeconds % 60)}`;
 }
 
 const readableX = (axis, value) => (axis === "seconds" ? duration(value) : readable(value));
@@ -183,8 +183,8 @@ class Chart {
     const {height, margin} = this.size;
     if (this.cursor) this.cursor.remove();
     this.cursor = element("g");
-    const at = this.x.at(x);
-    this.cursor.append(element("line", {class: "cursor", x1: at, x2: at, y1: margin.top, y2: height - margin.bottom}));
+    const position = this.x.at(x);
+    this.cursor.append(element("line", {class: "cursor", x1: position, x2: position, y1: margin.top, y2: height - margin.bottom}));
     const found = this.drawn.map(({points, kind, index}) => {
       let low = 0, high = points.length - 1;
       while (low < high) {

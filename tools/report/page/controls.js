@@ -46,8 +46,8 @@ function moveCursor(x) {
 function stepCursor(by) {
   if (chart.drawn.length === 0) return;
   const positions = chart.positions();
-  const at = cursor === null ? (by > 0 ? -1 : positions.length) : positions.indexOf(cursor);
-  moveCursor(positions[Math.min(positions.length - 1, Math.max(0, at + by))]);
+  const index = cursor === null ? (by > 0 ? -1 : positions.length) : positions.indexOf(cursor);
+  moveCursor(positions[Math.min(positions.length - 1, Math.max(0, index + by))]);
 }
 
 function next(object, key) {

@@ -22,7 +22,7 @@ struct GradtileMpi {
     int (*all_to_all)(const void* sent, const int* sent_sizes, const int* sent_at, void* received,
                       const int* received_sizes, const int* received_at);
     /// Each process r contributes the sizes[r] bytes at `at[r]`; every process receives all bytes in place.
-    int (*all_gather)(void* data, const int* sizes, const int* at);
+    int (*all_gather)(void* data, const int* sizes, const int* offsets);
 
     /// Writes MPI's message for an error code to `text`, a buffer of `capacity` bytes.
     void (*describe)(int status, char* text, int capacity);

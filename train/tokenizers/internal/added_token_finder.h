@@ -33,12 +33,12 @@ class AddedTokenFinder {
     Found find(std::string_view text, std::size_t from, SpecialTokens special) const {
         const bool finds_special = special == SpecialTokens::recognised;
         if (finds_special ? tokens_.empty() : !has_ordinary_) return {text.size(), 0, -1};
-        for (std::size_t at = from; at < text.size(); ++at)
-            for (const std::size_t length : lengths_[static_cast<unsigned char>(text[at])]) {
-                if (length > text.size() - at) continue;
-                const auto token = tokens_.find(text.substr(at, length));
+        for (std::size_t position = from; position < text.size(); ++position)
+            for (const std::size_t length : lengths_[static_cast<unsigned char>(text[position])]) {
+                if (length > text.size() - position) continue;
+                const auto token = tokens_.find(text.substr(position, length));
                 if (token != tokens_.end() && (finds_special || !token->second.is_special))
-                    return {at, length, token->second.id};
+                    return {position, length, token->second.id};
             }
         return {text.size(), 0, -1};
     }

@@ -14,14 +14,14 @@ namespace gradtile {
 
 struct BytePairEncoding::Tables {
     Tables(const BytePairVocabulary& vocabulary, std::string_view source)
-        : splitter(vocabulary.patterns, source), whole(vocabulary.tokens) {
+        : splitter(vocabulary.patterns, source), token_index(vocabulary.tokens) {
         byte_ids.fill(-1);
     }
 
     TextSplitter splitter;
     PairTable pairs;
     std::array<std::int32_t, 256> byte_ids;  // each byte's token; -1: no token
-    TokenIndex whole;                        // token ids by their bytes
+    TokenIndex token_index;                  // token ids by their bytes
     // Finders for added tokens. Tokens that are not normalized are found first. Normalized tokens are found
     // in the text between them.
     AddedTokenFinder added, added_normalized;

@@ -66,12 +66,12 @@ class BytePairEncoding::Worker {
 /// with -1.
 template <class Tables, class Visit>
 void for_each_added_token(std::string_view text, const Tables& tables, SpecialTokens special, Visit&& visit) {
-    const auto split = [special](std::string_view whole, const AddedTokenFinder& finder, auto&& found) {
-        for (std::size_t at = 0; at < whole.size();) {
-            const AddedTokenFinder::Found token = finder.find(whole, at, special);
-            if (token.begin > at) found(whole.substr(at, token.begin - at), -1);
-            if (token.length > 0) found(whole.substr(token.begin, token.length), token.id);
-            at = token.begin + token.length;
+    const auto split = [special](std::string_view full_text, const AddedTokenFinder& finder, auto&& found) {
+        for (std::size_t position = 0; position < full_text.size();) {
+            const AddedTokenFinder::Found token = finder.find(full_text, position, special);
+            if (token.begin > position) found(full_text.substr(position, token.begin - position), -1);
+            if (token.length > 0) found(full_text.substr(token.begin, token.length), token.id);
+            position = token.begin + token.length;
         }
     };
     split(text, tables.added, [&](std::string_view part, std::int32_t id) {

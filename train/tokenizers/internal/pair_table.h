@@ -43,9 +43,10 @@ class PairTable {
     /// Returns the index of the key's slot, or of the free slot where the key would be stored.
     std::size_t index_of(std::uint64_t key) const {
         // Fibonacci hashing: the high bits of a product with 2^64 / golden ratio.
-        std::size_t at = scaled_hash((key ^ key >> 29) * 0x9E3779B97F4A7C15u, slots_.size());
-        while (slots_[at].key != key && slots_[at].key != empty) at = at + 1 == slots_.size() ? 0 : at + 1;
-        return at;
+        std::size_t slot = scaled_hash((key ^ key >> 29) * 0x9E3779B97F4A7C15u, slots_.size());
+        while (slots_[slot].key != key && slots_[slot].key != empty)
+            slot = slot + 1 == slots_.size() ? 0 : slot + 1;
+        return slot;
     }
 
     std::vector<Slot> slots_;

@@ -51,11 +51,11 @@ class TextSplitter {
         /// Calls visit(piece) for a text's pieces in order. The text need not be valid UTF-8.
         template <class Visit>
         void cut(std::string_view text, Visit&& visit) {
-            for (std::size_t at = 0; at < text.size();) {
-                const std::size_t end = end_of_utf8(text, at);
-                if (end > at) cut_utf8(text.substr(at, end - at), 0, visit);
-                at = end_of_invalid_utf8(text, end);
-                if (at > end) visit(text.substr(end, at - end));
+            for (std::size_t position = 0; position < text.size();) {
+                const std::size_t end = end_of_utf8(text, position);
+                if (end > position) cut_utf8(text.substr(position, end - position), 0, visit);
+                position = end_of_invalid_utf8(text, end);
+                if (position > end) visit(text.substr(end, position - end));
             }
         }
 
@@ -81,7 +81,8 @@ class TextSplitter {
         template <class Visit>
         void cut_utf8(std::string_view text, std::size_t level, Visit& visit) {
             if (level == matchers_.size()) return visit(text);
-            for (std::size_t at = 0; at < text.size();) at = next(text, at, level, visit);
+            for (std::size_t position = 0; position < text.size();)
+                position = next(text, position, level, visit);
         }
 
         template <class Visit>

@@ -35,10 +35,10 @@ class TokenIndex {
   private:
     /// Returns the slot that holds the token, or the free slot where it would be.
     std::size_t place_of(std::string_view bytes) const {
-        std::size_t at = scaled_hash(std::hash<std::string_view>()(bytes), slots_.size());
-        while (slots_[at] >= 0 && (*tokens_)[static_cast<std::size_t>(slots_[at])] != bytes)
-            at = at + 1 == slots_.size() ? 0 : at + 1;
-        return at;
+        std::size_t slot = scaled_hash(std::hash<std::string_view>()(bytes), slots_.size());
+        while (slots_[slot] >= 0 && (*tokens_)[static_cast<std::size_t>(slots_[slot])] != bytes)
+            slot = slot + 1 == slots_.size() ? 0 : slot + 1;
+        return slot;
     }
 
     const std::vector<std::string>* tokens_;
