@@ -8,6 +8,11 @@ if(GRADTILE_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 90a-real)
     endif()
+    # Kernels that need sm_90a are compiled for it alone: assembled, or as PTX if the whole build is (90a-virtual).
+    set(GRADTILE_HOPPER_ARCHITECTURE 90a-real)
+    if(CMAKE_CUDA_ARCHITECTURES STREQUAL "90a-virtual")
+      set(GRADTILE_HOPPER_ARCHITECTURE 90a-virtual)
+    endif()
     # -O1 applies to host code only, which checks arguments and launches kernels. ptxas optimises device code at its default, -O3.
     set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG" CACHE STRING "Flags of CUDA sources in Release")
     enable_language(CUDA)
