@@ -121,8 +121,8 @@ TEST(ShardLayoutOrder, KeepsBucketsInTheOrderOfUse) {
     store.add("bias", {64}, Init::ones());
     store.add("h.1", {1, 192}, Init::ones());
     store.add("head", {2, 64}, Init::ones());
-    const auto whole_cost = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
-    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, whole_cost);
+    const auto block_cost = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
+    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, block_cost);
     ASSERT_EQ(buckets.size(), 4u);
     EXPECT_EQ(buckets[0].range, (FlatRange{0, 256}));
     EXPECT_TRUE(buckets[0].equal_parts);
