@@ -120,7 +120,7 @@ TEST_F(HostileManifest, TextsMustExistAndBeTexts) {
                                    o.shape = {o.shape[0] - 1};
                                    o.extents[0].bytes -= 1;
                                }),
-                    HasSubstr(concat(name, ": not valid JSON")));
+                    HasSubstr(concat(name, ": not JSON")));
     }
     EXPECT_THAT(refusal_of("params/first", [](auto& o) { o.dtype.reset(); }), HasSubstr("not a tensor"));
 }
