@@ -50,7 +50,9 @@ Measurement measurement_of(JsonValue object, const std::string& where) {
     take(object, "ms", m.ms, where);
     if (is_collective(m.what)) {
         double implied = 0;
+        std::string dtype;  // bytes cost the same in each
         take(object, "bus_gb_per_s", implied, where);
+        take(object, "dtype", dtype, where);
         if (m.bytes < min_fitted_bytes) m.weight = 0;
     }
     take(object, "weight", m.weight, where);

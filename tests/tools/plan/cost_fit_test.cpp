@@ -151,12 +151,13 @@ TEST(CostFit, InvalidLinesAreNamed) {
     refused(R"({"ms":1})", "has no 'what'");
     refused(R"({"what":"stp","ms":1})", "'stp' is unknown");
     refused(R"({"what":"step","ms":0,"preset":"gpt2-124m"})", "ms: 0");
-    refused(R"({"what":"step","ms":"1","preset":"gpt2-124m"})", "ms: unexpected string");
+    refused(R"({"what":"step","ms":"1","preset":"gpt2-124m"})", "ms: \"1\" is a string");
     refused(R"({"what":"step","ms":1})", "no vocabulary");
     refused(R"({"what":"step","ms":1,"preset":"gpt2-124m","bach":3})", "'batch'");
     refused(R"({"what":"step","ms":1,"gpus":7,"preset":"gpt2-124m"})", "512 is not a multiple of the 7");
     refused(R"({"what":"all_reduce","ms":1,"gpus":1,"bytes":8})", "2 or more");
-    refused(R"({"what":"all_reduce","ms":1,"gpus":18446744073709551615,"bytes":8})", "gpus: -1");
+    refused(R"({"what":"all_reduce","ms":1,"gpus":18446744073709551615,"bytes":8})",
+            "gpus: 18446744073709551615");
     refused(R"({"what":"step","ms":1,"gpus":4611686018427387904,"preset":"gpt2-124m"})",
             "4611686018427387904");
     refused(R"({"what":"step","ms":1,"gpus":0,"preset":"gpt2-124m"})", "gpus: 0");
