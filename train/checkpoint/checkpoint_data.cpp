@@ -69,9 +69,10 @@ void write_checkpoint_data(JsonWriter& writer, const JsonValue& data, std::strin
         writer.write_name(tokenizer_name);
         read_json(tokenizer, concat("data/json: ", tokenizer_name), writer);
     };
+    const JsonValue members = data.is_null() ? JsonValue::object() : data;
     writer.begin_object();
     bool is_written = false;
-    for (const auto& [name, value] : data.items()) {
+    for (const auto& [name, value] : members.items()) {
         // Members are in name order, so that equal checkpoints are equal files.
         if (!is_written && name > tokenizer_name) {
             write_tokenizer();

@@ -87,6 +87,16 @@ TEST(Checkpoint, WithoutTensorsIsLegal) {
     test::expect_same(read_checkpoint(directory / "a.h5"), meant);
 }
 
+TEST(Checkpoint, MayHaveATokenizerWithoutOtherData) {
+    const TemporaryDirectory directory;
+    Checkpoint meant;
+    meant.tokenizer = R"({"kind":"bytes"})";
+    write_checkpoint(directory / "a.h5", meant);
+    const Checkpoint found = read_checkpoint(directory / "a.h5");
+    EXPECT_EQ(found.tokenizer, meant.tokenizer);
+    EXPECT_EQ(found.data, JsonValue::object());
+}
+
 TEST(Checkpoint, EqualCheckpointsAreEqualFiles) {
     const Context ctx;
     const TemporaryDirectory directory;
