@@ -209,7 +209,7 @@ TEST_F(Processes, OthersNameAHangingProcess) {
 
 /// Ranks that are all stopped cannot notice each other; the launcher does.
 TEST_F(Processes, TheLauncherKillsProcessesThatAreAllStopped) {
-    const double timeout = 3.0;
+    const double timeout = 5.0;  // as above
     const std::filesystem::path out = place_ / "run";
     Program program = launch(training(out, timeout));
     wait_for_steps(program, out, 20);
@@ -219,7 +219,7 @@ TEST_F(Processes, TheLauncherKillsProcessesThatAreAllStopped) {
     EXPECT_LT(seconds_since(since), timeout + killed_seconds);
     EXPECT_EQ(outcome.exit_code, 3);
     EXPECT_THAT(outcome.err,
-                HasSubstr(concat("all ", ranks_, " processes were stopped for 3 s and are killed")));
+                HasSubstr(concat("all ", ranks_, " processes were stopped for 5 s and are killed")));
     expect_resumable(out);
 }
 
