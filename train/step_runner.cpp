@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The votes of all processes are added up. A sum of at least vote_of_failure, which exceeds any number of
-// processes, means that a process failed.
+// All processes' votes are added up. vote_of_failure exceeds any number of processes, so a sum that reaches
+// it means that a process failed.
 constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
@@ -48,15 +48,14 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       on_message_(std::move(on_message)),
       group_(group),
       communicator_(std::move(communicator)),
-      packing_(packing_of(config, dataset.tokenizer)),
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
-      input_(ctx, training_data(std::move(dataset.train), config, group, packing_),
+      input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
              {.micro_steps = config.accumulation_steps(group.size()),
               .micro_batch = config.micro_batch_size(group.size()),
               .schedule = schedule_,
               .seed = config.seed}),
-      validation_(validation_data(ctx, dataset.validation, config, group.size(), packing_)),
+      validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(
           ctx.device().is_cpu()

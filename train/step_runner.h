@@ -61,6 +61,7 @@ class StepRunner {
 
   private:
     enum class Outcome { completed, abandoned };
+    Packing packing() const { return packing_of(config_, replica_.model.tokenizer); }
     void plan_arena();
     Outcome compute_step(const Context& ctx);
     Outcome enqueue_step(const Context& ctx);
@@ -78,7 +79,6 @@ class StepRunner {
     MessageHandler on_message_;
     ProcessGroup& group_;
     std::unique_ptr<Communicator> communicator_;
-    Packing packing_;
     Replica replica_;
     Schedule schedule_;
     StepInput input_;

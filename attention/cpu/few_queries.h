@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL. Few queries against many keys, as when a model generates text: the driver for the kernels in
-/// few_queries/. A task computes the queries of all query heads that share a K/V head, or of as many of these
-/// heads as fit, against one key part. So each task reads its part of K and V once.
+/// few_queries/. A task computes one K/V head's query heads, or as many as fit, against one key part, so it
+/// reads its part of K and V once.
 #include <string>
 
 #include <gradtile/attention/cpu/kernels.h>

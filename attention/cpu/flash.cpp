@@ -396,7 +396,7 @@ class BackwardPass {
     }
 
   private:
-    /// A block of query rows of one head of one sequence.
+    /// Query rows in one head and sequence.
     struct RowBlock {
         const Sequence& sequence;
         const Geometry& geometry;

@@ -1,6 +1,6 @@
 #pragma once
-/// What each member in a Hugging Face config.json or generation_config.json means to this program.
-/// tests/reference/transformers_members.json lists the same members with values to test them, and
+/// Classifies the members of Hugging Face's config.json and generation_config.json: used, harmless or
+/// refused. tests/reference/transformers_members.json lists the same members with values to test them, and
 /// tests/judge/members_judge.py compares that list with transformers.
 #include <vector>
 

@@ -77,7 +77,7 @@ struct TrainConfig {
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t zero = 0;   ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
-    // What each process does in a step that `ranks` processes share.
+    // Sequences of one micro-batch, and micro-batches of one step, if `ranks` processes share the step.
     std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
         return micro_batch == 0 ? batch / ranks : micro_batch;
     }

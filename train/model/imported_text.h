@@ -1,5 +1,6 @@
 #pragma once
-/// What the publisher of imported weights says about their text, besides the tokenizer.
+/// ImportedText: text settings that come with imported weights, for example their end tokens and chat
+/// template.
 #include <cstdint>
 #include <map>
 #include <string>

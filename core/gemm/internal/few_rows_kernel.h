@@ -30,7 +30,7 @@ struct FewRowsSums {
 #pragma GCC unroll 4
             for (int i = 0; i < Step::vectors; ++i) sums[r][i] = Isa::zero();
     }
-    /// Multiplies one step of each row of a (lda elements apart) by one step of a row of b, and adds the
+    /// Multiplies each row's step in a (rows are lda elements apart) by one row's step in b, and adds the
     /// products.
     void add(const T* a, std::int64_t lda, const T* b) {
         const Step weights = Isa::load(b);
