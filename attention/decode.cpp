@@ -1,6 +1,7 @@
 #include <gradtile/attention/decode.h>
 
 #include <gradtile/attention/internal/decode_backend.h>
+#include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -25,6 +26,7 @@ void check_decode(const Tensor& o, const DecodeInputs& in, const DecodeCache& ca
     for (const Tensor* x : {&in.slots, &in.positions})
         check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows}, "decode: ", *x,
               "; expected contiguous int32 ", Shape{rows}, " for slots and positions");
+    if (device.is_cuda()) require_gpu_kernels(in.q.dtype());
     check(can_decode(device, in.q.dtype(), dim), "decode: head_dim ", dim, " in ", in.q.dtype(), " on ",
           device, "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
     check(options.causal, "decode: causal is not set; expected causal attention");

@@ -2,6 +2,10 @@
 // refused arguments.
 #include <gmock/gmock.h>
 
+#include <gradtile/attention/decode.h>
+
+#include <support/error_message.h>
+
 #include "reference.h"
 
 namespace gradtile::attention::test {
@@ -25,6 +29,27 @@ void for_every_dtype_and_algorithm(Body&& body) {
 std::vector<double> part(const Context& ctx, const Tensor& x, int axis, std::int64_t begin,
                          std::int64_t length) {
     return to_host(ctx, x.slice(axis, begin, length));
+}
+
+TEST(AttentionContract, Float16OnAGpuIsRefusedByNameInBuildsWithoutItsKernels) {
+    const Device gpu = Device::cuda(0);
+    if (supports(gpu, DType::f16)) GTEST_SKIP() << "this build has the kernels";
+    const Context plan = Context(Device::cpu(), 1).plan(Arena::for_planning(gpu));
+    const Tensor q = empty(plan, {1, 8, 2, 64}, DType::f16);
+    Saved saved;
+    const std::string because = "float16 on a GPU needs a build with -DGRADTILE_FLOAT16=ON";
+    EXPECT_THAT(gradtile::test::message_of([&] { forward(plan, q, q, q, {}, saved); }), HasSubstr(because));
+    const Tensor row = empty(plan, {1, 2, 64}, DType::f16), kept = empty(plan, {1, 4, 2, 64}, DType::f16),
+                 index = empty(plan, {1}, DType::i32);
+    const DecodeCache cache{kept, kept};
+    const DecodeScratch scratch(plan, 1, 2, cache);
+    EXPECT_THAT(gradtile::test::message_of([&] {
+                    decode(plan, row, {.q = row, .k = row, .v = row, .slots = index, .positions = index},
+                           cache, {.causal = true}, scratch);
+                }),
+                HasSubstr(because));
+    EXPECT_TRUE(supports(gpu, DType::bf16));
+    EXPECT_TRUE(supports(Device::cpu(), DType::f16));
 }
 
 TEST(AttentionContract, WithoutKeysOutputsAndGradientsAreZero) {
