@@ -304,11 +304,23 @@ void expect_success_of_child(Child&& child) {
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
+/// Returns when each thread of the context runs. A thread that is starting holds locks of AddressSanitizer,
+/// which would stay locked in a forked child.
+void wait_for_every_thread(const Context& ctx) {
+    const int threads = ctx.threads().size();
+    std::atomic<int> waiting{0};
+    parallel_for(ctx, threads, [&](std::int64_t) {
+        ++waiting;
+        while (waiting < threads) std::this_thread::yield();
+    });
+}
+
 /// The child has copies of the parent's contexts, but not their threads.
 TEST(ForkedChild, DestroysAndUsesAContextOfTheParentWithoutItsThreads) {
     auto ctx = std::make_unique<Context>(Device::cpu(), 4);
     std::atomic<int> runs{0};
     const auto run = [&] { parallel_for(*ctx, 8, [&](std::int64_t) { ++runs; }); };
+    wait_for_every_thread(*ctx);
     run();
     expect_success_of_child([&] {
         ctx.reset();
@@ -328,14 +340,15 @@ TEST(ForkedChild, DestroysAndUsesAContextOfTheParentWithoutItsThreads) {
 /// At the fork, another thread of the parent holds the pool's lock and works on its blocks.
 TEST(ForkedChild, UsesAContextThatTheParentWasUsing) {
     const Context ctx(Device::cpu(), 2);
-    std::atomic<bool> is_inside{false}, may_end{false};
+    std::atomic<int> inside{0};
+    std::atomic<bool> may_end{false};
     std::thread other([&] {
         parallel_for(ctx, 2, [&](std::int64_t) {
-            is_inside = true;
+            ++inside;
             while (!may_end) std::this_thread::yield();
         });
     });
-    while (!is_inside) std::this_thread::yield();
+    while (inside < 2) std::this_thread::yield();
     expect_success_of_child([&] {
         std::atomic<int> runs{0};
         parallel_for(ctx, 5, [&](std::int64_t) { ++runs; });
