@@ -43,6 +43,7 @@ CublasLt load_cublas_lt() {
     library.find("cublasLtMatmulPreferenceInit_internal", functions.preference_init);
     library.find("cublasLtMatmulPreferenceSetAttribute", functions.preference_set);
     library.find("cublasLtMatmulAlgoGetHeuristic", functions.heuristic);
+    library.find("cublasLtMatmulAlgoConfigGetAttribute", functions.configuration);
     library.find("cublasLtMatmul", functions.matmul);
     return functions;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -76,7 +75,7 @@ class GemmState::Operation {
     }
 
     /// Returns the algorithms that cuBLASLt proposes for this problem; the list depends on nothing else.
-    std::vector<cublasLtMatmulAlgo_t> proposed(cublasLtHandle_t handle) const {
+    std::vector<GemmChoice> proposed(cublasLtHandle_t handle) const {
         cublasLtMatmulPreferenceOpaque_t preference;
         cublas_check(lt_.preference_init(&preference, sizeof preference), "gemm");
         const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -91,17 +90,20 @@ class GemmState::Operation {
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(problem.a_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(problem.c_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(problem.c_alignment));
-        cublasLtMatmulHeuristicResult_t results[proposals] = {};  // algorithms are compared byte for byte
+        cublasLtMatmulHeuristicResult_t results[proposals] = {};
         int found = 0;
         const cublasStatus_t status =
             lt_.heuristic(handle, mutable_(operation_), mutable_(b_), mutable_(a_), mutable_(c_),
                           mutable_(c_), &preference, proposals, results, &found);
         if (refused(status)) return {};
         cublas_check(status, "gemm");
-        std::vector<cublasLtMatmulAlgo_t> algorithms;
+        std::vector<GemmChoice> choices;
         for (int i = 0; i < found; ++i)
-            if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
-        return algorithms;
+            if (results[i].state == CUBLAS_STATUS_SUCCESS)
+                choices.push_back({.by = GemmChoice::By::library,
+                                   .algorithm = results[i].algo,
+                                   .configuration = configuration(results[i].algo)});
+        return choices;
     }
 
     std::size_t bytes_of_c() const {
@@ -114,6 +116,31 @@ class GemmState::Operation {
     const GemmPointers& addresses;
 
   private:
+    /// All attributes of an algorithm. Those of 16 bits fill the lower half of their place.
+    decltype(GemmChoice::configuration) configuration(const cublasLtMatmulAlgo_t& algorithm) const {
+        constexpr std::array attributes{
+            CUBLASLT_ALGO_CONFIG_TILE_ID,       CUBLASLT_ALGO_CONFIG_STAGES_ID,
+            CUBLASLT_ALGO_CONFIG_SPLITK_NUM,    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+            CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION};
+        constexpr std::array short_attributes{CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
+                                              CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
+        const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
+            std::size_t written = 0;
+            cublas_check(lt_.configuration(&algorithm, attribute, &value, sizeof value, &written), "gemm");
+            return value;
+        };
+        struct {
+            std::int32_t id;
+            std::array<std::uint32_t, attributes.size()> numbers;
+            std::array<std::uint16_t, short_attributes.size()> short_numbers;
+        } all;
+        all.id = get(CUBLASLT_ALGO_CONFIG_ID, std::int32_t{0});
+        for (std::size_t i = 0; i < attributes.size(); ++i)
+            all.numbers[i] = get(attributes[i], std::uint32_t{0});
+        for (std::size_t i = 0; i < short_attributes.size(); ++i)
+            all.short_numbers[i] = get(short_attributes[i], std::uint16_t{0});
+        return std::bit_cast<decltype(GemmChoice::configuration)>(all);
+    }
     template <class Value>
     void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
         cublas_check(lt_.operation_set(&operation_, attribute, &value, sizeof value), "gemm");
@@ -174,16 +201,16 @@ void GemmState::place(GemmProblem& problem) const {
     problem.multiprocessors = multiprocessors_;
 }
 
-/// Whether a restored choice may be used. Its numbers come from a file, and cuBLASLt promises nothing about
-/// bytes that it did not make. So an algorithm must equal one that cuBLASLt proposes for this problem:
-/// cuBLASLt then receives only bytes that it made itself, and partial sums are added as the preferences
-/// require. launch() checks gradtile's kernel numbers.
-bool GemmState::may_restore(const Operation* operation, const GemmChoice& choice) const {
-    if (choice.by != GemmChoice::By::library) return true;
-    if (operation == nullptr) return false;
-    return std::ranges::any_of(operation->proposed(handle_), [&](const cublasLtMatmulAlgo_t& proposal) {
-        return std::memcmp(&proposal, &choice.algorithm, sizeof proposal) == 0;
-    });
+/// Returns a restored choice so that it can be launched, or nullopt when it may not be used. Its numbers come
+/// from a file, and cuBLASLt promises nothing about bytes that it did not make. So an algorithm is one that
+/// cuBLASLt proposes for this problem: cuBLASLt then receives only bytes that it made itself, and partial
+/// sums are added as the preferences require. launch() checks gradtile's kernel numbers.
+std::optional<GemmChoice> GemmState::restored(const Operation* operation, const GemmChoice& choice) const {
+    if (choice.by != GemmChoice::By::library) return choice;
+    if (operation == nullptr) return std::nullopt;
+    const std::vector<GemmChoice> choices = operation->proposed(handle_);
+    const auto found = std::ranges::find(choices, choice.configuration, &GemmChoice::configuration);
+    return found == choices.end() ? std::nullopt : std::optional(*found);
 }
 
 /// Launches a product in the chosen way. Returns false when it is not possible, or when the choice is to
@@ -288,17 +315,19 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
 
     const auto known = chosen_.find(problem);
     if (known != chosen_.end()) {
-        const GemmChoice choice = known->second;
-        if (choice.by == GemmChoice::By::steps) return false;
+        if (known->second.by == GemmChoice::By::steps) return false;
         const bool is_restored = restored_.erase(problem) > 0;
-        if ((!is_restored || may_restore(operation, choice)) && launched(choice)) return true;
+        const std::optional<GemmChoice> choice =
+            is_restored ? restored(operation, known->second) : std::optional(known->second);
+        if (choice && launched(*choice)) {
+            known->second = *choice;
+            return true;
+        }
         refused_ += is_restored ? 1 : 0;
-        chosen_.erase(problem);
+        chosen_.erase(known);
     }
     std::vector<GemmChoice> candidates;
-    if (operation != nullptr)
-        for (const cublasLtMatmulAlgo_t& algorithm : operation->proposed(handle_))
-            candidates.push_back({.by = GemmChoice::By::library, .algorithm = algorithm});
+    if (operation != nullptr) candidates = operation->proposed(handle_);
     const bool may_time = timed_ < max_timed && !ctx.deterministic() && !is_capturing(stream);
     if (may_time) {
         if (alternatives.in_steps) candidates.push_back({.by = GemmChoice::By::steps});
@@ -331,9 +360,11 @@ namespace {
 
 using Numbers = decltype(GemmAlgorithm::algorithm);
 
-/// In a checkpoint, a chosen gradtile kernel is stored as this number, followed by the kernel's number. The
-/// choice to compute in steps is stored as zeros. All other stored choices are cuBLASLt algorithms.
-constexpr std::uint64_t own_kernel = 0x67726164'74696c65;  // "gradtile"
+/// In a checkpoint, the first number of a choice is one of these, or 0 for the choice to compute in steps.
+/// The kernel's number or the configuration of cuBLASLt's algorithm follows. Earlier versions stored an
+/// algorithm as its bytes, which no configuration equals.
+constexpr std::uint64_t own_kernel = 0x67726164'74696c65;        // "gradtile"
+constexpr std::uint64_t cublas_lt_kernel = 0x6375626c'61734c74;  // "cublasLt"
 
 Numbers numbers_of(const GemmChoice& choice) {
     switch (choice.by) {
@@ -344,14 +375,18 @@ Numbers numbers_of(const GemmChoice& choice) {
         case GemmChoice::By::library:
             break;
     }
-    return std::bit_cast<Numbers>(choice.algorithm);
+    const auto& [a, b, c, d] = choice.configuration;
+    return {cublas_lt_kernel, a, b, c, d};
 }
 
 GemmChoice choice_of(const Numbers& numbers) {
     if (numbers == Numbers{}) return {};
     if (numbers == Numbers{own_kernel, numbers[1]})
         return {.by = GemmChoice::By::kernel, .kernel = numbers[1]};
-    return {.by = GemmChoice::By::library, .algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(numbers)};
+    GemmChoice choice{.by = GemmChoice::By::library};
+    std::copy_n(numbers.begin() + 1, choice.configuration.size(), choice.configuration.begin());
+    if (numbers_of(choice) != numbers) choice.configuration = {};  // that of no algorithm
+    return choice;
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ struct CublasLt {
     decltype(&cublasLtMatmulPreferenceInit_internal) preference_init;
     decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
     decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+    decltype(&cublasLtMatmulAlgoConfigGetAttribute) configuration;
     decltype(&cublasLtMatmul) matmul;
 };
 /// Loads cuBLASLt. Throws Error when the library cannot be loaded.

@@ -2,6 +2,8 @@
 /// Chooses cuBLASLt algorithms by timing, and keeps a table of the choices.
 #include <cublasLt.h>
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -41,7 +43,10 @@ struct GemmChoice {
     enum class By { steps, library, kernel };
     By by = By::steps;
     cublasLtMatmulAlgo_t algorithm = {};  ///< the library's algorithm
-    std::uint64_t kernel = 0;             ///< the number that names a gradtile kernel
+    /// The library's algorithm as its configuration. Unlike the bytes of `algorithm`, some of which are
+    /// padding, it is the same in every process.
+    std::array<std::uint64_t, 4> configuration = {};
+    std::uint64_t kernel = 0;  ///< the number that names a gradtile kernel
 };
 
 /// The state that all products on one stream share: cuBLASLt's handle, its workspace, the algorithms chosen
@@ -66,7 +71,7 @@ class GemmState {
     class Operation;
     void prepare();
     void place(GemmProblem& problem) const;
-    bool may_restore(const Operation* operation, const GemmChoice& choice) const;
+    std::optional<GemmChoice> restored(const Operation* operation, const GemmChoice& choice) const;
     // operation is null when cuBLASLt cannot compute the product.
     bool launch(const Operation* operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
                 cudaStream_t stream, void* result);
