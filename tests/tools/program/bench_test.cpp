@@ -23,8 +23,8 @@ Arguments tiny(const std::string& what) {
 }
 
 /// The rows that a run with --json prints.
-std::vector<json> rows_of(const Arguments& arguments) {
-    const Outcome outcome = run(arguments + Arguments{"--json"});
+std::vector<json> rows_of(const Arguments& arguments, const ProcessOptions& options = {}) {
+    const Outcome outcome = run(arguments + Arguments{"--json"}, options);
     expect_success(outcome);
     std::vector<json> rows;
     std::istringstream lines(outcome.out);
@@ -32,8 +32,9 @@ std::vector<json> rows_of(const Arguments& arguments) {
     return rows;
 }
 
-void expect_table(const Arguments& arguments, const std::vector<std::string>& parts) {
-    const Outcome outcome = run(arguments);
+void expect_table(const Arguments& arguments, const std::vector<std::string>& parts,
+                  const ProcessOptions& options = {}) {
+    const Outcome outcome = run(arguments, options);
     expect_success(outcome);
     for (const std::string& part : parts) EXPECT_THAT(outcome.out, HasSubstr(part));
 }
@@ -226,9 +227,10 @@ TEST(Bench, TuningAttentionNeedsAGpuAndTheAlgorithmWithCandidates) {
         expect_refused(run(tune), {"--tune", "the device is cpu", "--device cuda"});
         return;
     }
+    const ProcessOptions with_gpu{.without_gpu = false};
     const Arguments on_gpu = tune + Arguments{"--device", "cuda", "--runs", "1"};
     for (const char* dtype : {"bf16", "f32"}) {
-        const std::vector<json> rows = rows_of(on_gpu + Arguments{"--dtype", dtype});
+        const std::vector<json> rows = rows_of(on_gpu + Arguments{"--dtype", dtype}, with_gpu);
         int policies = 0;
         for (const json& row : rows) {
             policies += row.at("choice") == "policy" ? 1 : 0;
@@ -238,10 +240,10 @@ TEST(Bench, TuningAttentionNeedsAGpuAndTheAlgorithmWithCandidates) {
         }
         EXPECT_EQ(policies, 2) << "one of each pass";
     }
-    expect_table(on_gpu, {"2 x 4 heads over 4, 300 x 300", "policy", "forward", "backward"});
+    expect_table(on_gpu, {"2 x 4 heads over 4, 300 x 300", "policy", "forward", "backward"}, with_gpu);
     expect_table({"bench", "attention", "--tune", "--device", "cuda", "--runs", "1", "--batch", "1",
                   "--heads", "2", "--queries", "1", "--length", "2000", "--pass", "forward"},
-                 {"few queries", "splits"});
+                 {"few queries", "splits"}, with_gpu);
 }
 
 TEST(Bench, ErrorsAreOneLine) {
