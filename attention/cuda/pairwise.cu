@@ -232,6 +232,7 @@ template <class T, int tile>
 __global__ void __launch_bounds__(tile* tile) forward_kernel(const __grid_constant__ PairwiseProblem<T> p,
                                                              const __grid_constant__ PairwiseOutputs<T> out) {
     extern __shared__ double shared[];
+    gradtile::cuda::device::await_predecessor();
     if (!p.is_enabled()) return;
     for_each_tile<tile>(p.batch_size, p.sizes.heads, p.mask.queries, [&](const TileOfHead& head_tile) {
         forward_tile<T, tile>(p, out, reinterpret_cast<Accumulator<T>*>(shared), head_tile);
@@ -354,6 +355,7 @@ __global__ void __launch_bounds__(tile* tile)
                          TensorView<T> d_v) {
     extern __shared__ double shared[];
     const PairwiseProblem<T>& f = b.forward;
+    gradtile::cuda::device::await_predecessor();
     if (!f.is_enabled()) return;
     for_each_tile<tile>(
         f.batch_size, f.sizes.heads / f.sizes.group, f.mask.keys, [&](const TileOfHead& head_tile) {
@@ -413,6 +415,7 @@ __global__ void __launch_bounds__(tile* tile)
     backward_rows_kernel(const __grid_constant__ PairwiseBackwardProblem<T> b, TensorView<T> d_q) {
     extern __shared__ double shared[];
     const PairwiseProblem<T>& f = b.forward;
+    gradtile::cuda::device::await_predecessor();
     if (!f.is_enabled()) return;
     for_each_tile<tile>(f.batch_size, f.sizes.heads, f.mask.queries, [&](const TileOfHead& head_tile) {
         backward_rows_tile<T, tile>(b, d_q, reinterpret_cast<Accumulator<T>*>(shared), head_tile);
@@ -434,10 +437,11 @@ void launch(const Context& ctx, KernelOf&& kernel_of, std::int64_t length, std::
         // A call that is usually not enabled should end at once.
         const std::int64_t max_blocks = problem.enabled == nullptr ? 1 << 20 : 256,
                            blocks = std::min(max_blocks, (length + tile - 1) / tile * batch_heads);
-        gradtile::cuda::launch(
-            ctx, kernel, dim3(static_cast<unsigned>(blocks)),
-            {.threads = static_cast<unsigned>(tile * tile), .shared_bytes = static_cast<std::size_t>(bytes)},
-            arguments...);
+        gradtile::cuda::launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)),
+                               {.threads = static_cast<unsigned>(tile * tile),
+                                .shared_bytes = static_cast<std::size_t>(bytes),
+                                .starts_early = true},
+                               arguments...);
     });
 }
 
