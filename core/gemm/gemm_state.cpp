@@ -116,7 +116,7 @@ class GemmState::Operation {
     const GemmPointers& addresses;
 
   private:
-    /// All attributes of an algorithm. Those of 16 bits fill the lower half of their place.
+    /// All attributes of an algorithm.
     decltype(GemmChoice::configuration) configuration(const cublasLtMatmulAlgo_t& algorithm) const {
         constexpr std::array attributes{
             CUBLASLT_ALGO_CONFIG_TILE_ID,       CUBLASLT_ALGO_CONFIG_STAGES_ID,
@@ -201,16 +201,18 @@ void GemmState::place(GemmProblem& problem) const {
     problem.multiprocessors = multiprocessors_;
 }
 
-/// Returns a restored choice so that it can be launched, or nullopt when it may not be used. Its numbers come
-/// from a file, and cuBLASLt promises nothing about bytes that it did not make. So an algorithm is one that
-/// cuBLASLt proposes for this problem: cuBLASLt then receives only bytes that it made itself, and partial
-/// sums are added as the preferences require. launch() checks gradtile's kernel numbers.
-std::optional<GemmChoice> GemmState::restored(const Operation* operation, const GemmChoice& choice) const {
-    if (choice.by != GemmChoice::By::library) return choice;
-    if (operation == nullptr) return std::nullopt;
+/// Gives a restored choice its algorithm. Returns false when the choice may not be used: its configuration
+/// comes from a file, and must be that of an algorithm that cuBLASLt proposes for this problem. cuBLASLt then
+/// receives only bytes that it made itself, and partial sums are added as the preferences require. launch()
+/// checks gradtile's kernel numbers.
+bool GemmState::find_algorithm(const Operation* operation, GemmChoice& choice) const {
+    if (choice.by != GemmChoice::By::library) return true;
+    if (operation == nullptr) return false;
     const std::vector<GemmChoice> choices = operation->proposed(handle_);
     const auto found = std::ranges::find(choices, choice.configuration, &GemmChoice::configuration);
-    return found == choices.end() ? std::nullopt : std::optional(*found);
+    if (found == choices.end()) return false;
+    choice = *found;
+    return true;
 }
 
 /// Launches a product in the chosen way. Returns false when it is not possible, or when the choice is to
@@ -315,14 +317,10 @@ bool GemmState::run(const Context& ctx, GemmProblem problem, const GemmPointers&
 
     const auto known = chosen_.find(problem);
     if (known != chosen_.end()) {
-        if (known->second.by == GemmChoice::By::steps) return false;
+        GemmChoice& choice = known->second;
+        if (choice.by == GemmChoice::By::steps) return false;
         const bool is_restored = restored_.erase(problem) > 0;
-        const std::optional<GemmChoice> choice =
-            is_restored ? restored(operation, known->second) : std::optional(known->second);
-        if (choice && launched(*choice)) {
-            known->second = *choice;
-            return true;
-        }
+        if ((!is_restored || find_algorithm(operation, choice)) && launched(choice)) return true;
         refused_ += is_restored ? 1 : 0;
         chosen_.erase(known);
     }
@@ -363,8 +361,8 @@ using Numbers = decltype(GemmAlgorithm::algorithm);
 /// In a checkpoint, the first number of a choice is one of these, or 0 for the choice to compute in steps.
 /// The kernel's number or the configuration of cuBLASLt's algorithm follows. Earlier versions stored an
 /// algorithm as its bytes, which no configuration equals.
-constexpr std::uint64_t own_kernel = 0x67726164'74696c65;        // "gradtile"
-constexpr std::uint64_t cublas_lt_kernel = 0x6375626c'61734c74;  // "cublasLt"
+constexpr std::uint64_t own_kernel = 0x67726164'74696c65;         // "gradtile"
+constexpr std::uint64_t library_algorithm = 0x6375626c'61734c74;  // "cublasLt"
 
 Numbers numbers_of(const GemmChoice& choice) {
     switch (choice.by) {
@@ -376,7 +374,7 @@ Numbers numbers_of(const GemmChoice& choice) {
             break;
     }
     const auto& [a, b, c, d] = choice.configuration;
-    return {cublas_lt_kernel, a, b, c, d};
+    return {library_algorithm, a, b, c, d};
 }
 
 GemmChoice choice_of(const Numbers& numbers) {

@@ -43,8 +43,8 @@ struct GemmChoice {
     enum class By { steps, library, kernel };
     By by = By::steps;
     cublasLtMatmulAlgo_t algorithm = {};  ///< the library's algorithm
-    /// The library's algorithm as its configuration. Unlike the bytes of `algorithm`, some of which are
-    /// padding, it is the same in every process.
+    /// The configuration of `algorithm`, which is the same in every process. Some bytes of `algorithm` are
+    /// padding, and differ.
     std::array<std::uint64_t, 4> configuration = {};
     std::uint64_t kernel = 0;  ///< the number that names a gradtile kernel
 };
@@ -71,7 +71,7 @@ class GemmState {
     class Operation;
     void prepare();
     void place(GemmProblem& problem) const;
-    std::optional<GemmChoice> restored(const Operation* operation, const GemmChoice& choice) const;
+    bool find_algorithm(const Operation* operation, GemmChoice& choice) const;
     // operation is null when cuBLASLt cannot compute the product.
     bool launch(const Operation* operation, const GemmChoice& choice, const GemmAlternatives& alternatives,
                 cudaStream_t stream, void* result);
