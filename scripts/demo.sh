@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the demo model on the CPU (one to three minutes on two cores) and prints samples. usage: scripts/demo.sh [DIR]
+# Trains the demo model on the CPU (one to four minutes on two cores) and prints samples. usage: scripts/demo.sh [DIR]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ gradtile=build/release/gradtile
 corpus=$run-corpus.txt
 mkdir -p "$(dirname "$run")"
 
-echo "--- generates stories and trains a model on them (one to three minutes on two cores) ---"
+echo "--- generates stories and trains a model on them (one to four minutes on two cores) ---"
 $gradtile corpus --characters 1000000 --seed 1 --out "$corpus"
 $gradtile train --preset demo --data "$corpus" --out "$run" --device cpu
 
