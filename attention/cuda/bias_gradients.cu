@@ -135,6 +135,7 @@ template <class T>
 __global__ void __launch_bounds__(bias_tile* bias_tile)
     bias_gradient_kernel(const __grid_constant__ BiasGradientProblem<T> p,
                          const __grid_constant__ BiasGradient g, std::int64_t tiles) {
+    gradtile::cuda::device::await_predecessor();
     if (p.enabled != nullptr && *p.enabled == 0) return;
     for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         __syncthreads();  // all threads have read the previous tile's sums
@@ -187,7 +188,8 @@ void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
         // A call that is usually not enabled should end at once.
         const std::int64_t blocks = inputs.enabled == nullptr ? tiles : std::min<std::int64_t>(tiles, 256);
         gradtile::cuda::launch(ctx, bias_gradient_kernel<T>, dim3(static_cast<unsigned>(blocks)),
-                               {.threads = bias_tile * bias_tile}, problem, gradient, tiles);
+                               {.threads = bias_tile * bias_tile, .starts_early = true}, problem, gradient,
+                               tiles);
     }
 }
 template void launch_bias_gradients(const Context&, const ResolvedOptions&, const BiasGradientInputs<float>&,

@@ -115,6 +115,9 @@ class KeyBlock {
         if (iterations_ > 0) add_d_q(iterations_ - 1);
         __syncthreads();  // all warps have read K: the gradients are stored through the K and V tiles
         scale(gradient, (makes_p_ ? 1 / p_factor : p_.scale) * p_.dropout_scale);
+        if constexpr (has_terms(kind)) {
+            if (!makes_p_ && p_.non_finite != nullptr && !is_finite(gradient)) *p_.non_finite = 1;
+        }
         store(gradient);
     }
 

@@ -43,7 +43,7 @@ struct Bits16BackwardParameters {
     const float* d_lse;          ///< [B, Hq, Sq]; null: 0
     float* lse_log2;  ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
-    int* non_finite;      ///< set if dQ is not finite; null without biases
+    int* non_finite;      ///< set if dQ or dK is not finite; null without biases
     int* has_large_lse;   ///< whether an LSE is large (see large_lse); null: no, because there are no biases
     float* d_q_sums;      ///< dQ / scale in float32, in DqSums order; points to batch 0, even if that is not
                           ///< among this launch's batches and so has no memory

@@ -30,14 +30,14 @@ inline constexpr float ln_2 = 0.693147180559945309f, log2_e = 1.4426950408889634
 /// Returns whether all elements in this lane are finite.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ bool is_finite(const FragmentC (&x)[m_tiles][n_tiles]) {
-    float zero = 0;
+    float zero[4] = {};  // four independent sums have less latency than one
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) zero = fmaf(x[m][n][e], 0.0f, zero);
-    return zero == 0;
+            for (int e = 0; e < 4; ++e) zero[e] = fmaf(x[m][n][e], 0.0f, zero[e]);
+    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
 }
 
 /// If a maximum or an LSE has at least this magnitude, kernels subtract it from the scores before they
@@ -217,21 +217,24 @@ class LazyOnlineSoftmax {
     /// Replaces S by P relative to the references.
     template <int n_tiles>
     __device__ __forceinline__ void exponentiate(FragmentC (&s)[m_tiles][n_tiles]) {
-        if constexpr (is_natural) {
-            if (has_large_) return exponentiate_large(s);
-        }
+        float shift[2 * m_tiles];
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             // If the reference is near the lowest float32, its product with the scale is -inf. The lowest
             // finite number replaces -inf, and P becomes 0.
-            const float shift =
-                reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
+            shift[i] = reference_[i] == -INFINITY ? 0.0f : fmaxf(reference_[i] * scale_log2_, -FLT_MAX);
+        }
+        if constexpr (is_natural) {
+            if (has_large_) subtract_references(s, shift);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
             float sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
                 for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
-                    s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale_log2_, -shift));
+                    s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale_log2_, -shift[i]));
                     sum += s[i / 2][n][e];
                 }
             sum_[i] += sum;
@@ -296,21 +299,18 @@ class LazyOnlineSoftmax {
             has_large_ = __any_sync(~0u, large);
         }
     }
-    /// exponentiate() that also handles large references: subtracts before scaling.
+    /// Replaces S by S - reference, rounded once, so that no product of S and the scale needs a shift.
     template <int n_tiles>
-    __device__ __forceinline__ void exponentiate_large(FragmentC (&s)[m_tiles][n_tiles]) {
+    __device__ __forceinline__ void subtract_references(FragmentC (&s)[m_tiles][n_tiles],
+                                                        float (&shift)[2 * m_tiles]) const {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float reference = reference_[i] == -INFINITY ? 0.0f : reference_[i];
-            float sum = 0;
+            shift[i] = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
-                for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
-                    s[i / 2][n][e] = exp2_fast((s[i / 2][n][e] - reference) * scale_log2_);
-                    sum += s[i / 2][n][e];
-                }
-            sum_[i] += sum;
+                for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) s[i / 2][n][e] -= reference;
         }
     }
 

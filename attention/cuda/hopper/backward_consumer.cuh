@@ -64,6 +64,9 @@ class BackwardConsumer {
         const float dropout_scale = Policy::may_drop ? p_.rows.dropout_scale : 1.0f;
         scale(d_k, p_.rows.scale * dropout_scale);
         scale(d_v, 1 / p_factor * dropout_scale);
+        if constexpr (Policy::rule == HopperRule::biases) {
+            if (!is_finite(d_k)) *p_.rows.non_finite = 1;
+        }
         store(d_k, d_v, task);
     }
 

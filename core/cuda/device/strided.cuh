@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
-#include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/tensor.h>
+#include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::cuda {
 
@@ -60,28 +60,27 @@ __device__ Offsets<count> offsets_of(const Layout<count>& layout, std::int64_t i
 
 inline constexpr int strided_threads = 256;
 
-/// Calls body(offsets) for each element that this thread processes.
+/// Calls body(offsets) for each element that this thread processes. A kernel calls this function first.
 template <int count, class Body>
 __device__ void for_elements(const Layout<count>& layout, std::int64_t elements, Body&& body) {
+    device::await_predecessor();
     for (std::int64_t i = blockIdx.x * std::int64_t{strided_threads} + threadIdx.x; i < elements;
          i += std::int64_t{gridDim.x} * strided_threads)
         body(offsets_of(layout, i));
 }
 
 /// Launches kernel(arguments..., layout, elements) for all elements of equally shaped tensors.
-template <int count, class Kernel, class... Arguments>
-void launch_strided(const Context& ctx, Kernel kernel, const std::array<Tensor, count>& tensors,
-                    Arguments... arguments) {
+template <int count, class... Parameters, class... Arguments>
+void launch_strided(const Context& ctx, void (*kernel)(Parameters...),
+                    const std::array<Tensor, count>& tensors, Arguments... arguments) {
     // Enough blocks to fill the largest GPU several times. Each thread processes every (blocks * threads)-th
     // element.
     constexpr std::int64_t max_blocks = 8 * 1024;
     const std::int64_t elements = tensors[0].elements();
     if (elements == 0) return;
-    use_device(ctx.device());
     const auto blocks = static_cast<unsigned>(std::min(max_blocks, ceil_div(elements, strided_threads)));
-    kernel<<<blocks, strided_threads, 0, static_cast<cudaStream_t>(ctx.stream())>>>(
-        arguments..., Layout<count>(tensors), elements);
-    cuda_check(cudaGetLastError());
+    launch(ctx, kernel, blocks, {.threads = strided_threads, .starts_early = true}, arguments...,
+           Layout<count>(tensors), elements);
 }
 
 }  // namespace gradtile::cuda
