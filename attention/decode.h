@@ -1,5 +1,5 @@
 #pragma once
-/// Attention for one generation step: one new token for each of several texts, with a key/value cache. The
+/// Attention for one generation step: a few new tokens for each of several texts, with a key/value cache. The
 /// text lengths are in device memory, so that the step's captured graph can be replayed for every length.
 #include <cstdint>
 
@@ -7,13 +7,18 @@
 
 namespace gradtile::attention {
 
-/// The query, key and value for each text's new token, and the text's cache slot. All tensors are on the
+/// The most new tokens per text that decode() takes in one call, for example drafts that a model verifies.
+/// For more tokens, forward() is faster.
+inline constexpr std::int64_t max_decode_tokens = 16;
+
+/// The queries, keys and values for each text's new tokens, and the text's cache slot. All tensors are on the
 /// context's device; a head's elements are adjacent.
 struct DecodeInputs {
-    Tensor q;          ///< [R, Hq, D]
-    Tensor k, v;       ///< [R, Hkv, D]
+    Tensor q;          ///< [R, T, Hq, D], T from 1 to max_decode_tokens
+    Tensor k, v;       ///< [R, T, Hkv, D]
     Tensor slots;      ///< int32 [R]: the text's index along the cache's slot axis; all different
-    Tensor positions;  ///< int32 [R]: the number of the text's keys in the cache, below its context
+    Tensor positions;  ///< int32 [R]: the first new token's position, which is the number of the text's keys
+                       ///< in the cache; all T positions must be below the cache's context
 };
 
 /// Keys and values [slots, context, Hkv, D] in q's dtype.
@@ -27,24 +32,28 @@ struct DecodeScratch {
     Tensor counters;  ///< int32
     Tensor o, sums;   ///< float32
 
-    /// Allocates memory for up to `rows` texts, `heads` query heads and `cache`'s shape; nothing on the CPU.
-    DecodeScratch(const Context& ctx, std::int64_t rows, std::int64_t heads, const DecodeCache& cache);
+    /// Allocates memory for up to `texts` texts, `heads` query heads, `cache`'s shape and exactly `tokens`
+    /// new tokens per text; nothing on the CPU.
+    DecodeScratch(const Context& ctx, std::int64_t texts, std::int64_t heads, const DecodeCache& cache,
+                  std::int64_t tokens = 1);
 };
 
 /// Whether decode() accepts this dtype and head dim on a device. On a GPU the dtype must not be float64, and
 /// a head must have at most 256 elements and a multiple of 16 bytes.
 bool can_decode(Device device, DType dtype, std::int64_t head_dim);
 
-/// Appends each row's k and v to its cache, and computes o [R, Hq, D] = softmax(scores) V over the cached
-/// keys that the row sees: all earlier ones and its own, or with window.left only the last `left` earlier
-/// ones and its own. `options` must be causal, and may set the scale, the sink, and score formula options
-/// (softcap, alibi_slopes); `deterministic` has no effect. Other options throw Error with their name: another
-/// algorithm, top_left, biases, packed sequences, and dropout with a key that drops. For a position or slot
-/// outside the cache, the CPU throws Error, and a GPU writes NaN to that row of o. A GPU may read slots,
-/// positions, slopes and earlier keys and values while the stream's preceding kernel still runs, so that
-/// kernel must not write them; it may write q, k and v. Throws Error on other shapes, dtypes or options, and
-/// if o, the cached k or the cached v share memory with each other or with another operand.
+/// Appends each text's k and v to its cache, and computes o [R, T, Hq, D] = softmax(scores) V over the cached
+/// keys that a token sees: all earlier ones and its own, or with window.left only the last `left` earlier
+/// ones and its own. If `lse` [R, Hq, T] is defined, it receives each row's natural log-sum-exp; it must be
+/// contiguous, in float32, or in float64 for float64 inputs. `options` must be causal, and may set the scale,
+/// the sink, and score formula options (softcap, alibi_slopes); `deterministic` has no effect. Other options
+/// throw Error with their name: another algorithm, top_left, biases, packed sequences, and dropout with a key
+/// that drops. For positions or a slot outside the cache, the CPU throws Error, and a GPU writes NaN to that
+/// text's o and lse and leaves the cache as it is. A GPU may read slots, positions, slopes and earlier keys
+/// and values while the stream's preceding kernel still runs, so that kernel must not write them; it may
+/// write q, k and v. Throws Error on other shapes, dtypes or options, and if o, lse, the cached k or the
+/// cached v share memory with each other or with another operand.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const Options& options, const DecodeScratch& scratch);
+            const Options& options, const DecodeScratch& scratch, const Tensor& lse = {});
 
 }  // namespace gradtile::attention

@@ -22,12 +22,6 @@ FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Co
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
-bool updates_whole_matrices(const TrainConfig& config, const ParameterStore& parameters) {
-    return std::ranges::any_of(parameters.parameters(), [&](const Parameter& parameter) {
-        return update_of(config, parameter).product_flops > 0.0;
-    });
-}
-
 /// Adds each parameter's part in a flat block, under the names PREFIX + the parameter's.
 void add_views(const Tensor& flat, std::span<const Parameter> held, const std::string& prefix,
                NamedTensors& tensors) {
@@ -65,10 +59,6 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
         optimizer = make_optimizer(ctx, model.parameters, config);
         return;
     }
-    // gradtile refuses this combination, because exchanging whole matrices was never tested on GPUs.
-    check(ctx.device().is_cpu() || !updates_whole_matrices(config, model.parameters),
-          "zero: 1 with optimizer ", name_of(config.optimizer),
-          " runs on CPUs only; expected zero 0, or optimizer adamw");
     if (is_16_bit(model.parameters.dtype())) masters_ = zeros(ctx, {parallel.own_elements()}, DType::f32);
     optimizer = make_optimizer(
         ctx, model.parameters, config,

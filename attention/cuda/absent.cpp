@@ -76,8 +76,8 @@ void flash1_backward(const Context&, const ResolvedOptions&, const Saved&, const
     absent();
 }
 
-void decode(const Context&, const Tensor&, const DecodeInputs&, const DecodeCache&, const ResolvedOptions&,
-            const DecodeScratch&) {
+void decode(const Context&, const Tensor&, const Tensor&, const DecodeInputs&, const DecodeCache&,
+            const ResolvedOptions&, const DecodeScratch&) {
     absent();
 }
 

@@ -1,5 +1,5 @@
 // decode.h on the GPU. Each lane holds 16-byte vectors from K and V rows, so that a warp reads whole cache
-// lines. Tensor cores are not needed: with one query, the call takes only as long as reading K and V.
+// lines. Tensor cores are not needed: with few queries, the call takes only as long as reading K and V.
 //
 // With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
 // keys and values are read before the preceding kernel has ended, except the new key and value, which that
@@ -13,6 +13,7 @@
 
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
+#include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/cuda/device/mask.cuh>
 #include <gradtile/attention/cuda/device/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
@@ -26,30 +27,32 @@ namespace {
 
 namespace kernels = gradtile::cuda::device;
 
-/// The thread block's layout. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors.
-template <int lanes, int vectors, int heads_together>
+/// A thread block's layout. It computes up to `queries` query vectors, each one head of one new token, that
+/// share a K/V head. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors. Without
+/// `several_tokens`, every text has one new token, and all queries see the same keys.
+template <class T, int lanes_, int vectors_, int queries_, bool several_tokens_>
 struct DecodeBlock {
-    // With more heads there are fewer threads, because each warp's results take more shared memory.
-    static constexpr int threads = heads_together > 4 ? 128 : 256, warps = threads / 32;
+    static constexpr int lanes = lanes_, vectors = vectors_, queries = queries_;
+    static constexpr bool several_tokens = several_tokens_;
+    // With more queries there are fewer threads, because each warp's results take more shared memory.
+    static constexpr int threads = queries > 4 ? 128 : 256, warps = threads / 32;
     /// The keys that each thread reads at once. A 16-byte K vector and a 16-byte V vector together take 8
     /// registers.
-    static constexpr int unroll = std::max(1, (heads_together > 4   ? 1
-                                               : heads_together > 2 ? 2
-                                                                    : 4) /
-                                                  vectors);
+    static constexpr int unroll = std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
     static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
     static constexpr int pass_keys = keys * unroll;
+    static constexpr int elements = 16 / static_cast<int>(sizeof(T)),  // in a vector
+        columns = elements * vectors, max_dim = lanes * columns;
 };
 
-/// Rows that hold heads: element (row, head, column) is at data + row * row_stride + head * head_stride +
-/// column.
+/// A tensor [R, T, H, D] whose heads' elements are adjacent.
 template <class T>
-struct HeadsOfRows {
+struct NewHeads {
     T* data;
-    std::int64_t row_stride, head_stride;
+    std::int64_t text_stride, token_stride, head_stride;
 
-    __device__ __forceinline__ T* at(int row, int head) const {
-        return data + row * row_stride + head * head_stride;
+    __device__ __forceinline__ T* at(int text, int token, int head) const {
+        return data + text * text_stride + token * token_stride + head * head_stride;
     }
 };
 
@@ -65,18 +68,21 @@ struct CachedHeads {
 
 template <class T>
 struct DecodeParameters {
-    HeadsOfRows<const T> q, k, v;
-    HeadsOfRows<T> o;
+    NewHeads<const T> q, k, v;
+    NewHeads<T> o;
+    float* lse;  // [R, Hq, T]; may be null
     CachedHeads<T> cached_k, cached_v;
     const std::int32_t *slots, *positions;
-    int heads, group, head_sets, head_dim;  // group: query heads that share a K/V head
+    int heads, kv_heads, group, head_dim;  // group: query heads that share a K/V head
+    int tokens;                            // new tokens per text
+    int query_sets;                        // thread blocks that share a K/V head and a split
     int cache_slots, context;
-    device::DeviceMask mask;  // for a row at the context's end
+    device::DeviceMask mask;  // for a text at the context's end
     ScoreOptions scores;
     float scale;
     int cluster_log2;           // a cluster has 2^cluster_log2 thread blocks, one per split
-    int* counters;              // finished splits [R, Hkv, head_sets]
-    float *part_o, *part_sums;  // [R, Hq, clusters, D], [R, Hq, clusters, 2]: maximum, sum of exponentials
+    int* counters;              // finished splits [R, Hkv, query_sets]
+    float *part_o, *part_sums;  // [R, Hkv, T * group, clusters, D], and 2 in place of D: maximum, sum
 };
 
 /// A split's keys.
@@ -102,14 +108,14 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 /// A block's results in shared memory.
-template <class Block, int heads_together, int max_dim>
+template <class Block>
 struct DecodeShared {
-    float warp_o[Block::warps][heads_together][max_dim];
-    float2 warp_sums[Block::warps][heads_together];
+    float warp_o[Block::warps][Block::queries][Block::max_dim];
+    float2 warp_sums[Block::warps][Block::queries];
     // The columns that this block merges, from each block in the cluster. The columns per block are rounded
     // up.
-    float cluster_o[heads_together * max_dim + DecodePlan::max_cluster];
-    float2 cluster_sums[DecodePlan::max_cluster][heads_together];  // like warp_sums: maximum and sum
+    float cluster_o[Block::queries * Block::max_dim + DecodePlan::max_cluster];
+    float2 cluster_sums[DecodePlan::max_cluster][Block::queries];  // like warp_sums: maximum and sum
     std::uint64_t barrier;
     bool is_last;
 };
@@ -135,145 +141,309 @@ __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
     return all;
 }
 
-/// The grid is (splits, Hkv * head_sets, R); clusters span the split axis.
-template <class T, int lanes, int vectors, int heads_together>
-__global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::threads)
-    decode_kernel(const DecodeParameters<T> p) {
-    using namespace gradtile::cuda::device;
-    using Block = DecodeBlock<lanes, vectors, heads_together>;
-    constexpr int n = 16 / sizeof(T), columns = n * vectors, max_dim = lanes * columns,
-                  unroll = Block::unroll, threads = Block::threads;
-    using Vector = Packed<T, n>;
-    __shared__ DecodeShared<Block, heads_together, max_dim> shared;
+/// One thread's part in a block's work: a set of queries of one text and K/V head, over one key split.
+/// decode_kernel() calls the public functions in their order.
+template <class T, class Block>
+class DecodeThread {
+    static constexpr int queries = Block::queries, lanes = Block::lanes, vectors = Block::vectors,
+                         unroll = Block::unroll, threads = Block::threads, n = Block::elements,
+                         columns = Block::columns;
+    using Vector = kernels::Packed<T, n>;
+    using Vectors = uint4[unroll][vectors];
+    using Shared = DecodeShared<Block>;
 
-    const int row = static_cast<int>(blockIdx.z), set = static_cast<int>(blockIdx.y) % p.head_sets,
-              kv_head = static_cast<int>(blockIdx.y) / p.head_sets, split = static_cast<int>(blockIdx.x),
-              splits = static_cast<int>(gridDim.x);
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    const int first_head = kv_head * p.group + set * heads_together,
-              end_head = min(first_head + heads_together, (kv_head + 1) * p.group),
-              block_columns = (end_head - first_head) * p.head_dim;
-
-    allow_successor();
-    const ClusterReceiver receiver(&shared.barrier);
-    if (p.cluster_log2 > 0) {
-        if (thread == 0) receiver.initialize();
-        receiver.begin();
+  public:
+    /// Also begins the cluster, which must happen in every block.
+    __device__ __forceinline__ DecodeThread(const DecodeParameters<T>& p, Shared& shared)
+        : p_(p),
+          shared_(shared),
+          receiver_(&shared.barrier),
+          thread_(static_cast<int>(threadIdx.x)),
+          lane_(thread_ % 32),
+          warp_(thread_ / 32),
+          text_(static_cast<int>(blockIdx.z)),
+          kv_head_(static_cast<int>(blockIdx.y) / p.query_sets),
+          split_(static_cast<int>(blockIdx.x)) {
+        const int set = static_cast<int>(blockIdx.y) % p.query_sets;
+        first_query_ = set * queries;
+        own_queries_ = min(queries, p.tokens * p.group - first_query_);
+        if (p.cluster_log2 > 0) {
+            if (thread_ == 0) receiver_.initialize();
+            receiver_.begin();
+        }
+        position_ = __ldcg(p.positions + text_);
+        slot_ = __ldcg(p.slots + text_);
+        if (p.cluster_log2 > 0) receiver_.await_all_begun();
+        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.cache_slots;
+        mask_ = p.mask;
+        mask_.offset = position_;
+        if (exists_)
+            keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
+                                         split_, static_cast<int>(gridDim.x));
     }
-    const int position = __ldcg(p.positions + row), slot = __ldcg(p.slots + row);
-    if (p.cluster_log2 > 0) receiver.await_all_begun();
-    const bool exists = position >= 0 && position < p.context && slot >= 0 && slot < p.cache_slots;
-    device::DeviceMask mask = p.mask;
-    mask.offset = position;
-    const KeysOfSplit keys = exists ? keys_of_split<Block>(mask.first_key(0), mask.end_key(0), split, splits)
-                                    : KeysOfSplit{0, 0, 0};
-    const T* const cached_k = p.cached_k.at(exists ? slot : 0, kv_head);
-    const T* const cached_v = p.cached_v.at(exists ? slot : 0, kv_head);
 
-    // Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(u).
-    const auto column_of = [&](int j) { return (j * lanes + lane % lanes) * n; };
-    const auto key_of = [&](int pass, int u) {
-        return pass + u * Block::keys + warp * Block::warp_keys + lane / lanes;
-    };
-    // Loads all keys but the new one, from the L2 cache and not from L1, because another multiprocessor may
-    // have written them.
-    const auto load_cached = [&](uint4(&to)[unroll][vectors], const T* from, std::int64_t stride, int pass) {
+    __device__ __forceinline__ bool has_keys() const { return keys_.begin < keys_.end; }
+
+    /// Reads all that no preceding kernel may still write: the first cached keys and values, and the rule.
+    __device__ __forceinline__ void read_ahead() {
+        load_cached(k_, p_.cached_k, keys_.begin);
+        load_cached(v_, p_.cached_v, keys_.begin);
+#pragma unroll
+        for (int h = 0; h < queries; ++h)
+            formulas_[h] = p_.scores.template rule_of<float>(text_, head_of(h)).formula;
+    }
+
+    /// Divides the merging among the cluster's blocks.
+    __device__ __forceinline__ void expect_parts() {
+        const int cluster_size = 1 << p_.cluster_log2;
+        cluster_ = split_ >> p_.cluster_log2;
+        rank_ = split_ & (cluster_size - 1);
+        clusters_ = (keys_.splits + cluster_size - 1) >> p_.cluster_log2;
+        blocks_ = min(cluster_size, keys_.splits - cluster_ * cluster_size);
+        share_ = (block_columns() + max(blocks_, 1) - 1) / max(blocks_, 1);
+        own_columns_ = max(0, min(share_, block_columns() - rank_ * share_));
+        if (has_keys() && blocks_ > 1 && thread_ == 0)
+            receiver_.expect(blocks_ * (own_columns_ * static_cast<int>(sizeof(float)) +
+                                        own_queries_ * static_cast<int>(sizeof(float2))));
+    }
+
+    /// A text outside the cache has the result NaN.
+    __device__ __forceinline__ void write_missing_text() const {
+        if (exists_ || split_ != 0) return;
+        for (int i = thread_; i < block_columns(); i += threads)
+            write(query_of(i), column_in_head(i), {0, NAN, NAN});
+    }
+
+    __device__ __forceinline__ void load_queries() {
+        uint4 raw[queries][vectors];
+#pragma unroll
+        for (int h = 0; h < queries; ++h)
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                raw[h][j] = uint4{};
+                if (column_of(j) < p_.head_dim)
+                    raw[h][j] = *reinterpret_cast<const uint4*>(p_.q.at(text_, token_of(h), head_of(h)) +
+                                                                column_of(j));
+            }
+        load_new(k_, p_.k, keys_.begin);
+        load_new(v_, p_.v, keys_.begin);
+        append();
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            maximum_[h] = -std::numeric_limits<float>::max();
+            sum_[h] = 0;
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                const Vector x = __builtin_bit_cast(Vector, raw[h][j]);
+#pragma unroll
+                for (int i = 0; i < n; ++i) {
+                    q_[h][j * n + i] = kernels::convert<float>(x[i]) * p_.scale;
+                    o_[h][j * n + i] = 0;
+                }
+            }
+        }
+    }
+
+    /// Adds all keys in the split. The next pass's keys and values are read while this pass is computed.
+    __device__ __forceinline__ void attend() {
+        for (int pass = keys_.begin;; pass += Block::pass_keys) {
+            const int next_pass = pass + Block::pass_keys;
+            float score[queries][unroll];
+            multiply_keys(score);
+            apply_rule(score, pass);
+            if (next_pass < keys_.end) {
+                load_cached(k_, p_.cached_k, next_pass);
+                load_new(k_, p_.k, next_pass);
+            }
+            add_values(score);
+            if (next_pass >= keys_.end) break;
+            load_cached(v_, p_.cached_v, next_pass);
+            load_new(v_, p_.v, next_pass);
+        }
+    }
+
+    /// Reduces over each warp's keys, into shared memory.
+    __device__ __forceinline__ void reduce_warps() {
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            float all = maximum_[h];
+#pragma unroll
+            for (int distance = lanes; distance < 32; distance *= 2)
+                all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
+            const float weight = exponential(maximum_[h] - all);
+            sum_[h] *= weight;
+#pragma unroll
+            for (int i = 0; i < columns; ++i) o_[h][i] *= weight;
+#pragma unroll
+            for (int distance = lanes; distance < 32; distance *= 2) {
+                sum_[h] += __shfl_xor_sync(~0u, sum_[h], distance);
+#pragma unroll
+                for (int i = 0; i < columns; ++i) o_[h][i] += __shfl_xor_sync(~0u, o_[h][i], distance);
+            }
+            if (lane_ < lanes) {
+#pragma unroll
+                for (int j = 0; j < vectors; ++j)
+#pragma unroll
+                    for (int i = 0; i < n; ++i) shared_.warp_o[warp_][h][column_of(j) + i] = o_[h][j * n + i];
+            }
+            if (lane_ == 0) shared_.warp_sums[warp_][h] = {all, sum_[h]};
+        }
+        __syncthreads();
+    }
+
+    /// Merges the warps' results, and then those of the cluster's blocks.
+    __device__ __forceinline__ void merge_cluster() {
+        for (int i = thread_; i < block_columns(); i += threads) {
+            const int h = query_of(i), column = column_in_head(i);
+            const PartOfKeys part = merged(Block::warps, [&](int w) -> PartOfKeys {
+                return {shared_.warp_sums[w][h].x, shared_.warp_sums[w][h].y, shared_.warp_o[w][h][column]};
+            });
+            if (blocks_ == 1) {
+                finish(h, column, part);
+                continue;
+            }
+            receiver_.send(&shared_.cluster_o[rank_ * share_ + i % share_], i / share_, part.o);
+            for (int r = column; r < blocks_; r += p_.head_dim)
+                receiver_.send(&shared_.cluster_sums[rank_][h], r, {part.maximum, part.sum});
+        }
+        if (blocks_ <= 1) return;
+        receiver_.wait();
+        for (int i = thread_; i < own_columns_; i += threads) {
+            const int h = query_of(rank_ * share_ + i), column = column_in_head(rank_ * share_ + i);
+            finish(h, column, merged(blocks_, [&](int r) -> PartOfKeys {
+                       return {shared_.cluster_sums[r][h].x, shared_.cluster_sums[r][h].y,
+                               shared_.cluster_o[r * share_ + i]};
+                   }));
+        }
+    }
+
+    /// The block that finishes last merges the clusters, in their order.
+    __device__ __forceinline__ void merge_clusters() const {
+        if (clusters_ == 1) return;
+        __threadfence();
+        __syncthreads();
+        if (thread_ == 0) {
+            int* const counter = p_.counters + std::int64_t{text_} * gridDim.y + blockIdx.y;
+            shared_.is_last = atomicAdd(counter, 1) == keys_.splits - 1;
+            if (shared_.is_last) *counter = 0;
+        }
+        __syncthreads();
+        if (!shared_.is_last) return;
+        __threadfence();
+        for (int i = thread_; i < block_columns(); i += threads) {
+            const int h = query_of(i), column = column_in_head(i);
+            const std::int64_t first = first_part_of(h);
+            write(h, column, merged(clusters_, [&](int c) -> PartOfKeys {
+                      const float2 sums =
+                          __ldcg(reinterpret_cast<const float2*>(p_.part_sums + 2 * (first + c)));
+                      return {sums.x, sums.y, __ldcg(p_.part_o + (first + c) * p_.head_dim + column)};
+                  }));
+        }
+    }
+
+  private:
+    // Queries are numbered token by token. Those beyond the last one repeat it.
+    __device__ __forceinline__ int number_of(int h) const {
+        return first_query_ + min(h, own_queries_ - 1);
+    }
+    __device__ __forceinline__ int token_of(int h) const {
+        return Block::several_tokens ? number_of(h) / p_.group : 0;
+    }
+    __device__ __forceinline__ int head_of(int h) const {
+        return kv_head_ * p_.group + number_of(h) - token_of(h) * p_.group;
+    }
+    /// The last key that query h sees: its own.
+    __device__ __forceinline__ int last_key(int h) const {
+        return position_ + token_of(h);
+    }
+
+    /// The columns of all the block's queries are numbered one query after the other.
+    __device__ __forceinline__ int block_columns() const {
+        return own_queries_ * p_.head_dim;
+    }
+    __device__ __forceinline__ int query_of(int i) const {
+        return queries == 1 ? 0 : i / p_.head_dim;
+    }
+    __device__ __forceinline__ int column_in_head(int i) const {
+        return i - query_of(i) * p_.head_dim;
+    }
+
+    /// Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(pass, u).
+    __device__ __forceinline__ int column_of(int j) const {
+        return (j * lanes + lane_ % lanes) * n;
+    }
+    __device__ __forceinline__ int key_of(int pass, int u) const {
+        return pass + u * Block::keys + warp_ * Block::warp_keys + lane_ / lanes;
+    }
+
+    /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
+    /// have written them.
+    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
+        const T* const head = from.at(exists_ ? slot_ : 0, kv_head_);
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             const int key = key_of(pass, u);
 #pragma unroll
             for (int j = 0; j < vectors; ++j) {
                 to[u][j] = uint4{};
-                if (key < keys.end && key != position && column_of(j) < p.head_dim)
-                    to[u][j] = __ldcg(reinterpret_cast<const uint4*>(from + key * stride + column_of(j)));
-            }
-        }
-    };
-    uint4 k[unroll][vectors], v[unroll][vectors];
-    load_cached(k, cached_k, p.cached_k.key_stride, keys.begin);
-    load_cached(v, cached_v, p.cached_v.key_stride, keys.begin);
-    ScoreFormula<float> formulas[heads_together];
-#pragma unroll
-    for (int h = 0; h < heads_together; ++h)
-        formulas[h] = p.scores.template rule_of<float>(row, min(first_head + h, end_head - 1)).formula;
-
-    const int clusters_of_grid = splits >> p.cluster_log2, cluster_size = 1 << p.cluster_log2,
-              cluster = split >> p.cluster_log2, rank = split & (cluster_size - 1),
-              clusters = (keys.splits + cluster_size - 1) >> p.cluster_log2,
-              blocks = min(cluster_size, keys.splits - cluster * cluster_size);  // in this cluster, with keys
-    // In the cluster, block r merges the columns from r * share on.
-    const int share = (block_columns + max(blocks, 1) - 1) / max(blocks, 1),
-              own_columns = max(0, min(share, block_columns - rank * share));
-    const bool has_keys = keys.begin < keys.end;
-    if (has_keys && blocks > 1 && thread == 0)
-        receiver.expect(blocks * (own_columns * static_cast<int>(sizeof(float)) +
-                                  (end_head - first_head) * static_cast<int>(sizeof(float2))));
-
-    await_results();
-    if (!exists && split == 0)
-        for (int i = thread; i < block_columns; i += threads)
-            p.o.at(row, first_head + i / p.head_dim)[i % p.head_dim] = kernels::convert<T>(NAN);
-    if (!has_keys) return;
-
-    uint4 raw_q[heads_together][vectors];
-#pragma unroll
-    for (int h = 0; h < heads_together; ++h)
-#pragma unroll
-        for (int j = 0; j < vectors; ++j) {
-            raw_q[h][j] = uint4{};
-            if (column_of(j) < p.head_dim)
-                raw_q[h][j] = *reinterpret_cast<const uint4*>(p.q.at(row, min(first_head + h, end_head - 1)) +
-                                                              column_of(j));
-        }
-    const auto load_new = [&](uint4(&to)[unroll][vectors], const HeadsOfRows<const T>& from, int pass) {
-        if (position >= min(pass + Block::pass_keys, keys.end)) return;
-#pragma unroll
-        for (int u = 0; u < unroll; ++u)
-#pragma unroll
-            for (int j = 0; j < vectors; ++j)
-                if (key_of(pass, u) == position && column_of(j) < p.head_dim)
-                    to[u][j] = *reinterpret_cast<const uint4*>(from.at(row, kv_head) + column_of(j));
-    };
-    load_new(k, p.k, keys.begin);
-    load_new(v, p.v, keys.begin);
-
-    float q[heads_together][columns], o[heads_together][columns];
-    float maximum[heads_together], sum[heads_together];
-#pragma unroll
-    for (int h = 0; h < heads_together; ++h) {
-        maximum[h] = -std::numeric_limits<float>::max();
-        sum[h] = 0;
-#pragma unroll
-        for (int j = 0; j < vectors; ++j) {
-            const Vector x = __builtin_bit_cast(Vector, raw_q[h][j]);
-#pragma unroll
-            for (int i = 0; i < n; ++i) {
-                q[h][j * n + i] = kernels::convert<float>(x[i]) * p.scale;
-                o[h][j * n + i] = 0;
+                if (key < min(keys_.end, position_) && column_of(j) < p_.head_dim)
+                    to[u][j] =
+                        __ldcg(reinterpret_cast<const uint4*>(head + key * from.key_stride + column_of(j)));
             }
         }
     }
-    int pass = keys.begin;
-    while (true) {
-        const int next_pass = pass + Block::pass_keys;
-        float score[heads_together][unroll];
+    __device__ __forceinline__ void load_new(Vectors& to, const NewHeads<const T>& from, int pass) const {
+        if (position_ >= min(pass + Block::pass_keys, keys_.end)) return;
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int key = key_of(pass, u), token = Block::several_tokens ? key - position_ : 0;
+            const bool is_new =
+                Block::several_tokens ? key >= position_ && key < keys_.end : key == position_;
+#pragma unroll
+            for (int j = 0; j < vectors; ++j)
+                if (is_new && column_of(j) < p_.head_dim)
+                    to[u][j] =
+                        *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column_of(j));
+        }
+    }
+    /// One block appends the new keys and values.
+    __device__ __forceinline__ void append() const {
+        if (split_ != 0 || first_query_ != 0) return;
+        const int head_vectors = p_.head_dim / n;
+        for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
+            const int token = Block::several_tokens ? i / head_vectors : 0,
+                      column = (i - token * head_vectors) * n;
+            const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
+                *reinterpret_cast<uint4*>(to.at(slot_, kv_head_) + (position_ + token) * to.key_stride +
+                                          column) =
+                    *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);
+            };
+            copy(p_.cached_k, p_.k);
+            copy(p_.cached_v, p_.v);
+        }
+    }
+
+    __device__ __forceinline__ void multiply_keys(float (&score)[queries][unroll]) const {
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
 #pragma unroll
-            for (int h = 0; h < heads_together; ++h) {
+            for (int h = 0; h < queries; ++h) {
                 score[h][u] = 0;
 #pragma unroll
                 for (int j = 0; j < vectors; ++j) {
-                    const Vector x = __builtin_bit_cast(Vector, k[u][j]);
+                    const Vector x = __builtin_bit_cast(Vector, k_[u][j]);
 #pragma unroll
                     for (int i = 0; i < n; ++i)
-                        score[h][u] = fmaf(q[h][j * n + i], kernels::convert<float>(x[i]), score[h][u]);
+                        score[h][u] = fmaf(q_[h][j * n + i], kernels::convert<float>(x[i]), score[h][u]);
                 }
-                score[h][u] = reduce_lanes<lanes>(score[h][u], Sum{});
+                score[h][u] = kernels::reduce_lanes<lanes>(score[h][u], kernels::Sum{});
             }
+    }
+    /// Turns products into scores: -inf for keys that a query does not see.
+    __device__ __forceinline__ void apply_rule(float (&score)[queries][unroll], int pass) const {
 #pragma unroll
-        for (int h = 0; h < heads_together; ++h) {
-            const ScoreFormula<float>& formula = formulas[h];
+        for (int h = 0; h < queries; ++h) {
+            const ScoreFormula<float>& formula = formulas_[h];
             if (formula.changes_products())
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
@@ -282,147 +452,103 @@ __global__ void __launch_bounds__(DecodeBlock<lanes, vectors, heads_together>::t
 #pragma unroll
                 for (int u = 0; u < unroll; ++u)
                     score[h][u] = formula.template add_distance_terms<device::PreciseMath>(
-                        score[h][u], mask.offset - key_of(pass, u));
+                        score[h][u], last_key(h) - key_of(pass, u));
 #pragma unroll
-            for (int u = 0; u < unroll; ++u)
-                if (key_of(pass, u) >= keys.end) score[h][u] = -INFINITY;
+            for (int u = 0; u < unroll; ++u) {
+                const int key = key_of(pass, u);
+                bool is_seen = key < keys_.end;
+                if constexpr (Block::several_tokens)
+                    is_seen = is_seen && key >= mask_.first_key(token_of(h)) && key <= last_key(h);
+                if (!is_seen) score[h][u] = -INFINITY;
+            }
         }
-        if (next_pass < keys.end) {
-            load_cached(k, cached_k, p.cached_k.key_stride, next_pass);
-            load_new(k, p.k, next_pass);
-        }
+    }
+    /// One step of the online softmax.
+    __device__ __forceinline__ void add_values(const float (&score)[queries][unroll]) {
 #pragma unroll
-        for (int h = 0; h < heads_together; ++h) {
-            float next = maximum[h];
+        for (int h = 0; h < queries; ++h) {
+            float next = maximum_[h];
 #pragma unroll
             for (int u = 0; u < unroll; ++u) next = fmaxf(next, score[h][u]);
-            const float keep = exponential(maximum[h] - next);
-            maximum[h] = next;
-            sum[h] *= keep;
+            const float keep = exponential(maximum_[h] - next);
+            maximum_[h] = next;
+            sum_[h] *= keep;
 #pragma unroll
-            for (int i = 0; i < columns; ++i) o[h][i] *= keep;
+            for (int i = 0; i < columns; ++i) o_[h][i] *= keep;
 #pragma unroll
             for (int u = 0; u < unroll; ++u) {
                 const float probability = exponential(score[h][u] - next);
-                sum[h] += probability;
+                sum_[h] += probability;
 #pragma unroll
                 for (int j = 0; j < vectors; ++j) {
-                    const Vector x = __builtin_bit_cast(Vector, v[u][j]);
+                    const Vector x = __builtin_bit_cast(Vector, v_[u][j]);
 #pragma unroll
                     for (int i = 0; i < n; ++i)
-                        o[h][j * n + i] = fmaf(probability, kernels::convert<float>(x[i]), o[h][j * n + i]);
+                        o_[h][j * n + i] = fmaf(probability, kernels::convert<float>(x[i]), o_[h][j * n + i]);
                 }
             }
         }
-        if (next_pass < keys.end) {
-            load_cached(v, cached_v, p.cached_v.key_stride, next_pass);
-            load_new(v, p.v, next_pass);
-        }
-        if (next_pass >= keys.end) break;
-        pass = next_pass;
-    }
-    // The threads that hold the new key append it.
-    if (set == 0 && position < keys.end) {
-#pragma unroll
-        for (int u = 0; u < unroll; ++u)
-#pragma unroll
-            for (int j = 0; j < vectors; ++j)
-                if (key_of(pass, u) == position && column_of(j) < p.head_dim) {
-                    const auto store = [&](const CachedHeads<T>& to, const uint4& x) {
-                        *reinterpret_cast<uint4*>(to.at(slot, kv_head) + position * to.key_stride +
-                                                  column_of(j)) = x;
-                    };
-                    store(p.cached_k, k[u][j]);
-                    store(p.cached_v, v[u][j]);
-                }
     }
 
-    // Reduces over the warp's keys.
-#pragma unroll
-    for (int h = 0; h < heads_together; ++h) {
-        float all = maximum[h];
-#pragma unroll
-        for (int distance = lanes; distance < 32; distance *= 2)
-            all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
-        const float weight = exponential(maximum[h] - all);
-        sum[h] *= weight;
-#pragma unroll
-        for (int i = 0; i < columns; ++i) o[h][i] *= weight;
-#pragma unroll
-        for (int distance = lanes; distance < 32; distance *= 2) {
-            sum[h] += __shfl_xor_sync(~0u, sum[h], distance);
-#pragma unroll
-            for (int i = 0; i < columns; ++i) o[h][i] += __shfl_xor_sync(~0u, o[h][i], distance);
-        }
-        if (lane < lanes) {
-#pragma unroll
-            for (int j = 0; j < vectors; ++j)
-#pragma unroll
-                for (int i = 0; i < n; ++i) shared.warp_o[warp][h][column_of(j) + i] = o[h][j * n + i];
-        }
-        if (lane == 0) shared.warp_sums[warp][h] = {all, sum[h]};
+    /// A query's number among all texts' queries, times the clusters: its first part.
+    __device__ __forceinline__ std::int64_t first_part_of(int h) const {
+        const std::int64_t first = (std::int64_t{text_} * p_.kv_heads + kv_head_) * p_.tokens * p_.group;
+        return (first + number_of(h)) * static_cast<int>(gridDim.x >> p_.cluster_log2);
     }
-    __syncthreads();
-
-    const auto head_of = [&](int i) { return heads_together == 1 ? 0 : i / p.head_dim; };
-    const auto write = [&](int h, int column, PartOfKeys part) {
-        const int head = first_head + h;
-        if (const float sink = p.scores.template rule_of<float>(row, head).sink; sink > -INFINITY) {
+    __device__ __forceinline__ void finish(int h, int column, const PartOfKeys& part) const {
+        if (clusters_ == 1) return write(h, column, part);
+        const std::int64_t to = first_part_of(h) + cluster_;
+        p_.part_o[to * p_.head_dim + column] = part.o;
+        if (column == 0) *reinterpret_cast<float2*>(p_.part_sums + 2 * to) = {part.maximum, part.sum};
+    }
+    __device__ __forceinline__ void write(int h, int column, PartOfKeys part) const {
+        const int head = head_of(h), token = token_of(h);
+        if (const float sink = p_.scores.template rule_of<float>(text_, head).sink; sink > -INFINITY) {
             const float all = fmaxf(part.maximum, sink), weight = exponential(part.maximum - all);
             part = {all, fmaf(weight, part.sum, exponential(sink - all)), weight * part.o};
         }
-        p.o.at(row, head)[column] = kernels::convert<T>(part.o / part.sum);
-    };
-    const auto finish = [&](int h, int column, const PartOfKeys& part) {
-        if (clusters == 1) return write(h, column, part);
-        const std::int64_t to = (std::int64_t{row} * p.heads + first_head + h) * clusters_of_grid + cluster;
-        p.part_o[to * p.head_dim + column] = part.o;
-        if (column == 0) *reinterpret_cast<float2*>(p.part_sums + 2 * to) = {part.maximum, part.sum};
-    };
-    for (int i = thread; i < block_columns; i += threads) {
-        const int h = head_of(i), column = i - h * p.head_dim;
-        const PartOfKeys part = merged(Block::warps, [&](int w) -> PartOfKeys {
-            return {shared.warp_sums[w][h].x, shared.warp_sums[w][h].y, shared.warp_o[w][h][column]};
-        });
-        if (blocks == 1) {
-            finish(h, column, part);
-            continue;
-        }
-        receiver.send(&shared.cluster_o[rank * share + i % share], i / share, part.o);
-        for (int r = column; r < blocks; r += p.head_dim)
-            receiver.send(&shared.cluster_sums[rank][h], r, {part.maximum, part.sum});
+        p_.o.at(text_, token, head)[column] = kernels::convert<T>(part.o / part.sum);
+        if (p_.lse != nullptr && column == 0)
+            p_.lse[(std::int64_t{text_} * p_.heads + head) * p_.tokens + token] =
+                part.maximum + logf(part.sum);
     }
-    if (blocks > 1) {
-        receiver.wait();
-        for (int i = thread; i < own_columns; i += threads) {
-            const int h = head_of(rank * share + i), column = rank * share + i - h * p.head_dim;
-            finish(h, column, merged(blocks, [&](int r) -> PartOfKeys {
-                       return {shared.cluster_sums[r][h].x, shared.cluster_sums[r][h].y,
-                               shared.cluster_o[r * share + i]};
-                   }));
-        }
-    }
-    if (clusters == 1) return;
 
-    // The block that finishes last merges the clusters, in their order.
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-        int* const counter = p.counters + std::int64_t{row} * gridDim.y + blockIdx.y;
-        shared.is_last = atomicAdd(counter, 1) == keys.splits - 1;
-        if (shared.is_last) *counter = 0;
-    }
-    __syncthreads();
-    if (!shared.is_last) return;
-    __threadfence();
-    for (int i = thread; i < block_columns; i += threads) {
-        const int h = head_of(i), column = i - h * p.head_dim;
-        const std::int64_t first = (std::int64_t{row} * p.heads + first_head + h) * clusters_of_grid;
-        write(h, column, merged(clusters, [&](int c) -> PartOfKeys {
-                  const float2 sums = __ldcg(reinterpret_cast<const float2*>(p.part_sums + 2 * (first + c)));
-                  return {sums.x, sums.y, __ldcg(p.part_o + (first + c) * p.head_dim + column)};
-              }));
-    }
+    const DecodeParameters<T>& p_;
+    Shared& shared_;
+    kernels::ClusterReceiver receiver_;
+    int thread_, lane_, warp_;
+    int text_, kv_head_, split_;
+    int first_query_, own_queries_;  // among the queries that share the K/V head
+    int position_, slot_;
+    bool exists_;
+    device::DeviceMask mask_;
+    KeysOfSplit keys_{0, 0, 0};
+    int cluster_, rank_, clusters_;
+    int blocks_;               // in this cluster, with keys
+    int share_, own_columns_;  // block r in the cluster merges the columns from r * share_ on
+    Vectors k_, v_;
+    ScoreFormula<float> formulas_[queries];
+    float q_[queries][columns], o_[queries][columns];
+    float maximum_[queries], sum_[queries];
+};
+
+/// The grid is (splits, Hkv * query_sets, R); clusters span the split axis.
+template <class T, class Block>
+__global__ void __launch_bounds__(Block::threads)
+    decode_kernel(const __grid_constant__ DecodeParameters<T> p) {
+    __shared__ DecodeShared<Block> shared;
+    kernels::allow_successor();
+    DecodeThread<T, Block> thread(p, shared);
+    thread.read_ahead();
+    thread.expect_parts();
+    kernels::await_results();
+    thread.write_missing_text();
+    if (!thread.has_keys()) return;
+    thread.load_queries();
+    thread.attend();
+    thread.reduce_warps();
+    thread.merge_cluster();
+    thread.merge_clusters();
 }
 
 /// Calls f<lanes, vectors>() for the smallest kernel whose lanes hold a head.
@@ -436,17 +562,18 @@ void visit_lanes(std::int64_t head_dim, F&& f) {
     throw Error(concat("decode: head_dim ", head_dim, " has no kernel"));
 }
 
+/// Calls f<queries, several_tokens>() for a plan.
 template <class F>
-void visit_heads_together(int heads, F&& f) {
-    switch (heads) {
+void visit_queries(const DecodePlan& plan, bool several_tokens, F&& f) {
+    switch (plan.queries_together) {
         case 1:
-            return f.template operator()<1>();
+            return f.template operator()<1, false>();
         case 2:
-            return f.template operator()<2>();
+            return f.template operator()<2, false>();
         case 4:
-            return f.template operator()<4>();
+            return several_tokens ? f.template operator()<4, true>() : f.template operator()<4, false>();
         default:
-            return f.template operator()<8>();
+            return several_tokens ? f.template operator()<8, true>() : f.template operator()<8, false>();
     }
 }
 
@@ -459,39 +586,42 @@ void check_vectors(const Tensor& x) {
 }
 
 template <class T>
-HeadsOfRows<T> heads_of_rows(const Tensor& x) {
-    return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1)};
+NewHeads<T> new_heads(const Tensor& x) {
+    return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
 }
 
 }  // namespace
 
-void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const ResolvedOptions& options, const DecodeScratch& scratch) {
-    const std::int64_t rows = in.q.size(0), heads = in.q.size(1), dim = in.q.size(2),
+void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
+            const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch) {
+    const std::int64_t texts = in.q.size(0), tokens = in.q.size(1), heads = in.q.size(2), dim = in.q.size(3),
                        kv_heads = cache.k.size(2);
-    const DecodePlan plan = DecodePlan::of(rows, heads, cache);
-    const std::int64_t blocks = kv_heads * plan.head_sets;
-    check(scratch.counters.elements() >= rows * blocks && scratch.o.size(0) >= rows * heads * plan.splits &&
-              scratch.o.size(1) == dim,
-          "decode: scratch memory of ", scratch.counters, " and ", scratch.o, " is too small for ", rows,
-          " rows of ", heads, " heads");
-    check(rows <= 65535 && blocks <= 65535, "decode: ", rows, " rows of ", kv_heads,
-          " heads; expected at most 65535 of each");
+    const DecodePlan plan = DecodePlan::of(texts, tokens, heads, cache);
+    const std::int64_t blocks = kv_heads * plan.query_sets;
+    check(scratch.counters.elements() >= texts * blocks &&
+              scratch.o.size(0) >= texts * tokens * heads * plan.splits && scratch.o.size(1) == dim,
+          "decode: scratch memory of ", scratch.counters, " and ", scratch.o, " is too small for ", texts,
+          " texts, ", tokens, " tokens and ", heads, " heads");
+    check(texts <= 65535 && blocks <= 65535, "decode: ", texts, " texts and ", blocks,
+          " sets of heads; expected at most 65535 of each");
     for (const Tensor* x : {&o, &in.q, &in.k, &in.v, &cache.k, &cache.v}) check_vectors(*x);
     const auto launch_kernel = [&]<class T>(TypeTag<T>) {
         DecodeParameters<T> p{
-            .q = heads_of_rows<const T>(in.q),
-            .k = heads_of_rows<const T>(in.k),
-            .v = heads_of_rows<const T>(in.v),
-            .o = heads_of_rows<T>(o),
+            .q = new_heads<const T>(in.q),
+            .k = new_heads<const T>(in.k),
+            .v = new_heads<const T>(in.v),
+            .o = new_heads<T>(o),
+            .lse = data_or_null<float>(lse),
             .cached_k = {cache.k.data<T>(), cache.k.stride(0), cache.k.stride(1), cache.k.stride(2)},
             .cached_v = {cache.v.data<T>(), cache.v.stride(0), cache.v.stride(1), cache.v.stride(2)},
             .slots = in.slots.data<std::int32_t>(),
             .positions = in.positions.data<std::int32_t>(),
             .heads = static_cast<int>(heads),
+            .kv_heads = static_cast<int>(kv_heads),
             .group = static_cast<int>(heads / kv_heads),
-            .head_sets = plan.head_sets,
             .head_dim = static_cast<int>(dim),
+            .tokens = static_cast<int>(tokens),
+            .query_sets = plan.query_sets,
             .cache_slots = static_cast<int>(cache.k.size(0)),
             .context = static_cast<int>(cache.k.size(1)),
             .mask = device::DeviceMask(options.mask),
@@ -502,16 +632,16 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
             .part_o = scratch.o.data<float>(),
             .part_sums = scratch.sums.data<float>()};
         const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
-                        static_cast<unsigned>(rows));
+                        static_cast<unsigned>(texts));
         visit_lanes<T>(dim, [&]<int lanes, int vectors>() {
-            visit_heads_together(plan.heads_together, [&]<int together>() {
-                const auto kernel = decode_kernel<T, lanes, vectors, together>;
+            visit_queries(plan, tokens > 1, [&]<int queries, bool several_tokens>() {
+                using Block = DecodeBlock<T, lanes, vectors, queries, several_tokens>;
+                const auto kernel = decode_kernel<T, Block>;
                 if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
                     p.cluster_log2 = std::countr_zero(
                         static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
-                gradtile::cuda::launch_clusters(
-                    ctx, kernel, grid, 1u << p.cluster_log2,
-                    {.threads = DecodeBlock<lanes, vectors, together>::threads, .starts_early = true}, p);
+                gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
+                                                {.threads = Block::threads, .starts_early = true}, p);
             });
         });
     };

@@ -8,11 +8,13 @@
 
 namespace gradtile::attention {
 
-/// How a GPU divides a decode() call. A thread block computes some query heads that share a K/V head, over
-/// one key split. The grid depends on the longest possible text and not on the lengths, which are known only
-/// while the kernel runs: splits without keys end at once.
+/// How a GPU divides a decode() call. A query is one head of one new token. A thread block computes some of a
+/// text's queries that share a K/V head, over one key split. The grid depends on the longest possible text
+/// and not on the lengths, which are known only while the kernel runs: splits without keys end at once.
 struct DecodePlan {
-    static constexpr int max_heads_together = 8, max_splits = 64;
+    static constexpr int max_queries_together = 8, max_splits = 64;
+    /// Several tokens have kernels for at least this many queries.
+    static constexpr int min_queries_of_tokens = 4;
     static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
     /// A split with fewer keys would spend more time on starting than on its keys.
     static constexpr std::int64_t min_keys_of_split = 128;
@@ -21,18 +23,19 @@ struct DecodePlan {
     /// Enough thread blocks to use the full bandwidth on a GPU with 132 multiprocessors.
     static constexpr std::int64_t enough_blocks = 264;
 
-    int heads_together = 1;  ///< 1, 2, 4 or 8
-    int head_sets = 1;       ///< thread blocks that share a K/V head
-    int splits = 1;          ///< 1, 2, 4 or a multiple of 8
+    int queries_together = 1;  ///< 1, 2, 4 or 8
+    int query_sets = 1;        ///< thread blocks that share a K/V head and a split
+    int splits = 1;            ///< 1, 2, 4 or a multiple of 8
 
-    static DecodePlan of(std::int64_t rows, std::int64_t heads, const DecodeCache& cache) {
-        const std::int64_t kv_heads = cache.k.size(2), group = heads / kv_heads;
-        DecodePlan plan;
-        while (plan.heads_together < std::min<std::int64_t>(group, max_heads_together))
-            plan.heads_together *= 2;
-        plan.head_sets = static_cast<int>((group + plan.heads_together - 1) / plan.heads_together);
-        const std::int64_t blocks = rows * kv_heads * plan.head_sets, context = cache.k.size(1),
-                           wanted = (enough_blocks + blocks - 1) / blocks;
+    static DecodePlan of(std::int64_t texts, std::int64_t tokens, std::int64_t heads,
+                         const DecodeCache& cache) {
+        const std::int64_t kv_heads = cache.k.size(2), queries = tokens * (heads / kv_heads);
+        DecodePlan plan{.queries_together = tokens > 1 ? min_queries_of_tokens : 1};
+        while (plan.queries_together < std::min<std::int64_t>(queries, max_queries_together))
+            plan.queries_together *= 2;
+        plan.query_sets = static_cast<int>(ceil_div(queries, plan.queries_together));
+        const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.k.size(1),
+                           wanted = ceil_div(enough_blocks, blocks);
         const auto covers = [&](std::int64_t keys_of_split) {
             return plan.splits >= wanted || plan.splits * keys_of_split >= context;
         };
@@ -47,12 +50,12 @@ struct DecodePlan {
 bool decode_computes(OptionKind kind);
 
 namespace cpu {
-void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const ResolvedOptions& options, const DecodeScratch& scratch);
+void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
+            const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch);
 }
 namespace cuda {
-void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
-            const ResolvedOptions& options, const DecodeScratch& scratch);
+void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
+            const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch);
 }
 
 }  // namespace gradtile::attention

@@ -47,9 +47,9 @@ Tensor attention_branch(const Context& ctx, const TransformerBlock& block, const
     const auto [q, k] =
         attn.queries_and_keys(ctx, packed.reshape({1, rows, packed.size(1)}), positions.angles, unused);
     const attention::DecodeInputs in{
-        .q = q.select(0, 0),
-        .k = k.select(0, 0),
-        .v = packed.slice(1, values * dim, attn.kv_heads * dim).reshape({rows, attn.kv_heads, dim}),
+        .q = q.reshape({rows, 1, attn.heads, dim}),
+        .k = k.reshape({rows, 1, attn.kv_heads, dim}),
+        .v = packed.slice(1, values * dim, attn.kv_heads * dim).reshape({rows, 1, attn.kv_heads, dim}),
         .slots = positions.next.slots,
         .positions = positions.next.positions};
     const Tensor o = empty(ctx, in.q.shape(), x.dtype());

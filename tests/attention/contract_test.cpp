@@ -39,7 +39,7 @@ TEST(AttentionContract, Float16OnAGpuIsRefusedByNameInBuildsWithoutItsKernels) {
     Saved saved;
     const std::string because = "float16 on a GPU needs a build with -DGRADTILE_FLOAT16=ON";
     EXPECT_THAT(gradtile::test::message_of([&] { forward(plan, q, q, q, {}, saved); }), HasSubstr(because));
-    const Tensor row = empty(plan, {1, 2, 64}, DType::f16), kept = empty(plan, {1, 4, 2, 64}, DType::f16),
+    const Tensor row = empty(plan, {1, 1, 2, 64}, DType::f16), kept = empty(plan, {1, 4, 2, 64}, DType::f16),
                  index = empty(plan, {1}, DType::i32);
     const DecodeCache cache{kept, kept};
     const DecodeScratch scratch(plan, 1, 2, cache);

@@ -26,6 +26,7 @@ struct DecodeCase {
     std::int64_t heads, kv_heads, dim, context;
     std::vector<std::int32_t> positions;
     std::int64_t left = -1;
+    std::int64_t tokens = 1;
     double softcap = 0;
     bool alibi = false, sink = false;
 };
@@ -53,6 +54,31 @@ const DecodeCase decode_cases[] = {
      .softcap = 3,
      .alibi = true,
      .sink = true},
+    // Several tokens: in one thread block, in several ones, in windows that end between tokens, in one pass
+    // over the keys and in many.
+    {.heads = 4, .kv_heads = 4, .dim = 8, .context = 12, .positions = {0, 3, 10}, .tokens = 2},
+    {.heads = 12, .kv_heads = 12, .dim = 64, .context = 1024, .positions = {1019, 0, 15, 64}, .tokens = 5},
+    {.heads = 8, .kv_heads = 2, .dim = 128, .context = 300, .positions = {284, 1, 130}, .tokens = 16},
+    {.heads = 22, .kv_heads = 2, .dim = 32, .context = 200, .positions = {190, 60}, .tokens = 3},
+    {.heads = 2, .kv_heads = 1, .dim = 256, .context = 150, .positions = {134, 7}, .tokens = 16},
+    {.heads = 4, .kv_heads = 2, .dim = 64, .context = 500, .positions = {490, 3}, .left = 2, .tokens = 10},
+    {.heads = 2,
+     .kv_heads = 1,
+     .dim = 64,
+     .context = 9000,
+     .positions = {8990, 4095},
+     .tokens = 9,
+     .sink = true},
+    {.heads = 6,
+     .kv_heads = 2,
+     .dim = 64,
+     .context = 400,
+     .positions = {396, 90},
+     .left = 50,
+     .tokens = 4,
+     .softcap = 3,
+     .alibi = true,
+     .sink = true},
 };
 
 Tensor decode_float64(const Context& ctx, const Context& cpu, const Tensor& x) {
@@ -66,29 +92,29 @@ struct DecodeOperands {
 };
 
 DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dtype) {
-    const auto rows = std::ssize(c.positions), slots = rows + 2;
+    const auto texts = std::ssize(c.positions), slots = texts + 2;
     // As in the layer, inputs are slices of one packed tensor.
-    const Tensor packed = randn(ctx, {rows, (c.heads + 2 * c.kv_heads) * c.dim}, dtype, Seed{11});
+    const Tensor packed = randn(ctx, {texts, c.tokens, (c.heads + 2 * c.kv_heads) * c.dim}, dtype, Seed{11});
     const auto heads = [&](std::int64_t first, std::int64_t count) {
-        return packed.slice(1, first * c.dim, count * c.dim).reshape({rows, count, c.dim});
+        return packed.slice(2, first * c.dim, count * c.dim).reshape({texts, c.tokens, count, c.dim});
     };
-    std::vector<std::int32_t> row_slots;
-    for (std::int32_t row = 0; row < rows; ++row)
-        row_slots.push_back(row == 0 ? static_cast<std::int32_t>(slots) - 1 : row);
+    std::vector<std::int32_t> text_slots;
+    for (std::int32_t text = 0; text < texts; ++text)
+        text_slots.push_back(text == 0 ? static_cast<std::int32_t>(slots) - 1 : text);
     DecodeOperands made{.in = {.q = heads(0, c.heads),
                                .k = heads(c.heads, c.kv_heads),
                                .v = heads(c.heads + c.kv_heads, c.kv_heads),
-                               .slots = from_host(ctx, row_slots, {rows}),
-                               .positions = from_host(ctx, c.positions, {rows})},
+                               .slots = from_host(ctx, text_slots, {texts}),
+                               .positions = from_host(ctx, c.positions, {texts})},
                         .cache = {randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{12}),
                                   randn(ctx, {slots, c.context, c.kv_heads, c.dim}, dtype, Seed{13})},
                         .options = {.causal = true, .window = {.left = c.left}, .softcap = c.softcap}};
-    // Keys after a text's own position must not be read.
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t position = c.positions[static_cast<std::size_t>(row)];
+    // Keys from a text's first new position on must not be read.
+    for (std::int64_t text = 0; text < texts; ++text) {
+        const std::int64_t position = c.positions[static_cast<std::size_t>(text)];
         for (const Tensor* kv : {&made.cache.k, &made.cache.v})
             fill(ctx,
-                 kv->slice(0, row_slots[static_cast<std::size_t>(row)], 1)
+                 kv->slice(0, text_slots[static_cast<std::size_t>(text)], 1)
                      .slice(1, position, c.context - position),
                  std::numeric_limits<double>::quiet_NaN());
     }
@@ -97,50 +123,79 @@ DecodeOperands decode_operands(const Context& ctx, const DecodeCase& c, DType dt
     return made;
 }
 
-/// The bound is relative to the largest |v|, because o is a weighted mean of values. Scores are up to about 6
-/// and have relative errors up to 2^-24 (dim + 50). A score's absolute error is its weight's relative error.
-/// o is also rounded to its dtype.
+std::vector<std::int64_t> integers(const Context& ctx, const Tensor& x) {
+    std::vector<std::int64_t> values;
+    for (const double value : to_host(ctx, x)) values.push_back(static_cast<std::int64_t>(value));
+    return values;
+}
+
+/// What decode() must compute: attention::forward() in float64 on the CPU, from the same rounded inputs.
+struct ExactResult {
+    std::vector<double> o, lse;  ///< of all texts
+};
+ExactResult exact_result(const Context& ctx, const Context& cpu, const DecodeOperands& x) {
+    attention::Options options = x.options;
+    options.algorithm = attention::Algorithm::naive;
+    for (Tensor* t : {&options.alibi_slopes, &options.sink})
+        if (t->defined()) *t = from_host(cpu, to_host(ctx, *t), t->shape(), DType::f32);
+    const std::vector<std::int64_t> slots = integers(ctx, x.in.slots),
+                                    positions = integers(ctx, x.in.positions);
+    const std::int64_t tokens = x.in.q.size(1);
+    ExactResult result;
+    for (std::int64_t text = 0; text < x.in.q.size(0); ++text) {
+        const auto in_64 = [&](const Tensor& t) { return decode_float64(ctx, cpu, t); };
+        const std::int64_t position = positions[static_cast<std::size_t>(text)];
+        const auto keys = [&](const Tensor& cached, const Tensor& added) {
+            const Tensor all = empty(cpu, {1, position + tokens, added.size(2), added.size(3)}, DType::f64);
+            copy(cpu, all.slice(1, 0, position),
+                 in_64(cached.slice(0, slots[static_cast<std::size_t>(text)], 1).slice(1, 0, position)));
+            copy(cpu, all.slice(1, position, tokens), in_64(added.slice(0, text, 1)));
+            return all;
+        };
+        attention::Saved saved;
+        const Tensor o = attention::forward(cpu, in_64(x.in.q.slice(0, text, 1)), keys(x.cache.k, x.in.k),
+                                            keys(x.cache.v, x.in.v), options, saved);
+        for (const double value : to_host(cpu, o)) result.o.push_back(value);
+        for (const double value : to_host(cpu, saved.lse)) result.lse.push_back(value);
+    }
+    return result;
+}
+
+/// o's bound is relative to the largest |v|, because o is a weighted mean of values. Scores are up to about 6
+/// and have relative errors up to 2^-24 (dim + 50). A score's absolute error is its weight's relative error,
+/// and bounds the LSE's error. o is also rounded to its dtype.
 void expect_decode(const Context& ctx, const Context& cpu, const DecodeCase& c, DType dtype) {
     const DecodeOperands x = decode_operands(ctx, c, dtype);
-    // The expected values are computed in float64 on the CPU, from the same rounded inputs.
-    DecodeOperands exact = x;
-    for (Tensor* t : {&exact.in.q, &exact.in.k, &exact.in.v, &exact.cache.k, &exact.cache.v})
-        *t = decode_float64(ctx, cpu, *t);
-    const auto as_i32 = [&](const Tensor& t) {
-        std::vector<std::int32_t> values;
-        for (const double value : to_host(ctx, t)) values.push_back(static_cast<std::int32_t>(value));
-        return from_host(cpu, values, t.shape());
-    };
-    exact.in.slots = as_i32(x.in.slots);
-    exact.in.positions = as_i32(x.in.positions);
-    for (Tensor* t : {&exact.options.alibi_slopes, &exact.options.sink})
-        if (t->defined()) *t = from_host(cpu, to_host(ctx, *t), t->shape(), DType::f32);
     const Shape shape = x.in.q.shape();
-    const Tensor y64 = empty(cpu, shape, DType::f64), y = empty(ctx, shape, dtype);
-    const attention::DecodeScratch none(cpu, shape[0], c.heads, exact.cache),
-        scratch(ctx, shape[0] + 1, c.heads, x.cache);
-    attention::decode(cpu, y64, exact.in, exact.cache, exact.options, none);
-    const std::vector<double> expected = to_host(cpu, y64);
-    const double bound = (2 * 0x1p-24 * static_cast<double>(c.dim + 50) * 6 + epsilon_of(dtype)) * 5;
+    const Tensor y = empty(ctx, shape, dtype),
+                 lse = empty(ctx, {shape[0], c.heads, c.tokens}, accumulator_of(dtype));
+    const attention::DecodeScratch scratch(ctx, shape[0] + 1, c.heads, x.cache, c.tokens);
+    const ExactResult expected = exact_result(ctx, cpu, x);
+    const double score_error = 2 * 0x1p-24 * static_cast<double>(c.dim + 50) * 6,
+                 bound = (score_error + epsilon_of(dtype)) * 5, lse_bound = 2 * score_error;
     // Calls decode() twice: the first call must leave its counters at zero for the second.
     for (int call = 0; call < 2; ++call) {
+        SCOPED_TRACE(concat(dtype, ", heads ", c.heads, " with ", c.dim, " elements, context ", c.context,
+                            ", tokens ", c.tokens, ", call ", call));
         fill(ctx, y, std::numeric_limits<double>::quiet_NaN());
-        attention::decode(ctx, y, x.in, x.cache, x.options, scratch);
+        fill(ctx, lse, std::numeric_limits<double>::quiet_NaN());
+        attention::decode(ctx, y, x.in, x.cache, x.options, scratch, call == 0 ? Tensor() : lse);
         const std::vector<double> values = to_host(ctx, y);
         for (std::size_t i = 0; i < values.size(); ++i)
-            ASSERT_LE(std::abs(values[i] - expected[i]), bound)
-                << dtype << ", heads " << c.heads << " of " << c.dim << ", context " << c.context
-                << ", element " << i << ", call " << call << ": " << values[i] << " for " << expected[i];
+            ASSERT_NEAR(values[i], expected.o[i], bound) << "element " << i;
     }
+    const std::vector<double> lse_values = to_host(ctx, lse);
+    for (std::size_t i = 0; i < lse_values.size(); ++i)
+        ASSERT_NEAR(lse_values[i], expected.lse[i], lse_bound) << "LSE " << i;
     // The new keys and values are in the cache.
-    for (std::int64_t row = 0; row < shape[0]; ++row) {
-        const auto slot = exact.in.slots.data<std::int32_t>()[row];
-        const std::int64_t position = exact.in.positions.data<std::int32_t>()[row];
+    const std::vector<std::int64_t> slots = integers(ctx, x.in.slots);
+    for (std::int64_t text = 0; text < shape[0]; ++text) {
         const auto cached = [&](const Tensor& kv) {
-            return to_host(ctx, kv.slice(0, slot, 1).slice(1, position, 1));
+            const auto number = static_cast<std::size_t>(text);
+            return to_host(ctx, kv.slice(0, slots[number], 1).slice(1, c.positions[number], c.tokens));
         };
-        EXPECT_EQ(cached(x.cache.k), to_host(ctx, x.in.k.slice(0, row, 1)));
-        EXPECT_EQ(cached(x.cache.v), to_host(ctx, x.in.v.slice(0, row, 1)));
+        EXPECT_EQ(cached(x.cache.k), to_host(ctx, x.in.k.slice(0, text, 1)));
+        EXPECT_EQ(cached(x.cache.v), to_host(ctx, x.in.v.slice(0, text, 1)));
     }
 }
 
@@ -157,7 +212,7 @@ TEST(Decode, RefusesPlacesOutsideTheCacheOnACpu) {
     const attention::DecodeScratch scratch(cpu, 3, 4, x.cache);
     x.in.positions.data<std::int32_t>()[1] = 12;
     EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
-                HasSubstr("row 1 has slot 1 and position 12"));
+                HasSubstr("text 1 has slot 1 and position 12 for 1 new tokens"));
     x.options.causal = false;
     EXPECT_THAT(message_of([&] { attention::decode(cpu, y, x.in, x.cache, x.options, scratch); }),
                 HasSubstr("expected causal attention"));
@@ -236,7 +291,7 @@ Tensor output_of(const Context& ctx, const DecodeOperands& x) {
     return empty(ctx, x.in.q.shape(), DType::f32);
 }
 std::string decode_error(const Context& ctx, const DecodeOperands& x) {
-    const attention::DecodeScratch scratch(ctx, x.in.q.size(0), x.in.q.size(1), x.cache);
+    const attention::DecodeScratch scratch(ctx, x.in.q.size(0), x.in.q.size(2), x.cache);
     return message_of([&] { attention::decode(ctx, output_of(ctx, x), x.in, x.cache, x.options, scratch); });
 }
 
@@ -250,26 +305,28 @@ TEST(Decode, ComputesEveryOptionOrRefusesItByNameOnACpu) {
         }
         const Tensor y = output_of(cpu, x);
         attention::decode(cpu, y, x.in, x.cache, x.options, {cpu, 3, 4, x.cache});
-        for (std::int64_t row = 0; row < y.size(0); ++row) {
-            const std::int64_t slot = x.in.slots.data<std::int32_t>()[row],
-                               keys = x.in.positions.data<std::int32_t>()[row] + 1;
-            const auto in_64 = [&](const Tensor& t) { return cast(cpu, t, DType::f64); };
-            const auto query = in_64(x.in.q.slice(0, row, 1)).reshape({1, 1, y.size(1), y.size(2)});
-            attention::Options options = x.options;
-            options.algorithm = attention::Algorithm::naive;
-            attention::Saved unused;
-            const std::vector<double> expected = to_host(
-                                          cpu, attention::forward(
-                                                   cpu, query,
-                                                   in_64(x.cache.k.slice(0, slot, 1).slice(1, 0, keys)),
-                                                   in_64(x.cache.v.slice(0, slot, 1).slice(1, 0, keys)),
-                                                   options, unused)),
-                                      values = to_host(cpu, y.slice(0, row, 1));
-            // As in expect_decode().
-            const double bound = 5 * 2 * 0x1p-24 * 58 * 6;
-            for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], bound) << i;
-        }
+        const std::vector<double> expected = exact_result(cpu, cpu, x).o, values = to_host(cpu, y);
+        // As in expect_decode().
+        const double bound = 5 * 2 * 0x1p-24 * 58 * 6;
+        for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], bound) << i;
     });
+}
+
+TEST(Decode, RefusesTokenCountsAndLsesThatItDoesNotTake) {
+    const Context cpu(Device::cpu(), 1);
+    const auto error = [&](std::int64_t tokens, const Tensor& lse) {
+        const DecodeOperands x = decode_operands(
+            cpu, {.heads = 2, .kv_heads = 1, .dim = 8, .context = 40, .positions = {3}, .tokens = tokens},
+            DType::f32);
+        return message_of([&] {
+            attention::decode(cpu, output_of(cpu, x), x.in, x.cache, x.options, {cpu, 1, 2, x.cache, tokens},
+                              lse);
+        });
+    };
+    EXPECT_EQ(error(16, empty(cpu, {1, 2, 16}, DType::f32)), "no error");
+    EXPECT_THAT(error(17, {}), HasSubstr("17 new tokens per text; expected 1 to 16"));
+    EXPECT_THAT(error(2, empty(cpu, {1, 2, 3}, DType::f32)), HasSubstr("lse is [1, 2, 3] float32; expected"));
+    EXPECT_THAT(error(2, empty(cpu, {1, 2, 2}, DType::f64)), HasSubstr("expected contiguous float32"));
 }
 
 /// The same options are refused for a GPU, before a kernel is launched.
@@ -294,9 +351,9 @@ TEST(Decode, RefusesTheSameOptionsForAGpu) {
 TEST(Decode, RefusesSlopesOfAnotherShapeForAGpu) {
     const Context plan = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda(0)));
     DecodeOperands x{
-        .in = {.q = empty(plan, {3, 4, 8}, DType::f32),
-               .k = empty(plan, {3, 4, 8}, DType::f32),
-               .v = empty(plan, {3, 4, 8}, DType::f32),
+        .in = {.q = empty(plan, {3, 1, 4, 8}, DType::f32),
+               .k = empty(plan, {3, 1, 4, 8}, DType::f32),
+               .v = empty(plan, {3, 1, 4, 8}, DType::f32),
                .slots = empty(plan, {3}, DType::i32),
                .positions = empty(plan, {3}, DType::i32)},
         .cache = {empty(plan, {5, 12, 4, 8}, DType::f32), empty(plan, {5, 12, 4, 8}, DType::f32)},
@@ -317,44 +374,41 @@ TEST_F(DecodeOnCuda, EqualsFloat64) {
         }
 }
 
-/// Every option that is computed has the effect that it has on the CPU.
+/// Every option that is computed has the effect that it has in forward().
 TEST_F(DecodeOnCuda, ComputesEveryOptionOrRefusesItByName) {
     for_each_option(gpu(), [&](const attention::OptionState& option, const DecodeOperands& x) {
         if (!attention::decode_computes(option.kind)) {
             EXPECT_THAT(decode_error(gpu(), x), HasSubstr(expected_error(x.options)));
             return;
         }
-        DecodeOperands same = x;
-        for (Tensor* t : {&same.in.q, &same.in.k, &same.in.v, &same.cache.k, &same.cache.v,
-                          &same.options.alibi_slopes, &same.options.sink})
-            if (t->defined()) *t = from_host(cpu, to_host(gpu(), *t), t->shape(), DType::f32);
-        for (Tensor* t : {&same.in.slots, &same.in.positions}) {
-            std::vector<std::int32_t> values;
-            for (const double value : to_host(gpu(), *t)) values.push_back(static_cast<std::int32_t>(value));
-            *t = from_host(cpu, values, t->shape());
-        }
-        const Tensor y = output_of(gpu(), x), expected = output_of(cpu, same);
+        const Tensor y = output_of(gpu(), x);
         attention::decode(gpu(), y, x.in, x.cache, x.options, {gpu(), 3, 4, x.cache});
-        attention::decode(cpu, expected, same.in, same.cache, same.options, {cpu, 3, 4, same.cache});
-        const std::vector<double> values = to_host(gpu(), y), expected_values = to_host(cpu, expected);
-        // Twice expect_decode()'s bound, because both results are rounded.
-        const double bound = 2 * 5 * 2 * 0x1p-24 * 58 * 6;
-        for (std::size_t i = 0; i < values.size(); ++i)
-            EXPECT_NEAR(values[i], expected_values[i], bound) << i;
+        const std::vector<double> expected = exact_result(gpu(), cpu, x).o, values = to_host(gpu(), y);
+        // As in expect_decode().
+        const double bound = 5 * 2 * 0x1p-24 * 58 * 6;
+        for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], bound) << i;
     });
 }
 
 TEST_F(DecodeOnCuda, APositionOutsideTheCacheGivesNaN) {
-    DecodeOperands x = decode_operands(gpu(), decode_cases[0], DType::f32);
-    x.in.positions = from_host(gpu(), std::vector<std::int32_t>{2, 12, -1}, {3});
-    fill(gpu(), x.cache.k, 1.0);
-    fill(gpu(), x.cache.v, 1.0);
-    const Tensor y = empty(gpu(), x.in.q.shape(), DType::f32);
-    const attention::DecodeScratch scratch(gpu(), 3, 4, x.cache);
-    fill(gpu(), y, 0.0);  // the last kernel before decode() writes neither cache nor positions
-    attention::decode(gpu(), y, x.in, x.cache, x.options, scratch);
-    const std::vector<double> values = to_host(gpu(), y);
-    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(values[i]), i >= 32) << i;
+    for (const std::int64_t tokens : {1, 2}) {
+        DecodeCase c = decode_cases[0];
+        c.tokens = tokens;
+        c.positions = {2, 3, 4};
+        DecodeOperands x = decode_operands(gpu(), c, DType::f32);
+        x.in.positions =
+            from_host(gpu(), std::vector<std::int32_t>{2, static_cast<std::int32_t>(13 - tokens), -1}, {3});
+        fill(gpu(), x.cache.k, 1.0);
+        fill(gpu(), x.cache.v, 1.0);
+        const Tensor y = empty(gpu(), x.in.q.shape(), DType::f32);
+        const attention::DecodeScratch scratch(gpu(), 3, 4, x.cache, tokens);
+        fill(gpu(), y, 0.0);  // the last kernel before decode() writes neither cache nor positions
+        attention::decode(gpu(), y, x.in, x.cache, x.options, scratch);
+        const std::vector<double> values = to_host(gpu(), y);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            EXPECT_EQ(std::isnan(values[i]), i >= values.size() / 3) << i;
+        EXPECT_THAT(to_host(gpu(), x.cache.k.slice(0, 1, 2)), testing::Each(1.0));
+    }
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ void test_merge(const Context& ctx) {
 }
 
 void test_decode(const Context& ctx) {
-    const auto heads = [&] { return numbers(ctx, {1, 2, 8}); };
+    const auto heads = [&] { return numbers(ctx, {1, 1, 2, 8}); };
     const attention::DecodeInputs in{.q = heads(),
                                      .k = heads(),
                                      .v = heads(),
@@ -136,10 +136,13 @@ void test_decode(const Context& ctx) {
     const attention::DecodeScratch scratch(ctx, 1, 2, cache);
     const attention::Options causal{.causal = true};
     attention::decode(ctx, heads(), in, cache, causal, scratch);
-    for (const Tensor& o : {in.q, in.k, cache.k.select(0, 0).slice(0, 2, 1)})
+    for (const Tensor& o : {in.q, in.k, cache.k.slice(1, 2, 1)}) {
         expect_refused([&] { attention::decode(ctx, o, in, cache, causal, scratch); });
+        const Tensor lse = o.slice(3, 0, 1).reshape({1, 2, 1});
+        expect_refused([&] { attention::decode(ctx, heads(), in, cache, causal, scratch, lse); });
+    }
     attention::DecodeInputs from_cache = in;
-    from_cache.k = cache.k.select(0, 0).slice(0, 2, 1);
+    from_cache.k = cache.k.slice(1, 2, 1);
     expect_refused([&] { attention::decode(ctx, heads(), from_cache, cache, causal, scratch); });
     expect_refused([&] { attention::decode(ctx, heads(), in, {cache.k, cache.k}, causal, scratch); });
 }

@@ -8,6 +8,7 @@
 
 #include <tiny_run.h>
 
+#include <gradtile/core/device.h>
 #include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile::test {
@@ -185,6 +186,54 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
                     << ranks << " processes, zero " << zero << ": " << outcome.out << outcome.err;
             }
     }
+}
+
+/// The same with one process per GPU, over NCCL.
+class DataParallelOnGpus : public DataParallelTraining {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() < 2) GTEST_SKIP() << "fewer than two usable CUDA devices on this machine";
+        stories_ = write_stories(place_, 6'000);
+    }
+    static void run_on_gpus(int gpus, const Arguments& arguments) {
+        const Outcome outcome =
+            run(arguments + Arguments{"--gpus", std::to_string(gpus)}, {.without_gpu = false});
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    }
+    std::filesystem::path train_on_gpus(int gpus, const Arguments& flags) {
+        const std::filesystem::path out = place_ / concat("run", runs_++);
+        run_on_gpus(gpus, training(out) + Arguments{"--device", "cuda"} + flags);
+        return out;
+    }
+};
+
+/// The bound for curves in bfloat16, in which Newton-Schulz multiplies:
+/// MuonResumesWithAnotherNumberOfProcesses.
+TEST_F(DataParallelOnGpus, ShardedOptimizersHaveTheLossCurveOfOneGpu) {
+    for (const char* optimizer : {"adamw", "muon", "lion"})
+        for (const char* dtype : {"f32", "bf16"}) {
+            SCOPED_TRACE(concat(optimizer, " in ", dtype));
+            const Arguments flags = {"--optimizer", optimizer, "--dtype", dtype};
+            const auto one = train_on_gpus(1, flags);
+            expect_same_curve(one, train_on_gpus(2, flags), 2e-3);
+            expect_same_curve(one, train_on_gpus(2, flags + Arguments{"--zero", "1"}), 2e-3);
+        }
+}
+
+TEST_F(DataParallelOnGpus, ShardedMuonIsReproducible) {
+    const Arguments flags = {"--optimizer", "muon", "--zero", "1", "--deterministic", "--dtype", "bf16"};
+    const auto once = train_on_gpus(2, flags), again = train_on_gpus(2, flags);
+    EXPECT_EQ(steps_of(once), steps_of(again));
+    EXPECT_EQ(tensors_of(once), tensors_of(again));
+}
+
+TEST_F(DataParallelOnGpus, MuonResumesWithAnotherNumberOfGpus) {
+    const Arguments flags = {"--optimizer", "muon"};
+    const auto uninterrupted = train_on_gpus(1, flags);
+    const auto out = train_on_gpus(2, flags + Arguments{"--zero", "1", "--stop-after", "15"});
+    for (const auto& [gpus, stop_after] : {std::pair{1, "30"}, {2, "50"}})
+        run_on_gpus(gpus, {"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"});
+    expect_same_curve(uninterrupted, out, 2e-3);
 }
 
 TEST_F(DataParallelTraining, RefusesABatchThatCannotBeDivided) {
