@@ -325,7 +325,8 @@ TEST(Decode, RefusesTokenCountsAndLsesThatItDoesNotTake) {
     };
     EXPECT_EQ(error(16, empty(cpu, {1, 2, 16}, DType::f32)), "no error");
     EXPECT_THAT(error(17, {}), HasSubstr("17 new tokens per text; expected 1 to 16"));
-    EXPECT_THAT(error(2, empty(cpu, {1, 2, 3}, DType::f32)), HasSubstr("lse [1, 2, 3] float32 on cpu; expected contiguous"));
+    EXPECT_THAT(error(2, empty(cpu, {1, 2, 3}, DType::f32)),
+                HasSubstr("lse [1, 2, 3] float32 on cpu; expected contiguous"));
     EXPECT_THAT(error(2, empty(cpu, {1, 2, 2}, DType::f64)), HasSubstr("expected contiguous float32"));
 }
 
