@@ -15,6 +15,74 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
+/// Stores a warp's O and LSE in shared memory; `part` is the warp's number among those that share its rows.
+template <int key_warps, int rows, int m_tiles, int o_tiles>
+__device__ __forceinline__ void store_warp(float* warp_o, ExactLse (&warp_lse)[key_warps][rows],
+                                           const FragmentC (&o)[m_tiles][o_tiles],
+                                           const ExactLse (&lse)[2 * m_tiles], int part, int warp_row) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < 2 * m_tiles; ++i) {
+        const int row = warp_row + i * 8 + lane / 4;
+        float* const to = warp_o + (part * rows + row) * o_tiles * 8 + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < o_tiles; ++n) {
+            const float* const pair = &o[i / 2][n][i % 2 * 2];
+            *reinterpret_cast<float2*>(to + n * 8) = float2{pair[0], pair[1]};
+        }
+        if (lane % 4 == 0) warp_lse[part][row] = lse[i];
+    }
+}
+
+/// Merges the warps' results by LSE into O, or into the split's partial result.
+template <class T, int head_dim, int key_warps, int rows>
+__device__ __forceinline__ void merge_warps(const Bits16ForwardParameters& p, const SplitParameters& split,
+                                            const float* warp_o, const ExactLse (&warp_lse)[key_warps][rows],
+                                            int batch, int first_head, int all_rows) {
+    const int queries = p.mask.queries;
+    const bool is_whole = gridDim.x == 1;
+    for (int n = static_cast<int>(threadIdx.x); n < all_rows * (head_dim / 2);
+         n += FewQueriesTiles::threads) {
+        const int row = n / (head_dim / 2), column = n % (head_dim / 2) * 2;
+        const int head = first_head + row / queries, query = row % queries;
+        if (column >= p.sizes.v_dim) continue;
+        LseMerge merge;
+        for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
+        if (is_whole) merge.add(sink_of(p.scores, head));
+        float2 sum{0, 0};
+        for (int part = 0; part < key_warps; ++part) {
+            const float weight = merge.weight(warp_lse[part][row]);
+            const float2 warp_values =
+                *reinterpret_cast<const float2*>(warp_o + (part * rows + row) * head_dim + column);
+            sum = {fmaf(weight, warp_values.x, sum.x), fmaf(weight, warp_values.y, sum.y)};
+        }
+        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        if (is_whole) {
+            *reinterpret_cast<std::uint32_t*>(p.o.head(batch, head).row(query) + column) =
+                pack<T>(sum.x, sum.y);
+            if (column == 0) store_lse(p, index, merge.lse());
+        } else {
+            const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
+            *reinterpret_cast<float2*>(split.o + part * split.columns + column) = sum;
+            if (column == 0) split.lse[part] = merge.lse();
+        }
+    }
+}
+
+/// Starts to copy the block's queries. Row r is query r % queries in head first_head + r / queries.
+template <class QTile, int rows>
+__device__ __forceinline__ void start_queries(std::uint32_t q_tile, const Bits16ForwardParameters& p,
+                                              int batch, int first_head, int all_rows) {
+    const int queries = p.mask.queries;
+    for (int n = static_cast<int>(threadIdx.x); n < rows * QTile::row_chunks; n += FewQueriesTiles::threads) {
+        const int row = n / QTile::row_chunks, chunk = n % QTile::row_chunks;
+        const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
+        const std::uint16_t* const from =
+            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 8 : p.q.data;
+        copy_16_bytes_async(q_tile + QTile::offset(row, chunk), from, exists);
+    }
+}
+
 /// Grid: (splits, batch * heads / heads_together).
 template <class T, int head_dim, int row_tiles, bool has_rule>
 __global__ void __launch_bounds__(FewQueriesTiles::threads,
@@ -50,14 +118,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
         }
         commit_copies();
     };
-    // Row r is query r % queries in head first_head + r / queries.
-    for (int n = static_cast<int>(threadIdx.x); n < rows * QTile::row_chunks; n += FewQueriesTiles::threads) {
-        const int row = n / QTile::row_chunks, chunk = n % QTile::row_chunks;
-        const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
-        const std::uint16_t* const from =
-            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 8 : p.q.data;
-        copy_16_bytes_async(q_tile + QTile::offset(row, chunk), from, exists);
-    }
+    start_queries<QTile, rows>(q_tile, p, batch, first_head, all_rows);
 #pragma unroll
     for (int block = 0; block < stages - 1; ++block) load_kv(block);
     __shared__ SharedRule rule;
@@ -115,45 +176,9 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     __syncthreads();
     auto* const warp_o = reinterpret_cast<float*>(shared + QTile::bytes);  // [key_warps, rows, head_dim]
     __shared__ ExactLse warp_lse[key_warps][rows];
-#pragma unroll
-    for (int i = 0; i < 2 * m_tiles; ++i) {
-        const int row = warp_row + i * 8 + lane / 4;
-        float* const to = warp_o + (warp % key_warps * rows + row) * head_dim + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < head_dim / 8; ++n) {
-            const float* const pair = &o[i / 2][n][i % 2 * 2];
-            *reinterpret_cast<float2*>(to + n * 8) = float2{pair[0], pair[1]};
-        }
-        if (lane % 4 == 0) warp_lse[warp % key_warps][row] = lse[i];
-    }
+    store_warp(warp_o, warp_lse, o, lse, warp % key_warps, warp_row);
     __syncthreads();
-    const bool is_whole = gridDim.x == 1;
-    for (int n = static_cast<int>(threadIdx.x); n < all_rows * (head_dim / 2);
-         n += FewQueriesTiles::threads) {
-        const int row = n / (head_dim / 2), column = n % (head_dim / 2) * 2;
-        const int head = first_head + row / queries, query = row % queries;
-        if (column >= p.sizes.v_dim) continue;
-        LseMerge merge;
-        for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
-        if (is_whole) merge.add(sink_of(p.scores, head));
-        float2 sum{0, 0};
-        for (int part = 0; part < key_warps; ++part) {
-            const float weight = merge.weight(warp_lse[part][row]);
-            const float2 warp_values =
-                *reinterpret_cast<const float2*>(warp_o + (part * rows + row) * head_dim + column);
-            sum = {fmaf(weight, warp_values.x, sum.x), fmaf(weight, warp_values.y, sum.y)};
-        }
-        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
-        if (is_whole) {
-            *reinterpret_cast<std::uint32_t*>(p.o.head(batch, head).row(query) + column) =
-                pack<T>(sum.x, sum.y);
-            if (column == 0) store_lse(p, index, merge.lse());
-        } else {
-            const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
-            *reinterpret_cast<float2*>(split.o + part * split.columns + column) = sum;
-            if (column == 0) split.lse[part] = merge.lse();
-        }
-    }
+    merge_warps<T, head_dim, key_warps>(p, split, warp_o, warp_lse, batch, first_head, all_rows);
 }
 
 }  // namespace device

@@ -84,6 +84,52 @@ __device__ inline BiasGradient sums_of_part(const BiasGradient& g, const BiasGra
     return sums;
 }
 
+/// sum += dS, from S without the bias, and dP. `lse` and `delta` are the lane's first row in shared memory,
+/// and `row` is that row in the sequence.
+template <class T, class BiasTile, int m_tiles, int s_tiles>
+__device__ __forceinline__ void add_d_s(FragmentC (&sum)[m_tiles][s_tiles],
+                                        const FragmentC (&s)[m_tiles][s_tiles],
+                                        const FragmentC (&d_p)[m_tiles][s_tiles],
+                                        const LanePointer<BiasTile>& bias, int warp_key,
+                                        std::uint32_t lse_rows, std::uint32_t delta_rows, bool has_large_lse,
+                                        const RowReferences& references, int row) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) {
+        float lse[2], delta[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const std::uint32_t row_offset = (m * 16 + half * 8) * 4;
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lse[half]) : "r"(lse_rows + row_offset) : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(delta[half])
+                         : "r"(delta_rows + row_offset)
+                         : "memory");
+        }
+#pragma unroll
+        for (int column = 0; column < s_tiles; column += 2) {
+            std::uint32_t matrices[4];
+            load_matrices<false>(matrices, bias.at(m * 16, warp_key + column * 8));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 terms = unpack<T>(matrices[i]);
+                const int half = i % 2;
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int tile = column + i / 2, element = half * 2 + e;
+                    const float score = s[m][tile][element] + (e == 0 ? terms.x : terms.y);
+                    const float probability =
+                        has_large_lse
+                            ? exact_probability(score, references(row + m * 16 + half * 8), p_exponent)
+                            : exp2_fast(fmaf(score, log2_e, -lse[half]));
+                    sum[m][tile][element] =
+                        fmaf(probability, fmaf(d_p[m][tile][element], 1 / p_factor, -delta[half]),
+                             sum[m][tile][element]);
+                }
+            }
+        }
+    }
+}
+
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     pair_bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
@@ -156,45 +202,8 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         const RowReferences references(p.lse, p.lse_remainder,
                                        static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head,
                                        p.mask.queries);
-#pragma unroll
-        for (int m = 0; m < m_tiles; ++m) {
-            float lse[2], delta[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const std::uint32_t row_offset = lane_row + (m * 16 + half * 8) * 4;
-                asm volatile("ld.shared.f32 %0, [%1];"
-                             : "=f"(lse[half])
-                             : "r"(inputs.lse + row_offset)
-                             : "memory");
-                asm volatile("ld.shared.f32 %0, [%1];"
-                             : "=f"(delta[half])
-                             : "r"(inputs.delta + row_offset)
-                             : "memory");
-            }
-#pragma unroll
-            for (int column = 0; column < s_tiles; column += 2) {
-                std::uint32_t matrices[4];
-                load_matrices<false>(matrices, lane_bias.at(m * 16, warp_key + column * 8));
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float2 terms = unpack<T>(matrices[i]);
-                    const int half = i % 2;
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int tile = column + i / 2, element = half * 2 + e;
-                        const float score = s[m][tile][element] + (e == 0 ? terms.x : terms.y);
-                        const float probability =
-                            has_large_lse ? exact_probability(
-                                                score, references(row + m * 16 + half * 8 + lane_index() / 4),
-                                                p_exponent)
-                                          : exp2_fast(fmaf(score, log2_e, -lse[half]));
-                        sum[m][tile][element] =
-                            fmaf(probability, fmaf(d_p[m][tile][element], 1 / p_factor, -delta[half]),
-                                 sum[m][tile][element]);
-                    }
-                }
-            }
-        }
+        add_d_s<T>(sum, s, d_p, lane_bias, warp_key, inputs.lse + lane_row, inputs.delta + lane_row,
+                   has_large_lse, references, row + lane_index() / 4);
     }
     wait_for_copies<0>();
     const BiasGradient into = parts.count == 1 ? g : sums_of_part(g, parts, part, p.mask);

@@ -150,6 +150,106 @@ struct WarpSoftmax {
     }
 };
 
+/// Starts to copy the block's queries. Row r is query r % queries of head first_head + r / queries.
+template <class Policy>
+__device__ __forceinline__ void start_queries(float* q_tile, const F32FewQueriesParameters& p, int batch,
+                                              int first_head, int all_rows) {
+    const int queries = p.mask.queries;
+    for (int n = static_cast<int>(threadIdx.x); n < Policy::rows * Policy::chunks;
+         n += Policy::tiles.threads) {
+        const int row = n / Policy::chunks, chunk = n % Policy::chunks;
+        const bool exists = row < all_rows && chunk * 4 < p.sizes.qk_dim;
+        const float* const from =
+            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 4 : p.q.data;
+        copy_16_bytes_async(shared_address(q_tile + n * 4), from, exists);
+    }
+}
+
+/// o = factor * o + P V for a warp's keys. Each key block has its own sum, so that o is rounded once per key
+/// block instead of once per key.
+template <class Policy>
+__device__ __forceinline__ void add_p_v(float (&o)[Policy::warp_rows][Policy::vectors][Policy::vector],
+                                        const float (&factor)[Policy::warp_rows],
+                                        const float (&p_tile)[Policy::warp_keys][Policy::warp_rows],
+                                        const float* v_rows) {
+    constexpr int warp_rows = Policy::warp_rows, vectors = Policy::vectors, vector = Policy::vector;
+    float sum[warp_rows][vectors][vector] = {};
+#pragma unroll 4
+    for (int key = 0; key < Policy::warp_keys; ++key) {
+        float probabilities[warp_rows];
+        read_vector(probabilities, p_tile[key]);
+#pragma unroll
+        for (int part = 0; part < vectors; ++part) {
+            float values[vector];
+            read_vector(values, v_rows + key * Policy::head_dim + part * 32 * vector);
+#pragma unroll
+            for (int r = 0; r < warp_rows; ++r)
+#pragma unroll
+                for (int c = 0; c < vector; ++c)
+                    sum[r][part][c] = fmaf(probabilities[r], values[c], sum[r][part][c]);
+        }
+    }
+    __syncwarp();  // all lanes have read P, which is overwritten next
+#pragma unroll
+    for (int r = 0; r < warp_rows; ++r)
+#pragma unroll
+        for (int part = 0; part < vectors; ++part)
+#pragma unroll
+            for (int c = 0; c < vector; ++c) o[r][part][c] = fmaf(o[r][part][c], factor[r], sum[r][part][c]);
+}
+
+/// Stores a warp's O and LSE in shared memory; `part` is the warp's number among those that share its rows.
+template <class Policy, int key_warps, int rows>
+__device__ __forceinline__ void store_warp(
+    float* warp_o, ExactLse (&warp_lse)[key_warps][rows],
+    const float (&o)[Policy::warp_rows][Policy::vectors][Policy::vector],
+    WarpSoftmax (&softmax)[Policy::warp_rows], int part, int warp_row, float dropout_scale) {
+    constexpr int vector = Policy::vector;
+    const int lane = lane_index();
+#pragma unroll
+    for (int r = 0; r < Policy::warp_rows; ++r) {
+        softmax[r].add_lanes();
+        const float sum = softmax[r].sum, inverse = sum == 0 ? 0.0f : dropout_scale / sum;
+        float* const to = warp_o + (part * rows + warp_row + r) * Policy::head_dim + lane * vector;
+#pragma unroll
+        for (int n = 0; n < Policy::vectors; ++n)
+#pragma unroll
+            for (int c = 0; c < vector; ++c) to[n * 32 * vector + c] = o[r][n][c] * inverse;
+        if (lane == 0) warp_lse[part][warp_row + r] = ExactLse::of(softmax[r].maximum, sum);
+    }
+}
+
+/// Merges the warps' results by LSE into O, or into the split's partial result.
+template <class Policy, int key_warps, int rows>
+__device__ __forceinline__ void merge_warps(const F32FewQueriesParameters& p, const SplitParameters& split,
+                                            const float* warp_o, const ExactLse (&warp_lse)[key_warps][rows],
+                                            int batch, int first_head, int all_rows) {
+    constexpr int head_dim = Policy::head_dim;
+    const int queries = p.mask.queries;
+    const bool is_whole = gridDim.x == 1;
+    for (int n = static_cast<int>(threadIdx.x); n < all_rows * head_dim; n += Policy::tiles.threads) {
+        const int row = n / head_dim, column = n % head_dim;
+        const int head = first_head + row / queries, query = row % queries;
+        if (column >= p.sizes.v_dim) continue;
+        LseMerge merge;
+        for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
+        if (is_whole) merge.add(sink_of(p.scores, head));
+        float sum = 0;
+        for (int part = 0; part < key_warps; ++part)
+            sum =
+                fmaf(merge.weight(warp_lse[part][row]), warp_o[(part * rows + row) * head_dim + column], sum);
+        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        if (is_whole) {
+            p.o.head(batch, head).row(query)[column] = sum;
+            if (column == 0) store_lse(p, index, merge.lse());
+        } else {
+            const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
+            split.o[part * split.columns + column] = sum;
+            if (column == 0) split.lse[part] = merge.lse();
+        }
+    }
+}
+
 /// The grid is (splits, batch * heads / heads_together).
 template <class Policy, bool has_rule>
 __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_per_sm())
@@ -183,14 +283,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
         }
         commit_copies();
     };
-    // Row r is query r % queries of head first_head + r / queries.
-    for (int n = static_cast<int>(threadIdx.x); n < rows * Policy::chunks; n += tiles.threads) {
-        const int row = n / Policy::chunks, chunk = n % Policy::chunks;
-        const bool exists = row < all_rows && chunk * 4 < p.sizes.qk_dim;
-        const float* const from =
-            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 4 : p.q.data;
-        copy_16_bytes_async(shared_address(q_tile + n * 4), from, exists);
-    }
+    start_queries<Policy>(q_tile, p, batch, first_head, all_rows);
 #pragma unroll 1
     for (int block = 0; block < stages - 1; ++block) load_kv(block);
     __shared__ SharedRule rule;
@@ -243,32 +336,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
                     p_tile[n * Policy::keys_at_once + lane / Policy::key_lanes][r] = s[r][n];
         }
         __syncwarp();
-        // Each key block has its own sum, so that o is rounded once per key block instead of once per key.
-        float sum[warp_rows][vectors][vector] = {};
-        const float* const v_rows = stage + Policy::tile_floats + lane * vector;
-#pragma unroll 4
-        for (int key = 0; key < warp_keys; ++key) {
-            float probabilities[warp_rows];
-            read_vector(probabilities, p_tile[key]);
-#pragma unroll
-            for (int part = 0; part < vectors; ++part) {
-                float values[vector];
-                read_vector(values, v_rows + key * head_dim + part * 32 * vector);
-#pragma unroll
-                for (int r = 0; r < warp_rows; ++r)
-#pragma unroll
-                    for (int c = 0; c < vector; ++c)
-                        sum[r][part][c] = fmaf(probabilities[r], values[c], sum[r][part][c]);
-            }
-        }
-        __syncwarp();  // all lanes have read P, which is overwritten next
-#pragma unroll
-        for (int r = 0; r < warp_rows; ++r)
-#pragma unroll
-            for (int part = 0; part < vectors; ++part)
-#pragma unroll
-                for (int c = 0; c < vector; ++c)
-                    o[r][part][c] = fmaf(o[r][part][c], factor[r], sum[r][part][c]);
+        add_p_v<Policy>(o, factor, p_tile, stage + Policy::tile_floats + lane * vector);
     }
 
     // The warps reuse the K/V memory for their results.
@@ -278,40 +346,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
     __shared__ ExactLse warp_lse[key_warps][rows];
     float dropout_scale = 1;
     if constexpr (has_rule) dropout_scale = rule.get().dropout_scale;
-#pragma unroll
-    for (int r = 0; r < warp_rows; ++r) {
-        softmax[r].add_lanes();
-        const float sum = softmax[r].sum, inverse = sum == 0 ? 0.0f : dropout_scale / sum;
-        float* const to = warp_o + (warp % key_warps * rows + warp_row + r) * head_dim + lane * vector;
-#pragma unroll
-        for (int part = 0; part < vectors; ++part)
-#pragma unroll
-            for (int c = 0; c < vector; ++c) to[part * 32 * vector + c] = o[r][part][c] * inverse;
-        if (lane == 0) warp_lse[warp % key_warps][warp_row + r] = ExactLse::of(softmax[r].maximum, sum);
-    }
+    store_warp<Policy>(warp_o, warp_lse, o, softmax, warp % key_warps, warp_row, dropout_scale);
     __syncthreads();
-    const bool is_whole = gridDim.x == 1;
-    for (int n = static_cast<int>(threadIdx.x); n < all_rows * head_dim; n += tiles.threads) {
-        const int row = n / head_dim, column = n % head_dim;
-        const int head = first_head + row / queries, query = row % queries;
-        if (column >= p.sizes.v_dim) continue;
-        LseMerge merge;
-        for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
-        if (is_whole) merge.add(sink_of(p.scores, head));
-        float sum = 0;
-        for (int part = 0; part < key_warps; ++part)
-            sum =
-                fmaf(merge.weight(warp_lse[part][row]), warp_o[(part * rows + row) * head_dim + column], sum);
-        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
-        if (is_whole) {
-            p.o.head(batch, head).row(query)[column] = sum;
-            if (column == 0) store_lse(p, index, merge.lse());
-        } else {
-            const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
-            split.o[part * split.columns + column] = sum;
-            if (column == 0) split.lse[part] = merge.lse();
-        }
-    }
+    merge_warps<Policy>(p, split, warp_o, warp_lse, batch, first_head, all_rows);
 }
 
 template <int head_dim>

@@ -107,6 +107,42 @@ __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const Fra
     }
 }
 
+/// Copies a Q block to shared memory, a few rows at a time.
+template <class Policy>
+__device__ __forceinline__ void copy_q(const F32ForwardParameters& p, std::uint32_t to,
+                                       const StridedRows<const float>& q, int first_row, int valid_rows,
+                                       float factor) {
+    using QTile = typename Policy::QTile;
+    using QPiece = typename Policy::QPiece;
+#pragma unroll 1
+    for (int row = 0; row < Policy::tiles.rows(); row += QPiece::rows) {
+        SplitTile<QPiece, Policy::tiles.threads()> piece;
+        piece.load(q, first_row + row, valid_rows - row, p.sizes.qk_dim, p.q_vectors);
+        piece.store(to + row * QTile::row_bytes, factor, QTile::bytes);
+    }
+}
+
+/// A row block of a head.
+struct RowBlock {
+    BlockSequence sequence;
+    int head, number;
+    bool exists;
+};
+/// Tasks begin with the last rows, because with a causal mask these rows have the most work.
+template <class Policy>
+__device__ __forceinline__ RowBlock row_block_of_block(const F32ForwardParameters& p) {
+    const int block = static_cast<int>(blockIdx.x);
+    if (Policy::may_be_packed && p.packed) {
+        const PackedTask task = p.row_tasks.first[block % p.row_tasks.count];
+        if (task.sequence < 0) return {.exists = false};
+        return {BlockSequence::from_task(p.mask, p.packed, task), block / p.row_tasks.count, task.block,
+                true};
+    }
+    const auto [batch_head, part] = p.order(block);
+    return {BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads), batch_head % p.sizes.heads,
+            p.order.parts - 1 - part, true};
+}
+
 template <class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     forward_kernel(const __grid_constant__ F32ForwardParameters p) {
@@ -114,32 +150,19 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     constexpr int m_tiles = Policy::m_tiles, rows = tiles.rows(), keys = tiles.keys,
                   threads = tiles.threads();
     using QTile = typename Policy::QTile;
-    using QPiece = typename Policy::QPiece;
     using KvTile = typename Policy::KvTile;
     extern __shared__ __align__(1024) unsigned char shared[];
     const std::uint32_t base = shared_address(shared), k_tile = base + Policy::k, v_tile = base + Policy::v;
 
-    // Tasks begin with the last rows, because with a causal mask these rows have the most work.
-    BlockSequence own_sequence;
+    const RowBlock own = row_block_of_block<Policy>(p);
+    if (!own.exists) return;
+    const int head = own.head, row_block = own.number;
     __shared__ BlockSequence shared_sequence;
-    int head, row_block;
-    if (Policy::may_be_packed && p.packed) {
-        head = static_cast<int>(blockIdx.x) / p.row_tasks.count;
-        const PackedTask task = p.row_tasks.first[static_cast<int>(blockIdx.x) % p.row_tasks.count];
-        if (task.sequence < 0) return;
-        row_block = task.block;
-        own_sequence = BlockSequence::from_task(p.mask, p.packed, task);
-    } else {
-        const auto [batch_head, part] = p.order(static_cast<int>(blockIdx.x));
-        row_block = p.order.parts - 1 - part;
-        head = batch_head % p.sizes.heads;
-        own_sequence = BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads);
-    }
     if constexpr (Policy::may_be_packed) {
-        if (threadIdx.x == 0) shared_sequence = own_sequence;
+        if (threadIdx.x == 0) shared_sequence = own.sequence;
         __syncthreads();
     }
-    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own_sequence;
+    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own.sequence;
     const DeviceMask& mask = sequence.mask;
     const int key_head = head / p.sizes.group;
     const int first_row = row_block * rows;
@@ -168,13 +191,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     SplitTile<KvTile, threads> next;  // the next K or V tile
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
-#pragma unroll 1
-    for (int row = 0; row < rows; row += QPiece::rows) {
-        SplitTile<QPiece, threads> piece;
-        piece.load(sequence.queries(p.q, head), first_row + row, mask.queries - first_row - row,
-                   p.sizes.qk_dim, p.q_vectors);
-        piece.store(base + row * QTile::row_bytes, q_range.factor, QTile::bytes);
-    }
+    copy_q<Policy>(p, base, sequence.queries(p.q, head), first_row, mask.queries - first_row, q_range.factor);
     next.store(k_tile, k_range.factor);
     __syncthreads();
 
