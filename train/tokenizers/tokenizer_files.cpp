@@ -224,6 +224,17 @@ Tokenizer load_tokenizer(const std::string& path) {
     return Tokenizer::byte_pairs(std::move(read.vocabulary), path, std::move(read.file));
 }
 
+std::vector<std::string> tokenizer_inputs(const std::string& path) {
+    std::vector<std::string> files{path};
+    if (fs::is_directory(path)) {
+        for (const fs::directory_entry& entry : fs::directory_iterator(path)) files.push_back(entry.path());
+        return files;
+    }
+    for (const char* const name : {"encoder.json", "vocab.json", "vocab.bpe", "merges.txt"})
+        files.push_back(fs::path(path).parent_path() / name);
+    return files;
+}
+
 TokenizerKind tokenizer_kind_of(const std::string& setting) {
     for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes})
         if (setting == name_of(kind)) return kind;
@@ -241,7 +252,7 @@ void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
     check(tokenizer.kind() == TokenizerKind::bpe, path, ": tokenizer.json holds BPE tokenizers; this one is ",
           tokenizer.name());
     const std::string text = tokenizer.tokenizer_json();
-    write_whole_file(path, {std::as_bytes(std::span(text))});
+    WholeFile(path, {std::as_bytes(std::span(text))}).commit();
 }
 
 }  // namespace gradtile
