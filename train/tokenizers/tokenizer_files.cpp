@@ -226,12 +226,13 @@ Tokenizer load_tokenizer(const std::string& path) {
 
 std::vector<std::string> tokenizer_inputs(const std::string& path) {
     std::vector<std::string> files{path};
-    if (fs::is_directory(path)) {
-        for (const fs::directory_entry& entry : fs::directory_iterator(path)) files.push_back(entry.path());
-        return files;
-    }
+    const bool is_folder = fs::is_directory(path);
+    const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
     for (const char* const name : {"encoder.json", "vocab.json", "vocab.bpe", "merges.txt"})
-        files.push_back(fs::path(path).parent_path() / name);
+        files.push_back(folder / name);
+    if (!is_folder) return files;
+    files.push_back(folder / "tokenizer.json");
+    for (const char* const name : tokenizer_folder_files) files.push_back(folder / name);
     return files;
 }
 

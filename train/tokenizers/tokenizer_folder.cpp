@@ -25,8 +25,6 @@ constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 26;
 constexpr std::string_view end_of_text = "<|endoftext|>";
 /// This member may have more values than a JsonValue may hold: nine per token, for thousands of tokens.
 constexpr std::string_view decoder_name = "added_tokens_decoder";
-constexpr std::array<const char*, 4> file_names{"tokenizer_config.json", "special_tokens_map.json",
-                                                "added_tokens.json", "chat_template.jinja"};
 
 constexpr auto config_members = std::to_array<KnownMember>({
     {"tokenizer_class"},
@@ -127,7 +125,7 @@ class FolderReader {
         if (!has_tokenizer_json_) vocab_index_.emplace(vocabulary_.tokens);
         for (std::size_t i = 0; i < vocabulary_.added.size(); ++i)
             added_places_.emplace(vocabulary_.added[i].text, i);
-        for (const char* const name : file_names)
+        for (const char* const name : tokenizer_folder_files)
             if (fs::exists(path_of(name)))
                 result_.files[name] = read_text_file(path_of(name), max_file_bytes);
         JsonElements decoder(JsonElements::Of::object, [&](const std::string& id, const JsonValue& token) {

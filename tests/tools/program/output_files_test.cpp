@@ -121,8 +121,10 @@ TEST_F(OutputFiles, OfTokenizersAreNeverTheirInputs) {
                         {"--out", merges, "is also read"});
     expect_nothing_lost({"tokenize", stories_, "--tokenizer", merges, "--out", encoder},
                         {"--out", encoder, "is also read"});
-    expect_nothing_lost({"tokenize", stories_, "--tokenizer", place_.path().string(), "--out", other},
-                        {"--out", other, "is also read"});
+    const std::string config = place_.write("tokenizer_config.json", "{}");
+    for (const std::string& out : {tokenizer, config})
+        expect_nothing_lost({"tokenize", stories_, "--tokenizer", place_.path().string(), "--out", out},
+                            {"--out", out, "is also read"});
     const Arguments split{path("train.bin"), "--val-fraction", "0.5", "--val-out"};
     expect_nothing_lost(tokenize + split + Arguments{other}, {"--val-out", other, "is also read"});
     // Neither file exists yet.
