@@ -162,7 +162,7 @@ class FolderReader {
         std::vector<KnownMember> members = tokenizer_members();
         for (const auto& [name, value] : config.items())
             if (name.ends_with("_token") && is_token(value) &&
-                std::ranges::find(members, name, &KnownMember::name) == members.end())
+                std::ranges::find(config_members, name, &KnownMember::name) == config_members.end())
                 members.push_back({name});
         return members;
     }

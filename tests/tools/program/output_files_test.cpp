@@ -276,6 +276,7 @@ TEST_F(InterruptedOutput, OfTwoCommandsWithOneNameOnlyOneSucceeds) {
 TEST_F(InterruptedOutput, AnImportLeavesNothingOrIsRepeated) {
     const std::string weights = path("weights");
     expect_done({"export", run_, "--out", weights});
+    expect_nothing_lost({"import", weights, "--out", weights}, {weights, "already holds a run"});
     const Arguments command{"import", weights, "--out", out_};
     for (const char* begin : {"run.json", "step_00000000.h5"}) {
         const auto program = stopped_while_writing(command, begin);
