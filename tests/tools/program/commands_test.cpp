@@ -151,7 +151,7 @@ TEST_F(Commands, SampleContinuesManyPromptsAsItContinuesEachAlone) {
     EXPECT_EQ(run(sampling + Arguments{"--prompts", place_.write("mark.jsonl", mark + objects)}).out,
               expected);
     EXPECT_EQ(run(sampling + Arguments{"--prompt-file", place_.write("one.txt", mark + "a\n")}).out,
-              run(sampling + Arguments{"--prompt", "a\n"}).out);
+              run(sampling + Arguments{"--prompt", "a"}).out);
     const Outcome piped = run(sampling + Arguments{"--prompts", "-"},
                               {.prefix = {"sh", "-c", "printf 'a\nOn' | \"$0\" \"$@\""}});
     EXPECT_EQ(piped.out, run(sampling + Arguments{"--prompt", "a"}).out + "---\n" +
