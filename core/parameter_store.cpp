@@ -69,6 +69,7 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
 }
 
 void ParameterStore::initialize(const Context& ctx, Seed seed) {
+    check(allocated(), "parameter store: initialized before it was allocated");
     Tensor drawn = master();
     if (is_16_bit(dtype_) && !has_master())
         drawn = gradients_.defined() ? gradients_ : zeros(ctx, {flat_elements_}, DType::f32);

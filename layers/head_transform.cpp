@@ -8,6 +8,7 @@ namespace {
 
 void check_transform(const Tensor& y, const Tensor& rstd, const Tensor& x, const HeadTransform& transform) {
     const auto& [queries, q_weight, k_weight, epsilon, angles] = transform;
+    check(transform.has_norm() || transform.rotates(), "head_transform: neither a norm nor a rotation");
     check(x.rank() == 4 && x.stride(3) == 1 && y.shape() == x.shape() && y.dtype() == x.dtype() &&
               y.stride(3) == 1,
           "head_transform: x ", x, " and y ", y, "; expected [B, T, H, D] with a contiguous last axis");
@@ -37,7 +38,6 @@ void check_transform(const Tensor& y, const Tensor& rstd, const Tensor& x, const
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
                      const HeadTransform& transform) {
     check_transform(y, rstd, x, transform);
-    check(transform.has_norm() || transform.rotates(), "head_transform: neither a norm nor a rotation");
     if (x.elements() == 0 || ctx.is_planning()) return;
     check(transform.has_norm() || is_same_view(y, x), "head_transform: y ", y, " and x ", x,
           "; without a norm, y must be x");
@@ -73,6 +73,11 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
     }
     check(weights.q.grad.defined() == weights.k.grad.defined(),
           "head_transform: the gradients of both weights must be present or absent");
+    for (const Tensor* grad : {&weights.q.grad, &weights.k.grad})
+        check(!grad->defined() || (grad->shape() == transform.q_weight.shape() && grad->is_contiguous() &&
+                                   grad->dtype() == accumulator_of(x.dtype())),
+              "head_transform: gradient ", *grad, " of a weight ", transform.q_weight,
+              "; expected its shape, contiguous, and ", accumulator_of(x.dtype()));
     if (is_empty) {
         for (const GradientTarget& target : {weights.q, weights.k}) ready_to_add(ctx, target);
         return;

@@ -21,6 +21,11 @@ void check_features(const char* what, const Tensor& x, std::int64_t features, co
           weight.name(), ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.value().dtype());
 }
 
+void check_saved(const Linear& linear, const Linear::Saved& saved) {
+    check(saved.x.defined() || !linear.backward_needs_x(), "linear ", linear.weight.name(),
+          ": backward needs the x that forward saved");
+}
+
 }  // namespace
 
 Linear::Linear(ParameterStore& parameters, const std::string& name, std::int64_t in, std::int64_t out,
@@ -47,6 +52,7 @@ Tensor Linear::forward(const Context& ctx, const Tensor& x, Saved& saved) const 
 void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& gradient,
                                   const Saved& saved) const {
     check_features("dy", gradient.dy, out_features(), weight);
+    check_saved(*this, saved);
     accumulate_own_gradients(ctx, gradient, saved);
     if (adapter) adapter->add_backward(ctx, {}, rows_of(gradient.dy), rows_of(saved.x));
 }
@@ -65,6 +71,7 @@ void Linear::accumulate_own_gradients(const Context& ctx, const SummedGradient& 
 Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved) const {
     const Tensor& dy = gradient.dy;
     check_features("dy", dy, out_features(), weight);
+    check_saved(*this, saved);
     accumulate_own_gradients(ctx, gradient, saved);
     const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
     gemm(ctx, rows_of(dx), rows_of(dy), weight.value());

@@ -16,7 +16,8 @@ struct Normalized {
 Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
                      const Tensor& bias, double eps, bool centred) {
     const auto& [x, branch, dropout, key] = residual;
-    check(x.size(-1) == weight.shape()[0], op, ": x ", x, "; expected [.., ", weight.shape()[0], "]");
+    check(x.rank() >= 1 && x.size(-1) == weight.shape()[0], op, ": x ", x, "; expected [.., ",
+          weight.shape()[0], "]");
     check(x.dtype() == weight.value().dtype(), op, ": x ", x, " and weights in ", weight.value().dtype(),
           "; dtypes must be equal");
     check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
@@ -44,6 +45,9 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     row_layout(in.dy, op);
     row_layout(out.dx, op);
     const RowLayout layout = row_layout(in.x, op);
+    for (const Tensor* statistic : {&in.mean, &in.rstd})
+        check(statistic->shape() == Shape{layout.rows} || (statistic == &in.mean && !in.mean.defined()), op,
+              ": statistics ", *statistic, " for x ", in.x, "; backward needs what forward saved");
     check_sharing(ctx, op, {"dx", out.dx},
                   {{"dy", in.dy},
                    {"x", in.x},

@@ -1,11 +1,13 @@
 #include <cerrno>
 #include <fstream>
 #include <string_view>
+#include <vector>
 
 #include <fcntl.h>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/text/with_source.h>
 
 namespace gradtile {
 
@@ -130,21 +132,24 @@ void write_directly(const std::string& path, std::initializer_list<std::span<con
 
 }  // namespace
 
-void write_whole_file(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {
+WholeFile::WholeFile(const std::string& path, std::initializer_list<std::span<const std::byte>> parts)
+    : path_(path) {
     const bool exists = std::filesystem::exists(path);
-    try {
+    with_source(path_, [&] {
         check(!std::filesystem::is_directory(path), "is a directory; expected a file");
         if (exists && !std::filesystem::is_regular_file(path)) return write_directly(path, parts);
-        DurableFile file(exists ? std::filesystem::canonical(path) : std::filesystem::path(path));
-        std::uint64_t size = 0;
+        file_.emplace(exists ? std::filesystem::canonical(path) : std::filesystem::path(path));
         for (const std::span<const std::byte> part : parts) {
-            file.file().write(part.data(), part.size(), size);
-            size += part.size();
+            file_->file().write(part.data(), part.size(), size_);
+            size_ += part.size();
         }
-        file.commit(size, DurableFile::Sync::none);
-    } catch (const Error& error) {
-        throw Error(concat(path, ": ", error.what()), error.where());
-    }
+    });
+}
+
+void WholeFile::commit() {
+    with_source(path_, [&] {
+        if (file_) file_->commit(size_, DurableFile::Sync::none);
+    });
 }
 
 }  // namespace gradtile

@@ -6,6 +6,7 @@
 /// what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no writer.
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -74,10 +75,21 @@ class DurableFile {
     bool renamed_ = false;
 };
 
-/// Writes the parts of a result one after another to a file that appears complete or not at all: if the
-/// process is interrupted or the disk is full, the path has no file or the old one. A power cut may leave an
-/// empty file, because nothing is synced. The target of a symbolic link is replaced, not the link. A pipe or
-/// a device, such as /dev/stdout, receives the parts directly. Throws Error with the path.
-void write_whole_file(const std::string& path, std::initializer_list<std::span<const std::byte>> parts);
+/// A result in a file that appears complete or not at all: if the process is interrupted or the disk is full,
+/// the path has no file or the old one. A power cut may leave an empty file, because nothing is synced. The
+/// target of a symbolic link is replaced, not the link. Errors name the path.
+class WholeFile {
+  public:
+    /// Writes the parts one after another under a temporary name. A pipe or a device, such as /dev/stdout,
+    /// receives them directly.
+    WholeFile(const std::string& path, std::initializer_list<std::span<const std::byte>> parts);
+    /// Gives the file its name.
+    void commit();
+
+  private:
+    std::string path_;
+    std::optional<DurableFile> file_;  // absent for a pipe or a device
+    std::uint64_t size_ = 0;
+};
 
 }  // namespace gradtile

@@ -19,8 +19,9 @@ namespace gradtile {
 constexpr std::size_t max_json_depth = 64;
 /// How many values a parsed JsonValue may have: arrays, objects and everything in them.
 constexpr std::size_t max_json_values = 32'768;
-/// The longest string or name, and the longest number, in text bytes.
-constexpr std::size_t max_json_string_bytes = std::size_t{1} << 24;
+/// The longest string or name, and the longest number, in text bytes. A checkpoint holds a tokenizer.json as
+/// one string.
+constexpr std::size_t max_json_string_bytes = std::size_t{1} << 26;
 constexpr std::size_t max_json_number_bytes = 1024;
 
 /// Receives the parts of a text, in text order.
@@ -40,7 +41,7 @@ class JsonHandler {
 
 /// Hands a text to a handler. Throws Error "SOURCE: REASON", also with the handler's reason. The reader's own
 /// reasons have at most 200 characters: "not JSON: line 1, column 5: syntax error while parsing value -
-/// unexpected end of input", "nested more than 64 levels deep", "at byte 7: a string of more than 16777216
+/// unexpected end of input", "nested more than 64 levels deep", "at byte 7: a string of more than 67108864
 /// bytes". Does not refuse an object with two members that have the same name; a handler does.
 void read_json(std::string_view text, std::string_view source, JsonHandler& handler);
 

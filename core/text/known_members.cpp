@@ -1,6 +1,7 @@
 #include <gradtile/core/text/known_members.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_reader.h>
@@ -29,14 +30,16 @@ void check_refused(const JsonValue& value, const KnownMember& member, std::strin
 void check_members(const JsonValue& object, std::span<const KnownMember> known, std::string_view source,
                    UnknownMembers& unknown) {
     check(object.is_object(), source, ": expected an object");
+    std::unordered_map<std::string_view, const KnownMember*> by_name;
+    for (const KnownMember& member : known) by_name.emplace(member.name, &member);
     for (const auto& [name, value] : object.items()) {
-        const auto member = std::ranges::find(known, name, &KnownMember::name);
-        if (member == known.end()) {
+        const auto member = by_name.find(name);
+        if (member == by_name.end()) {
             check(unknown.allowed, source, ": '", printable_name(name),
                   "' has no known meaning, and may change the results", unknown.advice);
             unknown.found.push_back(concat(source, ": '", printable_name(name), "'"));
-        } else if (member->meaning == MemberMeaning::refused) {
-            check_refused(value, *member, source);
+        } else if (member->second->meaning == MemberMeaning::refused) {
+            check_refused(value, *member->second, source);
         }
     }
 }

@@ -81,8 +81,8 @@ TEST(JsonReader, RefusesManyValuesAndLongOnes) {
     }
     const std::string text(max_json_string_bytes, 'x'), digits(max_json_number_bytes, '1');
     EXPECT_EQ(parse_json("[\"" + text + "\"]", "f.json")[0].text().size(), text.size());
-    EXPECT_EQ(refusal_of("[\"" + text + "x\"]"), "at byte 2: a string of more than 16777216 bytes");
-    EXPECT_EQ(refusal_of("{\"a\": 1, \"" + text + "x"), "at byte 10: a string of more than 16777216 bytes");
+    EXPECT_EQ(refusal_of("[\"" + text + "x\"]"), "at byte 2: a string of more than 67108864 bytes");
+    EXPECT_EQ(refusal_of("{\"a\": 1, \"" + text + "x"), "at byte 10: a string of more than 67108864 bytes");
     EXPECT_EQ(refusal_of("[0." + digits.substr(2) + "]"), "");
     EXPECT_EQ(refusal_of("[0." + digits.substr(1) + "]"),
               "at byte 1: a number or word of more than 1024 bytes");

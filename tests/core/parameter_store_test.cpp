@@ -145,6 +145,8 @@ TEST(Parameter, AnUndefinedHandleThrows) {
 TEST(Parameter, HasNoValueBeforeItsStoreIsAllocated) {
     ParameterStore store;
     const Parameter weight = store.add("h.0.weight", {3}, Init::zeros());
+    EXPECT_THAT(test::message_of([&] { store.initialize(ctx, Seed{1}); }),
+                testing::HasSubstr("parameter store: initialized before it was allocated"));
     EXPECT_THAT(test::message_of([&] { weight.value(); }),
                 testing::HasSubstr("parameter h.0.weight: has no value; its store is not allocated"));
 }

@@ -248,6 +248,9 @@ TEST(HeadTransform, RefusesOperandsThatDoNotFit) {
     EXPECT_THROW(with([](HeadProblem& x) { x.weights.k = {}; })(), Error);
     const Tensor x = zeros(ctx, {1, 2, 3, 4}, DType::f32);
     EXPECT_THROW(transform_heads(ctx, x, {}, x, {.queries = 2}), Error);
+    EXPECT_THROW(differentiate_heads(ctx, x, {}, x, {.queries = 2}), Error);
+    EXPECT_THROW(with([&](HeadProblem& h) { h.weights.k.grad = zeros(ctx, {32}, DType::f32); })(), Error);
+    EXPECT_THROW(with([&](HeadProblem& h) { h.weights.q.grad = zeros(ctx, {64}, DType::bf16); })(), Error);
 }
 
 using HeadTransformOnCuda = test::CudaTest;

@@ -45,6 +45,16 @@ TEST(Linear, WithoutParametersThrows) {
                 testing::HasSubstr("parameter l.weight: has no value"));
 }
 
+TEST(Linear, BackwardNeedsWhatForwardSaved) {
+    const LinearFixture layer(3, 4, true, DType::f32);
+    const Tensor dy = zeros(layer.ctx, {2, 4}, DType::f32);
+    const std::function<void()> calls[] = {[&] { layer.linear.backward(layer.ctx, dy, {}); },
+                                           [&] { layer.linear.accumulate_gradients(layer.ctx, dy, {}); }};
+    for (const auto& call : calls)
+        EXPECT_THAT(test::message_of(call),
+                    testing::HasSubstr("linear linear.weight: backward needs the x that forward saved"));
+}
+
 /// An element of y sums `in` products and the bias; an element of dx sums `out` products.
 TEST(Linear, PassesTheLayerSuite) {
     for (const auto& [in, out] : {std::array<std::int64_t, 2>{1, 1}, {7, 40}, {48, 5}})

@@ -1,5 +1,10 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/rms_norm.h>
+
+#include <support/error_message.h>
 #include <support/on_cuda.h>
 
 namespace gradtile {
@@ -98,6 +103,27 @@ TEST(LayerNorm, RefusesOtherShapesDtypesAndStrides) {
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 9}, DType::f32), saved), Error);
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {4, 8}, DType::f64), saved), Error);
     EXPECT_THROW(norm.forward(ctx, zeros(ctx, {8, 8}, DType::f32).transpose(0, 1), saved), Error);
+    EXPECT_THAT(test::message_of([&] { norm.forward(ctx, Tensor(), saved); }),
+                testing::HasSubstr("layer_norm: x no tensor; expected [.., 8]"));
+}
+
+TEST(Norm, BackwardNeedsWhatForwardSaved) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const LayerNorm layer_norm(store, "layer_norm", 8, true);
+    const RMSNorm rms_norm(store, "rms_norm", 8);
+    store.allocate(ctx, DType::f32);
+    const Tensor x = zeros(ctx, {4, 8}, DType::f32), others = zeros(ctx, {3}, DType::f32);
+    const auto expect_refused = [&](const auto& norm, const auto& saved) {
+        EXPECT_THAT(test::message_of([&] { norm.backward(ctx, x, saved); }),
+                    testing::HasSubstr("backward needs what forward saved"));
+    };
+    LayerNorm::Saved saved;
+    layer_norm.forward(ctx, x, saved);
+    expect_refused(layer_norm, LayerNorm::Saved{x, saved.mean, {}});
+    expect_refused(layer_norm, LayerNorm::Saved{x, others, saved.rstd});
+    expect_refused(rms_norm, RMSNorm::Saved{x, {}});
+    expect_refused(rms_norm, RMSNorm::Saved{x, others});
 }
 
 /// Expects a norm with a residual to give the same bits as computing the sum first and normalising it

@@ -22,7 +22,7 @@ struct Flags {
 };
 
 void write_file(const std::string& path, const std::string& text) {
-    write_whole_file(path, {std::as_bytes(std::span(text))});
+    WholeFile(path, {std::as_bytes(std::span(text))}).commit();
 }
 
 void write_dialogues(const Flags& flags) {

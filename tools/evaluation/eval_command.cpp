@@ -131,19 +131,22 @@ void eval_task(const Flags& flags, const LanguageModel& model) {
                 result.accuracy_by_sum, result.chance, result.centred());
 }
 
-/// Only an empty file or a safetensors file is replaced: a safetensors header begins with a brace after the
-/// file's eight length bytes.
+/// Returns whether write_logits() wrote the file. Other safetensors files hold models.
+bool holds_logits(const std::string& path) {
+    try {
+        const SafetensorsFile file(path);
+        return file.header().entries.size() == 2 && file.find("tokens") && file.find("logits");
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 void check_logits_file(const Flags& flags) {
-    check_not_an_input("--logits", flags.logits, {flags.data, flags.model.path});
-    if (!std::filesystem::is_regular_file(flags.logits)) return;
-    with_file_name("logits", flags.logits, [&] {
-        constexpr std::uint64_t brace_at = 8;
-        const OpenFile file = open_regular_file(FileSystem::posix(), flags.logits);
-        std::byte brace{};
-        if (file.size() > brace_at) file.read(&brace, 1, brace_at);
-        check(file.size() == 0 || brace == std::byte{'{'},
-              "holds something else, which would be lost; expected a new file or a safetensors file");
-    });
+    const std::string& path = flags.logits;
+    check_not_an_input("--logits", path, {flags.data, flags.model.path});
+    if (!std::filesystem::is_regular_file(path)) return;
+    check(std::filesystem::file_size(path) == 0 || holds_logits(path), "logits ", path,
+          ": holds something else, which would be lost; expected a new file or a file of logits");
 }
 
 int eval(const Flags& flags) {

@@ -58,6 +58,13 @@ bool has_other_head(const WeightFiles& files, const HuggingFaceModel& found) {
     return false;
 }
 
+/// transformers would load the adapters in addition to the weights.
+void refuse_adapters(const fs::path& folder) {
+    const fs::path file = folder / "adapter_config.json";
+    check(!exists(file), file.string(),
+          ": adapters are not supported; expected a model into which they are merged");
+}
+
 /// Reads a model and its text from transformers' files.
 class HuggingFaceReader {
   public:
@@ -157,9 +164,10 @@ ImportedModel import_model(const std::string& path, const ImportOptions& options
     const bool is_folder = fs::is_directory(path);
     check(is_folder || is_weights_file(path) || path.ends_with(".bin"), path,
           ": expected a folder with config.json, a .safetensors file or its index, or llm.c's .bin");
-    ImportedModel model = !is_folder && path.ends_with(".bin")
-                              ? read_llmc(path, options.tokenizer)
-                              : HuggingFaceReader(is_folder ? weights_in(path) : path, options).read();
+    const bool is_llmc = !is_folder && path.ends_with(".bin");
+    if (!is_llmc) refuse_adapters(is_folder ? fs::path(path) : fs::path(path).parent_path());
+    ImportedModel model = is_llmc ? read_llmc(path, options.tokenizer)
+                                  : HuggingFaceReader(is_folder ? weights_in(path) : path, options).read();
     if (model.tokenizer) check_tokenizer(*model.tokenizer, model.config.vocabulary, path);
     return model;
 }

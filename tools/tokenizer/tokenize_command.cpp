@@ -21,8 +21,7 @@ void print_written(const std::string& path, std::int64_t documents, std::int64_t
 
 void check_outputs(const TokenizeOptions& options, const std::string& tokenizer) {
     std::vector<std::string> inputs = options.files;
-    inputs.push_back(tokenizer);
-    inputs.push_back((std::filesystem::path(tokenizer) / "tokenizer.json").string());
+    for (std::string& file : tokenizer_inputs(tokenizer)) inputs.push_back(std::move(file));
     check_not_an_input("--out", options.out, inputs);
     if (options.val_out.empty()) return;
     check_not_an_input("--val-out", options.val_out, inputs);

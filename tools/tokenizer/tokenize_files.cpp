@@ -4,6 +4,7 @@
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/durable_file.h>
 
 namespace gradtile {
 namespace {
@@ -109,8 +110,11 @@ TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions&
     const std::size_t border = tokens.start_of(result.documents);
     result.tokens = static_cast<std::int64_t>(border);
     result.val_tokens = std::ssize(ids) - result.tokens;
-    write_token_file(options.out, result.format, ids.first(border));
+    // If one file cannot be written, both names keep what they had: a new training file beside an old
+    // validation file would have documents in common with it.
+    WholeFile training = new_token_file(options.out, result.format, ids.first(border));
     if (result.val_documents > 0) write_token_file(options.val_out, result.format, ids.subspan(border));
+    training.commit();
     return result;
 }
 

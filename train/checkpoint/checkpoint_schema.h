@@ -17,8 +17,8 @@ inline constexpr std::array<std::string_view, 4> json_names = {"config/json", "d
 inline constexpr const char* crc_attribute = "crc32c";
 /// How many tensors and texts one file may hold. Only a file made to do harm reaches this limit.
 inline constexpr std::size_t max_objects = 100'000;
-/// Largest size for one JSON text. A parsed text needs up to about forty times its bytes in memory.
-inline constexpr std::uint64_t max_text_bytes = std::uint64_t{16} << 20;
+/// Largest size for one JSON text, which may hold a tokenizer.json of half this size as a string.
+inline constexpr std::uint64_t max_text_bytes = std::uint64_t{64} << 20;
 
 /// Returns true for a path that may name a tensor: parts of printable ASCII between single slashes, neither
 /// "." nor "..".

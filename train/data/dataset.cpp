@@ -1,5 +1,7 @@
 #include <gradtile/train/data/dataset.h>
 
+#include <algorithm>
+
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>

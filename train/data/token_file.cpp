@@ -266,7 +266,7 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
     return full;
 }
 
-void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
+WholeFile new_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
     const TokenFormatTraits& traits = traits_of(format);
     const bool wide = traits.ids == TokenType::uint32;
     const std::int64_t limit = wide ? std::numeric_limits<std::int32_t>::max() : 65535;
@@ -279,12 +279,13 @@ void write_token_file(const std::string& path, TokenFormat format, std::span<con
               " tokens are more than a shard's header can count");
         header.push_back({traits.magic, traits.version, static_cast<std::int32_t>(ids.size())});
     }
-    if (wide) {
-        write_whole_file(path, {std::as_bytes(std::span(header)), std::as_bytes(ids)});
-    } else {
-        const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
-        write_whole_file(path, {std::as_bytes(std::span(header)), std::as_bytes(std::span(narrow))});
-    }
+    if (wide) return WholeFile(path, {std::as_bytes(std::span(header)), std::as_bytes(ids)});
+    const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
+    return WholeFile(path, {std::as_bytes(std::span(header)), std::as_bytes(std::span(narrow))});
+}
+
+void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
+    new_token_file(path, format, ids).commit();
 }
 
 }  // namespace gradtile

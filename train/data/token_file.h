@@ -89,7 +89,10 @@ bool is_token_file(std::string_view path);
 /// position).
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
 
-/// Throws Error when an id does not fit the format or the file cannot be written.
+class WholeFile;
+/// Writes a token file under a temporary name; commit() gives it its own. Throws Error when an id does not
+/// fit the format or the file cannot be written.
+WholeFile new_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
 
 }  // namespace gradtile

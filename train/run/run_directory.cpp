@@ -63,9 +63,16 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
         throw Error(concat("out: '", path.string(), "': ", error.what()));
     }
     check(is_directory(path), "out: '", path.string(), "' is not a directory");
+    const bool was_locked = exists(path / RunLock::file_name);
     RunDirectory run(path);
     run.made_ = !existed;
-    run.require_no_run();
+    try {
+        run.require_no_run();
+    } catch (...) {
+        std::error_code ignored;
+        if (!was_locked) std::filesystem::remove(run.lock_.path(), ignored);
+        throw;
+    }
     for (const std::filesystem::path& own : run.own_paths()) run.on_signal_.emplace_back(own);
     try {
         run.remove_temporaries();

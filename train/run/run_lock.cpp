@@ -35,7 +35,7 @@ std::string holder_in(const OpenFile& file) {
 
 }  // namespace
 
-RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / ".lock") {
+RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / file_name) {
     FileSystem& fs = FileSystem::posix();
     do {
         with_file_name("lock", path_, [&] { file_ = open_own_file(path_, O_RDWR | O_CREAT); });
@@ -47,12 +47,13 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / ".l
         // Another process may have removed the file between the two calls; a lock on a file without a name
         // protects nothing.
     } while (!fs.has_name(file_.descriptor(), path_));
-    with_file_name("directory", directory, [&] {
+    try {
         const std::string text = this_process() + "\n";
         file_check(fs.truncate(file_.descriptor(), 0), "truncate the lock file");
         const auto bytes = std::as_bytes(std::span(text));
         file_.write(bytes.data(), bytes.size(), 0);
-    });
+    } catch (const Error&) {  // the disk is full; only the errors of other processes need the text
+    }
 }
 
 }  // namespace gradtile

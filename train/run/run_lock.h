@@ -10,6 +10,8 @@ namespace gradtile {
 /// ends in any way, so a lock is never stale.
 class RunLock {
   public:
+    static constexpr const char* file_name = ".lock";
+
     /// The directory must exist. Throws Error naming the directory and the process that holds the lock.
     /// Throws Error when .lock does not belong to this user alone (see open_own_file()).
     explicit RunLock(const std::filesystem::path& directory);

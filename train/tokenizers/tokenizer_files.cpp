@@ -19,8 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The largest tokenizer files in use have 30 MB.
-constexpr std::int64_t max_tokenizer_bytes = std::int64_t{1} << 28;
+/// The largest tokenizer files in use have 30 MB. As a string in a checkpoint, a file has up to twice its
+/// bytes.
+constexpr std::int64_t max_tokenizer_bytes = std::int64_t{1} << 25;
 
 std::string tokenizer_file_text(const std::string& path) {
     const DataFile file(path);
@@ -224,6 +225,18 @@ Tokenizer load_tokenizer(const std::string& path) {
     return Tokenizer::byte_pairs(std::move(read.vocabulary), path, std::move(read.file));
 }
 
+std::vector<std::string> tokenizer_inputs(const std::string& path) {
+    std::vector<std::string> files{path};
+    const bool is_folder = fs::is_directory(path);
+    const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
+    for (const char* const name : {"encoder.json", "vocab.json", "vocab.bpe", "merges.txt"})
+        files.push_back(folder / name);
+    if (!is_folder) return files;
+    files.push_back(folder / "tokenizer.json");
+    for (const char* const name : tokenizer_folder_files) files.push_back(folder / name);
+    return files;
+}
+
 TokenizerKind tokenizer_kind_of(const std::string& setting) {
     for (const TokenizerKind kind : {TokenizerKind::characters, TokenizerKind::bytes})
         if (setting == name_of(kind)) return kind;
@@ -241,7 +254,7 @@ void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
     check(tokenizer.kind() == TokenizerKind::bpe, path, ": tokenizer.json holds BPE tokenizers; this one is ",
           tokenizer.name());
     const std::string text = tokenizer.tokenizer_json();
-    write_whole_file(path, {std::as_bytes(std::span(text))});
+    WholeFile(path, {std::as_bytes(std::span(text))}).commit();
 }
 
 }  // namespace gradtile

@@ -19,6 +19,8 @@ namespace gradtile {
 ///   texts are those in Llama 3.0; Llama 3.1 gave three reserved tokens a meaning.
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
+/// Returns the files that load_tokenizer(path) may read. They need not exist.
+std::vector<std::string> tokenizer_inputs(const std::string& path);
 
 /// Returns the tokenizer kind that a setting selects. The setting is "characters", "bytes", or a BPE
 /// tokenizer file's path.

@@ -4,12 +4,14 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <set>
+#include <optional>
+#include <unordered_map>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/train/tokenizers/internal/token_index.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_file.h>
 
 namespace gradtile {
@@ -18,13 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 using enum MemberMeaning;
 
-/// Known files with these names have less than 1 MB.
-constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 26;
+/// The largest known files have 1.2 MB. A checkpoint holds all of them in one text with the tokenizer.
+constexpr std::uint64_t max_file_bytes = std::uint64_t{1} << 22;
 constexpr std::string_view end_of_text = "<|endoftext|>";
 /// This member may have more values than a JsonValue may hold: nine per token, for thousands of tokens.
 constexpr std::string_view decoder_name = "added_tokens_decoder";
-constexpr std::array<const char*, 4> file_names{"tokenizer_config.json", "special_tokens_map.json",
-                                                "added_tokens.json", "chat_template.jinja"};
 
 constexpr auto config_members = std::to_array<KnownMember>({
     {"tokenizer_class"},
@@ -122,10 +122,15 @@ class FolderReader {
         if (!has_tokenizer_json_ && !fs::exists(encoder)) return {};
         TokenizerFile read = read_tokenizer_file(has_tokenizer_json_ ? file : encoder);
         vocabulary_ = std::move(read.vocabulary);
-        for (const char* const name : file_names)
+        if (!has_tokenizer_json_) vocab_index_.emplace(vocabulary_.tokens);
+        for (std::size_t i = 0; i < vocabulary_.added.size(); ++i)
+            added_places_.emplace(vocabulary_.added[i].text, i);
+        for (const char* const name : tokenizer_folder_files)
             if (fs::exists(path_of(name)))
                 result_.files[name] = read_text_file(path_of(name), max_file_bytes);
         JsonElements decoder(JsonElements::Of::object, [&](const std::string& id, const JsonValue& token) {
+            check(decoder_.size() < max_added_tokens, decoder_name, ": more than ", max_added_tokens,
+                  " tokens");
             decoder_.push_back({id, token});
         });
         const JsonValue config = object_in("tokenizer_config.json", {{{decoder_name}, decoder}}),
@@ -157,7 +162,7 @@ class FolderReader {
         std::vector<KnownMember> members = tokenizer_members();
         for (const auto& [name, value] : config.items())
             if (name.ends_with("_token") && is_token(value) &&
-                std::ranges::find(members, name, &KnownMember::name) == members.end())
+                std::ranges::find(config_members, name, &KnownMember::name) == config_members.end())
                 members.push_back({name});
         return members;
     }
@@ -204,9 +209,15 @@ class FolderReader {
         return token["content"].get<std::string>();
     }
 
-    const AddedToken* added(const std::string& text) const {
-        const auto found = std::ranges::find(vocabulary_.added, text, &AddedToken::text);
-        return found == vocabulary_.added.end() ? nullptr : &*found;
+    AddedToken* added(const std::string& text) {
+        const auto found = added_places_.find(text);
+        return found == added_places_.end() ? nullptr : &vocabulary_.added[found->second];
+    }
+    void append(AddedToken token, const std::string& place) {
+        check(vocabulary_.added.size() < max_added_tokens, place, ": more than ", max_added_tokens,
+              " added tokens");
+        added_places_.emplace(token.text, vocabulary_.added.size());
+        vocabulary_.added.push_back(std::move(token));
     }
 
     void read_added_tokens(const JsonValue& config) {
@@ -239,23 +250,21 @@ class FolderReader {
             known ? known->id == id : !has_tokenizer_json_, place, ": ", json_excerpt(text), " has id ", id,
             "; expected ",
             known ? concat("its id ", known->id) : std::string("a token of added_tokens in tokenizer.json"));
-        if (!known) vocabulary_.added.push_back({.id = id, .text = text, .special = special});
+        if (!known) append({.id = id, .text = text, .special = special}, place);
     }
 
     /// A named token becomes an added token: its text has its id wherever it occurs.
     void add_named_token(const JsonValue& token, const std::string& place) {
         if (token.is_null()) return;
         const std::string text = token_text(token, place);
-        if (const auto known = std::ranges::find(vocabulary_.added, text, &AddedToken::text);
-            known != vocabulary_.added.end()) {
+        if (AddedToken* const known = added(text)) {
             if (!has_tokenizer_json_) known->special = true;
             return;
         }
-        const auto found = std::ranges::find(vocabulary_.tokens, text);
-        check(!has_tokenizer_json_ && found != vocabulary_.tokens.end(), place, ": ", json_excerpt(text),
-              " is not ", has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
-        vocabulary_.added.push_back(
-            {.id = static_cast<std::int32_t>(found - vocabulary_.tokens.begin()), .text = text});
+        const std::int32_t id = vocab_index_ ? vocab_index_->find(text) : -1;
+        check(id >= 0, place, ": ", json_excerpt(text), " is not ",
+              has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
+        append({.id = id, .text = text}, place);
     }
 
     void read_named_tokens(const JsonValue& value, const std::string& file) {
@@ -324,6 +333,8 @@ class FolderReader {
     UnknownMembers& unknown_;
     bool has_tokenizer_json_ = false, is_gpt2_ = false;
     BytePairVocabulary vocabulary_;
+    std::unordered_map<std::string, std::size_t> added_places_;  // of vocabulary_.added, by text
+    std::optional<TokenIndex> vocab_index_;                      // of vocab.json
     JsonValue::Object decoder_;  // added_tokens_decoder in tokenizer_config.json
     TokenizerFolder result_;
 };

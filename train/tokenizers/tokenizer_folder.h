@@ -1,6 +1,7 @@
 #pragma once
 /// Reads the tokenizer in a Hugging Face transformers folder: tokenizer.json, or vocab.json with merges.txt,
-/// and the files beside it that change the ids or hold the chat template.
+/// and the files beside it.
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,10 +12,13 @@
 
 namespace gradtile {
 
+/// The files that change the ids of the tokenizer beside them, or hold the chat template.
+inline constexpr std::array tokenizer_folder_files{"tokenizer_config.json", "special_tokens_map.json",
+                                                   "added_tokens.json", "chat_template.jinja"};
+
 struct TokenizerFolder {
     std::optional<Tokenizer> tokenizer = {};  ///< empty if the folder has no tokenizer
-    /// The texts in tokenizer_config.json, special_tokens_map.json, added_tokens.json and
-    /// chat_template.jinja, by file name, for the files that exist.
+    /// The texts in those of tokenizer_folder_files that exist, by file name.
     std::map<std::string, std::string> files = {};
     std::optional<std::string> chat_template = {};  ///< in Jinja
 };

@@ -1,6 +1,8 @@
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <gradtile/core/check.h>
@@ -44,33 +46,44 @@ std::string text_of_id(const BytePairVocabulary& vocabulary, std::int32_t id) {
                : characters_of_bytes(vocabulary.tokens[static_cast<std::size_t>(id)]);
 }
 
-/// Returns a template's pieces: the tokens before the text, the text, and the tokens after it.
-JsonValue::Array template_pieces(const BytePairVocabulary& vocabulary, const char* text, int type) {
-    JsonValue::Array pieces;
-    const auto add = [&](const char* kind, const std::string& id) {
-        pieces.push_back(JsonValue::object({{kind, JsonValue::object({{"id", id}, {"type_id", type}})}}));
-    };
-    for (const std::int32_t id : vocabulary.before) add("SpecialToken", text_of_id(vocabulary, id));
-    add("Sequence", text);
-    for (const std::int32_t id : vocabulary.after) add("SpecialToken", text_of_id(vocabulary, id));
-    return pieces;
+/// Returns a name for each token of the template: its text, or a longer name if another token has that text.
+/// An added token and a token of bytes may have the same text.
+std::map<std::int32_t, std::string> template_names(const BytePairVocabulary& vocabulary) {
+    std::map<std::int32_t, std::string> names;
+    std::set<std::string> used;
+    for (const auto* const ids : {&vocabulary.before, &vocabulary.after})
+        for (const std::int32_t id : *ids) {
+            if (names.contains(id)) continue;
+            std::string name = text_of_id(vocabulary, id);
+            while (!used.insert(name).second) name += '_';
+            names.emplace(id, std::move(name));
+        }
+    return names;
 }
 
 JsonValue post_processor_of(const BytePairVocabulary& vocabulary) {
     if (vocabulary.before.empty() && vocabulary.after.empty()) return {};
-    JsonValue tokens = JsonValue::object();
-    for (const auto* const ids : {&vocabulary.before, &vocabulary.after})
-        for (const std::int32_t id : *ids) {
-            const std::string name = text_of_id(vocabulary, id);
-            tokens.set(
-                name, JsonValue::object(
-                          {{"id", name}, {"ids", JsonValue::Array{id}}, {"tokens", JsonValue::Array{name}}}));
-        }
-    const JsonValue::Array single = template_pieces(vocabulary, "A", 0);
+    const std::map<std::int32_t, std::string> names = template_names(vocabulary);
+    // The pieces of a template: the tokens before the text, the text, and the tokens after it.
+    const auto add_pieces = [&](JsonValue::Array& pieces, const char* text, int type) {
+        const auto add = [&](const char* kind, const std::string& id) {
+            pieces.push_back(JsonValue::object({{kind, JsonValue::object({{"id", id}, {"type_id", type}})}}));
+        };
+        for (const std::int32_t id : vocabulary.before) add("SpecialToken", names.at(id));
+        add("Sequence", text);
+        for (const std::int32_t id : vocabulary.after) add("SpecialToken", names.at(id));
+    };
+    JsonValue::Array single;
+    add_pieces(single, "A", 0);
     JsonValue::Array pair = single;
-    for (JsonValue& piece : template_pieces(vocabulary, "B", 1)) pair.push_back(std::move(piece));
+    add_pieces(pair, "B", 1);
+    JsonValue tokens = JsonValue::object();
+    for (const auto& [id, name] : names)
+        tokens.set(name, JsonValue::object({{"id", name},
+                                            {"ids", JsonValue::Array{id}},
+                                            {"tokens", JsonValue::Array{text_of_id(vocabulary, id)}}}));
     return JsonValue::object({{"type", "TemplateProcessing"},
-                              {"single", single},
+                              {"single", std::move(single)},
                               {"pair", std::move(pair)},
                               {"special_tokens", std::move(tokens)}});
 }

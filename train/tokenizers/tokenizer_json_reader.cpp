@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_json_reader.h>
 
@@ -121,6 +122,7 @@ BytePairVocabulary TokenizerJsonReader::read_tokenizer(const JsonValue& value) {
 
 BytePairVocabulary TokenizerJsonReader::read_encoder(const JsonValue& value, std::string_view merges) {
     check(value.is_object(), "expected an object of tokens and their ids");
+    if (merges.starts_with(utf8_byte_order_mark)) merges.remove_prefix(utf8_byte_order_mark.size());
     for (bool is_first = true; !merges.empty(); is_first = false) {
         const std::size_t end = std::min(merges.find('\n'), merges.size());
         std::string_view line = merges.substr(0, end);
@@ -142,8 +144,10 @@ void TokenizerJsonReader::add_token(std::string_view name, const JsonValue& id) 
 void TokenizerJsonReader::add_encoder_token(const std::string& name, const JsonValue& id) {
     add_token(name, id);
     // "<|endoftext|>" is an added token, not a byte sequence.
-    if (name.starts_with("<|") && name.ends_with("|>"))
-        vocabulary_.added.push_back({.id = ids_.back(), .text = name});
+    if (!name.starts_with("<|") || !name.ends_with("|>")) return;
+    check(vocabulary_.added.size() < max_added_tokens, "vocab: more than ", max_added_tokens,
+          " tokens between <| and |>");
+    vocabulary_.added.push_back({.id = ids_.back(), .text = name});
 }
 
 void TokenizerJsonReader::add_added_token(const JsonValue& token) {

@@ -82,6 +82,23 @@ TEST(Import, AStoredHeadThatDiffersFromTheEmbeddingIsUsed) {
     EXPECT_TRUE(tied.notes.empty());
 }
 
+TEST(Import, AdaptersAreRefused) {
+    const TemporaryDirectory place;
+    const fs::path folder = test::copy_of("gpt2", place);
+    write_json(folder / "adapter_config.json", {{"peft_type", "LORA"}});
+    const auto expect_refused = [&](const fs::path& weights) {
+        EXPECT_THAT(message_of([&] { import_model(weights.string()); }),
+                    HasSubstr("adapter_config.json: adapters are not supported"));
+    };
+    expect_refused(folder);
+    expect_refused(folder / "model.safetensors");
+    // A folder of adapters alone, as the library PEFT writes it.
+    fs::remove(folder / "config.json");
+    fs::rename(folder / "model.safetensors", folder / "adapter_model.safetensors");
+    expect_refused(folder);
+    expect_refused(folder / "adapter_model.safetensors");
+}
+
 TEST(Import, NamesOfOneSettingMustAgree) {
     const TemporaryDirectory place;
     test::copy_of("gpt2", place);
@@ -309,6 +326,67 @@ TEST(TokenizerFolder, VocabJsonTakesItsTokensFromTheFilesBesideIt) {
         ElementsAre(256, 257, 'a', 256));
     EXPECT_EQ(found.files.size(), 2u);
     EXPECT_FALSE(load_tokenizer_folder((place / "published/..").string(), "", unknown).tokenizer);
+}
+
+TEST(Import, ALargeTokenizerIsKeptInTheRun) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    // Llama 3.2's tokenizer.json has 17 MB, that of gpt-oss 28 MB. Line ends take two bytes in a checkpoint.
+    const std::string tokenizer = text_of(folder / "tokenizer.json");
+    const auto padded = [&](std::size_t bytes) {
+        return tokenizer + std::string(bytes - tokenizer.size(), '\n');
+    };
+    write_text(folder / "tokenizer.json", padded(std::size_t{30} << 20));
+    write_imported_run(import_model(folder.string()), place / "run");
+    export_model(load_checkpoint((place / "run").string()), "run", {.out = place / "again"});
+    EXPECT_TRUE(text_of(folder / "tokenizer.json") == text_of(place / "again/tokenizer.json"));
+    write_text(folder / "tokenizer.json", padded((std::size_t{32} << 20) + 1));
+    EXPECT_THAT(message_of([&] { import_model(folder.string()); }),
+                HasSubstr("33554433 bytes; expected a tokenizer of at most 33554432"));
+}
+
+TEST(TokenizerFolder, LimitsTheSizeOfItsFiles) {
+    const TemporaryDirectory place;
+    for (const char* const name : tokenizer_folder_files) {
+        const fs::path folder = published_folder(place, name);
+        const std::string text = text_of(folder / name), padding((std::size_t{1} << 22) - text.size(), ' ');
+        UnknownMembers unknown;
+        const auto message = [&] {
+            return message_of([&] { load_tokenizer_folder(folder.string(), "", unknown); });
+        };
+        write_text(folder / name, text + padding);
+        EXPECT_EQ(message(), "no error") << name;
+        write_text(folder / name, text + padding + ' ');
+        EXPECT_THAT(message(), HasSubstr(concat(name, ": 4194305 bytes; expected at most 4194304")));
+    }
+}
+
+TEST(TokenizerFolder, HasAtMostAsManyAddedTokensAsTokenizerJson) {
+    const TemporaryDirectory place;
+    const fs::path folder = place / "folder";
+    fs::create_directory(folder);
+    const json vocab = json_of(published_folder(place) / "tokenizer.json")["model"]["vocab"];
+    write_text(folder / "merges.txt", "#version: 0.2\n");
+    const auto message_with = [&](std::size_t in_vocab, std::size_t in_decoder, std::size_t in_file) {
+        json words = vocab, decoder = json::object(), added = json::object();
+        std::size_t id = 256;
+        for (std::size_t i = 0; i < in_vocab; ++i, ++id) words[concat("<|", i, "|>")] = id;
+        for (std::size_t i = 0; i < in_decoder; ++i, ++id)
+            decoder[std::to_string(id)] = {{"content", concat("d", i)}};
+        for (std::size_t i = 0; i < in_file; ++i, ++id) added[concat("f", i)] = id;
+        write_json(folder / "vocab.json", words);
+        write_json(folder / "added_tokens.json", added);
+        write_json(folder / "tokenizer_config.json", {{"added_tokens_decoder", decoder}});
+        UnknownMembers unknown;
+        return message_of([&] { load_tokenizer_folder(folder.string(), "", unknown); });
+    };
+    // Seconds would pass if each token were compared with each other.
+    EXPECT_EQ(message_with(10'000, 12'768, 10'000), "no error");
+    EXPECT_THAT(message_with(0, 32'769, 0), HasSubstr("added_tokens_decoder: more than 32768 tokens"));
+    EXPECT_THAT(message_with(32'769, 0, 0), HasSubstr("vocab.json: vocab: more than 32768 tokens"));
+    EXPECT_THAT(message_with(0, 0, 32'769), HasSubstr("added_tokens.json: more than 32768 values"));
+    EXPECT_THAT(message_with(12'768, 10'000, 10'001),
+                HasSubstr("added_tokens.json: more than 32768 added tokens"));
 }
 
 /// The exported parts that say where texts end.

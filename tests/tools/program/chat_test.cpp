@@ -54,6 +54,8 @@ TEST_F(Chat, AnswersTheLinesOfStandardInput) {
         const Outcome once = chat("ping\\n", {run_directory, "--temperature", "0"});
         expect_success(once);
         EXPECT_EQ(once.out, "pong\n") << chat_template;
+        // A byte order mark is no part of the first message.
+        EXPECT_EQ(chat("\\357\\273\\277ping\\n", {run_directory, "--temperature", "0"}).out, "pong\n");
         // The last line may lack a line feed, and empty lines are no messages. With --top-k 1 the seed has no
         // effect.
         const Outcome other = chat("\\n \\r\\ntock", {run_directory, "--top-k", "1", "--seed", "9"});

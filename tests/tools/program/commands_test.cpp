@@ -146,6 +146,12 @@ TEST_F(Commands, SampleContinuesManyPromptsAsItContinuesEachAlone) {
         EXPECT_EQ(all.out, expected) << batch;
     }
     EXPECT_EQ(run(sampling + Arguments{"--prompts", jsonl}).out, expected);
+    const std::string mark = "\xEF\xBB\xBF";  // byte order mark
+    EXPECT_EQ(run(sampling + Arguments{"--prompts", place_.write("mark.txt", mark + lines)}).out, expected);
+    EXPECT_EQ(run(sampling + Arguments{"--prompts", place_.write("mark.jsonl", mark + objects)}).out,
+              expected);
+    EXPECT_EQ(run(sampling + Arguments{"--prompt-file", place_.write("one.txt", mark + "a\n")}).out,
+              run(sampling + Arguments{"--prompt", "a"}).out);
     const Outcome piped = run(sampling + Arguments{"--prompts", "-"},
                               {.prefix = {"sh", "-c", "printf 'a\nOn' | \"$0\" \"$@\""}});
     EXPECT_EQ(piped.out, run(sampling + Arguments{"--prompt", "a"}).out + "---\n" +
@@ -217,6 +223,19 @@ TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
              "--steps", "2", "--batch", "2", "--device", "cpu", "--threads", "1"});
     EXPECT_EQ(tuned.exit_code, 0) << tuned.err;
     expect_refused(run({"train", "--resume", again}), {"imported weights", "--init-from"});
+}
+
+TEST_F(Commands, ImportIgnoresUnknownMembersWhenAllowed) {
+    const std::string folder = place_ / "exported", out = place_ / "imported";
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", "bytes"}));
+    run({"export", out_.string(), "--out", folder});
+    place_.write("exported/generation_config.json", R"({"temperature": 0.5, "a_new_member": 1})");
+    const Arguments import{"import", folder, "--out", out};
+    expect_refused(run(import), {"generation_config.json: 'a_new_member'", "--allow-unknown"});
+    EXPECT_FALSE(std::filesystem::exists(out));
+    const Outcome allowed = run(import + Arguments{"--allow-unknown"});
+    EXPECT_EQ(allowed.exit_code, 0) << allowed.err;
+    EXPECT_THAT(allowed.err, HasSubstr("'a_new_member' has no known meaning and is ignored"));
 }
 
 TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {

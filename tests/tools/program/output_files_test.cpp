@@ -6,6 +6,12 @@
 #include <csignal>
 #include <map>
 #include <memory>
+#include <regex>
+#include <set>
+
+#include <gradtile/core/check.h>
+
+#include <support/sanitized.h>
 
 #include "program.h"
 
@@ -47,6 +53,11 @@ TEST_F(OutputFiles, OfARunAreNoPlaceForAPageOrLogits) {
     }
     expect_nothing_lost({"eval", trained.string(), "--data", stories_, "--logits", stories_},
                         {"--logits", stories_, "is also read"});
+    const std::string weights = path("exported/model.safetensors");
+    expect_success(run(tiny_training(stories_, place_ / "bytes") + Arguments{"--tokenizer", "bytes"}));
+    EXPECT_EQ(run({"export", path("bytes"), "--out", path("exported")}).exit_code, 0);
+    expect_nothing_lost({"eval", trained.string(), "--data", stories_, "--logits", weights},
+                        {weights, "would be lost", "expected a new file or a file of logits"});
     // A page, a picture and logits are replaced by newer ones.
     const std::string page = path("page.html"), logits = path("logits");
     for (int i = 0; i < 2; ++i) {
@@ -105,6 +116,15 @@ TEST_F(OutputFiles, OfTokenizersAreNeverTheirInputs) {
         expect_nothing_lost(tokenize + Arguments{out}, {"--out", out, "is also read"});
     }
     expect_nothing_lost(tokenize + Arguments{tokenizer}, {"--out", tokenizer, "is also read"});
+    const std::string encoder = place_.write("encoder.json", "{}"), merges = place_.write("vocab.bpe", "");
+    expect_nothing_lost({"tokenize", stories_, "--tokenizer", encoder, "--out", merges},
+                        {"--out", merges, "is also read"});
+    expect_nothing_lost({"tokenize", stories_, "--tokenizer", merges, "--out", encoder},
+                        {"--out", encoder, "is also read"});
+    const std::string config = place_.write("tokenizer_config.json", "{}");
+    for (const std::string& out : {tokenizer, config})
+        expect_nothing_lost({"tokenize", stories_, "--tokenizer", place_.path().string(), "--out", out},
+                            {"--out", out, "is also read"});
     const Arguments split{path("train.bin"), "--val-fraction", "0.5", "--val-out"};
     expect_nothing_lost(tokenize + split + Arguments{other}, {"--val-out", other, "is also read"});
     // Neither file exists yet.
@@ -124,6 +144,10 @@ TEST_F(OutputFiles, OfTokenizersAreNotReplacedByAPartOnAFullDisk) {
             {"tokenize", stories_, "--tokenizer", tokenizer, "--format", "nanogpt", "--out", out},
             {out, "File too large"}, full);
     }
+    // Both files appear, or none: an old validation file may have documents of a new training file.
+    const Arguments split{"tokenize", stories_, stories_, "--tokenizer", tokenizer, "--out", old};
+    expect_nothing_lost(split + Arguments{"--val-fraction", "0.5", "--val-out", place_ / "no" / "val.bin"},
+                        {"val.bin", "cannot create"});
 }
 
 TEST_F(OutputFiles, OfAnExportAreRemovedWhenTheDiskIsFull) {
@@ -252,6 +276,7 @@ TEST_F(InterruptedOutput, OfTwoCommandsWithOneNameOnlyOneSucceeds) {
 TEST_F(InterruptedOutput, AnImportLeavesNothingOrIsRepeated) {
     const std::string weights = path("weights");
     expect_done({"export", run_, "--out", weights});
+    expect_nothing_lost({"import", weights, "--out", weights}, {weights, "already holds a run"});
     const Arguments command{"import", weights, "--out", out_};
     for (const char* begin : {"run.json", "step_00000000.h5"}) {
         const auto program = stopped_while_writing(command, begin);
@@ -274,6 +299,111 @@ TEST_F(InterruptedOutput, AnImportLeavesNothingOrIsRepeated) {
     expect_done(command);
     EXPECT_FALSE(has_temporary());
     expect_refused(run(command), {"already holds a run"});
+}
+
+/// A command that writes files below outputs_.
+struct WritingCommand {
+    Arguments arguments;
+    int undone = 1;    ///< a signal before this rename, or an earlier one, leaves nothing
+    int repeated = 1;  ///< after kill -9 before this rename, or an earlier one, the command can be repeated
+};
+
+class EveryWritingCommand : public OutputFiles {
+  protected:
+    void SetUp() override {
+        if (sanitized) GTEST_SKIP() << "a sanitizer does not allow that a module is loaded before it";
+        expect_success(
+            run({"tokenizer", "train", "--vocabulary", "300", "--data", stories_, "--out", tokenizer_}));
+        expect_success(run(tiny_training(stories_, run_) + Arguments{"--tokenizer", tokenizer_}));
+        ASSERT_EQ(run({"export", run_, "--out", weights_}).exit_code, 0);
+    }
+    std::vector<WritingCommand> commands() const {
+        const Arguments tokenize{"tokenize", stories_, stories_, "--tokenizer", tokenizer_, "--out", out_};
+        return {{{"corpus", "--characters", "100", "--out", out_}},
+                {{"tokenizer", "train", "--vocabulary", "300", "--data", stories_, "--out", out_}},
+                {tokenize},
+                {tokenize + Arguments{"--val-fraction", "0.5", "--val-out", out_ + "-val"}, 1, 2},
+                {{"eval", run_, "--data", stories_, "--logits", out_}},
+                {{"report", run_, "--out", out_}},
+                {{"lab", "--length", "16", "--html", out_}},
+                {{"lab", "--sweep", "length", "--svg", out_}},
+                {{"export", run_, "--format", "gguf", "--out", out_}},
+                // Five files, which appear together unless kill -9 comes between two of them.
+                {{"export", run_, "--out", out_}, 5, 1},
+                // run.json, config.json and the checkpoint
+                {{"import", weights_, "--out", out_}, 3, 3},
+                {tiny_training(stories_, out_), 2, 2},
+                {tiny_training(stories_, out_) + Arguments{"--tensorboard", out_ + "-events"}, 2, 2}};
+    }
+    std::vector<std::string> written() const {
+        std::vector<std::string> names;
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(outputs_))
+            names.push_back(entry.path().lexically_relative(outputs_).string());
+        return names;
+    }
+    /// Runs the command in an empty directory until the program is about to rename a file for the n-th time,
+    /// and sends it the signal.
+    void run_until_rename(const Arguments& arguments, int n, int signal) const {
+        std::filesystem::remove_all(outputs_);
+        std::filesystem::create_directory(outputs_);
+        const Outcome outcome =
+            run(arguments, {.environment = {{"LD_PRELOAD", GRADTILE_SIGNAL_AT_RENAME_MODULE},
+                                            {"GRADTILE_SIGNAL_AT_RENAME", concat(signal, ':', n)}}});
+        EXPECT_TRUE(outcome.signal == signal || outcome.exit_code == 128 + signal) << outcome.err;
+    }
+
+    const std::string tokenizer_ = path("tokenizer.json"), run_ = path("run"), weights_ = path("weights");
+    const std::filesystem::path outputs_ = place_ / "outputs";
+    const std::string out_ = (outputs_ / "out").string();
+};
+
+TEST_F(EveryWritingCommand, LeavesNothingAfterASignalAndIsRepeatedAfterAKill) {
+    for (const WritingCommand& command : commands()) {
+        SCOPED_TRACE(testing::PrintToString(command.arguments));
+        for (int n = 1; n <= command.undone; ++n) {
+            run_until_rename(command.arguments, n, SIGTERM);
+            EXPECT_THAT(written(), testing::IsEmpty()) << n;
+        }
+        for (int n = 1; n <= command.repeated; ++n) {
+            run_until_rename(command.arguments, n, SIGKILL);
+            EXPECT_THAT(written(), testing::Contains(HasSubstr(".tmp-"))) << n;
+            const Outcome again = run(command.arguments);
+            EXPECT_EQ(again.exit_code, 0) << n << ": " << again.err;
+            EXPECT_THAT(written(), testing::Not(testing::Contains(HasSubstr(".tmp-")))) << n;
+        }
+    }
+}
+
+/// A command that can write has a row above for each flag that names an output.
+TEST_F(EveryWritingCommand, IsTested) {
+    std::set<std::string> tested;
+    for (const WritingCommand& command : commands()) {
+        const Arguments& all = command.arguments;
+        const std::string name = all[0] == "tokenizer" ? all[0] + " " + all[1] : all[0];
+        for (const std::string& argument : all)
+            if (argument.starts_with("--")) tested.insert(name + " " + argument);
+    }
+    const std::regex name_of_command("(?:^|\n)  ([a-z]+)  "),
+        output("--(?:out|val-out|logits|html|svg|tensorboard) ");
+    const auto matches = [](const std::string& text, const std::regex& pattern) {
+        std::vector<std::string> found;
+        for (std::sregex_iterator match(text.begin(), text.end(), pattern), end; match != end; ++match)
+            found.push_back(match->size() > 1 ? (*match)[1] : match->str());
+        return found;
+    };
+    const std::vector<std::string> names = matches(run({"help"}).out, name_of_command);
+    EXPECT_GE(names.size(), 15u);
+    for (std::string name : names) {
+        Arguments help{name, "--help"};
+        if (name == "tokenizer") {
+            name += " train";
+            help = {"tokenizer", "train", "--help"};
+        }
+        for (std::string flag : matches(run(help).out, output)) {
+            flag.pop_back();
+            EXPECT_TRUE(tested.contains(name + " " + flag)) << name << ' ' << flag;
+        }
+    }
 }
 
 }  // namespace

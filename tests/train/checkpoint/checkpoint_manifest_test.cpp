@@ -126,13 +126,13 @@ TEST_F(HostileManifest, TextsMustExistAndBeTexts) {
 }
 
 TEST_F(HostileManifest, TextsWhoseValuesWouldFillTheMemoryAreRefused) {
-    EXPECT_THAT(refusal_of("config/json", [](auto& o) { o.shape = {(16 << 20) + 1}; }),
-                HasSubstr("config/json: a text of 16777217 bytes, at most 16777216"));
+    EXPECT_THAT(refusal_of("config/json", [](auto& o) { o.shape = {(64 << 20) + 1}; }),
+                HasSubstr("config/json: a text of 67108865 bytes, at most 67108864"));
     Checkpoint large;
-    large.meta = std::string(std::size_t{16} << 20, 'x');
+    large.meta = std::string(std::size_t{64} << 20, 'x');
     MemoryFileSystem fs;
     EXPECT_THAT(error_of([&] { write_checkpoint("large.h5", large, fs); }),
-                HasSubstr("meta/json: a text of 16777218 bytes"));
+                HasSubstr("meta/json: a text of 67108866 bytes"));
 }
 
 TEST_F(HostileManifest, ShapesThatDoNotMatchTheirBytesAreRefused) {

@@ -1,6 +1,7 @@
 #include <gradtile/train/run/run_lock.h>
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,6 +50,20 @@ TEST(RunLock, IsReleasedOnDestruction) {
     EXPECT_THAT(error_of([&] { RunLock{directory.path()}; }), HasSubstr("in use by process"));
     lock.reset();
     lock.emplace(directory.path());
+}
+
+TEST(RunLock, NeedsNoRoomOnTheDisk) {
+    const TemporaryDirectory directory;
+    rlimit old{};
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+    const rlimit full{.rlim_cur = 0, .rlim_max = old.rlim_max};
+    const auto old_action = std::signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+    std::optional<RunLock> lock;
+    EXPECT_NO_THROW(lock.emplace(directory.path()));
+    ::setrlimit(RLIMIT_FSIZE, &old);
+    std::signal(SIGXFSZ, old_action);
+    EXPECT_THAT(error_of([&] { RunLock{directory.path()}; }), HasSubstr("in use by another process"));
 }
 
 TEST(RunLock, NamesADirectoryItCannotWriteTo) {

@@ -419,6 +419,10 @@ TEST_F(BytePairs, APostProcessorAddsItsTokensWhenAsked) {
         vocabulary_of_tokenizer_json(written_json(tokenizer.byte_pair_encoding()->vocabulary()), "t"), "t");
     EXPECT_EQ(again, tokenizer);
     EXPECT_NE(llama3_, tokenizer);
+    // An added token may have the text of a token of bytes.
+    BytePairVocabulary twins{.tokens = {"a"}, .added = {{.id = 1, .text = "a"}}, .before = {0, 1, 0}};
+    twins.patterns.push_back({std::string(gpt2_pattern())});
+    EXPECT_EQ(vocabulary_of_tokenizer_json(written_json(twins), "t").before, twins.before);
 
     const auto refusal = [&](const json& changed) {
         json other = value;
