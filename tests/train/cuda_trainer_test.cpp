@@ -99,7 +99,7 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
         EXPECT_TRUE(full.replays_graph());
         run.config.out = out("parts-" + suffix);
         { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
-        Trainer second(Resume{.directory = run.config.out}, run.on_message);
+        Trainer second(run.config.out, ResumeOptions{}, run.on_message);
         second.run();
         EXPECT_EQ(state_of(second), state_of(full));
         const std::vector<json> losses = TinyRun::losses(run.config.out);
@@ -126,7 +126,7 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
     Trainer uninterrupted(uninterrupted_config, run.on_message);
     uninterrupted.run();
     { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
-    Trainer second(Resume{.directory = run.config.out}, run.on_message);
+    Trainer second(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(second.step(), 11);
     second.run();
     EXPECT_EQ(state_of(second), state_of(uninterrupted));
@@ -154,7 +154,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     const std::vector<json> losses = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
     run.remove_saves_after(11);
-    Trainer resumed(Resume{.directory = out}, run.on_message);
+    Trainer resumed(out, ResumeOptions{}, run.on_message);
     ASSERT_EQ(resumed.step(), 11);
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
     resumed.run();
@@ -183,7 +183,7 @@ TEST_F(CudaTrainer, MatrixAlgorithmsOfAnotherGpuDoNotStopARun) {
         run.remove_saves_after(5);
         write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);
         run.messages.clear();
-        Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+        Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
         ASSERT_EQ(resumed.step(), 5);
         const RunSummary summary = resumed.run();
         EXPECT_EQ(summary.step, 8);
@@ -291,7 +291,9 @@ TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
             trainer.on_step(on_message);
             trainer.run(/*stop_after=*/5);
         }
-        Trainer resumed(Resume{.directory = run.config.out, .device = second}, run.on_message);
+        Trainer resumed(run.config.out,
+                        ResumeOptions{.changes = JsonValue::object({{"device", name_of(second)}})},
+                        run.on_message);
         EXPECT_EQ(resumed.step(), 5);
         EXPECT_EQ(resumed.model().ctx.device().is_cuda(), second == DeviceChoice::cuda);
         resumed.on_step(on_message);

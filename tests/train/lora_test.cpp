@@ -122,7 +122,8 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     uninterrupted.run();
     Trainer(run.config, run.on_message).run(/*stop_after=*/20);
     std::filesystem::remove(run.base);  // the run's own checkpoints are enough
-    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.on_message);
+    Trainer second(run.config.out, ResumeOptions{.changes = JsonValue::object({{"threads", 3}})},
+                   run.on_message);
     EXPECT_EQ(second.step(), 20);
     second.run();
     EXPECT_EQ(state_of(second), state_of(uninterrupted));

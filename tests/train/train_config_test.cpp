@@ -13,6 +13,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/config/settings.h>
 
 #include <support/error_message.h>
 
@@ -128,7 +129,8 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
 
 TEST(TrainConfig, EveryNumberIsLimited) {
     TrainConfig config;
-    visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
+    visit_settings(config, [&](const Setting& setting, auto& member) {
+        const char* const name = setting.name;
         using Member = std::remove_cvref_t<decltype(member)>;
         if constexpr (std::is_same_v<Member, std::int64_t> || std::is_same_v<Member, double>) {
             const Member former = std::exchange(member, std::numeric_limits<Member>::max());

@@ -98,7 +98,7 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
 void expect_equal_to_uninterrupted(const TemporaryDirectory& directory) {
     Trainer uninterrupted(config_of(directory.path(), "uninterrupted"));
     uninterrupted.run();
-    const Trainer finished(Resume{.directory = directory / "run"});
+    const Trainer finished(directory / "run");
     ASSERT_EQ(finished.step(), 60);
     EXPECT_EQ(to_host(finished.model().ctx, finished.model().parameters.values()),
               to_host(uninterrupted.model().ctx, uninterrupted.model().parameters.values()));
@@ -151,7 +151,7 @@ TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
     EXPECT_EQ(losses(directory / "run").size(), 60u);
 
     {
-        Trainer resumed(Resume{.directory = directory / "run"});
+        Trainer resumed(directory / "run");
         EXPECT_EQ(resumed.step(), 10);
         resumed.run();
     }

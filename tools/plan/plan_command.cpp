@@ -19,18 +19,8 @@ namespace {
 
 constexpr double gib = 1 << 30;
 
-bool is_plan_setting(std::string_view setting) {
-    constexpr std::string_view names[] = {
-        "layers",     "heads",          "kv-heads",    "width",   "hidden",
-        "context",    "vocabulary",     "norm",        "bias",    "tied-head",
-        "activation", "positions",      "qk-norm",     "dropout", "recompute",
-        "window",     "window-pattern", "softcap",     "sinks",   "attention-dropout",
-        "batch",      "dtype",          "micro-batch", "zero",    "optimizer"};
-    return std::find(std::begin(names), std::end(names), setting) != std::end(names);
-}
-
 struct Flags {
-    explicit Flags(Command& command) : settings(command, is_plan_setting) {}
+    explicit Flags(Command& command) : settings(command, &SettingUsers::plan) {}
     SettingFlags settings;
     std::string model, config_file;
     std::int64_t gpus = 1, gpus_per_node = 8;
