@@ -7,8 +7,8 @@
 /// in a row.
 ///
 /// A run that was stopped and resumed equals an uninterrupted run to the bit: weights, metrics (except times)
-/// and samples, for any thread count. On a GPU this needs config.model.deterministic; otherwise the resumed
-/// run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
+/// and samples, for any thread count. On a GPU this needs config.training.deterministic; otherwise the
+/// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).

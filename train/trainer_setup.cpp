@@ -128,8 +128,8 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
       recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
     group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
-    check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
-          "lora-rank: ", config_.model.lora_rank,
+    check(config_.adapters.rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
+          "lora-rank: ", config_.adapters.rank,
           " without init-from; expected the run or checkpoint whose weights the adapters adapt");
     Start start;
     if (!config_.init_from.empty())
@@ -219,7 +219,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     const Context ctx =
         Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
             .with_tf32(config_.tf32)
-            .with_deterministic(config_.model.deterministic);
+            .with_deterministic(config_.training.deterministic);
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;

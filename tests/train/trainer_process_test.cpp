@@ -28,7 +28,8 @@ TrainConfig config_of(const std::filesystem::path& directory, const char* out) {
     TrainConfig config;
     config.data = (directory / "text.txt").string();
     config.out = (directory / out).string();
-    config.model = {.layers = 1, .heads = 2, .width = 32, .context = 16, .dropout = 0.1};
+    config.model = {.layers = 1, .heads = 2, .width = 32, .context = 16};
+    config.training.dropout = 0.1;
     config.steps = 60;
     config.batch = 4;
     config.warmup = 3;

@@ -61,7 +61,7 @@ Sampling StepFlags::sampling() const {
 Context context_of(const TrainConfig& config) {
     return Context(resolve_device(config.device), static_cast<int>(config.threads))
         .with_tf32(config.tf32)
-        .with_deterministic(config.model.deterministic);
+        .with_deterministic(config.training.deterministic);
 }
 
 std::string shape_of(const ModelConfig& config) {

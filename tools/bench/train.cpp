@@ -53,7 +53,7 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
 class Training {
   public:
     Training(const Context& ctx, const Step& step)
-        : model(step.config.model, parameters), config_(step.config) {
+        : model(step.config.model, parameters, step.config.training), config_(step.config) {
         parameters.allocate(ctx, step.dtype());
         parameters.initialize(ctx, Seed{1});
         optimizer = make_optimizer(ctx, parameters, config_);
@@ -156,9 +156,9 @@ Table table_of_steps(const Flags& flags, const Step& first) {
 /// The cells that identify a row's step. In a text table, the model's shape is in the title instead.
 std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
-    std::vector<Cell> cells{step.preset, static_cast<double>(config.batch),
-                            static_cast<double>(config.micro_batch_size()),
-                            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+    std::vector<Cell> cells{
+        step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
+        std::string(name_of(config.dtype)), std::string(name_of(config.training.recompute))};
     if (json) cells.emplace_back(shape_of(config.model));
     return cells;
 }

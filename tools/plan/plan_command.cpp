@@ -48,7 +48,7 @@ TrainConfig config_of(const Flags& flags) {
     flags.settings.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
     rethrow_as_usage_error([&] { validate(config, flags.gpus); });
-    check_usage(config.model.lora_rank == 0, "lora-rank: ", config.model.lora_rank,
+    check_usage(config.adapters.rank == 0, "lora-rank: ", config.adapters.rank,
                 "; the cost model has no adapters, expected 0 (gradtile train --memory plans their memory)");
     check_usage(config.device != DeviceChoice::cpu,
                 "device: cpu; expected cuda, because plan predicts GPUs only");

@@ -158,7 +158,7 @@ ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, con
     const std::int64_t last = trainer.last_step();
     return {.first_step = trainer.step(),
             .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, last) : last,
-            .flops_per_token = flops_per_token(config.model, config.model.context),
+            .flops_per_token = flops_per_token(config.model, config.model.context, config.adapters),
             .peak_flops = group.size() *
                           peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype), config.tf32)};
 }

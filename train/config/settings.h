@@ -110,25 +110,25 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
     visit(Setting{"dropout", "dropout probability of embeddings and residual branches", training,
                   model_limits::dropout, step_users},
-          c.model.dropout);
+          c.training.dropout);
     visit(Setting{"attention-dropout", "dropout probability of attention's probabilities", training,
                   model_limits::dropout, step_users},
-          c.model.attention_dropout);
+          c.training.attention_dropout);
     visit(Setting{"lora-rank",
                   "train only adapters of this rank on the blocks' matrices (LoRA), with init-from; 0: all "
                   "weights",
                   adapters, model_limits::lora_rank},
-          c.model.lora_rank);
+          c.adapters.rank);
     visit(Setting{"lora-alpha", "the adapters' term has the factor alpha / rank; 0: the rank", adapters,
                   model_limits::lora_alpha},
-          c.model.lora_alpha);
+          c.adapters.alpha);
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
                   adapters},
-          c.model.lora_on);
+          c.adapters.on);
     visit(Setting{"recompute",
                   "what backward recomputes to save memory: nothing, cheap activations, whole blocks",
                   training, any_value, step_users, OnResume::fixed, FlagTakes::list},
-          c.model.recompute);
+          c.training.recompute);
 }
 
 /// The files, the tokens and the loss's targets.
@@ -256,7 +256,7 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"deterministic",
                   "on a GPU: the same bits in every run, but slower; the CPU is always deterministic",
                   training, any_value, product_kernel_users},
-          c.model.deterministic);
+          c.training.deterministic);
     visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph", run, any_value,
                   SettingUsers{.bench_train = true}},
           c.cuda_graph);

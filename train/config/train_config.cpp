@@ -87,6 +87,16 @@ int usable_gpus(DeviceChoice choice) {
 
 }  // namespace
 
+JsonValue to_json(const ModelConfig& model) {
+    TrainConfig config;
+    config.model = model;
+    JsonValue settings = JsonValue::object();
+    visit_settings(config, [&](const Setting& setting, const auto& member) {
+        if (setting.group == SettingGroup::architecture) settings.set(setting.name, value_of(member));
+    });
+    return settings;
+}
+
 JsonValue to_json(const TrainConfig& config) {
     JsonValue settings = JsonValue::object();
     visit_settings(config, [&](const Setting& setting, const auto& member) {
@@ -167,6 +177,8 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
             check_range(setting.name, member, setting.range);
     });
     validate(c.model);
+    validate(c.training);
+    validate(c.adapters, c.model);
     check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
           " processes that share it");
     const std::int64_t sequences = c.batch / ranks;
@@ -177,7 +189,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
-    check(c.zero == 0 || c.model.lora_rank == 0, "zero: ", c.zero, " with lora-rank ", c.model.lora_rank,
+    check(c.zero == 0 || c.adapters.rank == 0, "zero: ", c.zero, " with lora-rank ", c.adapters.rank,
           "; the optimizer's state of adapters is small, expected zero 0");
     check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",

@@ -25,6 +25,8 @@ enum class DeviceChoice { automatic, cpu, cuda };
 
 struct TrainConfig {
     ModelConfig model;
+    TrainingOptions training;
+    AdapterOptions adapters;
 
     // Data
     std::string data;                      ///< text, conversations (.jsonl) or tokens (.bin)
@@ -109,6 +111,8 @@ void validate(const TrainConfig& config, std::int64_t ranks = 1);
 
 /// Returns the settings by name; enumerations as words.
 JsonValue to_json(const TrainConfig& config);
+/// Returns the settings of the architecture.
+JsonValue to_json(const ModelConfig& model);
 /// Overwrites the settings that the object `settings` contains. `source` names the file in errors. The error
 /// for an unknown key names the nearest known key; the error for a wrong type names the expected type.
 void apply_json(TrainConfig& config, const JsonValue& settings, const std::string& source);

@@ -35,7 +35,7 @@ TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
     run.config.sample_every = 5;
     run.config.sample_tokens = 9;
     run.config.sample_prompt = "the ";
-    run.config.model.dropout = 0.1;
+    run.config.training.dropout = 0.1;
     const auto straight = run.directory / "straight", resumed = run.directory / "resumed",
                without = run.directory / "without";
     run.config.out = straight.string();
