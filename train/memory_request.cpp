@@ -11,6 +11,8 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
         return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
     };
     return {.model = config.model,
+            .training = config.training,
+            .adapters = config.adapters,
             .dtype = storage_dtype(config.dtype),
             .micro_batch = config.micro_batch_size(ranks),
             .max_documents = max_documents_of(config),

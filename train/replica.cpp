@@ -51,7 +51,7 @@ std::string first_in_order(std::span<const Parameter> parameters, const std::vec
 Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<Tokenizer> tokenizer,
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
-            flat_options(ctx, config, communicator)),
+            flat_options(ctx, config, communicator), config.training, config.adapters),
       parallel(ctx, model.parameters, communicator,
                {.sharded = is_sharded(config, communicator), .whole_cost = whole_cost(config)}),
       communicator_(communicator) {

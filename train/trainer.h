@@ -7,8 +7,8 @@
 /// in a row.
 ///
 /// A run that was stopped and resumed equals an uninterrupted run to the bit: weights, metrics (except times)
-/// and samples, for any thread count. On a GPU this needs config.model.deterministic; otherwise the resumed
-/// run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
+/// and samples, for any thread count. On a GPU this needs config.training.deterministic; otherwise the
+/// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).
@@ -32,18 +32,12 @@
 
 namespace gradtile {
 
-/// The settings that may change when a run is resumed; all others stay as they were.
-struct Resume {
-    std::filesystem::path directory;
-    std::optional<std::int64_t> steps = {};  ///< a new last step; the schedule's horizon does not change
-    std::optional<std::int64_t> save_every = {};
-    std::optional<std::int64_t> threads = {};
-    std::optional<DeviceChoice> device = {};
-    std::optional<std::int64_t> zero = {};
-    std::optional<std::string> data = {};  ///< new path for the same data
-    /// New path for the same validation data; only for a run with separate validation data.
-    std::optional<std::string> val_data = {};
-    std::optional<std::string> tensorboard = {};  ///< see TrainConfig::tensorboard
+/// How a run is resumed.
+struct ResumeOptions {
+    /// New values by setting name, for settings that may change (OnResume); all others stay as they were.
+    /// "steps" is a new last step; the schedule's horizon does not change. "data" and "val-data" are new
+    /// paths of the same data; "val-data" only for a run with separate validation data.
+    JsonValue changes = JsonValue::object();
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
 };
@@ -91,11 +85,12 @@ class Trainer {
     explicit Trainer(TrainConfig config, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      Purpose purpose = Purpose::train, StoryParser stories = {});
-    /// Resumes the run from the newest sound checkpoint. Newer damaged checkpoints are named through
-    /// on_message. A run that was killed before its first checkpoint starts again. find_resume_point() lists
-    /// what is refused. The directory does not change before all checks have passed, and does not change at
-    /// all if the run is finished.
-    explicit Trainer(const Resume& resume, MessageHandler on_message = print_message,
+    /// Resumes the run in `directory` from the newest sound checkpoint. Newer damaged checkpoints are named
+    /// through on_message. A run that was killed before its first checkpoint starts again.
+    /// find_resume_point() lists what is refused. The directory does not change before all checks have
+    /// passed, and does not change at all if the run is finished.
+    explicit Trainer(const std::filesystem::path& directory, const ResumeOptions& options = {},
+                     MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      StoryParser stories = {});
     /// Removes a new run's directory if the run has not begun: run() was never called.

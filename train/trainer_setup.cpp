@@ -83,6 +83,20 @@ std::int64_t step_count(std::int64_t count, const char* name, const std::string&
     return count;
 }
 
+/// Overwrites the settings of a run that is resumed. Returns the new last step, if there is one: the setting
+/// `steps` stays the schedule's horizon.
+std::optional<std::int64_t> change_settings(TrainConfig& config, const JsonValue& changes) {
+    check_may_change(changes);
+    const std::int64_t horizon = config.steps;
+    const std::string val_data = config.val_data;
+    apply_json(config, changes, "resume");
+    check(!changes.contains("val-data") || (!val_data.empty() && !config.val_data.empty()), "val-data: '",
+          config.val_data, "' when the run was made with '", val_data,
+          "'; expected the same data at another place");
+    const std::int64_t last_step = std::exchange(config.steps, horizon);
+    return changes.contains("steps") ? std::optional(last_step) : std::nullopt;
+}
+
 /// How many tokens at the data's start are searched for documents.
 constexpr std::int64_t tokens_with_documents = std::int64_t{1} << 20;
 /// One document with more windows than this is reported: the data may lack the blank lines or separators that
@@ -114,8 +128,8 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
       recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
     group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
-    check(config_.model.lora_rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
-          "lora-rank: ", config_.model.lora_rank,
+    check(config_.adapters.rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
+          "lora-rank: ", config_.adapters.rank,
           " without init-from; expected the run or checkpoint whose weights the adapters adapt");
     Start start;
     if (!config_.init_from.empty())
@@ -138,8 +152,8 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     if (purpose == Purpose::train && group_->is_root() && !config_.out.empty()) start_in_directory();
 }
 
-Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
-                 StoryParser stories)
+Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options, MessageHandler on_message,
+                 std::shared_ptr<ProcessGroup> group, StoryParser stories)
     : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
       stories_(std::move(stories)),
       group_(std::move(group)),
@@ -148,8 +162,8 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     std::filesystem::path checkpoint;
     std::vector<std::string> messages;
     const Start start = shared_start(*group_, [&] {
-        directory = RunDirectory::open(resume.directory);
-        ResumePoint point = find_resume_point(*directory, resume.restart);
+        directory = RunDirectory::open(run);
+        ResumePoint point = find_resume_point(*directory, options.restart);
         messages = std::move(point.messages);
         if (!point.checkpoint) return Start{directory->config_file().string(), {}};
         checkpoint = point.path;
@@ -163,22 +177,11 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
     } else {
         config_ = shared_config(*group_, directory);
     }
-    config_.out = resume.directory.string();
-    if (resume.save_every) config_.save_every = *resume.save_every;
-    if (resume.threads) config_.threads = *resume.threads;
-    if (resume.device) config_.device = *resume.device;
-    if (resume.zero) config_.zero = *resume.zero;
-    if (resume.data) config_.data = *resume.data;
-    if (resume.tensorboard) config_.tensorboard = *resume.tensorboard;
-    if (resume.val_data) {
-        check(!config_.val_data.empty() && !resume.val_data->empty(), "val-data: '", *resume.val_data,
-              "' when the run was made with '", config_.val_data,
-              "'; expected the same data at another place");
-        config_.val_data = *resume.val_data;
-    }
+    config_.out = run.string();
+    const std::optional<std::int64_t> last_step = change_settings(config_, options.changes);
     group_->require_equal("settings", to_json(config_).dump());
     validate(config_, group_->size());
-    check(start.checkpoint || !config_.data.empty(), "resume: '", resume.directory.string(),
+    check(start.checkpoint || !config_.data.empty(), "resume: '", run.string(),
           "' holds neither a checkpoint nor the name of data to train on, as after an import that was "
           "interrupted; import into it again");
     for (const std::string& line : messages) on_message_(line);
@@ -196,13 +199,13 @@ Trainer::Trainer(const Resume& resume, MessageHandler on_message, std::shared_pt
         recorder_->resume_from(step_, checkpoint);
     } else {
         build({});
-        check(config_.init_from.empty(), "resume: '", resume.directory.string(),
+        check(config_.init_from.empty(), "resume: '", run.string(),
               "' has no checkpoint, and began with other weights; start it again with --init-from ",
               config_.init_from);
         runner_->replica().initialize(Seed{config_.seed});
     }
     make_paths_absolute(config_);
-    if (resume.steps) end_ = *resume.steps;
+    if (last_step) end_ = *last_step;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished()) resume_in_directory(*std::move(directory));
 }
@@ -216,7 +219,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     const Context ctx =
         Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
             .with_tf32(config_.tf32)
-            .with_deterministic(config_.model.deterministic);
+            .with_deterministic(config_.training.deterministic);
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;

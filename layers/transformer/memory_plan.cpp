@@ -27,7 +27,7 @@ std::string readable(std::size_t bytes) {
 std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters, frozen;
-    const Transformer model(request.model, parameters, frozen);
+    const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(outside, request.dtype);
     frozen.allocate(outside, request.dtype, {.gradients = false});
     const Shape batch{request.micro_batch, request.model.context};
@@ -58,7 +58,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     check(activations_are_countable(request.model, request.micro_batch), "micro-batch: ", request.micro_batch,
           " is too large to plan");
     ParameterStore parameters, frozen;
-    const Transformer model(request.model, parameters, frozen);
+    const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     const std::int64_t multiple = 64 * request.optimizer_shards;  // so that the shards are equal and aligned
     const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
     const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
@@ -105,9 +105,9 @@ std::string what_would_fit(const Context& ctx, const MemoryRequest& request, std
     const std::int64_t largest = largest_micro_batch_that_fits(ctx, request, budget);
     std::string alternatives;
     for (const auto& [level, name] : EnumNames<Recompute>::names) {
-        if (level <= request.model.recompute) continue;
+        if (level <= request.training.recompute) continue;
         MemoryRequest other = request;
-        other.model.recompute = level;
+        other.training.recompute = level;
         const std::int64_t more = largest_micro_batch_that_fits(ctx, other, budget);
         if (more > largest)
             alternatives += concat(alternatives.empty() ? " (recompute " : ", ", name, ": ", more);
@@ -134,7 +134,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype;
     if (plan.frozen > 0) out << " (" << plan.parameters - plan.frozen << " trained)";
     out << ", micro-batch " << plan.request.micro_batch << " x " << model.context << " tokens"
-        << ", recompute " << name_of(model.recompute);
+        << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.optimizer_shards > 1)
         out << ", the optimizer's part of " << plan.request.optimizer_shards;
     out << '\n';

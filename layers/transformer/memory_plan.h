@@ -22,6 +22,8 @@ struct OptimizerPart {
 /// Memory plan inputs.
 struct MemoryRequest {
     ModelConfig model;
+    TrainingOptions training = {};
+    AdapterOptions adapters = {};
     DType dtype = DType::f32;
     std::int64_t micro_batch = 1;    ///< sequences of model.context tokens, processed at once
     std::int64_t max_documents = 0;  ///< packed documents per window; 0: not packed

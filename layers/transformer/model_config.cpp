@@ -14,7 +14,7 @@ BlockMatrices block_matrices(const ModelConfig& c) {
             .down = {.out = c.width, .in = hidden}};
 }
 
-AdaptedMatrices adapted_matrices(const ModelConfig& c) {
+AdaptedMatrices adapted_matrices(const ModelConfig& c, const AdapterOptions& adapters) {
     AdaptedMatrices adapted;
     const bool gated = traits_of(c.activation).gated;
     const std::array matrices{
@@ -33,7 +33,7 @@ AdaptedMatrices adapted_matrices(const ModelConfig& c) {
               matrices[0].first, ", ", matrices[1].first, ", ", matrices[2].first, " or ", matrices[3].first,
               ", separated by commas");
     };
-    std::string_view rest = c.lora_on;
+    std::string_view rest = adapters.on;
     for (;;) {
         const std::size_t comma = rest.find(',');
         select(rest.substr(0, comma));
@@ -42,10 +42,10 @@ AdaptedMatrices adapted_matrices(const ModelConfig& c) {
     }
 }
 
-std::int64_t adapter_elements(const ModelConfig& c) {
-    if (c.lora_rank == 0) return 0;
+std::int64_t adapter_elements(const ModelConfig& c, const AdapterOptions& adapters) {
+    if (adapters.rank == 0) return 0;
     const BlockMatrices shapes = block_matrices(c);
-    const AdaptedMatrices adapted = adapted_matrices(c);
+    const AdaptedMatrices adapted = adapted_matrices(c, adapters);
     std::int64_t rows_and_columns = 0;
     const auto add = [&](bool is_adapted, const MatrixShape& shape) {
         if (is_adapted) rows_and_columns += shape.out + shape.in;
@@ -54,15 +54,7 @@ std::int64_t adapter_elements(const ModelConfig& c) {
     add(adapted.proj, shapes.proj);
     add(adapted.up, shapes.up);
     add(adapted.down, shapes.down);
-    return c.lora_rank * rows_and_columns;
-}
-
-ModelConfig without_adapters(ModelConfig config) {
-    const ModelConfig defaults;
-    config.lora_rank = defaults.lora_rank;
-    config.lora_alpha = defaults.lora_alpha;
-    config.lora_on = defaults.lora_on;
-    return config;
+    return adapters.rank * rows_and_columns;
 }
 
 double mean_visible_keys(const ModelConfig& c, std::int64_t sequence) {
@@ -94,8 +86,6 @@ void validate(const ModelConfig& c) {
     check_range("hidden", c.hidden, model_limits::hidden);
     check_range("context", c.context, model_limits::context);
     check_range("vocabulary", c.vocabulary, model_limits::vocabulary);
-    check_range("dropout", c.dropout, model_limits::dropout);
-    check_range("attention-dropout", c.attention_dropout, model_limits::dropout);
     check_range("window", c.window, model_limits::window);
     check_range("window-pattern", c.window_pattern, model_limits::window_pattern);
     check_range("softcap", c.softcap, model_limits::softcap);
@@ -103,11 +93,6 @@ void validate(const ModelConfig& c) {
           "; expected 0 (none) or at least ", model_limits::min_softcap);
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
     check_range("rope-base", c.rope_base, model_limits::rope_base);
-    check_range("lora-rank", c.lora_rank, model_limits::lora_rank);
-    check_range("lora-alpha", c.lora_alpha, model_limits::lora_alpha);
-    check(c.lora_rank <= c.width, "lora-rank: ", c.lora_rank, " is more than width ", c.width,
-          ", the largest rank of attention's matrices");
-    adapted_matrices(c);  // throws for unknown names
     check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);
     check(c.head_dim() <= 256, "heads: ", c.heads, " heads and width ", c.width, " give a head width of ",
           c.head_dim(), "; expected at most 256");
@@ -116,10 +101,26 @@ void validate(const ModelConfig& c) {
           "positions: rope requires an even head width; it is ", c.head_dim());
     // 7 * width * widest is an upper bound for a block's matrices. The ranges above limit the embeddings.
     const std::int64_t widest = std::max(c.width, c.hidden_width());
-    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value() &&
-              product_up_to(model_limits::parameters, {c.layers, 16, c.lora_rank, widest}).has_value(),
+    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
           " have too many parameters; expected at most 2^50");
+}
+
+void validate(const TrainingOptions& training) {
+    check_range("dropout", training.dropout, model_limits::dropout);
+    check_range("attention-dropout", training.attention_dropout, model_limits::dropout);
+}
+
+void validate(const AdapterOptions& adapters, const ModelConfig& c) {
+    check_range("lora-rank", adapters.rank, model_limits::lora_rank);
+    check_range("lora-alpha", adapters.alpha, model_limits::lora_alpha);
+    check(adapters.rank <= c.width, "lora-rank: ", adapters.rank, " is more than width ", c.width,
+          ", the largest rank of attention's matrices");
+    adapted_matrices(c, adapters);  // throws for unknown names
+    const std::int64_t widest = std::max(c.width, c.hidden_width());
+    check(product_up_to(model_limits::parameters, {c.layers, 16, adapters.rank, widest}).has_value(),
+          "lora-rank: ", adapters.rank, " in ", c.layers, " layers of width ", c.width, " and MLP width ",
+          c.hidden_width(), " has too many parameters; expected at most 2^50");
 }
 
 bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {

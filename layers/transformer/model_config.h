@@ -1,5 +1,5 @@
 #pragma once
-/// The configuration of a transformer. GPT-2 style and Llama style models differ only in these values.
+/// The configuration of a transformer: its architecture, how it trains, and its adapters.
 #include <cstdint>
 #include <string>
 
@@ -43,6 +43,8 @@ constexpr bool rotates_heads(Positions positions) {
 /// algorithms.
 enum class Recompute { none, activations, block };
 
+/// A model's architecture, which a checkpoint's weights depend on. GPT-2 style and Llama style models differ
+/// only in these values.
 struct ModelConfig {
     std::int64_t layers = 4;
     std::int64_t heads = 4;
@@ -67,15 +69,6 @@ struct ModelConfig {
     std::int64_t window_pattern = 0;
     double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
-    double dropout = 0.0;  ///< probability, for embeddings and residual branches
-    double attention_dropout = 0.0;  ///< probability, for attention's probabilities
-    /// LoRA rank of the adapters on the block matrices; training then changes only the adapters. 0: no
-    /// adapters.
-    std::int64_t lora_rank = 0;
-    double lora_alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
-    std::string lora_on = "all";  ///< the matrices that have adapters; see adapted_matrices()
-    Recompute recompute = Recompute::none;
-    bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
 
     std::int64_t head_dim() const { return width / heads; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
@@ -87,11 +80,27 @@ struct ModelConfig {
         if (hidden != 0) return hidden;
         return traits_of(activation).gated ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
     }
-    /// The factor alpha / rank on the adapters' term.
-    double lora_scale() const {
-        return lora_alpha == 0.0 ? 1.0 : lora_alpha / static_cast<double>(lora_rank);
-    }
     bool operator==(const ModelConfig&) const = default;
+};
+
+/// How a model trains. Its weights, and what they compute outside training, do not depend on these values.
+struct TrainingOptions {
+    double dropout = 0.0;            ///< probability, for embeddings and residual branches
+    double attention_dropout = 0.0;  ///< probability, for attention's probabilities
+    Recompute recompute = Recompute::none;
+    bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
+    bool operator==(const TrainingOptions&) const = default;
+};
+
+/// The LoRA adapters of a model (LowRankAdapter). Training changes only the adapters.
+struct AdapterOptions {
+    std::int64_t rank = 0;   ///< 0: no adapters
+    double alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
+    std::string on = "all";  ///< the matrices that have adapters; see adapted_matrices()
+
+    /// The factor alpha / rank on the adapters' term.
+    double scale() const { return alpha == 0.0 ? 1.0 : alpha / static_cast<double>(rank); }
+    bool operator==(const AdapterOptions&) const = default;
 };
 
 /// A weight matrix [out, in].
@@ -113,14 +122,12 @@ BlockMatrices block_matrices(const ModelConfig& config);
 struct AdaptedMatrices {
     bool qkv = false, proj = false, up = false, down = false;
 };
-/// Reads config.lora_on: block matrix names, separated by commas, as in the parameter names ("attn.qkv",
+/// Reads adapters.on: block matrix names, separated by commas, as in the parameter names ("attn.qkv",
 /// "attn.proj"; "mlp.fc" and "mlp.proj", or "mlp.gate_up" and "mlp.down" if the activation is gated), "attn"
 /// or "mlp" for both matrices in the layer, or "all". Throws Error for other names.
-AdaptedMatrices adapted_matrices(const ModelConfig& config);
+AdaptedMatrices adapted_matrices(const ModelConfig& config, const AdapterOptions& adapters);
 /// Adapter elements per block; 0 without adapters.
-std::int64_t adapter_elements(const ModelConfig& config);
-/// Returns the config for the same model with the adapters merged into its matrices.
-ModelConfig without_adapters(ModelConfig config);
+std::int64_t adapter_elements(const ModelConfig& config, const AdapterOptions& adapters);
 
 /// The number of keys that a token sees, averaged over layers and over a sequence with `sequence` tokens.
 double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
@@ -145,8 +152,12 @@ inline constexpr double min_softcap = 1e-20;
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
 }  // namespace model_limits
 
-/// Throws Error with the setting, its value and the expected values, unless the config is valid.
+// Each function throws Error with the setting, its value and the expected values, unless all values are
+// valid.
 void validate(const ModelConfig& config);
+void validate(const TrainingOptions& training);
+/// `config` must be valid.
+void validate(const AdapterOptions& adapters, const ModelConfig& config);
 
 /// Whether `micro_batch` sequences have at most model_limits::activations activation elements. The config
 /// must be valid.

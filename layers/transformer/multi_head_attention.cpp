@@ -18,15 +18,16 @@ void add_gradient(const Context& ctx, const Parameter& parameter, const Tensor& 
 }  // namespace
 
 MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
-                                       const ModelConfig& config, std::int64_t layer)
+                                       const ModelConfig& config, std::int64_t layer,
+                                       const TrainingOptions& training)
     : heads(config.heads),
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
       options{.causal = true,
               .window = {.left = config.window_of(layer) - 1},  // -1 is unbounded
-              .deterministic = config.deterministic,
+              .deterministic = training.deterministic,
               .softcap = config.softcap,
-              .dropout_p = config.attention_dropout},
+              .dropout_p = training.attention_dropout},
       qkv(parameters, name + ".qkv", block_matrices(config).qkv.in, block_matrices(config).qkv.out,
           {.bias = config.bias, .init = weight_init()}),
       proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,

@@ -51,7 +51,7 @@ struct MultiHeadAttention {
 
     /// `layer` is the layer's number in the model, which determines its window.
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
-                       std::int64_t layer = 0);
+                       std::int64_t layer = 0, const TrainingOptions& training = {});
 
     /// `key` selects the probabilities that dropout drops; the default key drops none. With `documents`,
     /// attention and positions are those of packed documents; q, k, v and o are then [B T,H,D].

@@ -77,8 +77,7 @@ std::vector<StepField> step_fields(const ModelConfig& config) {
     // next_logits() computes every value as Transformer::logits() does, else a list of the values that it
     // computes.
     const auto& [layers, heads, kv_heads, width, hidden, context, vocabulary, norm, activation, positions,
-                 rope_base, norm_epsilon, bias, tied_head, qk_norm, window, window_pattern, softcap, sinks,
-                 dropout, attention_dropout, lora_rank, lora_alpha, lora_on, recompute, deterministic] =
+                 rope_base, norm_epsilon, bias, tied_head, qk_norm, window, window_pattern, softcap, sinks] =
         config;
     const auto one_of = [](auto value, auto... computed) { return ((value == computed) || ...); };
     return {{"layers", true},
@@ -99,18 +98,11 @@ std::vector<StepField> step_fields(const ModelConfig& config) {
             {"window", true},
             {"window_pattern", true},
             {"softcap", true},
-            {"sinks", true},
-            {"dropout", true},  // these two have no effect outside training
-            {"attention_dropout", true},
-            {"lora_rank", lora_rank == 0},
-            {"lora_alpha", true},  // these two have no effect without a rank
-            {"lora_on", true},
-            {"recompute", true},  // these two have no effect outside training
-            {"deterministic", true}};
+            {"sinks", true}};
 }
 
-bool can_step(Device device, const ModelConfig& config, DType dtype) {
-    return std::ranges::all_of(step_fields(config), &StepField::is_computed) &&
+bool can_step(Device device, const ModelConfig& config, const AdapterOptions& adapters, DType dtype) {
+    return adapters.rank == 0 && std::ranges::all_of(step_fields(config), &StepField::is_computed) &&
            attention::can_decode(device, dtype, config.head_dim());
 }
 
@@ -128,6 +120,7 @@ void next_logits(const Context& ctx, const Tensor& logits, const Transformer& mo
               "; expected contiguous int32 of one shape [R]");
     check_sharing(ctx, "next_logits", {"logits", logits},
                   {{"tokens", next.tokens}, {"positions", next.positions}, {"slots", next.slots}});
+    check(model.adapters.rank == 0, "next_logits: no step computes the model's adapters");
     for (const StepField& field : step_fields(model.config))
         check(field.is_computed, "next_logits: no step computes the model's ", field.name);
     Embedding::Saved unused;

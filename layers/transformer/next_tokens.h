@@ -28,7 +28,7 @@ std::vector<StepField> step_fields(const ModelConfig& config);
 /// Whether next_logits() supports models with this config and dtype on this device: every field must be
 /// supported (StepField::is_computed). On a GPU the head size in bytes must be divisible by 16, and the dtype
 /// must not be float64.
-bool can_step(Device device, const ModelConfig& config, DType dtype);
+bool can_step(Device device, const ModelConfig& config, const AdapterOptions& adapters, DType dtype);
 
 /// Reads the tokens into the cache and writes logits [R,V] in accumulator_of(dtype), equal to
 /// Transformer::logits() up to rounding. Ignores cache.length. `scratch` is for at least R rows. A token or

@@ -5,8 +5,9 @@
 namespace gradtile {
 namespace {
 
-const ModelConfig& checked(const ModelConfig& config) {
+const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& training) {
     validate(config);
+    validate(training);
     check(config.vocabulary >= 1, "vocabulary: ", config.vocabulary, "; expected at least 1");
     return config;
 }
@@ -19,24 +20,25 @@ DropoutKey block_key(const DropoutKey& key, std::size_t block) {
 
 }  // namespace
 
-Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters, ParameterStore& frozen)
-    : Transformer(without_adapters(model_config), model_config.lora_rank > 0 ? frozen : parameters) {
-    config = checked(model_config);
-    add_adapters(parameters);
+Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters, ParameterStore& frozen,
+                         const TrainingOptions& training, const AdapterOptions& adapter_options)
+    : Transformer(model_config, adapter_options.rank > 0 ? frozen : parameters, training) {
+    add_adapters(parameters, adapter_options);
 }
 
-Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters)
-    : config(checked(model_config)),
+Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters,
+                         const TrainingOptions& training, const AdapterOptions& adapter_options)
+    : config(checked(model_config, training)),
       wte(parameters, "wte", config.vocabulary, config.width, initial_std),
       wpe(adds_embeddings(config.positions)
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
               : std::nullopt),
-      dropout{config.dropout},
+      dropout{training.dropout},
       blocks([&] {
           std::vector<TransformerBlock> list;
           for (std::int64_t i = 0; i < config.layers; ++i)
-              list.emplace_back(parameters, "h." + std::to_string(i), config, i);
+              list.emplace_back(parameters, "h." + std::to_string(i), config, i, training);
           return list;
       }()),
       norm_f(parameters, norm_name(config.norm, "f"), config),
@@ -49,14 +51,16 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
         block.attn.alibi = blocks.front().attn.alibi;
     }
     last_parameter_ = parameters.parameters().back();
-    add_adapters(parameters);
+    add_adapters(parameters, adapter_options);
 }
 
-void Transformer::add_adapters(ParameterStore& parameters) {
-    if (config.lora_rank == 0) return;
-    const AdaptedMatrices adapted = adapted_matrices(config);
-    const LowRankOptions options{.rank = config.lora_rank,
-                                 .alpha = config.lora_scale() * static_cast<double>(config.lora_rank)};
+void Transformer::add_adapters(ParameterStore& parameters, const AdapterOptions& chosen) {
+    validate(chosen, config);
+    adapters = chosen;
+    if (adapters.rank == 0) return;
+    const AdaptedMatrices adapted = adapted_matrices(config, adapters);
+    const LowRankOptions options{.rank = adapters.rank,
+                                 .alpha = adapters.scale() * static_cast<double>(adapters.rank)};
     const auto add = [&](bool is_adapted, Linear& linear) {
         if (is_adapted) linear.add_adapter(parameters, options);
     };
@@ -158,19 +162,19 @@ Tensor Transformer::logits_of_all(const Context& ctx, const Tensor& tokens) cons
     return head.logits(ctx, norm_f.forward(ctx, features(ctx, tokens), discarded));
 }
 
-std::int64_t parameter_count(const ModelConfig& config) {
+std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& adapters) {
     ParameterStore parameters;
-    const Transformer model(config, parameters);
+    const Transformer model(config, parameters, {}, adapters);
     return parameters.count();
 }
 
-double flops_per_token(const ModelConfig& config, std::int64_t sequence) {
+double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters) {
     const auto real = [](std::int64_t x) { return static_cast<double>(x); };
     const double width = real(config.width);
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
-    const double adapters = real(config.layers) * real(adapter_elements(config));
-    return (adapters > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapters +
+    const double adapted = real(config.layers) * real(adapter_elements(config, adapters));
+    return (adapted > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapted +
            12.0 * real(config.layers) * width * mean_visible_keys(config, sequence);
 }
 

@@ -31,7 +31,7 @@ struct ForwardOptions {
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
 /// With qk_norm also h.I.attn.{q_norm,k_norm}.weight [D], with sinks h.I.attn.sinks [heads].
-/// With lora_rank, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]: h.I.attn.qkv.lora_a
+/// With adapters, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]: h.I.attn.qkv.lora_a
 /// [rank,in] and h.I.attn.qkv.lora_b [out,rank], after all other parameters.
 struct Transformer {
     struct Saved {
@@ -43,6 +43,7 @@ struct Transformer {
         CrossEntropyHead::Saved head;
     };
     ModelConfig config;
+    AdapterOptions adapters;
     Embedding wte;
     std::optional<PositionEmbedding> wpe;
     Dropout dropout;
@@ -52,10 +53,12 @@ struct Transformer {
 
     /// Declares the parameters; the caller then allocates and initialises the store. Throws Error if the
     /// config is invalid or has no vocabulary.
-    Transformer(const ModelConfig& config, ParameterStore& parameters);
+    Transformer(const ModelConfig& config, ParameterStore& parameters, const TrainingOptions& training = {},
+                const AdapterOptions& adapters = {});
     /// Declares the adapters in `parameters` and everything else in `frozen`, whose parameters the caller can
-    /// allocate without gradients. Without adapters (config.lora_rank), declares everything in `parameters`.
-    Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen);
+    /// allocate without gradients. Without adapters, declares everything in `parameters`.
+    Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen,
+                const TrainingOptions& training, const AdapterOptions& adapters);
 
     /// Returns the mean loss over the targets that are not -1, float64 [1] on the device. tokens and targets
     /// are int32 [B,T] with T at most the context. forward already adds to the head's weight gradient (see
@@ -87,7 +90,7 @@ struct Transformer {
 
   private:
     Parameter last_parameter_;
-    void add_adapters(ParameterStore& parameters);
+    void add_adapters(ParameterStore& parameters, const AdapterOptions& chosen);
     void check_tokens(const Tensor& tokens) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
                  const Documents& documents) const;
@@ -95,13 +98,13 @@ struct Transformer {
 };
 
 /// The total number of parameter elements. Allocates nothing.
-std::int64_t parameter_count(const ModelConfig& config);
+std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& adapters = {});
 
 /// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix
 /// element costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs 12 *
 /// width operations per layer (mean_visible_keys()). Recomputation is not counted, because the result is the
 /// numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because its gradient
 /// is not computed.
-double flops_per_token(const ModelConfig& config, std::int64_t sequence);
+double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters = {});
 
 }  // namespace gradtile

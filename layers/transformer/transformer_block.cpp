@@ -2,13 +2,14 @@
 
 namespace gradtile {
 TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string& name,
-                                   const ModelConfig& config, std::int64_t layer)
+                                   const ModelConfig& config, std::int64_t layer,
+                                   const TrainingOptions& training)
     : norm_1(parameters, name + "." + norm_name(config.norm, "1"), config),
-      attn(parameters, name + ".attn", config, layer),
+      attn(parameters, name + ".attn", config, layer, training),
       norm_2(parameters, name + "." + norm_name(config.norm, "2"), config),
       mlp(parameters, name + ".mlp", config),
-      dropout{config.dropout},
-      recompute(config.recompute),
+      dropout{training.dropout},
+      recompute(training.recompute),
       last_parameter(parameters.parameters().back()) {}
 
 /// Returns the second norm's input as a sum that is not added yet: the residual stream and, as the branch,

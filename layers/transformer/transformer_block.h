@@ -48,7 +48,7 @@ struct TransformerBlock {
 
     /// `layer` is the block's number in the model, see MultiHeadAttention.
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
-                     std::int64_t layer = 0);
+                     std::int64_t layer = 0, const TrainingOptions& training = {});
 
     /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
     /// and the MLP's output, which the next norm adds.

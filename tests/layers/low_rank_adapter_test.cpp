@@ -17,6 +17,7 @@ namespace gradtile {
 namespace {
 
 using test::message_of;
+using test::SmallModel;
 using testing::HasSubstr;
 
 /// An element of y sums over `in` and then over the rank, an element of dx over `out` and the rank. Two
@@ -116,11 +117,9 @@ TEST(LowRankAdapter, RefusesARankBelowOneByName) {
 
 // ---- In a model ----
 
-ModelConfig with_adapters(ModelConfig config, const char* on = "all") {
-    config.lora_rank = 2;
-    config.lora_alpha = 3.0;
-    config.lora_on = on;
-    return config;
+SmallModel with_adapters(SmallModel model, const char* on = "all") {
+    model.adapters = {.rank = 2, .alpha = 3.0, .on = on};
+    return model;
 }
 ModelConfig gpt2() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
@@ -136,11 +135,12 @@ struct Gradients {
 };
 
 /// The adapter gradients in a model whose other parameters are frozen, or trained in the same store.
-Gradients gradients_of(const ModelConfig& config, bool frozen, DType dtype = DType::f64) {
+Gradients gradients_of(const SmallModel& small, bool frozen, DType dtype = DType::f64) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore parameters, others;
     const Transformer model =
-        frozen ? Transformer(config, parameters, others) : Transformer(config, parameters);
+        frozen ? Transformer(small.config, parameters, others, small.training, small.adapters)
+               : Transformer(small.config, parameters, small.training, small.adapters);
     parameters.allocate(ctx, dtype);
     if (frozen) others.allocate(ctx, dtype, {.gradients = false});
     std::vector<Parameter> all(parameters.parameters().begin(), parameters.parameters().end());
@@ -170,15 +170,15 @@ Gradients gradients_of(const ModelConfig& config, bool frozen, DType dtype = DTy
 }
 
 TEST(LowRankAdapter, AdaptersOfAFrozenModelHaveTheGradientsOfATrainedModel) {
-    ModelConfig options = test::with_attention_options(llama());
-    options.dropout = 0.1;
-    for (const ModelConfig& model : {gpt2(), llama(), options})
+    SmallModel options = test::with_attention_options(llama());
+    options.training.dropout = 0.1;
+    for (const SmallModel& model : {SmallModel(gpt2()), SmallModel(llama()), options})
         for (const char* on : {"all", "attn", "mlp", "attn.qkv", "attn.proj"})
             for (const Recompute recompute : {Recompute::none, Recompute::activations, Recompute::block}) {
-                ModelConfig config = with_adapters(model, on);
-                const Gradients expected = gradients_of(config, /*frozen=*/false);
-                config.recompute = recompute;
-                const Gradients found = gradients_of(config, /*frozen=*/true);
+                SmallModel adapted = with_adapters(model, on);
+                const Gradients expected = gradients_of(adapted, /*frozen=*/false);
+                adapted.training.recompute = recompute;
+                const Gradients found = gradients_of(adapted, /*frozen=*/true);
                 EXPECT_EQ(found.loss, expected.loss);
                 EXPECT_EQ(found.of, expected.of) << on << ", recompute " << name_of(recompute);
                 EXPECT_FALSE(found.of.empty());
@@ -191,47 +191,47 @@ TEST(LowRankAdapter, AdaptersOfAFrozenModelHaveTheGradientsOfATrainedModel) {
 TEST(LowRankAdapter, FrozenModelsComputeTheSameBitsAtEveryLevelOfRecomputation) {
     for (const DType dtype : {DType::f32, DType::bf16})
         for (const ModelConfig& model : {gpt2(), llama()}) {
-            ModelConfig config = with_adapters(model);
-            const Gradients expected = gradients_of(config, true, dtype);
+            SmallModel adapted = with_adapters(model);
+            const Gradients expected = gradients_of(adapted, true, dtype);
             for (const Recompute recompute : {Recompute::activations, Recompute::block}) {
-                config.recompute = recompute;
-                EXPECT_EQ(gradients_of(config, true, dtype).of, expected.of) << name_of(recompute);
+                adapted.training.recompute = recompute;
+                EXPECT_EQ(gradients_of(adapted, true, dtype).of, expected.of) << name_of(recompute);
             }
         }
 }
 
 TEST(LowRankAdapter, AModelNamesTheMatricesThatHaveAdapters) {
-    const auto names = [](const ModelConfig& config) {
+    const auto names = [](const SmallModel& small) {
         ParameterStore adapters, frozen;
-        const Transformer model(config, adapters, frozen);
+        const Transformer model(small.config, adapters, frozen, small.training, small.adapters);
         std::vector<std::string> list;
         for (const Parameter& parameter : adapters.parameters()) list.push_back(parameter.name());
-        EXPECT_EQ(adapters.count(), config.layers * adapter_elements(config));
-        EXPECT_EQ(adapters.count() + frozen.count(), parameter_count(config));
+        EXPECT_EQ(adapters.count(), small.config.layers * adapter_elements(small.config, small.adapters));
+        EXPECT_EQ(adapters.count() + frozen.count(), parameter_count(small.config, small.adapters));
         return list;
     };
-    ModelConfig config = with_adapters(gpt2(), "attn.qkv,mlp.fc");
-    config.layers = 1;
-    EXPECT_THAT(names(config), testing::ElementsAre("h.0.attn.qkv.lora_a", "h.0.attn.qkv.lora_b",
-                                                    "h.0.mlp.fc.lora_a", "h.0.mlp.fc.lora_b"));
+    SmallModel one_layer = with_adapters(gpt2(), "attn.qkv,mlp.fc");
+    one_layer.config.layers = 1;
+    EXPECT_THAT(names(one_layer), testing::ElementsAre("h.0.attn.qkv.lora_a", "h.0.attn.qkv.lora_b",
+                                                       "h.0.mlp.fc.lora_a", "h.0.mlp.fc.lora_b"));
     EXPECT_THAT(names(with_adapters(llama(), "mlp")),
                 testing::IsSupersetOf({"h.0.mlp.gate_up.lora_a", "h.1.mlp.down.lora_b"}));
     for (const char* wrong : {"", "qkv", "attn,", "mlp.gate_up", "attn.qkv mlp.fc", "all,wte"})
-        EXPECT_THAT(message_of([&] { validate(with_adapters(gpt2(), wrong)); }),
+        EXPECT_THAT(message_of([&] { validate(with_adapters(gpt2(), wrong).adapters, gpt2()); }),
                     HasSubstr("is no matrix of this model's blocks; expected all, attn, mlp, attn.qkv, "
                               "attn.proj, mlp.fc or mlp.proj"))
             << wrong;
-    ModelConfig large = with_adapters(gpt2());
-    large.lora_rank = 9;
-    EXPECT_THAT(message_of([&] { validate(large); }), HasSubstr("lora-rank: 9 is more than width 8"));
+    EXPECT_THAT(message_of([] { validate({.rank = 9}, gpt2()); }),
+                HasSubstr("lora-rank: 9 is more than width 8"));
 }
 
 /// Each element takes 4 operations per token in a frozen matrix, and 6 in an adapter.
 TEST(LowRankAdapter, CountsNoGradientsOfFrozenMatrices) {
-    const ModelConfig config = with_adapters(gpt2());
-    const auto frozen = static_cast<double>(2 * block_matrices(config).elements() + 8 * 11);
-    EXPECT_DOUBLE_EQ(flops_per_token(config, 7), flops_per_token(gpt2(), 7) - 2 * frozen +
-                                                     6 * 2 * static_cast<double>(adapter_elements(config)));
+    const AdapterOptions adapters = with_adapters(gpt2()).adapters;
+    const auto frozen = static_cast<double>(2 * block_matrices(gpt2()).elements() + 8 * 11);
+    EXPECT_DOUBLE_EQ(flops_per_token(gpt2(), 7, adapters),
+                     flops_per_token(gpt2(), 7) - 2 * frozen +
+                         6 * 2 * static_cast<double>(adapter_elements(gpt2(), adapters)));
 }
 
 // ---- On the GPU ----

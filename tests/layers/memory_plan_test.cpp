@@ -13,32 +13,38 @@
 namespace gradtile {
 namespace {
 
-ModelConfig gpt2_style(Recompute recompute) {
-    return {.layers = 3,
-            .heads = 2,
-            .width = 32,
-            .context = 40,
-            .vocabulary = 50,
-            .dropout = 0.1,
-            .recompute = recompute};
+using test::SmallModel;
+
+SmallModel gpt2_style(Recompute recompute) {
+    return {{.layers = 3, .heads = 2, .width = 32, .context = 40, .vocabulary = 50},
+            {.dropout = 0.1, .recompute = recompute}};
 }
-ModelConfig llama_style(Recompute recompute) {
-    return test::llama_style(
-        {.layers = 3, .width = 32, .context = 40, .vocabulary = 50, .recompute = recompute});
+SmallModel llama_style(Recompute recompute) {
+    return {test::llama_style({.layers = 3, .width = 32, .context = 40, .vocabulary = 50}),
+            {.recompute = recompute}};
 }
-ModelConfig with_attention_options(Recompute recompute) {
-    return test::with_attention_options(llama_style(recompute));
+SmallModel with_attention_options(Recompute recompute) {
+    SmallModel small = test::with_attention_options(llama_style(recompute).config);
+    small.training.recompute = recompute;
+    return small;
 }
 
-ModelConfig with_lora(ModelConfig config) {
-    config.lora_rank = 4;
-    config.lora_on = "attn";
-    return config;
+SmallModel with_lora(SmallModel small) {
+    small.adapters = {.rank = 4, .on = "attn"};
+    return small;
+}
+
+MemoryRequest request_for(const SmallModel& small, DType dtype = DType::f32, std::int64_t micro_batch = 1) {
+    return {.model = small.config,
+            .training = small.training,
+            .adapters = small.adapters,
+            .dtype = dtype,
+            .micro_batch = micro_batch};
 }
 
 struct Case {
     const char* name;
-    ModelConfig model;
+    SmallModel model;
     DType dtype;
 };
 
@@ -67,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
                                const MemoryRequest& request) {
     ParameterStore parameters, frozen;
-    const Transformer model(request.model, parameters, frozen);
+    const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(ctx, request.dtype);
     parameters.initialize(ctx, Seed{1});
     frozen.allocate(ctx, request.dtype, {.gradients = false});
@@ -86,7 +92,7 @@ std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>&
 
 TEST_P(MemoryPlanOf, PlannedActivationsAreTheExactMemoryThatAStepNeeds) {
     const Context ctx(Device::cpu(), 2);
-    const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
+    const MemoryRequest request = request_for(GetParam().model, GetParam().dtype, 3);
     const MemoryPlan plan = plan_memory(ctx, request);
     EXPECT_GT(plan.activations, 0u);
 
@@ -101,10 +107,10 @@ TEST_P(MemoryPlanOf, PlannedActivationsAreTheExactMemoryThatAStepNeeds) {
 
 TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
     const Context ctx(Device::cpu(), 2);
-    const MemoryRequest request{.model = GetParam().model, .dtype = GetParam().dtype, .micro_batch = 3};
+    const MemoryRequest request = request_for(GetParam().model, GetParam().dtype, 3);
     const auto arena = std::make_shared<Arena>(ctx.device(), plan_memory(ctx, request).activations);
     ParameterStore parameters;
-    const Transformer model(request.model, parameters);
+    const Transformer model(request.model, parameters, request.training, request.adapters);
     parameters.allocate(ctx, request.dtype);
     const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
     const Context inside = ctx.with_allocator(arena);
@@ -117,7 +123,7 @@ TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
 TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
     const Context ctx(Device::cpu(), 1);
     const auto bytes_of = [&](Recompute recompute, std::int64_t layers) {
-        MemoryRequest request{.model = gpt2_style(recompute), .micro_batch = 4};
+        MemoryRequest request = request_for(gpt2_style(recompute), DType::f32, 4);
         request.model.layers = layers;
         return static_cast<double>(plan_memory(ctx, request).activations);
     };
@@ -143,37 +149,38 @@ auto bytes_per_element(std::size_t bytes, std::int64_t shards = 1) {
 
 TEST(MemoryPlan, CountsTheBytesOfParametersInTheirDtypes) {
     const Context ctx(Device::cpu(), 1);
-    const ModelConfig model = gpt2_style(Recompute::none);
+    const SmallModel model = gpt2_style(Recompute::none);
     ParameterStore parameters;
-    const Transformer transformer(model, parameters);
+    const Transformer transformer(model.config, parameters);
     const auto elements = static_cast<std::size_t>(parameters.flat_elements());
-    const MemoryPlan plan =
-        plan_memory(ctx, {.model = model, .dtype = DType::bf16, .optimizer_part = bytes_per_element(4)});
+    MemoryRequest request = request_for(model, DType::bf16);
+    request.optimizer_part = bytes_per_element(4);
+    const MemoryPlan plan = plan_memory(ctx, request);
     EXPECT_EQ(plan.parameters, parameters.count());
     EXPECT_EQ(plan.values, 2 * elements);
     EXPECT_EQ(plan.masters, 4 * elements);
     EXPECT_EQ(plan.gradients, 4 * elements);
     EXPECT_EQ(plan.optimizer, 4 * elements);
     EXPECT_EQ(plan.total(), plan.values + plan.masters + plan.gradients + plan.optimizer + plan.activations);
-    EXPECT_EQ(plan_memory(ctx, {.model = model, .dtype = DType::f32}).masters, 0u);
+    EXPECT_EQ(plan_memory(ctx, request_for(model)).masters, 0u);
 }
 
 /// In a model with adapters, all other parameters are frozen: they have values, but neither gradients,
 /// masters nor state.
 TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     const Context ctx(Device::cpu(), 1);
-    const ModelConfig model = with_lora(gpt2_style(Recompute::none));
+    const SmallModel model = gpt2_style(Recompute::none), adapted = with_lora(model);
     ParameterStore adapters, frozen;
-    const Transformer transformer(model, adapters, frozen);
+    const Transformer transformer(model.config, adapters, frozen, model.training, adapted.adapters);
     const auto trained = static_cast<std::size_t>(adapters.flat_elements());
     const auto all = trained + static_cast<std::size_t>(frozen.flat_elements());
-    const auto plan_of = [&](const ModelConfig& config) {
-        return plan_memory(ctx, {.model = config,
-                                 .dtype = DType::bf16,
-                                 .snapshot = true,
-                                 .optimizer_part = bytes_per_element(8)});
+    const auto plan_of = [&](const SmallModel& small) {
+        MemoryRequest request = request_for(small, DType::bf16);
+        request.snapshot = true;
+        request.optimizer_part = bytes_per_element(8);
+        return plan_memory(ctx, request);
     };
-    const MemoryPlan plan = plan_of(model), full = plan_of(without_adapters(model));
+    const MemoryPlan plan = plan_of(adapted), full = plan_of(model);
     EXPECT_EQ(plan.parameters, full.parameters + adapters.count());
     EXPECT_EQ(plan.frozen, full.parameters);
     EXPECT_EQ(plan.values, 2 * all);
@@ -193,7 +200,7 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
 /// gradient sums.
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
-    MemoryRequest request{.model = gpt2_style(Recompute::none), .dtype = DType::bf16};
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
     const MemoryPlan full = plan_memory(ctx, request);
     request.optimizer_shards = 3;
     request.optimizer_part = bytes_per_element(8, 3);
@@ -212,7 +219,7 @@ TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
 /// a padded vocabulary and chunks of up to 1 GiB, so activations need other memory than on the CPU.
 TEST(MemoryPlan, APlanForAGpuNeedsNoGpu) {
     const Context nowhere = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda()));
-    const MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 3};
+    const MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::f32, 3);
     if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, so the scratch memory of a GPU is unknown";
     const MemoryPlan plan = plan_memory(nowhere, request);
     EXPECT_EQ(plan.values, plan_memory(Context(Device::cpu(), 1), request).values);
@@ -223,8 +230,8 @@ TEST(MemoryPlan, APlanForAGpuNeedsNoGpu) {
 TEST(MemoryPlan, FindsTheLargestMicroBatchThatFits) {
     const Context ctx(Device::cpu(), 1);
     for (const std::int64_t max_documents : {0, 5}) {
-        MemoryRequest request{
-            .model = gpt2_style(Recompute::none), .micro_batch = 11, .max_documents = max_documents};
+        MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::f32, 11);
+        request.max_documents = max_documents;
         const std::size_t budget = plan_memory(ctx, request).total() + 1;
         EXPECT_EQ(largest_micro_batch_that_fits(ctx, request, budget), 11);
         EXPECT_EQ(plan_within(ctx, request, budget).total(), budget - 1);
@@ -234,7 +241,7 @@ TEST(MemoryPlan, FindsTheLargestMicroBatchThatFits) {
 
 TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {
     const Context ctx(Device::cpu(), 1);
-    MemoryRequest request{.model = gpt2_style(Recompute::none), .micro_batch = 5};
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::f32, 5);
     const std::size_t budget = plan_memory(ctx, request).total();
     request.micro_batch = 8;
     try {
@@ -252,8 +259,7 @@ TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {
 
 TEST(MemoryPlan, PrintsOneLineForEachPurpose) {
     std::ostringstream out;
-    out << plan_memory(Context(Device::cpu(), 1),
-                       {.model = gpt2_style(Recompute::block), .dtype = DType::bf16});
+    out << plan_memory(Context(Device::cpu(), 1), request_for(gpt2_style(Recompute::block), DType::bf16));
     for (const char* word : {"recompute block", "parameters", "float32 masters", "gradients",
                              "optimizer state", "activations", "total"})
         EXPECT_THAT(out.str(), ::testing::HasSubstr(word));

@@ -16,17 +16,20 @@
 namespace gradtile {
 namespace {
 
+using test::SmallModel;
+
 struct PackedCase {
     const char* name;
-    ModelConfig model;
+    SmallModel model;
 };
 
-ModelConfig small_gpt2(Recompute recompute) {
-    return {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 19, .recompute = recompute};
+SmallModel small_gpt2(Recompute recompute) {
+    return {{.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 19},
+            {.recompute = recompute}};
 }
-ModelConfig small_llama(Recompute recompute) {
-    return test::llama_style(
-        {.layers = 2, .width = 32, .context = 12, .vocabulary = 19, .recompute = recompute});
+SmallModel small_llama(Recompute recompute) {
+    return {test::llama_style({.layers = 2, .width = 32, .context = 12, .vocabulary = 19}),
+            {.recompute = recompute}};
 }
 
 class PackedTransformer : public ::testing::TestWithParam<PackedCase> {};
@@ -47,7 +50,8 @@ DropoutKey key_of(std::int64_t first_sample) {
 }
 
 struct PackedModel {
-    explicit PackedModel(const ModelConfig& config, DType dtype = DType::f32) : model(config, parameters) {
+    explicit PackedModel(const SmallModel& small, DType dtype = DType::f32)
+        : model(small.config, parameters, small.training) {
         parameters.allocate(ctx, dtype);
         fill_normal(ctx, parameters.values(), 0.1, 0.3, Seed{5});
         std::vector<std::int32_t> ids, next, offsets{0}, positions;
@@ -117,7 +121,7 @@ struct PackedModel {
 
 /// Packed and separate documents add in different orders. The bound allows about a thousand roundings, each
 /// 2^-24 times the largest gradient in float32.
-void expect_equal_to_documents_one_by_one(const ModelConfig& model) {
+void expect_equal_to_documents_one_by_one(const SmallModel& model) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         PackedModel f(model, dtype);
         const std::vector<double> packed = f.packed(), expected = f.one_by_one();
@@ -135,8 +139,8 @@ TEST_P(PackedTransformer, EqualsTheDocumentsOneByOne) {
 
 /// A document's number, which selects attention's masks, counts the empty documents before it.
 TEST_P(PackedTransformer, DropsProbabilitiesLikeTheDocumentsOneByOne) {
-    ModelConfig model = GetParam().model;
-    model.attention_dropout = 0.4;
+    SmallModel model = GetParam().model;
+    model.training.attention_dropout = 0.4;
     expect_equal_to_documents_one_by_one(model);
     EXPECT_NE(PackedModel(model).packed(), PackedModel(GetParam().model).packed());
 }
@@ -186,9 +190,10 @@ TEST_P(PackedTransformer, GradientsAreThoseOfFiniteDifferences) {
 TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     PackedModel f(GetParam().model);
     const std::vector<double> expected = f.packed();
-    const MemoryPlan plan = plan_memory(
-        f.ctx,
-        {.model = GetParam().model, .micro_batch = 2, .max_documents = std::ssize(document_lengths) / 2});
+    const MemoryPlan plan = plan_memory(f.ctx, {.model = GetParam().model.config,
+                                                .training = GetParam().model.training,
+                                                .micro_batch = 2,
+                                                .max_documents = std::ssize(document_lengths) / 2});
     const Context inside = f.ctx.with_allocator(std::make_shared<Arena>(Device::cpu(), plan.activations));
     f.parameters.reset_gradients();
     Transformer::Saved saved;
@@ -199,15 +204,15 @@ TEST_P(PackedTransformer, RunsInThePlannedMemory) {
 
 /// The masks belong to windows in the global batch, not to windows in a micro-batch.
 TEST(PackedDocuments, AttentionDropoutDoesNotDependOnTheMicroBatch) {
-    ModelConfig config = small_llama(Recompute::none);
-    config.attention_dropout = 0.5;
-    const PackedModel f(config, DType::f64);
+    SmallModel model = small_llama(Recompute::none);
+    model.training.attention_dropout = 0.5;
+    const PackedModel f(model, DType::f64);
     const MultiHeadAttention& layer = f.model.blocks[0].attn;
     const auto outputs = [&](const Tensor& x, std::int64_t first_sample, const Documents& documents) {
         MultiHeadAttention::Saved saved;
         return to_host(f.ctx, layer.forward(f.ctx, x, saved, key_of(first_sample), documents));
     };
-    const Tensor x = randn(f.ctx, {2, 12, config.width}, DType::f64, Seed{5});
+    const Tensor x = randn(f.ctx, {2, 12, model.config.width}, DType::f64, Seed{5});
     const std::vector<double> both = outputs(x, 0, f.documents);
     const Documents second{.offsets = from_host(f.ctx, std::vector<std::int32_t>{0, 12, 12, 12}, {4}),
                            .positions = f.documents.positions.slice(0, 1, 1)};

@@ -9,9 +9,7 @@
 namespace gradtile {
 namespace {
 
-ModelConfig block_config(Recompute recompute) {
-    return {.layers = 1, .heads = 2, .width = 8, .context = 6, .dropout = 0.3, .recompute = recompute};
-}
+const ModelConfig block_config{.layers = 1, .heads = 2, .width = 8, .context = 6};
 
 struct BlockFixture {
     Context ctx{Device::cpu(), 2};
@@ -20,7 +18,8 @@ struct BlockFixture {
     Tensor x, dy;
     DropoutKey key = DropoutKey::from_step(1, 2, 3);
 
-    explicit BlockFixture(Recompute recompute) : block(parameters, "h.0", block_config(recompute)) {
+    explicit BlockFixture(Recompute recompute)
+        : block(parameters, "h.0", block_config, 0, {.dropout = 0.3, .recompute = recompute}) {
         parameters.allocate(ctx, DType::f64);
         copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), DType::f64, Seed{5}));
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});

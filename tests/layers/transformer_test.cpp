@@ -16,13 +16,15 @@
 namespace gradtile {
 namespace {
 
+using test::SmallModel;
+
 ModelConfig tiny_gpt2() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
 }
 ModelConfig tiny_llama() {
     return test::llama_style({.layers = 2, .width = 16, .hidden = 12, .context = 7, .vocabulary = 11});
 }
-ModelConfig tiny_options() {
+SmallModel tiny_options() {
     return test::with_attention_options(tiny_llama());
 }
 
@@ -56,16 +58,16 @@ struct ModelFixture {
     Transformer model;
     Tensor tokens, targets;
 
-    explicit ModelFixture(const ModelConfig& config, DType dtype = DType::f64, int threads = 2,
+    explicit ModelFixture(const SmallModel& small, DType dtype = DType::f64, int threads = 2,
                           std::int64_t batch = 3, std::int64_t length = 6)
-        : ctx(Device::cpu(), threads), model(config, parameters) {
+        : ctx(Device::cpu(), threads), model(small.config, parameters, small.training, small.adapters) {
         parameters.allocate(ctx, dtype);
         parameters.initialize(ctx, Seed{7});
         for (const Parameter& parameter : parameters.parameters())
             axpy(ctx, parameter.value(), 1.0,
                  cast(ctx, scaled_noise(parameter.shape(), parameter.offset()), dtype));
-        tokens = generated_tokens(ctx, {batch, length}, config.vocabulary, 1);
-        targets = with_ignored(generated_tokens(ctx, {batch, length}, config.vocabulary, 2));
+        tokens = generated_tokens(ctx, {batch, length}, small.config.vocabulary, 1);
+        targets = with_ignored(generated_tokens(ctx, {batch, length}, small.config.vocabulary, 2));
     }
     Tensor scaled_noise(const Shape& shape, std::int64_t offset) const {
         const Tensor noise = zeros(ctx, shape, DType::f64);
@@ -88,15 +90,12 @@ struct ModelFixture {
     }
 };
 
-ModelConfig tiny_lora() {
-    ModelConfig config = tiny_gpt2();
-    config.lora_rank = 3;
-    config.lora_alpha = 2.0;
-    return config;
+SmallModel tiny_lora() {
+    return {tiny_gpt2(), {}, {.rank = 3, .alpha = 2.0}};
 }
 
-class TransformerStyles : public ::testing::TestWithParam<ModelConfig> {};
-std::string style_name(const ::testing::TestParamInfo<ModelConfig>& info) {
+class TransformerStyles : public ::testing::TestWithParam<SmallModel> {};
+std::string style_name(const ::testing::TestParamInfo<SmallModel>& info) {
     const char* const names[] = {"gpt2", "llama", "options", "lora"};
     return names[info.index];
 }
@@ -131,9 +130,9 @@ TEST_P(TransformerStyles, GradientsEqualFiniteDifferences) {
 }
 
 TEST_P(TransformerStyles, GradientsWithDropoutEqualFiniteDifferencesOfTheSameMasks) {
-    ModelConfig config = GetParam();
-    config.dropout = 0.25;
-    ModelFixture f(config);
+    SmallModel small = GetParam();
+    small.training.dropout = 0.25;
+    ModelFixture f(small);
     const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     EXPECT_NE(f.loss(options), f.loss({}));
     const GradientReport report = check_gradients(f, options);
@@ -173,23 +172,23 @@ TEST(Transformer, GradientsOfSinksEqualFiniteDifferences) {
 }
 
 TEST(Transformer, EveryAttentionOptionChangesTheLoss) {
-    const ModelConfig all = tiny_options();
+    const SmallModel all = tiny_options();
     ModelFixture with(all);
     const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     const double loss = with.loss(options);
     EXPECT_EQ(with.loss(options), loss);
     struct Without {
         const char* name;
-        void (*change)(ModelConfig&);
+        void (*change)(SmallModel&);
     };
     for (const Without& without :
-         {Without{"window", [](ModelConfig& c) { c.window = 0; }},
-          Without{"window_pattern", [](ModelConfig& c) { c.window_pattern = 0; }},
-          Without{"softcap", [](ModelConfig& c) { c.softcap = 0; }},
-          Without{"attention_dropout", [](ModelConfig& c) { c.attention_dropout = 0; }}}) {
-        ModelConfig config = all;
-        without.change(config);
-        ModelFixture f(config);
+         {Without{"window", [](SmallModel& m) { m.config.window = 0; }},
+          Without{"window_pattern", [](SmallModel& m) { m.config.window_pattern = 0; }},
+          Without{"softcap", [](SmallModel& m) { m.config.softcap = 0; }},
+          Without{"attention_dropout", [](SmallModel& m) { m.training.attention_dropout = 0; }}}) {
+        SmallModel small = all;
+        without.change(small);
+        ModelFixture f(small);
         EXPECT_NE(f.loss(options), loss) << without.name;
     }
     fill(with.ctx, with.model.blocks[0].attn.sinks.value(), 0.0);
@@ -198,16 +197,16 @@ TEST(Transformer, EveryAttentionOptionChangesTheLoss) {
 
 /// The masks belong to samples in the global batch, not to micro-batch rows.
 TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
-    ModelConfig config = tiny_options();
-    config.attention_dropout = 0.5;
-    ModelFixture f(config, DType::f64, 2, 4);
+    SmallModel small = tiny_options();
+    small.training.attention_dropout = 0.5;
+    ModelFixture f(small, DType::f64, 2, 4);
     const DropoutKey key = DropoutKey::from_step(3, 1, 0);
     const auto outputs = [&](std::int64_t layer, const Tensor& x, const DropoutKey& k) {
         MultiHeadAttention::Saved saved;
         return to_host(f.ctx,
                        f.model.blocks[static_cast<std::size_t>(layer)].attn.forward(f.ctx, x, saved, k));
     };
-    const Tensor x = randn(f.ctx, {4, 6, config.width}, DType::f64, Seed{5});
+    const Tensor x = randn(f.ctx, {4, 6, small.config.width}, DType::f64, Seed{5});
     const auto all = outputs(0, x, key);
     DropoutKey second_half = key;
     second_half.first_sample = 2;
@@ -219,37 +218,37 @@ TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
 }
 
 TEST_P(TransformerStyles, RecomputingGivesTheSameLossAndGradientBits) {
-    ModelConfig config = GetParam();
-    config.width = 8 * config.heads;  // bfloat16 attention requires head_dim % 8 == 0
-    config.dropout = 0.25;
+    SmallModel small = GetParam();
+    small.config.width = 8 * small.config.heads;  // bfloat16 attention requires head_dim % 8 == 0
+    small.training.dropout = 0.25;
     const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-        ModelFixture kept(config, dtype);
+        ModelFixture kept(small, dtype);
         const double loss = kept.loss(options);
         const auto gradients = kept.fresh_gradients(options);
         for (const Recompute level : {Recompute::activations, Recompute::block}) {
             SCOPED_TRACE(concat(dtype, ", recompute ", name_of(level)));
-            config.recompute = level;
-            ModelFixture recomputed(config, dtype);
+            small.training.recompute = level;
+            ModelFixture recomputed(small, dtype);
             EXPECT_EQ(recomputed.loss(options), loss);
             EXPECT_EQ(recomputed.fresh_gradients(options), gradients);
         }
-        config.recompute = Recompute::none;
+        small.training.recompute = Recompute::none;
     }
 }
 
 TEST_P(TransformerStyles, BitsDoNotDependOnTheNumberOfThreads) {
-    ModelConfig config = GetParam();
-    config.width = 64;
-    config.context = 70;
-    config.dropout = 0.1;
+    SmallModel small = GetParam();
+    small.config.width = 64;
+    small.config.context = 70;
+    small.training.dropout = 0.1;
     const ForwardOptions options{.dropout = DropoutKey::from_step(3, 1, 0)};
     for (const DType dtype : {DType::f32, DType::bf16}) {
-        ModelFixture one(config, dtype, 1, 5, 70);
+        ModelFixture one(small, dtype, 1, 5, 70);
         const double loss = one.loss(options);
         const auto gradients = one.fresh_gradients(options);
         for (const int threads : {2, 3}) {
-            ModelFixture more(config, dtype, threads, 5, 70);
+            ModelFixture more(small, dtype, threads, 5, 70);
             EXPECT_EQ(more.loss(options), loss) << dtype << ", " << threads << " threads";
             EXPECT_EQ(more.fresh_gradients(options), gradients) << dtype << ", " << threads << " threads";
         }
@@ -267,9 +266,8 @@ TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
 
 /// The targets that are not ignored are distributed unevenly over the micro-batches.
 TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
-    ModelConfig config = GetParam();
-    ModelFixture f(config, DType::f64, 2, 4);
-    f.targets = generated_tokens(f.ctx, {4, 6}, config.vocabulary, 9);
+    ModelFixture f(GetParam(), DType::f64, 2, 4);
+    f.targets = generated_tokens(f.ctx, {4, 6}, f.model.config.vocabulary, 9);
     fill(f.ctx, f.targets.slice(0, 0, 1), -1.0);
     fill(f.ctx, f.targets.slice(0, 1, 1).slice(1, 0, 4), -1.0);
     const double loss = f.loss({});
@@ -305,9 +303,9 @@ TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
 }
 
 TEST_P(TransformerStyles, EvaluationEqualsTheTrainingLossWithoutDropout) {
-    ModelConfig config = GetParam();
-    config.dropout = 0.5;
-    ModelFixture f(config);
+    SmallModel small = GetParam();
+    small.training.dropout = 0.5;
+    ModelFixture f(small);
     const auto result = to_host(f.ctx, f.model.evaluate(f.ctx, f.tokens, f.targets));
     ASSERT_EQ(result.size(), 2u);
     const std::vector<double> targets = to_host(f.ctx, f.targets);
@@ -381,11 +379,12 @@ TEST_P(TransformerStyles, EveryParameterIsAnnouncedOnceWithItsFinalGradient) {
 /// has about twelve such roundings in each block and eight outside the blocks. In the worst case their errors
 /// add up in a logit.
 TEST_P(TransformerStyles, Bfloat16ErrorsAreWithinRoundingBounds) {
-    ModelConfig config = GetParam();
-    config.width = 64;
-    ModelFixture rounded(config, DType::bf16), exact(config, DType::f64);
+    SmallModel small = GetParam();
+    small.config.width = 64;
+    ModelFixture rounded(small, DType::bf16), exact(small, DType::f64);
     copy(exact.ctx, exact.parameters.values(), rounded.parameters.values());
-    const double roundings = 12.0 * static_cast<double>(config.layers) + 8.0, unit = std::ldexp(1.0, -8);
+    const double roundings = 12.0 * static_cast<double>(small.config.layers) + 8.0,
+                 unit = std::ldexp(1.0, -8);
 
     double largest_logit = 0.0;
     for (const double logit : to_host(exact.ctx, exact.model.logits(exact.ctx, exact.tokens)))
@@ -433,7 +432,7 @@ TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
 
 TEST(Transformer, NamesItsParametersAsDocumented) {
     ParameterStore gpt2, llama, options;
-    const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama), c(tiny_options(), options);
+    const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama), c(tiny_options().config, options);
     const auto names = [](const ParameterStore& store) {
         std::vector<std::string> result;
         for (const Parameter& parameter : store.parameters())

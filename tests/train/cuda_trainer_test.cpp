@@ -31,7 +31,7 @@ class CudaTrainer : public test::CudaTest {
     void SetUp() override {
         test::CudaTest::SetUp();
         run.config.device = DeviceChoice::cuda;
-        run.config.model.deterministic = true;
+        run.config.training.deterministic = true;
     }
     std::vector<StepReport> reports_of(const TrainConfig& config) {
         Trainer trainer(config, run.on_message);
@@ -82,7 +82,7 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
     run.config.steps = 60;
     const std::string base = Trainer(run.config, run.on_message).run().checkpoint.string();
     run.config.init_from = base;
-    run.config.model.lora_rank = 4;
+    run.config.adapters.rank = 4;
     run.config.steps = 20;
     run.config.lr = 1e-2;
     const auto out = [&](const std::string& name) { return (run.directory / name).string(); };
@@ -99,7 +99,7 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
         EXPECT_TRUE(full.replays_graph());
         run.config.out = out("parts-" + suffix);
         { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
-        Trainer second(Resume{.directory = run.config.out}, run.on_message);
+        Trainer second(run.config.out, ResumeOptions{}, run.on_message);
         second.run();
         EXPECT_EQ(state_of(second), state_of(full));
         const std::vector<json> losses = TinyRun::losses(run.config.out);
@@ -126,7 +126,7 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
     Trainer uninterrupted(uninterrupted_config, run.on_message);
     uninterrupted.run();
     { Trainer(run.config, run.on_message).run(/*stop_after=*/11); }
-    Trainer second(Resume{.directory = run.config.out}, run.on_message);
+    Trainer second(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(second.step(), 11);
     second.run();
     EXPECT_EQ(state_of(second), state_of(uninterrupted));
@@ -134,11 +134,11 @@ TEST_P(CudaTrainerSettings, ResumedRunEqualsUninterruptedRunToTheBit) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// A resumed run is equal to the bit without config.model.deterministic, too, if nothing is added in a
+/// A resumed run is equal to the bit without config.training.deterministic, too, if nothing is added in a
 /// varying order. Only attention's dQ is added in a varying order, and only when a row sees more than two key
 /// blocks. In these runs a row sees one block.
 TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
-    run.config.model.deterministic = false;
+    run.config.training.deterministic = false;
     run.config.steps = 20;
     run.config.eval_every = run.config.save_every = 11;
     GetParam().change(run.config);
@@ -154,7 +154,7 @@ TEST_P(CudaTrainerSettings, ResumedRunsUseTheirCheckpointsMatrixAlgorithms) {
     const std::vector<json> losses = TinyRun::losses(run.config.out);
     const std::filesystem::path out = run.config.out;
     run.remove_saves_after(11);
-    Trainer resumed(Resume{.directory = out}, run.on_message);
+    Trainer resumed(out, ResumeOptions{}, run.on_message);
     ASSERT_EQ(resumed.step(), 11);
     EXPECT_EQ(gemm_algorithms(resumed.model().ctx), algorithms);
     resumed.run();
@@ -183,7 +183,7 @@ TEST_F(CudaTrainer, MatrixAlgorithmsOfAnotherGpuDoNotStopARun) {
         run.remove_saves_after(5);
         write_checkpoint(path, other_gpu ? elsewhere : no_algorithms);
         run.messages.clear();
-        Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+        Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
         ASSERT_EQ(resumed.step(), 5);
         const RunSummary summary = resumed.run();
         EXPECT_EQ(summary.step, 8);
@@ -232,16 +232,14 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
     llama.qk_norm = true;
     for (ModelConfig model : {gpt2, llama})
         for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
-            model.deterministic = true;
-            model.dropout = 0.1;
-            model.attention_dropout = 0.1;
             model.sinks = true;
+            run.config.model = model;
+            run.config.training = {.dropout = 0.1, .attention_dropout = 0.1, .deterministic = true};
             run.config.out = "";
             run.config.dtype = dtype;
             std::vector<std::vector<double>> kept;
             for (const Recompute level : {Recompute::none, Recompute::activations, Recompute::block}) {
-                model.recompute = level;
-                run.config.model = model;
+                run.config.training.recompute = level;
                 Trainer trainer(run.config, run.on_message);
                 trainer.run();
                 if (level == Recompute::none) kept = state_of(trainer);
@@ -265,7 +263,7 @@ void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport
 TEST_F(CudaTrainer, TrainsLikeTheCpuWithDropout) {
     for (const double dropout : {0.0, 0.2}) {
         run.config.out = "";
-        run.config.model.dropout = dropout;
+        run.config.training.dropout = dropout;
         run.config.device = DeviceChoice::cuda;
         const std::vector<StepReport> ours = reports_of(run.config);
         run.config.device = DeviceChoice::cpu;
@@ -275,7 +273,7 @@ TEST_F(CudaTrainer, TrainsLikeTheCpuWithDropout) {
 
 TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
     run.config.steps = 10;
-    run.config.model.dropout = 0.1;
+    run.config.training.dropout = 0.1;
     TrainConfig uninterrupted = run.config;
     uninterrupted.out = "";
     uninterrupted.device = DeviceChoice::cpu;
@@ -291,7 +289,9 @@ TEST_F(CudaTrainer, ARunMovesBetweenDevices) {
             trainer.on_step(on_message);
             trainer.run(/*stop_after=*/5);
         }
-        Trainer resumed(Resume{.directory = run.config.out, .device = second}, run.on_message);
+        Trainer resumed(run.config.out,
+                        ResumeOptions{.changes = JsonValue::object({{"device", name_of(second)}})},
+                        run.on_message);
         EXPECT_EQ(resumed.step(), 5);
         EXPECT_EQ(resumed.model().ctx.device().is_cuda(), second == DeviceChoice::cuda);
         resumed.on_step(on_message);

@@ -44,7 +44,7 @@ struct LoraRun : TinyRun {
         for (int i = 0; i < 700; ++i) other += i % 3 == 0 ? "tac dog. " : i % 3 == 1 ? "nar eht\n" : "gat a ";
         config.data = directory.write("other.txt", other);
         config.init_from = base;
-        config.model.lora_rank = 4;
+        config.adapters.rank = 4;
         config.out = (directory / "lora").string();
         config.lr = 1e-2;
         config.steps = 40;
@@ -103,11 +103,11 @@ INSTANTIATE_TEST_SUITE_P(
                     test::RunSetting{"everything",
                                      [](TrainConfig& c) {
                                          c.dtype = TrainDType::bf16;
-                                         c.model.dropout = 0.1;
-                                         c.model.attention_dropout = 0.1;
-                                         c.model.recompute = Recompute::block;
-                                         c.model.lora_on = "attn.qkv,mlp.proj";
-                                         c.model.lora_alpha = 7;
+                                         c.training.dropout = 0.1;
+                                         c.training.attention_dropout = 0.1;
+                                         c.training.recompute = Recompute::block;
+                                         c.adapters.on = "attn.qkv,mlp.proj";
+                                         c.adapters.alpha = 7;
                                          c.micro_batch = 1;
                                      }}),
     [](const auto& info) { return info.param.name; });
@@ -122,7 +122,8 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     uninterrupted.run();
     Trainer(run.config, run.on_message).run(/*stop_after=*/20);
     std::filesystem::remove(run.base);  // the run's own checkpoints are enough
-    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.on_message);
+    Trainer second(run.config.out, ResumeOptions{.changes = JsonValue::object({{"threads", 3}})},
+                   run.on_message);
     EXPECT_EQ(second.step(), 20);
     second.run();
     EXPECT_EQ(state_of(second), state_of(uninterrupted));
@@ -135,7 +136,7 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
 /// The loaded model has one matrix in place of W x + alpha/r B A x, so results agree to rounding.
 TEST(Lora, ALoadedModelHasTheMergedWeights) {
     LoraRun run;
-    run.config.model.lora_alpha = 10;
+    run.config.adapters.alpha = 10;
     Trainer trainer(run.config, run.on_message);
     trainer.run();
     const LanguageModel& adapted = trainer.model();
@@ -196,7 +197,7 @@ TEST(Lora, AnAdaptedModelCanBeTrainedFurther) {
     for (const std::int64_t rank : {0, 2}) {
         TrainConfig config = run.config;
         config.init_from = run.config.out;
-        config.model.lora_rank = rank;
+        config.adapters.rank = rank;
         config.out = (run.directory / concat("further", rank)).string();
         const Trainer further(config, run.on_message);
         const ParameterStore& base = rank == 0 ? further.model().parameters : further.model().frozen;
@@ -217,9 +218,9 @@ TEST(Lora, RefusesWhatCannotBeByName) {
               "lora-rank: 4 without init-from; expected the run or checkpoint whose weights the adapters "
               "adapt");
     EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 1; }), HasSubstr("zero: 1 with lora-rank 4"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_on = "wte"; }), HasSubstr("lora-on: 'wte'"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_rank = 33; }), HasSubstr("lora-rank: 33"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.lora_alpha = -1; }), HasSubstr("lora-alpha: -1"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.on = "wte"; }), HasSubstr("lora-on: 'wte'"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.rank = 33; }), HasSubstr("lora-rank: 33"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.alpha = -1; }), HasSubstr("lora-alpha: -1"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.width = 48; }), HasSubstr("this model's is"));
 }
 
@@ -259,10 +260,9 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
 TEST(Lora, MemorisesOneBatch) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         const Context ctx(Device::cpu(), 2);
-        const ModelConfig config{
-            .layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .lora_rank = 8};
+        const ModelConfig config{.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64};
         ParameterStore adapters, frozen;
-        const Transformer model(config, adapters, frozen);
+        const Transformer model(config, adapters, frozen, {}, {.rank = 8});
         adapters.allocate(ctx, dtype);
         frozen.allocate(ctx, dtype, {.gradients = false});
         adapters.initialize(ctx, Seed{1});

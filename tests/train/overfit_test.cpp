@@ -14,43 +14,46 @@
 namespace gradtile {
 namespace {
 
+using test::SmallModel;
+
 struct Case {
     const char* name;
-    ModelConfig model;
+    SmallModel model;
     DType dtype;
     bool packed = false;  ///< each batch row is two documents
 };
 
-ModelConfig gpt2_style(Recompute recompute) {
-    return {.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64, .recompute = recompute};
+SmallModel gpt2_style(Recompute recompute) {
+    return {{.layers = 2, .heads = 2, .width = 32, .context = 16, .vocabulary = 64},
+            {.recompute = recompute}};
 }
-ModelConfig llama_style() {
+SmallModel llama_style() {
     return test::llama_style({.layers = 2, .width = 32, .context = 16, .vocabulary = 64});
 }
 
-ModelConfig with_option(void (*change)(ModelConfig&)) {
-    ModelConfig config = llama_style();
-    change(config);
-    return config;
+SmallModel with_option(void (*change)(SmallModel&)) {
+    SmallModel model = llama_style();
+    change(model);
+    return model;
 }
-void add_alibi(ModelConfig& c) {
-    c.positions = Positions::alibi;
+void add_alibi(SmallModel& m) {
+    m.config.positions = Positions::alibi;
 }
-void add_window(ModelConfig& c) {
-    c.window = 4;
-    c.window_pattern = 2;
+void add_window(SmallModel& m) {
+    m.config.window = 4;
+    m.config.window_pattern = 2;
 }
-void add_softcap(ModelConfig& c) {
-    c.softcap = 5.0;
+void add_softcap(SmallModel& m) {
+    m.config.softcap = 5.0;
 }
-void add_sinks(ModelConfig& c) {
-    c.sinks = true;
+void add_sinks(SmallModel& m) {
+    m.config.sinks = true;
 }
-void add_attention_dropout(ModelConfig& c) {
-    c.attention_dropout = 0.1;
+void add_attention_dropout(SmallModel& m) {
+    m.training.attention_dropout = 0.1;
 }
-void add_all(ModelConfig& c) {
-    for (const auto add : {add_alibi, add_window, add_softcap, add_sinks, add_attention_dropout}) add(c);
+void add_all(SmallModel& m) {
+    for (const auto add : {add_alibi, add_window, add_softcap, add_sinks, add_attention_dropout}) add(m);
 }
 
 class Overfit : public ::testing::TestWithParam<Case> {};
@@ -78,9 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
 /// uniform guess, and must fall to 1/100 of ln V.
 TEST_P(Overfit, MemorisesOneBatch) {
     const Context ctx(Device::cpu(), 2);
-    const ModelConfig& config = GetParam().model;
+    const ModelConfig& config = GetParam().model.config;
     ParameterStore parameters;
-    const Transformer model(config, parameters);
+    const Transformer model(config, parameters, GetParam().model.training);
     parameters.allocate(ctx, GetParam().dtype);
     parameters.initialize(ctx, Seed{1});
     ElementwiseOptimizer optimizer(ctx, parameters, AdamW{.beta2 = 0.99});

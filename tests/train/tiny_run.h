@@ -126,7 +126,7 @@ struct RunSetting {
 inline constexpr RunSetting run_settings[] = {
     RunSetting{"float32", [](TrainConfig&) {}},
     RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
-    RunSetting{"dropout", [](TrainConfig& c) { c.model.dropout = 0.2; }},
+    RunSetting{"dropout", [](TrainConfig& c) { c.training.dropout = 0.2; }},
     RunSetting{"attention",
                [](TrainConfig& c) {
                    c.model.positions = Positions::alibi;
@@ -134,7 +134,7 @@ inline constexpr RunSetting run_settings[] = {
                    c.model.window_pattern = 2;
                    c.model.softcap = 10;
                    c.model.sinks = true;
-                   c.model.attention_dropout = 0.2;
+                   c.training.attention_dropout = 0.2;
                }},
     RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
     RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
@@ -142,7 +142,7 @@ inline constexpr RunSetting run_settings[] = {
                [](TrainConfig& c) {
                    c.packed = true;
                    c.document_token = 0;  // the line break, so that documents are lines
-                   c.model.attention_dropout = 0.2;
+                   c.training.attention_dropout = 0.2;
                }},
     RunSetting{"conversations",
                [](TrainConfig& c) {
@@ -161,8 +161,8 @@ inline constexpr RunSetting run_settings[] = {
                }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
-                   c.model.dropout = 0.1;
-                   c.model.attention_dropout = 0.1;
+                   c.training.dropout = 0.1;
+                   c.training.attention_dropout = 0.1;
                    c.model.sinks = true;
                    c.model.window = 7;
                    c.micro_batch = 1;

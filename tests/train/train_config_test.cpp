@@ -13,6 +13,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/config/settings.h>
 
 #include <support/error_message.h>
 
@@ -45,7 +46,7 @@ TEST(TrainConfig, SettingsThatAnOlderRunLacksAreOff) {
     EXPECT_EQ(config.model, preset("llama-tiny").model);
     EXPECT_EQ(config.model.window_of(0), 0);
     EXPECT_EQ(config.model.softcap, 0.0);
-    EXPECT_EQ(config.model.attention_dropout, 0.0);
+    EXPECT_EQ(config.training.attention_dropout, 0.0);
     EXPECT_FALSE(config.model.sinks);
 }
 
@@ -122,13 +123,14 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
     EXPECT_EQ(refusal([](TrainConfig& c) { c.model.heads = 3; }), "heads: 3 does not divide width 128");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.micro_batch = 5; }), "micro-batch: 5 does not divide batch 12");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0, at most 1e+30");
-    EXPECT_EQ(refusal([](TrainConfig& c) { c.model.dropout = 1; }),
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.training.dropout = 1; }),
               "dropout: 1; expected 0 or more, less than 1");
 }
 
 TEST(TrainConfig, EveryNumberIsLimited) {
     TrainConfig config;
-    visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
+    visit_settings(config, [&](const Setting& setting, auto& member) {
+        const char* const name = setting.name;
         using Member = std::remove_cvref_t<decltype(member)>;
         if constexpr (std::is_same_v<Member, std::int64_t> || std::is_same_v<Member, double>) {
             const Member former = std::exchange(member, std::numeric_limits<Member>::max());

@@ -28,7 +28,8 @@ TrainConfig config_of(const std::filesystem::path& directory, const char* out) {
     TrainConfig config;
     config.data = (directory / "text.txt").string();
     config.out = (directory / out).string();
-    config.model = {.layers = 1, .heads = 2, .width = 32, .context = 16, .dropout = 0.1};
+    config.model = {.layers = 1, .heads = 2, .width = 32, .context = 16};
+    config.training.dropout = 0.1;
     config.steps = 60;
     config.batch = 4;
     config.warmup = 3;
@@ -98,7 +99,7 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
 void expect_equal_to_uninterrupted(const TemporaryDirectory& directory) {
     Trainer uninterrupted(config_of(directory.path(), "uninterrupted"));
     uninterrupted.run();
-    const Trainer finished(Resume{.directory = directory / "run"});
+    const Trainer finished(directory / "run");
     ASSERT_EQ(finished.step(), 60);
     EXPECT_EQ(to_host(finished.model().ctx, finished.model().parameters.values()),
               to_host(uninterrupted.model().ctx, uninterrupted.model().parameters.values()));
@@ -151,7 +152,7 @@ TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
     EXPECT_EQ(losses(directory / "run").size(), 60u);
 
     {
-        Trainer resumed(Resume{.directory = directory / "run"});
+        Trainer resumed(directory / "run");
         EXPECT_EQ(resumed.step(), 10);
         resumed.run();
     }

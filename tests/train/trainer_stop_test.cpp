@@ -29,7 +29,7 @@ struct StoppedRun : TinyRun {
     }
     std::unique_ptr<Trainer> start_or_resume() {
         const bool exists_already = exists(std::filesystem::path(config.out) / "config.json");
-        return exists_already ? std::make_unique<Trainer>(Resume{.directory = config.out}, on_message)
+        return exists_already ? std::make_unique<Trainer>(config.out, ResumeOptions{}, on_message)
                               : std::make_unique<Trainer>(config, on_message);
     }
     /// Runs until the trainer has asked `calls` times whether to stop; the next answer is yes.
@@ -39,7 +39,7 @@ struct StoppedRun : TinyRun {
         return trainer->run();
     }
     void expect_equals_uninterrupted() {
-        const Trainer finished(Resume{.directory = config.out}, on_message);
+        const Trainer finished(config.out, ResumeOptions{}, on_message);
         EXPECT_EQ(finished.step(), config.steps);
         EXPECT_EQ(state_of(finished), state_of(*uninterrupted));
         EXPECT_EQ(losses(config.out), losses(directory / "uninterrupted"));

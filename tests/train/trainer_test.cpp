@@ -119,7 +119,8 @@ TEST_P(ResumeIsBitExact, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
         EXPECT_EQ(summary.step, 20);
         EXPECT_TRUE(summary.saved);
     }
-    Trainer second(Resume{.directory = run.config.out, .threads = 3}, run.on_message);
+    Trainer second(run.config.out, ResumeOptions{.changes = JsonValue::object({{"threads", 3}})},
+                   run.on_message);
     EXPECT_EQ(second.step(), 20);
     second.run();
     EXPECT_EQ(second.step(), 40);
@@ -141,7 +142,7 @@ TEST(Trainer, StopsAndSavesOnRequest) {
         EXPECT_EQ(summary.step, 7);
         EXPECT_TRUE(summary.saved);
     }
-    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+    Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(resumed.step(), 7);
     EXPECT_EQ(resumed.run().reason, RunSummary::Reason::finished);
 }
@@ -153,7 +154,7 @@ TEST(Trainer, ResumeTruncatesMetricsToTheCheckpointsStep) {
     const std::filesystem::path out = run.config.out;
     run.remove_saves_after(10);
     std::ofstream(out / "metrics.jsonl", std::ios::app) << R"({"step":13,"los)";
-    Trainer resumed(Resume{.directory = out}, run.on_message);
+    Trainer resumed(out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(resumed.step(), 10);
     EXPECT_EQ(TinyRun::losses(out).size(), 10u);
     resumed.run();
@@ -164,11 +165,12 @@ TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {
     TinyRun run;
     { Trainer(run.config, run.on_message).run(); }
     {
-        Trainer longer(Resume{.directory = run.config.out, .steps = 15}, run.on_message);
+        Trainer longer(run.config.out, ResumeOptions{.changes = JsonValue::object({{"steps", 15}})},
+                       run.on_message);
         EXPECT_EQ(longer.last_step(), 15);
         longer.run(/*stop_after=*/14);
     }
-    Trainer again(Resume{.directory = run.config.out}, run.on_message);
+    Trainer again(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(again.last_step(), 15);  // restored from the checkpoint
     again.run();
     const std::vector<json> losses = TinyRun::losses(run.config.out);
@@ -184,7 +186,7 @@ TEST(Trainer, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
         copy(run.config.out, left, std::filesystem::copy_options::recursive);
     }
     EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));  // no step was asked for
-    Trainer resumed(Resume{.directory = left}, run.on_message);
+    Trainer resumed(left, ResumeOptions{}, run.on_message);
     EXPECT_EQ(resumed.step(), 0);
     resumed.run();
     TrainConfig uninterrupted = run.config;
@@ -200,7 +202,7 @@ TEST(Trainer, ResumeNamesADamagedCheckpointAndUsesTheOneBefore) {
     const std::filesystem::path checkpoints = std::filesystem::path(run.config.out) / "checkpoints";
     std::filesystem::resize_file(checkpoints / "step_00000012.h5", 5000);
     remove(checkpoints / "best.h5");
-    const Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+    const Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(resumed.step(), 10);
     ASSERT_EQ(run.messages.size(), 1u);
     EXPECT_THAT(run.messages.front(), HasSubstr("step_00000012.h5"));
@@ -217,7 +219,7 @@ TEST(Trainer, ResumeIgnoresInvalidMatrixAlgorithms) {
         checkpoint.meta.set("matrix_algorithms", test::json_value(nonsense));
         write_checkpoint(path, checkpoint);
         run.messages.clear();
-        const Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+        const Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
         EXPECT_EQ(resumed.step(), 5);
         ASSERT_EQ(run.messages.size(), 1u);
         EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: matrix algorithms: "));
@@ -235,14 +237,14 @@ TEST(Trainer, ResumeRefusesOtherDataOfTheSameLength) {
     std::swap(other[10], other[5000]);  // the text keeps its characters and its length
     ASSERT_NE(other, text);
     run.directory.write("text.txt", other);
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                 testing::MatchesRegex(".*text.txt: is not the data that the run was made with: hash "
                                       "\"sha256:[0-9a-f]+\", not \"sha256:[0-9a-f]+\""));
     run.directory.write("text.txt", text + "more");
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                 HasSubstr("text.txt: is not the data that the run was made with: bytes "));
     run.directory.write("text.txt", text);
-    EXPECT_EQ(Trainer(Resume{.directory = run.config.out}, run.on_message).step(), 5);
+    EXPECT_EQ(Trainer(run.config.out, ResumeOptions{}, run.on_message).step(), 5);
     EXPECT_THAT(run.messages, testing::IsEmpty());
 }
 
@@ -251,7 +253,7 @@ TEST(Trainer, ResumeRefusesOtherValidationData) {
     run.config.val_data = run.directory.write("val.txt", "the cat sat on the mat.\n the dog ran");
     { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     run.directory.write("val.txt", "the dog sat on the mat.\n the cat ran");
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                 HasSubstr("val.txt: is not the data that the run was made with: hash "));
 }
 
@@ -263,7 +265,7 @@ TEST(Trainer, ResumeAcceptsCheckpointsWithoutADataRecordAndReportsIt) {
     EXPECT_EQ(checkpoint.data["content"]["data"].size(), 1u);
     checkpoint.data.erase("content");
     write_checkpoint(path, checkpoint);
-    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+    Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
     ASSERT_EQ(run.messages.size(), 1u);
     EXPECT_THAT(run.messages.front(), HasSubstr("step_00000005.h5: has no record of its training data; "
                                                 "this data is used without a comparison"));
@@ -298,15 +300,15 @@ TEST(Trainer, RefusesADirectoryThatHoldsARun) {
 TEST(Trainer, RefusesADirectoryInUse) {
     TinyRun run;
     const Trainer first(run.config, run.on_message);
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                 HasSubstr("in use by process"));
 }
 
 TEST(Trainer, RefusesToResumeADirectoryWithoutARun) {
     TinyRun run;
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory / "absent"}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.directory / "absent", ResumeOptions{}, run.on_message); }),
                 HasSubstr("is not a directory"));
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.directory.path()}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.directory.path(), ResumeOptions{}, run.on_message); }),
                 HasSubstr("holds no run"));
 }
 
@@ -430,7 +432,7 @@ TEST(Trainer, TrainsOnTokenFilesWithoutATokenizer) {
     run.config.data = run.directory.write("train.bin", bytes);
     run.config.model.vocabulary = 300;
     { Trainer(run.config, run.on_message).run(/*stop_after=*/6); }
-    Trainer resumed(Resume{.directory = run.config.out}, run.on_message);
+    Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
     EXPECT_EQ(resumed.step(), 6);
     EXPECT_TRUE(std::isfinite(*resumed.run().val_loss));
     const auto model = load_model(run.config.out);

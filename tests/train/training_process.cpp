@@ -45,9 +45,8 @@ int main(int argc, char** argv) try {
     const std::shared_ptr<ProcessGroup> group = join_group();
     const bool begun =
         group->broadcast(exists(std::filesystem::path(config.out) / "config.json") ? "y" : "n") == "y";
-    const auto trainer =
-        begun ? std::make_unique<Trainer>(Resume{.directory = config.out}, print_message, group)
-              : std::make_unique<Trainer>(config, print_message, group);
+    const auto trainer = begun ? std::make_unique<Trainer>(config.out, ResumeOptions{}, print_message, group)
+                               : std::make_unique<Trainer>(config, print_message, group);
     trainer->stop_when([&] { return signals.requested(); });
     trainer->on_step([](const StepReport&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
     make_unreadable(*trainer, group->rank());

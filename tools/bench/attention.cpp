@@ -5,11 +5,9 @@
 // attention_tuning.h. The column "of read", on a CPU: GB/s relative to a plain read with the same byte count.
 // Scratch: a pass's memory without its inputs and outputs.
 #include <array>
-#include <charconv>
 #include <iostream>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include <gradtile/attention/attention.h>
@@ -92,7 +90,7 @@ struct Flags {
     std::vector<std::int64_t> queries, lengths, packed;
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
-    DTypesFlag dtypes;
+    std::vector<TrainDType> dtypes;  // empty: bf16 on a GPU, else f32
     Pass pass = Pass::both;
     std::int64_t threads = 0, runs = 9;
     bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
@@ -126,6 +124,7 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
                   .queries = 0,
                   .length = 0,
                   .head_dim = flags.head_dim.value_or(64)};
+    constexpr std::int64_t max_length = 1 << 20;
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
         check_flag(flag, value, {1, static_cast<double>(max_value)});
     };
@@ -140,7 +139,10 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
                     "--packed gives the lengths; leave out --batch, --length and --queries");
         shapes.packed = flags.packed;
         shapes.batch = 1;
+        for (const std::int64_t length : flags.packed) check_flag("--packed", length, {0, max_length});
         shapes.length = std::accumulate(flags.packed.begin(), flags.packed.end(), std::int64_t{0});
+        check_usage(shapes.length <= 1 << 24, "--packed: ", shapes.length,
+                    " tokens; expected lengths of at most 16777216 tokens together");
         shapes.queries = shapes.length;
         return {shapes};
     }
@@ -148,33 +150,12 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     for (const std::int64_t length : flags.lengths.empty() ? std::vector<std::int64_t>{1024} : flags.lengths)
         for (const std::int64_t queries :
              flags.queries.empty() ? std::vector<std::int64_t>{length} : flags.queries) {
+            expect("--length", length, max_length);
+            expect("--queries", queries, max_length);
             shapes.length = length, shapes.queries = queries;
             list.push_back(shapes);
         }
     return list;
-}
-
-/// Returns the numbers in a list such as 64,2048,512.
-std::vector<std::int64_t> numbers_in(const char* flag, const std::string& list, std::int64_t least) {
-    std::vector<std::int64_t> numbers;
-    std::istringstream text(list);
-    for (std::string item; std::getline(text, item, ',');) {
-        std::int64_t number = 0;
-        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
-        check_usage(
-            error == std::errc() && end == item.data() + item.size() && number >= least && number <= 1 << 20,
-            flag, ": ", item == list ? item : concat("'", item, "' in ", list), "; expected ", least,
-            " to 1048576, or several such numbers with commas");
-        numbers.push_back(number);
-    }
-    check_usage(!numbers.empty(), flag, ": '", list, "'; expected at least one number");
-    return numbers;
-}
-std::vector<std::int64_t> packed_lengths_in(const std::string& list) {
-    const std::vector<std::int64_t> lengths = numbers_in("--packed", list, 0);
-    check_usage(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) <= 1 << 24,
-                "--packed: ", list, "; expected lengths of 1 to 16777216 tokens together");
-    return lengths;
 }
 
 /// Forward and backward on tensors allocated with ctx.
@@ -441,7 +422,8 @@ int bench_attention(const Flags& flags) {
                 "--cpu-time: measures one thread; expected --device cpu --threads 1");
     const std::vector<Shapes> list = shapes_of(flags, device);
     const std::vector<TrainDType> dtypes =
-        flags.dtypes.values_or(device.is_cuda() ? TrainDType::bf16 : TrainDType::f32);
+        !flags.dtypes.empty() ? flags.dtypes
+                              : std::vector{device.is_cuda() ? TrainDType::bf16 : TrainDType::f32};
     const Context ctx(device, static_cast<int>(flags.threads));
     if (flags.tune) {
         for (const TrainDType dtype : dtypes) tune_attention(ctx, list, storage_dtype(dtype), flags);
@@ -480,20 +462,14 @@ void add_bench_attention(Command& bench) {
     add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
     add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
     add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
-    const auto add_sizes = [&](const char* flag, std::vector<std::int64_t>& member, const char* help) {
-        command.add_value<std::string>(flag, help, [flags, flag, &member](const std::string& list) {
-            member = numbers_in(flag, list, 1);
-        });
-    };
-    add_sizes("--length", flags->lengths,
-              "keys per sequence, or several, for example 1024,16384 (default: 1024)");
-    add_sizes(
+    command.add_row_values("--length", flags->lengths, "keys per sequence (default: 1024)");
+    command.add_row_values(
         "--queries", flags->queries,
-        "queries per sequence, or several; the last ones under a causal mask (default: as many as keys)");
+        "queries per sequence, the last ones under a causal mask (default: as many as keys)");
     add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
-    command.add_value<std::string>(
+    command.add_value<std::vector<std::int64_t>>(
         "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
-        [flags](const std::string& list) { flags->packed = packed_lengths_in(list); });
+        [flags](const auto& lengths) { flags->packed = lengths; });
     command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
                                    concat(flags->algorithm), [flags](const std::string& name) {
                                        flags->algorithm = attention::algorithm_named(name, "--algorithm");
@@ -512,7 +488,7 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
     command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");
-    flags->dtypes.add_to(command, "bf16 on a GPU, else f32");
+    command.add_row_values("--dtype", flags->dtypes, "type of Q, K and V (default: bf16 on a GPU, else f32)");
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
     command.add_switch("--deterministic", flags->deterministic,

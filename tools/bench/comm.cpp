@@ -18,7 +18,7 @@ namespace {
 struct Flags {
     GroupFlags group;
     DeviceChoice device = DeviceChoice::automatic;
-    DTypesFlag dtypes;
+    std::vector<TrainDType> dtypes{TrainDType::f32};
     std::vector<std::int64_t> bytes;  // sizes to measure; empty: 64 KiB to 1 GiB
     std::int64_t runs = 9;
     bool json = false;
@@ -130,7 +130,7 @@ int bench_comm(const Flags& flags, const Context& ctx, const Communicator& commu
                  {"ms", "ms"},
                  {"bus_gb_per_s", "bus GB/s"}},
                 flags.json);
-    for (const TrainDType dtype : flags.dtypes.values_or(TrainDType::f32))
+    for (const TrainDType dtype : flags.dtypes)
         measure(flags, ctx, communicator, group, storage_dtype(dtype), group.is_root() ? &table : nullptr);
     return 0;
 }
@@ -142,10 +142,9 @@ void add_bench_comm(Command& bench) {
     const auto flags = std::make_shared<Flags>();
     add_group_flags(command, "time", flags->group);
     command.add_value("--device", flags->device, "device of the tensors");
-    flags->dtypes.add_to(command, "f32");
-    command.add_value<std::vector<std::int64_t>>(
-        "--bytes", "sizes of the whole tensors (default: 65536 to 1073741824)",
-        [flags](const std::vector<std::int64_t>& sizes) { flags->bytes = sizes; });
+    command.add_row_values("--dtype", flags->dtypes, "type of the tensors (default: f32)");
+    command.add_row_values("--bytes", flags->bytes,
+                           "sizes of the whole tensors (default: 65536 to 1073741824)");
     command.add_value("--runs", flags->runs, "number of timings; their median is reported");
     command.add_switch("--json", flags->json,
                        "print one JSON object per row, the input of `gradtile plan --fit`");

@@ -19,8 +19,7 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(Command& command)
-        : step(command, {"layers", "activation", "bias", "batch", "tf32", "deterministic"}) {}
+    explicit Flags(Command& command) : step(command, &SettingUsers::bench_gemm) {}
     StepFlags step;
     bool paddings = false, candidates = false;
 };
@@ -238,7 +237,7 @@ void measure_products(const Context& ctx, const Step& step, const Flags& flags, 
 }
 
 int bench_gemm(const Flags& flags) {
-    const Step base = flags.step.step();
+    const std::vector<Step> steps = flags.step.steps();
     Table table({{"dtype", "dtype", Column::Kind::text, 9},
                  {"product", "product", Column::Kind::text, 14},
                  {"pass", "pass", Column::Kind::text, 26},
@@ -249,8 +248,8 @@ int bench_gemm(const Flags& flags) {
                  {"of_ceiling", "of ceiling", Column::Kind::percent, 10},
                  {"plain_us", "plain us"}},
                 flags.step.json());
-    const Context ctx = context_of(base.config);
-    for (const Step& step : flags.step.with_each_dtype(base)) {
+    const Context ctx = context_of(steps.front().config);
+    for (const Step& step : steps) {
         const Context arena_ctx = with_arena_for(
             ctx, "bench gemm", [&](const Context& dry) { measure_products(dry, step, flags, table); });
         if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;

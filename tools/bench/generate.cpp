@@ -19,9 +19,7 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(Command& command)
-        : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
-                         "window", "window-pattern", "softcap", "sinks"}) {}
+    explicit Flags(Command& command) : step(command, &SettingUsers::bench_generate) {}
     StepFlags step;
     std::vector<std::int64_t> texts{1};
     std::int64_t prompt = 0, tokens = 0;  // 0: half of the context
@@ -174,10 +172,10 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, std::int6
 }
 
 int bench_generate(const Flags& flags) {
-    const Step base = flags.step.step();
-    const Context ctx = context_of(base.config);
+    const std::vector<Step> steps = flags.step.steps();
+    const Context ctx = context_of(steps.front().config);
     for (const std::int64_t texts : flags.texts) check_flag("--texts", texts, {1, 4096});
-    lengths_of(flags, base.config.model.context);
+    lengths_of(flags, steps.front().config.model.context);
     Table table({{"preset", "preset", Column::Kind::text, 20},
                  {"dtype", "dtype", Column::Kind::text, 5},
                  {"texts", "texts", Column::Kind::number, 6},
@@ -190,7 +188,7 @@ int bench_generate(const Flags& flags) {
                  {"of_read", "of read", Column::Kind::percent, 8}},
                 flags.step.json());
     for (const std::int64_t texts : flags.texts)
-        for (const Step& step : flags.step.with_each_dtype(base)) measure(ctx, step, flags, texts, table);
+        for (const Step& step : steps) measure(ctx, step, flags, texts, table);
     return 0;
 }
 
@@ -199,9 +197,7 @@ int bench_generate(const Flags& flags) {
 void add_bench_generate(Command& bench) {
     Command command = bench.add_command("generate", "Time generation: reading a prompt, then token by token");
     const auto flags = std::make_shared<Flags>(command);
-    command.add_value<std::vector<std::int64_t>>(
-        "--texts", "texts generated at once; a list such as 1,4,16 gives one row each",
-        [flags](const auto& list) { flags->texts = list; });
+    command.add_row_values("--texts", flags->texts, "texts generated at once");
     command.add_value("--prompt-tokens", flags->prompt, "tokens of each prompt; 0: half of the context");
     command.add_value("--tokens", flags->tokens, "tokens to generate; 0: until the context is full");
     command.set_action([flags] { return bench_generate(*flags); });

@@ -27,7 +27,7 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(Command& command) : step(command, {"batch"}) {}
+    explicit Flags(Command& command) : step(command, &SettingUsers::bench_layers) {}
     StepFlags step;
     std::string filter;
 };
@@ -298,7 +298,7 @@ int bench_layers(const Flags& flags) {
     for (const Group& group : groups()) names += (names.empty() ? "" : ", ") + group.name;
     check_usage(std::any_of(groups().begin(), groups().end(), is_selected), "--filter: '", flags.filter,
                 "' is in none of ", names);
-    const Step base = flags.step.step();
+    const std::vector<Step> steps = flags.step.steps();
     Table table({{"dtype", "dtype", Column::Kind::text, 9},
                  {"operator", "operator", Column::Kind::text, 35},
                  {"mb", "MB"},
@@ -306,8 +306,8 @@ int bench_layers(const Flags& flags) {
                  {"gb_per_s", "GB/s"},
                  {"of_copy", "of copy", Column::Kind::percent, 8}},
                 flags.step.json());
-    const Context ctx = context_of(base.config);
-    for (const Step& step : flags.step.with_each_dtype(base)) {
+    const Context ctx = context_of(steps.front().config);
+    for (const Step& step : steps) {
         const Context arena_ctx = with_arena_for(
             ctx, "bench layers", [&](const Context& dry) { measure_groups(dry, step, flags, table); });
         if (!flags.step.json()) std::cout << title_of(step, ctx) << std::endl;

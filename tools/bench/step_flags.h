@@ -1,7 +1,5 @@
 #pragma once
 /// The training step that a benchmark measures: a preset, modified by flags.
-#include <initializer_list>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,40 +17,23 @@ struct Step {
     DType dtype() const { return storage_dtype(config.dtype); }
 };
 
-/// The flag --dtype of every benchmark: one dtype, or a list, which gives rows for each.
-class DTypesFlag {
-  public:
-    /// The command refers to this object, so it must live until the command line is parsed.
-    void add_to(Command& command, const std::string& shown_default);
-    std::vector<TrainDType> values_or(TrainDType otherwise) const {
-        return given_.empty() ? std::vector{otherwise} : given_;
-    }
-
-  private:
-    std::vector<TrainDType> given_;
-};
-
 class StepFlags {
   public:
-    /// Declares --preset, --dtype, --runs, --json, the settings that every benchmark uses (shapes, device,
-    /// threads) and `settings`. The flags refer to this object, so it must live until the command line is
-    /// parsed.
-    StepFlags(Command& command, std::initializer_list<std::string_view> settings);
+    /// Declares --preset, --runs, --json and the settings that the benchmark uses. The flags refer to this
+    /// object, so it must live until the command line is parsed.
+    StepFlags(Command& command, bool SettingUsers::*benchmark);
 
-    /// The step, validated, with an existing device and a vocabulary. Defaults: on a GPU bfloat16 and,
-    /// without --preset, gpt2-124m with 64 sequences; otherwise the batch is the preset's micro-batch. A
-    /// given `batch` replaces this default; the setting `batch` replaces both.
-    Step step(std::optional<std::int64_t> batch = {}) const;
-    /// The step with each dtype of --dtype, or with its own one, validated.
-    std::vector<Step> with_each_dtype(const Step& step) const;
+    /// A step for each combination of the flags' values, validated, with an existing device and a vocabulary.
+    /// Defaults: on a GPU bfloat16 and, without --preset, gpt2-124m with 64 sequences; otherwise the batch is
+    /// the preset's micro-batch.
+    std::vector<Step> steps() const;
     Sampling sampling() const;
     bool json() const { return json_; }
     /// Whether the command line has the setting.
-    bool given(std::string_view setting) const;
+    bool given(std::string_view setting) const { return settings_.given().contains(setting); }
 
   private:
     SettingFlags settings_;
-    DTypesFlag dtypes_;
     std::string preset_;
     std::int64_t runs_ = 9;
     bool json_ = false;

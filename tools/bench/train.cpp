@@ -24,33 +24,10 @@ namespace gradtile::cli {
 namespace {
 
 struct Flags {
-    explicit Flags(Command& command)
-        : step(command, {"layers", "norm", "activation", "positions", "bias", "tied-head", "qk-norm",
-                         "window", "window-pattern", "softcap", "sinks", "dropout", "attention-dropout",
-                         "micro-batch", "optimizer", "deterministic", "cuda-graph", "tf32"}) {}
+    explicit Flags(Command& command) : step(command, &SettingUsers::bench_train) {}
     StepFlags step;
-    // Setting values. The table has one row for each combination. An empty list means the preset's value.
-    std::vector<std::int64_t> batches;
-    std::vector<Recompute> levels;
     bool memory = false, breakdown = false, cpu_time = false;
 };
-
-/// One validated step for each combination of the flags' values.
-std::vector<Step> steps_of(const Flags& flags) {
-    std::vector<Step> bases;
-    for (const std::int64_t batch : flags.batches) bases.push_back(flags.step.step(batch));
-    if (bases.empty()) bases.push_back(flags.step.step());
-    std::vector<Step> steps;
-    for (const Step& base : bases)
-        for (const Step& step : flags.step.with_each_dtype(base))
-            for (const Recompute level :
-                 flags.levels.empty() ? std::vector{step.config.model.recompute} : flags.levels) {
-                steps.push_back(step);
-                steps.back().config.model.recompute = level;
-                rethrow_as_usage_error([&] { validate(steps.back().config); });
-            }
-    return steps;
-}
 
 MemoryRequest request_of(const Step& step) {
     TrainConfig config = step.config;
@@ -76,7 +53,7 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
 class Training {
   public:
     Training(const Context& ctx, const Step& step)
-        : model(step.config.model, parameters), config_(step.config) {
+        : model(step.config.model, parameters, step.config.training), config_(step.config) {
         parameters.allocate(ctx, step.dtype());
         parameters.initialize(ctx, Seed{1});
         optimizer = make_optimizer(ctx, parameters, config_);
@@ -179,9 +156,9 @@ Table table_of_steps(const Flags& flags, const Step& first) {
 /// The cells that identify a row's step. In a text table, the model's shape is in the title instead.
 std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
-    std::vector<Cell> cells{step.preset, static_cast<double>(config.batch),
-                            static_cast<double>(config.micro_batch_size()),
-                            std::string(name_of(config.dtype)), std::string(name_of(config.model.recompute))};
+    std::vector<Cell> cells{
+        step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
+        std::string(name_of(config.dtype)), std::string(name_of(config.training.recompute))};
     if (json) cells.emplace_back(shape_of(config.model));
     return cells;
 }
@@ -219,7 +196,7 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
 }
 
 int bench_train(const Flags& flags) {
-    const std::vector<Step> steps = steps_of(flags);
+    const std::vector<Step> steps = flags.step.steps();
     const Context ctx = context_of(steps.front().config);
     check_usage(!flags.cpu_time || (ctx.device().is_cpu() && ctx.threads().size() == 1),
                 "--cpu-time: measures one CPU thread only; add --device cpu --threads 1");
@@ -251,12 +228,6 @@ int bench_train(const Flags& flags) {
 void add_bench_train(Command& bench) {
     Command command = bench.add_command("train", "Measure time, speed and memory of whole training steps");
     const auto flags = std::make_shared<Flags>(command);
-    command.add_value<std::vector<std::int64_t>>(
-        "--batch", "sequences per step; a list such as 4,16,64 gives one row each",
-        [flags](const auto& list) { flags->batches = list; });
-    command.add_value<std::vector<Recompute>>("--recompute",
-                                              "recomputation; a list such as none,block gives one row each",
-                                              [flags](const auto& list) { flags->levels = list; });
     command.add_switch("--memory", flags->memory, "print only the memory that a step needs");
     command.add_switch("--breakdown", flags->breakdown, "also time every operator of the step alone");
     command.add_switch("--cpu-time", flags->cpu_time,

@@ -50,6 +50,17 @@ class Command {
         add_value_of_type<T>(
             flag, std::move(help), [&member](const T& value) { member = value; }, text_of(member));
     }
+    /// Calls use(values) when the flag is given, with one value or several with commas. Every flag whose
+    /// command prints rows for each value is added by this function or the next one.
+    template <class T>
+    void add_row_values(const std::string& flag, const std::string& help,
+                        std::function<void(const std::vector<T>&)> use) {
+        add_value<std::vector<T>>(flag, help + "; values with commas give rows for each", std::move(use));
+    }
+    template <class T>
+    void add_row_values(const std::string& flag, std::vector<T>& values, const std::string& help) {
+        add_row_values<T>(flag, help, [&values](const std::vector<T>& given) { values = given; });
+    }
     /// A flag with one or more values.
     void add_list(const std::string& flag, std::vector<std::string>& values, const std::string& help);
     /// Change the text that --help shows for a flag added earlier.

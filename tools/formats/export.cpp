@@ -15,6 +15,7 @@
 #include <gradtile/train/data/chat_jinja.h>
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/model/merged_adapters.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 
 namespace gradtile {
@@ -68,7 +69,7 @@ class Exporter {
 
     ExportResult write_gguf_file() {
         // Throws Error that names a setting which neither format can express.
-        huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        huggingface_config_of(config_.model, config_.training, dtype_, text_tokens(), source_);
         GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
         const GgufMetadata tokenizer_metadata =
             gguf_tokenizer_metadata(tokenizer_ ? &*tokenizer_ : nullptr, config_.model.vocabulary,
@@ -93,7 +94,8 @@ class Exporter {
     /// Returns the folder's files, except the weights. Imported files are written unchanged.
     std::map<std::string, std::string> folder_texts() {
         std::map<std::string, std::string> texts = imported_.files;
-        const JsonValue config = huggingface_config_of(config_.model, dtype_, text_tokens(), source_);
+        const JsonValue config =
+            huggingface_config_of(config_.model, config_.training, dtype_, text_tokens(), source_);
         std::optional<std::string> kept;
         if (texts.contains("config.json"))
             kept =

@@ -178,25 +178,15 @@ TextEnds read_text_ends(const ConfigReader& reader) {
 }
 
 /// Returns the config in a form in which equal models have equal configs: with defaults replaced by their
-/// values, and with fixed values for training settings.
+/// values.
 ModelConfig comparable(ModelConfig config) {
     config.kv_heads = config.key_value_heads();
     config.hidden = config.hidden_width();
     const ModelConfig plain;
-    config.dropout = plain.dropout;
-    config.attention_dropout = plain.attention_dropout;
     // Without a window the pattern has no effect.
     if (config.window == 0) config.window_pattern = plain.window_pattern;
-    config.recompute = plain.recompute;
-    config.deterministic = plain.deterministic;
     if (!rotates_heads(config.positions)) config.rope_base = plain.rope_base;
     return config;
-}
-
-JsonValue settings_of(const ModelConfig& config) {
-    TrainConfig train;
-    train.model = config;
-    return to_json(train);
 }
 
 /// Throws Error that names the first setting in `config` which changes when the config is written and read
@@ -204,7 +194,7 @@ JsonValue settings_of(const ModelConfig& config) {
 /// express it.
 void check_same_model(const ModelConfig& config, const ModelConfig& written, std::string_view type,
                       std::string_view source) {
-    const JsonValue own = settings_of(comparable(config)), read = settings_of(comparable(written));
+    const JsonValue own = to_json(comparable(config)), read = to_json(comparable(written));
     for (const auto& [name, value] : own.items())
         check(value == read[name], source, ": ", name, " ", json_excerpt(value),
               " cannot be stored in a model of type ", type, "; it has ", name, " ",
@@ -212,7 +202,7 @@ void check_same_model(const ModelConfig& config, const ModelConfig& written, std
     check(comparable(config) == comparable(written), source, ": the model cannot be stored in type ", type);
 }
 
-JsonValue gpt2_json(const ModelConfig& c) {
+JsonValue gpt2_json(const ModelConfig& c, const TrainingOptions& training) {
     const auto activation = std::ranges::find(gpt2_activations, c.activation, &ActivationName::activation);
     // If the activation has no name here, the comparison in check_same_model() refuses it.
     const std::string_view name = activation == gpt2_activations.end() ? "gelu_new" : activation->name;
@@ -227,12 +217,12 @@ JsonValue gpt2_json(const ModelConfig& c) {
                               {"vocab_size", c.vocabulary},
                               {"activation_function", name},
                               {"layer_norm_epsilon", c.norm_epsilon},
-                              {"attn_pdrop", c.attention_dropout},
-                              {"embd_pdrop", c.dropout},
-                              {"resid_pdrop", c.dropout}});
+                              {"attn_pdrop", training.attention_dropout},
+                              {"embd_pdrop", training.dropout},
+                              {"resid_pdrop", training.dropout}});
 }
 
-JsonValue llama_json(const ModelConfig& c) {
+JsonValue llama_json(const ModelConfig& c, const TrainingOptions& training) {
     return JsonValue::object({{"architectures", JsonValue::Array{"LlamaForCausalLM"}},
                               {"model_type", "llama"},
                               {"num_hidden_layers", c.layers},
@@ -246,7 +236,7 @@ JsonValue llama_json(const ModelConfig& c) {
                               {"hidden_act", "silu"},
                               {"attention_bias", c.bias},
                               {"mlp_bias", c.bias},
-                              {"attention_dropout", c.attention_dropout},
+                              {"attention_dropout", training.attention_dropout},
                               {"rms_norm_eps", c.norm_epsilon},
                               {"rope_theta", c.rope_base},
                               {"rope_scaling", nullptr}});
@@ -333,10 +323,10 @@ WeightLayout huggingface_layout_of(const ModelConfig& config) {
     return rotates_heads(config.positions) ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2;
 }
 
-JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
-                                std::string_view source) {
+JsonValue huggingface_config_of(const ModelConfig& config, const TrainingOptions& training, DType dtype,
+                                const TextTokens& tokens, std::string_view source) {
     const bool llama = huggingface_layout_of(config) == WeightLayout::huggingface_llama;
-    JsonValue value = llama ? llama_json(config) : gpt2_json(config);
+    JsonValue value = llama ? llama_json(config, training) : gpt2_json(config, training);
     value.set("tie_word_embeddings", config.tied_head);
     value.set("torch_dtype", name_of(dtype));
     value.set("bos_token_id", tokens.begin ? JsonValue(*tokens.begin) : JsonValue());

@@ -46,9 +46,9 @@ struct TextTokens {
 
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
 /// with `source` and names the setting when neither model type can express the config (query and key norms,
-/// for example). Training settings (dropouts, recompute, deterministic) are ignored.
-JsonValue huggingface_config_of(const ModelConfig& config, DType dtype, const TextTokens& tokens,
-                                std::string_view source);
+/// for example). The file also names the dropout probabilities.
+JsonValue huggingface_config_of(const ModelConfig& config, const TrainingOptions& training, DType dtype,
+                                const TextTokens& tokens, std::string_view source);
 
 /// Returns the config.json text that an import kept, for `dtype` weights: the text itself if it names this
 /// type or none. Returns nullopt if the text is not this model's config. Throws Error that begins with

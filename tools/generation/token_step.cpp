@@ -25,7 +25,8 @@ Tensor rows_of(const Tensor& input, std::int64_t texts, std::int64_t row, std::i
 
 bool TokenStep::exists_for(const LanguageModel& model) {
     return model.ctx.device().is_cuda() && graph_setting() != "passes" &&
-           can_step(model.ctx.device(), model.transformer.config, model.parameters.dtype());
+           can_step(model.ctx.device(), model.transformer.config, model.transformer.adapters,
+                    model.parameters.dtype());
 }
 
 void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,

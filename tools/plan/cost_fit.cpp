@@ -215,7 +215,8 @@ std::string description_of(const Measurement& m) {
     const TrainConfig& c = m.config;
     text += concat(c.model.layers, " x ", c.model.width, ", ", c.batch / m.gpus, " x ", c.model.context, " ",
                    name_of(c.dtype));
-    if (c.model.recompute != Recompute::none) text += concat(", recompute ", name_of(c.model.recompute));
+    if (c.training.recompute != Recompute::none)
+        text += concat(", recompute ", name_of(c.training.recompute));
     if (c.accumulation_steps(m.gpus) > 1) text += concat(", in ", c.accumulation_steps(m.gpus));
     if (c.zero == 1) text += ", zero 1";
     return text;

@@ -148,7 +148,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     ParameterStore parameters;
     const Transformer transformer(config.model, parameters);
     const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
-    return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus)),
+    return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute),
             .dtype = dtype,
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),

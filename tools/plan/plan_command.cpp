@@ -19,18 +19,8 @@ namespace {
 
 constexpr double gib = 1 << 30;
 
-bool is_plan_setting(std::string_view setting) {
-    constexpr std::string_view names[] = {
-        "layers",     "heads",          "kv-heads",    "width",   "hidden",
-        "context",    "vocabulary",     "norm",        "bias",    "tied-head",
-        "activation", "positions",      "qk-norm",     "dropout", "recompute",
-        "window",     "window-pattern", "softcap",     "sinks",   "attention-dropout",
-        "batch",      "dtype",          "micro-batch", "zero",    "optimizer"};
-    return std::find(std::begin(names), std::end(names), setting) != std::end(names);
-}
-
 struct Flags {
-    explicit Flags(Command& command) : settings(command, is_plan_setting) {}
+    explicit Flags(Command& command) : settings(command, &SettingUsers::plan) {}
     SettingFlags settings;
     std::string model, config_file;
     std::int64_t gpus = 1, gpus_per_node = 8;
@@ -58,7 +48,7 @@ TrainConfig config_of(const Flags& flags) {
     flags.settings.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
     rethrow_as_usage_error([&] { validate(config, flags.gpus); });
-    check_usage(config.model.lora_rank == 0, "lora-rank: ", config.model.lora_rank,
+    check_usage(config.adapters.rank == 0, "lora-rank: ", config.adapters.rank,
                 "; the cost model has no adapters, expected 0 (gradtile train --memory plans their memory)");
     check_usage(config.device != DeviceChoice::cpu,
                 "device: cpu; expected cuda, because plan predicts GPUs only");

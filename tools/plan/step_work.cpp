@@ -58,7 +58,7 @@ Work operator*(double times, const Work& work) {
             times * work.blocks};
 }
 
-StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch) {
+StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch, Recompute recompute) {
     const double rows = as_double(micro_batch * model.context);
     const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
@@ -77,7 +77,7 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
                   .bytes = row_bytes * (traffic.norms_backward + traffic.activation + traffic.bias_gradients +
                                         traffic.positions),
                   .blocks = 2.0 / 3};
-    switch (model.recompute) {
+    switch (recompute) {
         case Recompute::none:
             break;
         case Recompute::activations:

@@ -33,6 +33,7 @@ struct StepWork {
 };
 
 /// Returns the work for `micro_batch` sequences of model.context tokens. The vocabulary must be set.
-StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch);
+StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch,
+                   Recompute recompute = Recompute::none);
 
 }  // namespace gradtile

@@ -54,49 +54,25 @@ TrainConfig config_of(const Flags& flags) {
 
 /// Refuses a place to write to that only the --config file names; see output_place.h.
 void check_outputs(const Flags& flags, const TrainConfig& config) {
-    if (config.tensorboard.empty() || flags.settings.has("tensorboard")) return;
+    if (config.tensorboard.empty() || flags.settings.given().contains("tensorboard")) return;
     rethrow_as_usage_error(
         [&] { require_inside_run("tensorboard", config.tensorboard, config.out, flags.config_file); });
 }
 
-Resume resume_of(const Flags& flags) {
+/// Checks the flags of a run that is resumed.
+ResumeOptions resume_options(const Flags& flags) {
     check_usage(flags.preset.empty() && flags.config_file.empty(),
                 "--resume: uses the settings of the run; expected neither --preset nor --config");
+    rethrow_as_usage_error([&] { check_may_change(flags.settings.given(), "--"); });
     TrainConfig changed;
     flags.settings.apply(changed);
     rethrow_as_usage_error([&] { validate(changed); });
-    Resume resume{.directory = flags.resume, .restart = flags.restart};
-    for (const std::string& name : flags.settings.given()) {
-        if (name == "steps") {
-            resume.steps = changed.steps;
-        } else if (name == "save-every") {
-            resume.save_every = changed.save_every;
-        } else if (name == "threads") {
-            resume.threads = changed.threads;
-        } else if (name == "device") {
-            resume.device = changed.device;
-        } else if (name == "zero") {
-            resume.zero = changed.zero;
-        } else if (name == "data") {
-            resume.data = changed.data;
-        } else if (name == "val-data") {
-            resume.val_data = changed.val_data;
-        } else if (name == "tensorboard") {
-            resume.tensorboard = changed.tensorboard;
-        } else {
-            throw UsageError(
-                concat("--", name,
-                       ": cannot change when a run is resumed; expected only steps, stop-after, "
-                       "save-every, threads, device, zero, tensorboard, or the paths of data and "
-                       "val-data"));
-        }
-    }
-    return resume;
+    return {.changes = flags.settings.given(), .restart = flags.restart};
 }
 
 /// The settings that a resumed run would have. Reads the run's files without locking the run.
 TrainConfig config_of_run(const Flags& flags) {
-    resume_of(flags);  // throws when a flag sets a setting that cannot change
+    resume_options(flags);  // throws when a flag sets a setting that cannot change
     TrainConfig config;
     apply_config_file(config, (std::filesystem::path(flags.resume) / "config.json").string());
     flags.settings.apply(config);
@@ -157,7 +133,8 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
                                       TrainDisplay& display) {
     const auto on_message = [&display](const std::string& text) { display.message(text); };
     if (!flags.resume.empty() && !flags.memory)
-        return std::make_unique<Trainer>(resume_of(flags), on_message, group, parse_corpus);
+        return std::make_unique<Trainer>(flags.resume, resume_options(flags), on_message, group,
+                                         parse_corpus);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
     rethrow_as_usage_error([&] { validate(config, group->size()); });
     if (!flags.memory) check_outputs(flags, config);
@@ -169,7 +146,8 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
 void add_observers(Trainer& trainer, const Flags& flags, TrainDisplay& display) {
     const auto on_message = [&display](const std::string& text) { display.message(text); };
     // A config file that names a directory outside the run was refused before (check_outputs).
-    add_tensorboard(trainer, flags.settings.has("tensorboard") ? Named::by_the_user : Named::by_a_file,
+    add_tensorboard(trainer,
+                    flags.settings.given().contains("tensorboard") ? Named::by_the_user : Named::by_a_file,
                     on_message);
     add_loss_curve(trainer, on_message);
     add_samples(trainer);
@@ -180,7 +158,7 @@ ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, con
     const std::int64_t last = trainer.last_step();
     return {.first_step = trainer.step(),
             .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, last) : last,
-            .flops_per_token = flops_per_token(config.model, config.model.context),
+            .flops_per_token = flops_per_token(config.model, config.model.context, config.adapters),
             .peak_flops = group.size() *
                           peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype), config.tf32)};
 }
@@ -261,7 +239,7 @@ int launch_training(const Flags& flags) {
         config = config_of(flags);
         check_outputs(flags, config);
     } else {
-        resume_of(flags);
+        resume_options(flags);
         flags.settings.apply(config);
     }
     Launch launch = make_launch(flags.group, config.device, "--restarts");
@@ -282,7 +260,7 @@ int launch_training(const Flags& flags) {
                                            {"--stop-after", concat(flags.stop_after)});
         if (flags.quiet) launch.resume_arguments.emplace_back("--quiet");
         if (flags.live) launch.resume_arguments.emplace_back("--live");
-        if (flags.settings.has("tensorboard"))
+        if (flags.settings.given().contains("tensorboard"))
             launch.resume_arguments.insert(launch.resume_arguments.end(),
                                            {"--tensorboard", config.tensorboard});
     }

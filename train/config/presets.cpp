@@ -55,14 +55,9 @@ TrainConfig shakespeare_char_cpu() {
 /// nanoGPT's character-level Shakespeare example.
 TrainConfig shakespeare_char() {
     TrainConfig c;
-    c.model = {.layers = 6,
-               .heads = 6,
-               .width = 384,
-               .context = 256,
-               .activation = Activation::gelu,
-               .bias = false,
-               .dropout = 0.2,
-               .attention_dropout = 0.2};
+    c.model = {
+        .layers = 6, .heads = 6, .width = 384, .context = 256, .activation = Activation::gelu, .bias = false};
+    c.training = {.dropout = 0.2, .attention_dropout = 0.2};
     c.batch = 64;
     c.steps = 5000;
     c.eval_every = 250;
@@ -161,7 +156,7 @@ TrainConfig alibi_tiny() {
 TrainConfig packed_tiny() {
     TrainConfig c = llama_tiny();
     c.model.context = 512;
-    c.model.attention_dropout = 0.1;
+    c.training.attention_dropout = 0.1;
     c.batch = 4;
     c.packed = true;
     c.out = "runs/packed-tiny";

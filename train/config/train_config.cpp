@@ -10,6 +10,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/train/config/settings.h>
 #include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
@@ -86,12 +87,22 @@ int usable_gpus(DeviceChoice choice) {
 
 }  // namespace
 
+JsonValue to_json(const ModelConfig& model) {
+    TrainConfig config;
+    config.model = model;
+    JsonValue settings = JsonValue::object();
+    visit_settings(config, [&](const Setting& setting, const auto& member) {
+        if (setting.group == SettingGroup::architecture) settings.set(setting.name, value_of(member));
+    });
+    return settings;
+}
+
 JsonValue to_json(const TrainConfig& config) {
     JsonValue settings = JsonValue::object();
-    visit_settings(config, [&](const char* name, const auto& member, const char*, const Range&) {
+    visit_settings(config, [&](const Setting& setting, const auto& member) {
         if constexpr (std::is_same_v<decltype(member), const std::string&>)
-            check(is_utf8(member), name, ": '", member, "' is not UTF-8, a run's settings must be");
-        settings.set(name, value_of(member));
+            check(is_utf8(member), setting.name, ": '", member, "' is not UTF-8, a run's settings must be");
+        settings.set(setting.name, value_of(member));
     });
     return settings;
 }
@@ -99,8 +110,7 @@ JsonValue to_json(const TrainConfig& config) {
 void apply_json(TrainConfig& config, const JsonValue& settings, const std::string& source) {
     check(settings.is_object(), source, ": is ", type_of(settings), "; expected an object of settings");
     std::vector<std::string> known{"preset"};
-    visit_settings(
-        config, [&](const char* name, const auto&, const char*, const Range&) { known.emplace_back(name); });
+    visit_settings(config, [&](const Setting& setting, const auto&) { known.emplace_back(setting.name); });
     for (const auto& [key, value] : settings.items()) {
         const bool is_known = std::find(known.begin(), known.end(), key) != known.end();
         check(is_known, source, ": unknown setting '", key, "'", did_you_mean(key, known));
@@ -110,7 +120,8 @@ void apply_json(TrainConfig& config, const JsonValue& settings, const std::strin
         assign(name, settings["preset"], source + ": preset");
         config = preset(name);
     }
-    visit_settings(config, [&](const char* name, auto& member, const char*, const Range&) {
+    visit_settings(config, [&](const Setting& setting, auto& member) {
+        const char* const name = setting.name;
         if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
         // The system ends a path at a NUL byte, so that two different paths would be one file.
         if constexpr (std::is_same_v<decltype(member), std::string&>)
@@ -131,6 +142,19 @@ void apply_config_file(TrainConfig& config, const std::string& path, SymbolicLin
     apply_config_text(config, config_file_text(path, links), path);
 }
 
+void check_may_change(const JsonValue& changes, const std::string& prefix) {
+    const TrainConfig any;
+    std::vector<std::string> allowed;
+    visit_settings(any, [&](const Setting& setting, const auto&) {
+        if (setting.on_resume == OnResume::may_change) allowed.push_back(prefix + setting.name);
+    });
+    std::string expected;
+    for (const std::string& name : allowed) expected += (expected.empty() ? "" : ", ") + name;
+    for (const auto& [name, value] : changes.items())
+        check(std::ranges::find(allowed, prefix + name) != allowed.end(), prefix, name,
+              ": cannot change when a run is resumed; expected only ", expected);
+}
+
 std::int64_t max_documents_of(const TrainConfig& c) {
     if (!c.packed) return 0;
     const std::int64_t wanted =
@@ -145,14 +169,16 @@ Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokeniz
 }
 
 void validate(const TrainConfig& c, std::int64_t ranks) {
-    visit_settings(c, [](const char* name, const auto& member, const char*, const Range& range) {
+    visit_settings(c, [](const Setting& setting, const auto& member) {
         using Member = std::remove_cvref_t<decltype(member)>;
         if constexpr (std::is_same_v<Member, double>)
-            check(std::isfinite(member), name, ": ", member, "; expected a finite number");
+            check(std::isfinite(member), setting.name, ": ", member, "; expected a finite number");
         if constexpr (std::is_arithmetic_v<Member> && !std::is_same_v<Member, bool>)
-            check_range(name, member, range);
+            check_range(setting.name, member, setting.range);
     });
     validate(c.model);
+    validate(c.training);
+    validate(c.adapters, c.model);
     check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
           " processes that share it");
     const std::int64_t sequences = c.batch / ranks;
@@ -163,7 +189,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,
           " are too many; expected activations of at most 2^57 numbers");
-    check(c.zero == 0 || c.model.lora_rank == 0, "zero: ", c.zero, " with lora-rank ", c.model.lora_rank,
+    check(c.zero == 0 || c.adapters.rank == 0, "zero: ", c.zero, " with lora-rank ", c.adapters.rank,
           "; the optimizer's state of adapters is small, expected zero 0");
     check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",

@@ -32,11 +32,12 @@ void check_weights(const ParameterStore& parameters, const NamedTensors& tensors
 
 }  // namespace
 
-void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source) {
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source,
+                 const AdapterOptions& adapters) {
     ParameterStore parameters;
     try {
         validate(config);
-        const Transformer model(config, parameters);
+        const Transformer model(config, parameters, {}, adapters);
     } catch (const Error& error) {
         throw Error(concat(source, ": its config: ", error.what()));
     }
@@ -44,8 +45,11 @@ void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const 
 }
 
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
-                             std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat)
-    : ctx(context), tokenizer(std::move(the_tokenizer)), transformer(config, parameters, frozen) {
+                             std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat,
+                             const TrainingOptions& training, const AdapterOptions& adapters)
+    : ctx(context),
+      tokenizer(std::move(the_tokenizer)),
+      transformer(config, parameters, frozen, training, adapters) {
     if (tokenizer) check_tokenizer(*tokenizer, config.vocabulary, "language model");
     parameters.allocate(ctx, dtype, flat);
     if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
@@ -137,13 +141,6 @@ void adopt_model(TrainConfig& config, const std::filesystem::path& path) {
     } else {
         apply_json(found, load_checkpoint(path, {.training_state = false}).config, path.string());
     }
-    found.model.dropout = config.model.dropout;
-    found.model.attention_dropout = config.model.attention_dropout;
-    found.model.lora_rank = config.model.lora_rank;
-    found.model.lora_alpha = config.model.lora_alpha;
-    found.model.lora_on = config.model.lora_on;
-    found.model.recompute = config.model.recompute;
-    found.model.deterministic = config.model.deterministic;
     config.model = found.model;
     config.chat_template = found.chat_template;
 }

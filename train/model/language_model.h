@@ -22,12 +22,13 @@ struct LanguageModel {
     /// Allocates the parameters without initialising them. Throws Error if a tokenizer id is outside the
     /// model's vocabulary.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
-                  std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {});
+                  std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {},
+                  const TrainingOptions& training = {}, const AdapterOptions& adapters = {});
 
     Context ctx;
     std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
     ParameterStore parameters;           ///< what training changes: everything, or the adapters
-    ParameterStore frozen;               ///< with adapters (ModelConfig::lora_rank): all other parameters
+    ParameterStore frozen;               ///< with adapters: all other parameters
     Transformer transformer;
     /// Targets with this id were ignored in training; -1: no target was ignored.
     std::int64_t ignore_token = -1;
@@ -36,7 +37,7 @@ struct LanguageModel {
     ChatTemplate chat_template = ChatTemplate::automatic;
     ImportedText imported_text = {};
 
-    bool has_adapters() const { return transformer.config.lora_rank > 0; }
+    bool has_adapters() const { return transformer.adapters.rank > 0; }
 };
 
 /// Returns the tokens that end a text: the imported text's end tokens if there are any, else end_tokens_of()
@@ -60,9 +61,10 @@ enum class Membership { inside, outside };
 /// store, or only those whose names are not.
 Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store, Membership membership);
 
-/// Throws Error "SOURCE: ..." unless the checkpoint's parameters match a model with this config. Allocates
-/// nothing.
-void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source);
+/// Throws Error "SOURCE: ..." unless the checkpoint's parameters match a model with this config and these
+/// adapters. Allocates nothing.
+void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source,
+                 const AdapterOptions& adapters = {});
 
 /// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
 /// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
@@ -72,9 +74,8 @@ void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::st
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            const MessageHandler& on_message = {});
-/// Replaces the model settings by those of a checkpoint, or of a run's config.json, except the training
-/// settings: both dropouts, adapters, recompute, deterministic. Adopts the chat template, too. Throws Error
-/// naming the file.
+/// Replaces the model's architecture and the chat template by those of a checkpoint, or of a run's
+/// config.json. Throws Error naming the file.
 void adopt_model(TrainConfig& config, const std::filesystem::path& path);
 /// Returns the tokenizer that a checkpoint's model was trained with; empty for token files. Throws Error
 /// "SOURCE: ..." if it is no tokenizer, or if one of its ids is outside the vocabulary in the checkpoint's

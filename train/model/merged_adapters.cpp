@@ -54,14 +54,14 @@ Checkpoint merged_adapters(Checkpoint checkpoint, const std::string& source) {
     if (!checkpoint.config.contains("lora-rank") || checkpoint.config["lora-rank"] == 0) return checkpoint;
     TrainConfig config;
     apply_json(config, checkpoint.config, source);
-    check_model(config.model, checkpoint, source);
+    check_model(config.model, checkpoint, source, config.adapters);
     check_masters(checkpoint, source);
     const Context ctx(Device::cpu());
     const bool has_masters = !checkpoint.master.empty();
     Checkpoint result = std::move(checkpoint);
     for (const std::string& module : adapted_modules(result)) {
         const std::string weight = module + ".weight";
-        const Tensor sum = merged(ctx, result, module, config.model.lora_scale());
+        const Tensor sum = merged(ctx, result, module, config.adapters.scale());
         Tensor& value = result.params.at(weight);
         value = value.dtype() == DType::f32 ? sum : cast(ctx, sum, value.dtype());
         if (has_masters) result.master[weight] = sum;
@@ -71,7 +71,7 @@ Checkpoint merged_adapters(Checkpoint checkpoint, const std::string& source) {
         for (const auto& [name, x] : result.params)
             if (!result.master.contains(name)) result.master.emplace(name, cast(ctx, x, DType::f32));
     result.optimizer.clear();
-    config.model = without_adapters(config.model);
+    config.adapters = {};
     result.config = to_json(config);
     return result;
 }

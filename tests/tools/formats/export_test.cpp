@@ -113,11 +113,17 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
 TEST(Export, DropoutsDoNotPreventAnExport) {
     const TemporaryDirectory place;
     ModelConfig config = small_gpt2();
-    config.dropout = config.attention_dropout = 0.2;
     config.window_pattern = 2;  // without a window the pattern has no effect
-    const Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
+    Checkpoint checkpoint = checkpoint_of(random_model(config), "x");
+    checkpoint.config.set("dropout", 0.2);
+    checkpoint.config.set("attention-dropout", 0.3);
     export_model(checkpoint, "run", {.out = (place / "out").string()});
     expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.params);
+    const std::string written = (place / "out/config.json").string();
+    const JsonValue exported = parse_json(read_text_file(written, 1 << 20), written);
+    EXPECT_EQ(exported["resid_pdrop"], 0.2);
+    EXPECT_EQ(exported["embd_pdrop"], 0.2);
+    EXPECT_EQ(exported["attn_pdrop"], 0.3);
 }
 
 TEST(Export, ValuesThatFloat16CannotHoldAreRefusedByTensor) {

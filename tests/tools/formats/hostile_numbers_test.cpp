@@ -6,6 +6,7 @@
 
 #include <gradtile/tools/formats/gguf_metadata.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
 
 #include <support/error_message.h>
 #include <tools/formats/weights_fixture.h>
@@ -226,17 +227,17 @@ TEST(HostileNumbers, ResumedStatesAreRefusedByNumber) {
         Checkpoint changed = sound;
         hostile.change(changed);
         write_checkpoint(path, changed);
-        EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+        EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                     HasSubstr(hostile.expected))
             << hostile.number;
     }
     write_checkpoint(path, sound);
-    EXPECT_EQ(Trainer(Resume{.directory = run.config.out}, run.on_message).step(), 5);
+    EXPECT_EQ(Trainer(run.config.out, ResumeOptions{}, run.on_message).step(), 5);
 
     Checkpoint late = sound;
     late.step = std::int64_t{1} << 62;
     write_checkpoint(CheckpointDirectory(checkpoints).path_of(late.step), late);
-    EXPECT_THAT(message_of([&] { Trainer(Resume{.directory = run.config.out}, run.on_message); }),
+    EXPECT_THAT(message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
                 HasSubstr("step: 4611686018427387904; expected 0 to"));
 }
 

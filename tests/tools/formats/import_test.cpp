@@ -137,7 +137,7 @@ TEST(Import, ARunOfImportedWeightsIsReadAndTrainedButNotResumed) {
     config.dtype = TrainDType::bf16;
     Trainer trainer(config, [](const std::string&) {});
     EXPECT_EQ(trainer.run().step, 2);
-    const std::string message = message_of([&] { Trainer resumed(Resume{.directory = run}); });
+    const std::string message = message_of([&] { Trainer resumed(run); });
     EXPECT_THAT(message, HasSubstr("imported weights"));
     EXPECT_THAT(message, HasSubstr("--init-from"));
     EXPECT_THAT(message_of([&] { write_imported_run(imported, run); }), HasSubstr("already holds a run"));

@@ -491,7 +491,8 @@ TEST(ImportedRun, FineTuningKeepsTheFilesUntilTheTemplateChanges) {
         config.device = DeviceChoice::cpu;
         Trainer(config, [](const std::string&) {}).run();
         // Also after the run was resumed.
-        Trainer resumed(Resume{.directory = run, .steps = 2}, [](const std::string&) {});
+        Trainer resumed(run, ResumeOptions{.changes = JsonValue::object({{"steps", 2}})},
+                        [](const std::string&) {});
         resumed.run();
         export_model(load_checkpoint(run), "run", {.out = place / (name + "_out")});
         return files_in(place / (name + "_out"));

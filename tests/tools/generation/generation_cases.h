@@ -53,7 +53,6 @@ inline const std::vector<GenerationCase>& generation_cases() {
                  c.window_pattern = 2;
                  c.softcap = 3;
                  c.sinks = true;
-                 c.attention_dropout = 0.5;  // has no effect
              }},
             {"odd_context", [](ModelConfig& c) { c.context = 11; }},
             {"one_token", [](ModelConfig& c) { c.context = 1; }},
@@ -76,12 +75,16 @@ inline const std::vector<GenerationCase>& generation_cases() {
 }
 
 /// A model with a 40-token vocabulary and no tokenizer. Its weights are larger than initial ones, so that the
-/// logits depend on every token.
+/// logits depend on every token. Its training options have no effect on generation.
 inline std::unique_ptr<LanguageModel> generation_model(const GenerationCase& chosen, DType dtype,
-                                                       const Context& ctx = Context(Device::cpu(), 2)) {
+                                                       const Context& ctx = Context(Device::cpu(), 2),
+                                                       const AdapterOptions& adapters = {}) {
     ModelConfig config{.layers = 2, .heads = 4, .width = 32, .context = 12, .vocabulary = 40};
     chosen.change(config);
-    auto made = std::make_unique<LanguageModel>(ctx, config, dtype, std::nullopt);
+    const TrainingOptions training{
+        .dropout = 0.5, .attention_dropout = 0.5, .recompute = Recompute::block, .deterministic = true};
+    auto made =
+        std::make_unique<LanguageModel>(ctx, config, dtype, std::nullopt, FlatOptions{}, training, adapters);
     made->parameters.initialize(made->ctx, Seed{5});
     for (const Parameter& parameter : made->parameters.parameters())
         if (parameter.shape().rank() == 2) axpy(made->ctx, parameter.value(), 7.0, parameter.value());

@@ -119,13 +119,6 @@ const std::vector<GenerationCase> field_changes{
      }},
     {"softcap", [](ModelConfig& c) { c.softcap = 0.5; }},
     {"sinks", [](ModelConfig& c) { c.sinks = true; }},
-    {"dropout", [](ModelConfig& c) { c.dropout = 0.5; }},
-    {"attention_dropout", [](ModelConfig& c) { c.attention_dropout = 0.5; }},
-    {"lora_rank", [](ModelConfig& c) { c.lora_rank = 2; }},
-    {"lora_alpha", [](ModelConfig& c) { c.lora_alpha = 3; }},
-    {"lora_on", [](ModelConfig& c) { c.lora_on = "attn"; }},
-    {"recompute", [](ModelConfig& c) { c.recompute = Recompute::block; }},
-    {"deterministic", [](ModelConfig& c) { c.deterministic = true; }},
 };
 
 TEST(TokenStep, EveryFieldOfAConfigIsComputedOrRefusedByName) {
@@ -137,13 +130,22 @@ TEST(TokenStep, EveryFieldOfAConfigIsComputedOrRefusedByName) {
         const auto model = test::generation_model(*change, DType::f64);
         const ModelConfig& config = model->transformer.config;
         EXPECT_NE(config, unchanged->transformer.config);
-        if (can_step(Device::cpu(), config, DType::f64)) {
+        if (can_step(Device::cpu(), config, {}, DType::f64)) {
             expect_logits_of_steps(model.get());
         } else {
             EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
                         HasSubstr(concat("next_logits: no step computes the model's ", field.name)));
         }
     }
+}
+
+TEST(TokenStep, IsRefusedForAdapters) {
+    const AdapterOptions adapters{.rank = 2};
+    const auto model = test::generation_model(test::generation_cases().front(), DType::f64,
+                                              Context(Device::cpu(), 2), adapters);
+    EXPECT_FALSE(can_step(Device::cpu(), model->transformer.config, adapters, DType::f64));
+    EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
+                HasSubstr("next_logits: no step computes the model's adapters"));
 }
 
 /// An enumerator that is added to an enumeration must not be computed like another one.
@@ -153,9 +155,9 @@ TEST(TokenStep, IsRefusedForAnUnknownEnumerator) {
     norm.norm = static_cast<Norm>(EnumNames<Norm>::names.size());
     activation.activation = static_cast<Activation>(activation_table.size());
     positions.positions = static_cast<Positions>(EnumNames<Positions>::names.size());
-    EXPECT_TRUE(can_step(Device::cpu(), known, DType::f32));
+    EXPECT_TRUE(can_step(Device::cpu(), known, {}, DType::f32));
     for (const ModelConfig& config : {norm, activation, positions})
-        EXPECT_FALSE(can_step(Device::cpu(), config, DType::f32));
+        EXPECT_FALSE(can_step(Device::cpu(), config, {}, DType::f32));
 }
 
 class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {

@@ -277,15 +277,16 @@ TEST(TensorBoardEvents, WithoutAStepThereIsNoFile) {
 class TensorBoardRun : public testing::Test, protected TinyRun {
   protected:
     TensorBoardRun() { config.tensorboard = events_.string(); }
-    /// `start`: settings, or a Resume.
-    template <class Start>
-    static std::unique_ptr<Trainer> trainer(const Start& start, Named named = Named::by_a_file) {
-        auto made = std::make_unique<Trainer>(start, [](const std::string&) {});
-        add_tensorboard(*made, named, [](const std::string&) {});
-        return made;
+    static std::unique_ptr<Trainer> observed(std::unique_ptr<Trainer> trainer, Named named) {
+        add_tensorboard(*trainer, named, [](const std::string&) {});
+        return trainer;
     }
-    static void finish(const Resume& resume) {
-        trainer(resume, resume.tensorboard ? Named::by_the_user : Named::by_a_file)->run();
+    static std::unique_ptr<Trainer> trainer(const TrainConfig& config) {
+        return observed(std::make_unique<Trainer>(config, [](const std::string&) {}), Named::by_a_file);
+    }
+    std::unique_ptr<Trainer> resumed(const ResumeOptions& options = {}) const {
+        return observed(std::make_unique<Trainer>(config.out, options, [](const std::string&) {}),
+                        options.changes.contains("tensorboard") ? Named::by_the_user : Named::by_a_file);
     }
     std::filesystem::path events_ = directory / "events";
 };
@@ -295,7 +296,7 @@ TEST_F(TensorBoardRun, ShowsTheStepsOfMetricsAfterAResumeBeforeTheLastEvent) {
     // As if the process had been killed after step 8, and its last checkpoint were from step 5.
     std::filesystem::remove(directory / "run/checkpoints/step_00000008.h5");
     std::filesystem::remove(directory / "run/checkpoints/best.h5");
-    finish({.directory = config.out, .restart = true});
+    resumed({.restart = true})->run();
     EXPECT_EQ(shown_steps(events_), steps_up_to(12));
     const auto files = files_in(events_);
     ASSERT_EQ(files.size(), 2u);
@@ -313,18 +314,17 @@ TEST_F(TensorBoardRun, AnEvaluationThatWasInterruptedIsRepeated) {
         EXPECT_TRUE(stopped->run().evaluation_pending);
     }
     EXPECT_EQ(shown_steps(events_), steps_up_to(4));
-    finish({.directory = config.out});
+    resumed()->run();
     EXPECT_EQ(shown_steps(events_), steps_up_to(12));
 }
 
 TEST_F(TensorBoardRun, ResumesIntoAnotherDirectoryOrNone) {
     trainer(config)->run(/*stop_after=*/5);
     const auto other = directory / "other";
-    trainer(Resume{.directory = config.out, .tensorboard = other.string()}, Named::by_the_user)
-        ->run(/*stop_after=*/8);
+    resumed({.changes = JsonValue::object({{"tensorboard", other.string()}})})->run(/*stop_after=*/8);
     EXPECT_EQ(shown_steps(events_), steps_up_to(5));
     EXPECT_EQ(shown_steps(other), (std::vector<std::uint64_t>{6, 7, 8}));
-    finish({.directory = config.out, .tensorboard = ""});
+    resumed({.changes = JsonValue::object({{"tensorboard", ""}})})->run();
     EXPECT_EQ(shown_steps(other).size(), 3u);
 }
 
@@ -334,12 +334,12 @@ TEST_F(TensorBoardRun, ResumesIntoAnotherRunsDirectoryOnlyByName) {
     std::filesystem::remove_all(events_);
     { TensorBoardEvents(events_, TensorBoardEvents::Run::starts, new_run_identity()).write(StepReport{}); }
     const auto before = files_in(events_);
-    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out}); }),
+    EXPECT_THAT(test::message_of([&] { resumed()->run(); }),
                 testing::AllOf(HasSubstr("tensorboard: '" + events_.string() + "' in "),
                                HasSubstr("step_00000005.h5 is outside the run's directory"),
                                HasSubstr("--tensorboard ")));
     EXPECT_EQ(files_in(events_), before);
-    finish({.directory = config.out, .tensorboard = events_.string()});
+    resumed({.changes = JsonValue::object({{"tensorboard", events_.string()}})})->run();
     EXPECT_EQ(files_in(events_).size(), 2u);
 }
 
@@ -348,12 +348,14 @@ TEST_F(TensorBoardRun, ResumesIntoADirectoryInTheRunsOwn) {
     config.tensorboard = events_.string();
     trainer(config)->run(/*stop_after=*/5);
     std::filesystem::remove_all(events_);
-    finish({.directory = config.out});
+    resumed()->run();
     EXPECT_EQ(files_in(events_).size(), 1u);
     std::filesystem::remove_all(events_);
     std::filesystem::create_directory(directory / "outside");
     std::filesystem::create_directory_symlink(directory / "outside", events_);
-    EXPECT_THAT(test::message_of([&] { finish({.directory = config.out, .steps = 14}); }),
+    EXPECT_THAT(test::message_of([&] {
+                    resumed({.changes = JsonValue::object({{"steps", 14}})})->run();
+                }),
                 HasSubstr("is outside the run's directory"));
     EXPECT_TRUE(std::filesystem::is_empty(directory / "outside"));
 }

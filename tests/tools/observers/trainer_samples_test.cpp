@@ -23,10 +23,9 @@ std::vector<json> samples_of(const std::filesystem::path& run) {
     return samples;
 }
 
-/// `start`: settings, or a Resume.
-template <class Start>
-void train(const Start& start, std::int64_t stop_after = 0) {
-    Trainer trainer(start, [](const std::string&) {});
+constexpr auto no_messages = [](const std::string&) {};
+
+void train(Trainer trainer, std::int64_t stop_after = 0) {
     add_samples(trainer);
     trainer.run(stop_after);
 }
@@ -36,11 +35,11 @@ TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
     run.config.sample_every = 5;
     run.config.sample_tokens = 9;
     run.config.sample_prompt = "the ";
-    run.config.model.dropout = 0.1;
+    run.config.training.dropout = 0.1;
     const auto straight = run.directory / "straight", resumed = run.directory / "resumed",
                without = run.directory / "without";
     run.config.out = straight.string();
-    train(run.config);
+    train(Trainer(run.config, no_messages));
     const std::vector<json> samples = samples_of(straight);
     ASSERT_EQ(samples.size(), 3u);
     for (std::size_t i = 0; i < 3; ++i) {
@@ -55,8 +54,8 @@ TEST(TrainerSamples, AreWrittenWhenDueAndAtTheEndAndDoNotDependOnAResume) {
         sample_text(*model, {.prompt = "the ", .tokens = 9, .temperature = 0.8, .seed = run.config.seed})
             .text);
     run.config.out = resumed.string();
-    train(run.config, /*stop_after=*/7);
-    train(Resume{.directory = resumed});
+    train(Trainer(run.config, no_messages), /*stop_after=*/7);
+    train(Trainer(resumed, {}, no_messages));
     EXPECT_EQ(samples_of(resumed), samples);
     // Drawing texts does not change training.
     run.config.out = without.string();

@@ -109,7 +109,7 @@ TEST(CostFit, ShippedConstantsAreTheFitOfTheShippedMeasurements) {
     // Compares only whole steps without recomputation, because the documented accuracy excludes models below
     // 100M parameters.
     for (const Measurement& m : measurements)
-        if (m.what == Timed::step && m.weight > 0 && m.config.model.recompute == Recompute::none) {
+        if (m.what == Timed::step && m.weight > 0 && m.config.training.recompute == Recompute::none) {
             EXPECT_NEAR(predicted_ms(m, shipped) / m.ms, 1, 0.03) << description_of(m);
         }
 }

@@ -47,15 +47,13 @@ TEST(StepWork, BytesOfABlockAreThoseOfItsPasses) {
 }
 
 TEST(StepWork, RecomputingABlockAddsItsForwardPass) {
-    ModelConfig model = gpt2_style();
+    const ModelConfig model = gpt2_style();
     const StepWork none = step_work(model, DType::bf16, 2);
-    model.recompute = Recompute::block;
-    const StepWork block = step_work(model, DType::bf16, 2);
+    const StepWork block = step_work(model, DType::bf16, 2, Recompute::block);
     EXPECT_DOUBLE_EQ(block.block_backward.product_flops,
                      none.block_backward.product_flops + none.block_forward.product_flops);
     EXPECT_DOUBLE_EQ(block.block_backward.attention_flops, 1.4 * none.block_backward.attention_flops);
-    model.recompute = Recompute::activations;
-    const StepWork activations = step_work(model, DType::bf16, 2);
+    const StepWork activations = step_work(model, DType::bf16, 2, Recompute::activations);
     EXPECT_EQ(activations.block_backward.product_flops, none.block_backward.product_flops);
     EXPECT_GT(activations.block_backward.bytes, none.block_backward.bytes);
 }

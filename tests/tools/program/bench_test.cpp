@@ -50,6 +50,16 @@ TEST(Bench, GemmAndLayersHaveRowsForEveryDtype) {
     }
 }
 
+TEST(Bench, GemmAndLayersHaveRowsForEveryBatch) {
+    for (const char* command : {"gemm", "layers"}) {
+        const auto rows_of_batches = [&](const char* batches) {
+            return rows_of(tiny(command) + Arguments{"--batch", batches}).size();
+        };
+        EXPECT_EQ(rows_of_batches("2,4"), 2 * rows_of_batches("2")) << command;
+        EXPECT_EQ(rows_of_batches("2,4,2"), 3 * rows_of_batches("4")) << command;
+    }
+}
+
 TEST(Bench, GemmListsEveryProductAndTheCeiling) {
     const Arguments gemm = tiny("gemm") + Arguments{"--layers", "3"};
     expect_table(gemm, {"2 x 16 tokens", "float32 on cpu", "of ceiling", "2048 x 2048 x 2048",
@@ -208,8 +218,9 @@ TEST(Bench, AttentionTimesEveryLengthWithEveryNumberOfQueries) {
     EXPECT_EQ(rows[1].at("length"), 600);
     EXPECT_EQ(rows[2].at("queries"), 1);
     EXPECT_EQ(rows[2].at("length"), 32);
-    expect_refused(run({"bench", "attention", "--queries", "1,0"}), {"--queries: '0' in 1,0", "expected 1"});
-    expect_refused(run({"bench", "attention", "--length", "8,,9"}), {"--length: '' in 8,,9", "expected 1"});
+    expect_refused(run({"bench", "attention", "--queries", "1,0"}),
+                   {"--queries: 0", "expected 1 to 1048576"});
+    expect_refused(run({"bench", "attention", "--length", "8,,9"}), {"--length: ''", "an integer"});
     expect_refused(run({"bench", "attention", "--length", ""}), {"--length"});
     expect_refused(run({"bench", "attention", "--device", "cpu", "--threads", "2", "--cpu-time"}),
                    {"--cpu-time", "--threads 1"});

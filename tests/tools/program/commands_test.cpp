@@ -6,11 +6,12 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <sstream>
 #include <thread>
 
 #include <gradtile/core/version.h>
-#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/config/settings.h>
 
 #include <support/sanitized.h>
 
@@ -31,7 +32,7 @@ class Commands : public testing::Test {
     std::filesystem::path out_ = place_ / "run";
 };
 
-TEST_F(Commands, HelpListsEveryCommandAndSetting) {
+TEST_F(Commands, HelpListsEveryCommandAndPreset) {
     const Outcome help = run({"--help"});
     expect_success(help);
     for (const char* command : {"train", "sample", "eval", "gradcheck", "inspect", "corpus", "tokenizer",
@@ -42,11 +43,42 @@ TEST_F(Commands, HelpListsEveryCommandAndSetting) {
         EXPECT_THAT(own.out, HasSubstr("--help"));
     }
     const std::string train = run({"train", "--help"}).out;
-    const TrainConfig defaults;
-    visit_settings(defaults, [&](const char* name, const auto&, const char*, const Range&) {
-        EXPECT_THAT(train, HasSubstr(concat("--", name)));
-    });
     for (const std::string& name : preset_names()) EXPECT_THAT(train, HasSubstr(name));
+}
+
+/// Returns the flags that --help lists, each with the word after it: {"--layers", "INTEGER"}.
+std::map<std::string, std::string> flags_in_help(const Arguments& command) {
+    std::map<std::string, std::string> flags;
+    std::istringstream lines(run(command + Arguments{"--help"}).out);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        std::string flag, type;
+        words >> flag >> type;
+        if (flag.ends_with(',')) flag.pop_back();  // "--bias, --no-bias"
+        if (flag.starts_with("--")) flags.emplace(flag, type);
+    }
+    return flags;
+}
+
+TEST_F(Commands, HaveTheFlagsOfExactlyTheSettingsThatTheyUse) {
+    const TrainConfig any;
+    const auto expect_flags = [&](const Arguments& command, bool SettingUsers::*user) {
+        const std::map<std::string, std::string> flags = flags_in_help(command);
+        visit_settings(any, [&](const Setting& setting, const auto&) {
+            const auto flag = flags.find(concat("--", setting.name));
+            const bool is_used = user == nullptr || setting.used_by.*user;
+            EXPECT_EQ(flag != flags.end(), is_used) << command.back() << " --" << setting.name;
+            if (flag == flags.end()) return;
+            const bool is_list = command.front() == "bench" && setting.in_bench == FlagTakes::list;
+            EXPECT_EQ(flag->second.starts_with("LIST"), is_list) << command.back() << " --" << setting.name;
+        });
+    };
+    expect_flags({"train"}, nullptr);
+    expect_flags({"plan"}, &SettingUsers::plan);
+    expect_flags({"bench", "train"}, &SettingUsers::bench_train);
+    expect_flags({"bench", "generate"}, &SettingUsers::bench_generate);
+    expect_flags({"bench", "gemm"}, &SettingUsers::bench_gemm);
+    expect_flags({"bench", "layers"}, &SettingUsers::bench_layers);
 }
 
 TEST_F(Commands, TheProgramItsLibraryAndItsCheckpointsAgreeOnTheVersion) {

@@ -10,7 +10,7 @@
 #include <map>
 
 #include <gradtile/train/checkpoint/checkpoint.h>
-#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/config/settings.h>
 
 #include <support/json.h>
 #include <support/sanitized.h>
@@ -413,8 +413,8 @@ TEST_F(PreparedDirectory, RemovesTemporaryFilesOfAKilledProcess) {
 std::vector<std::string> text_settings() {
     std::vector<std::string> names;
     const TrainConfig any;
-    visit_settings(any, [&](const char* name, const auto& member, const char*, const Range&) {
-        if constexpr (std::is_same_v<decltype(member), const std::string&>) names.emplace_back(name);
+    visit_settings(any, [&](const Setting& setting, const auto& member) {
+        if constexpr (std::is_same_v<decltype(member), const std::string&>) names.emplace_back(setting.name);
     });
     return names;
 }

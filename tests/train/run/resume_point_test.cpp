@@ -32,7 +32,7 @@ struct RunToResume : TinyRun {
         return find_resume_point(RunDirectory::open(out()), restart);
     }
     std::string refusal() const {
-        return message_of([&] { Trainer(Resume{.directory = config.out}, [](const std::string&) {}); });
+        return message_of([&] { Trainer(config.out, ResumeOptions{}, [](const std::string&) {}); });
     }
     /// Changes one of the run's checkpoints and writes its file again.
     template <class Change>
@@ -100,7 +100,7 @@ TEST(ResumePoint, ARunWhoseEverySaveFailedDoesNotStartAgainWithoutRestart) {
     const ResumePoint point = run.resume_point(/*restart=*/true);
     EXPECT_FALSE(point.checkpoint);
     EXPECT_THAT(point.messages, testing::ElementsAre(HasSubstr("the save of step 10 failed; ")));
-    { Trainer(Resume{.directory = run.out(), .restart = true}, run.on_message).run(); }
+    { Trainer(run.out(), ResumeOptions{.restart = true}, run.on_message).run(); }
     EXPECT_EQ(run.resume_point().checkpoint->step, 12);
     EXPECT_THAT(run.resume_point().messages, IsEmpty());
 }
@@ -109,7 +109,7 @@ TEST(ResumePoint, SaysThatTheStepsAfterTheLastSaveAreLost) {
     RunToResume run;
     run.train(5);
     {
-        Trainer trainer(Resume{.directory = run.out()}, run.on_message);
+        Trainer trainer(run.out(), ResumeOptions{}, run.on_message);
         train_without_saves(run, trainer, 10);
     }
     const ResumePoint point = run.resume_point();
@@ -125,7 +125,7 @@ TEST(ResumePoint, DoesNotChangeTheMetricsOfARefusedRun) {
     remove(run.checkpoint(10));
     EXPECT_THAT(run.refusal(), HasSubstr("step_00000010.h5 is missing"));
     EXPECT_EQ(TinyRun::metrics(run.out()), before);
-    const Trainer restarted(Resume{.directory = run.out(), .restart = true}, run.on_message);
+    const Trainer restarted(run.out(), ResumeOptions{.restart = true}, run.on_message);
     EXPECT_EQ(restarted.step(), 5);
     EXPECT_EQ(TinyRun::losses(run.out()).size(), 5u);
 }
@@ -139,7 +139,7 @@ TEST(RunIdentity, IsInEveryCheckpointAndInTheDirectory) {
     EXPECT_THAT(identity, testing::MatchesRegex("[0-9a-f]{32}"));
     for (const std::int64_t step : {5, 10})
         EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(step)), "x"), identity);
-    { Trainer(Resume{.directory = run.out()}, run.on_message).run(); }
+    { Trainer(run.out(), ResumeOptions{}, run.on_message).run(); }
     EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(12)), "x"), identity);
 }
 
@@ -149,7 +149,7 @@ TEST(RunIdentity, IsNotAddedToRunsWithoutOne) {
     remove(run.out() / "run.json");
     for (const std::int64_t step : {5, 10})
         run.change(step, [](Checkpoint& checkpoint) { checkpoint.meta.erase("run"); });
-    { Trainer(Resume{.directory = run.out()}, run.on_message).run(); }
+    { Trainer(run.out(), ResumeOptions{}, run.on_message).run(); }
     EXPECT_THAT(run.messages, IsEmpty());
     EXPECT_EQ(run_identity_of(read_checkpoint(run.checkpoint(12)), "x"), "");
     EXPECT_FALSE(exists(run.out() / "run.json"));
@@ -187,7 +187,7 @@ TEST(SavedDtypes, OfParametersAreThoseOfTheRun) {
                                                     "; expected float32")));
     }
     run.change(10, [&](Checkpoint& c) { convert_tensor(c.params, "ln_f.weight", DType::f32); });
-    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.on_message).step(), 10);
+    EXPECT_EQ(Trainer(run.out(), ResumeOptions{}, run.on_message).step(), 10);
 }
 
 TEST(SavedDtypes, OfMastersAndMomentsAreFloat32) {
@@ -209,7 +209,7 @@ TEST(SavedDtypes, OfMastersAndMomentsAreFloat32) {
     run.change(10, [&](Checkpoint& c) { c.master.erase("ln_f.weight"); });
     EXPECT_THAT(run.refusal(), HasSubstr("has no master 'ln_f.weight'"));
     write_checkpoint(run.checkpoint(10), sound);
-    EXPECT_EQ(Trainer(Resume{.directory = run.out()}, run.on_message).step(), 10);
+    EXPECT_EQ(Trainer(run.out(), ResumeOptions{}, run.on_message).step(), 10);
 }
 
 TEST(SavedDtypes, OfWeightsToStartOrSampleFromAreFloatingPoint) {

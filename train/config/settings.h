@@ -1,0 +1,298 @@
+#pragma once
+/// The list of a run's settings, with the traits that flags, config files, resume checks, `plan` and `bench`
+/// read. A setting has the same name as a flag (--save-every), as a key of the JSON config file, and as a key
+/// of the run's config.json and of a checkpoint's config.
+#include <tuple>
+
+#include <gradtile/train/config/train_config.h>
+#include <gradtile/train/optimizers/setting_limits.h>
+
+namespace gradtile {
+
+/// What a setting describes: the model that a checkpoint holds, its training, its adapters, or the run.
+enum class SettingGroup { architecture, training, adapters, run };
+
+/// Whether a run may be resumed with another value.
+enum class OnResume { fixed, may_change };
+
+/// What a flag takes: a value, or a list of values, for rows with each of them.
+enum class FlagTakes { value, list };
+
+/// The commands that have a setting's flag, in addition to `train`, which has all flags.
+struct SettingUsers {
+    bool plan = false;
+    bool bench_train = false, bench_generate = false, bench_gemm = false, bench_layers = false;
+};
+
+struct Setting {
+    const char* name;
+    const char* help;
+    SettingGroup group;
+    Range range = setting_limits::any_value;  ///< of a number
+    SettingUsers used_by = {};
+    OnResume on_resume = OnResume::fixed;
+    FlagTakes in_bench = FlagTakes::value;  ///< in `gradtile bench`
+};
+
+/// The parts of the list, each in --help order.
+namespace detail {
+
+// Which commands have the flags of settings that describe a whole model, matrix products, shapes, a training
+// step, its batch, and the kernels of its products.
+inline constexpr SettingUsers train_only{};
+inline constexpr SettingUsers model_users{.plan = true, .bench_train = true, .bench_generate = true};
+inline constexpr SettingUsers product_users{
+    .plan = true, .bench_train = true, .bench_generate = true, .bench_gemm = true};
+inline constexpr SettingUsers shape_users{
+    .plan = true, .bench_train = true, .bench_generate = true, .bench_gemm = true, .bench_layers = true};
+inline constexpr SettingUsers benches{
+    .bench_train = true, .bench_generate = true, .bench_gemm = true, .bench_layers = true};
+inline constexpr SettingUsers step_users{.plan = true, .bench_train = true};
+inline constexpr SettingUsers batch_users{
+    .plan = true, .bench_train = true, .bench_gemm = true, .bench_layers = true};
+inline constexpr SettingUsers product_kernel_users{.bench_train = true, .bench_gemm = true};
+
+/// The layers and their sizes, the positions, and attention's options.
+template <class Config, class Visit>
+void visit_architecture_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    visit(Setting{"layers", "transformer blocks", architecture, model_limits::layers, product_users},
+          c.model.layers);
+    visit(Setting{"heads", "attention heads", architecture, model_limits::heads, shape_users}, c.model.heads);
+    visit(Setting{"kv-heads", "key and value heads; 0: as many as heads", architecture,
+                  model_limits::kv_heads, shape_users},
+          c.model.kv_heads);
+    visit(Setting{"width", "model width", architecture, model_limits::width, shape_users}, c.model.width);
+    visit(Setting{"hidden", "MLP width; 0: 4*width, 8/3*width if the activation is gated", architecture,
+                  model_limits::hidden, shape_users},
+          c.model.hidden);
+    visit(Setting{"context", "longest sequence, tokens", architecture, model_limits::context, shape_users},
+          c.model.context);
+    visit(Setting{"vocabulary", "vocabulary size; 0: from the tokenizer", architecture,
+                  model_limits::vocabulary, shape_users},
+          c.model.vocabulary);
+    visit(Setting{"norm", "normalisation", architecture, any_value, model_users}, c.model.norm);
+    visit(Setting{"activation", "MLP activation", architecture, any_value, product_users},
+          c.model.activation);
+    visit(Setting{"positions", "position encoding", architecture, any_value, model_users}, c.model.positions);
+    visit(Setting{"rope-base", "base of the rotary frequencies", architecture, model_limits::rope_base},
+          c.model.rope_base);
+    visit(Setting{"norm-epsilon", "added to the variance in norms", architecture, model_limits::norm_epsilon},
+          c.model.norm_epsilon);
+    visit(Setting{"bias", "biases in linear layers and layer norms", architecture, any_value, product_users},
+          c.model.bias);
+    visit(
+        Setting{"tied-head", "output head shares the token embedding", architecture, any_value, model_users},
+        c.model.tied_head);
+    visit(Setting{"qk-norm", "RMSNorm on every head's q and k", architecture, any_value, model_users},
+          c.model.qk_norm);
+    visit(Setting{"window",
+                  "number of keys that a token sees in attention, itself included; 0: all up to itself",
+                  architecture, model_limits::window, model_users},
+          c.model.window);
+    visit(Setting{"window-pattern",
+                  "every N-th layer sees the whole context instead of the window; 0: no layer", architecture,
+                  model_limits::window_pattern, model_users},
+          c.model.window_pattern);
+    visit(Setting{"softcap", "attention scores s become softcap*tanh(s/softcap); 0: off", architecture,
+                  model_limits::softcap, model_users},
+          c.model.softcap);
+    visit(Setting{"sinks", "one learned logit per head in attention's softmax, without a key and a value",
+                  architecture, any_value, model_users},
+          c.model.sinks);
+}
+
+/// How the blocks train: dropout, adapters and recomputation.
+template <class Config, class Visit>
+void visit_block_training_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    visit(Setting{"dropout", "dropout probability of embeddings and residual branches", training,
+                  model_limits::dropout, step_users},
+          c.training.dropout);
+    visit(Setting{"attention-dropout", "dropout probability of attention's probabilities", training,
+                  model_limits::dropout, step_users},
+          c.training.attention_dropout);
+    visit(Setting{"lora-rank",
+                  "train only adapters of this rank on the blocks' matrices (LoRA), with init-from; 0: all "
+                  "weights",
+                  adapters, model_limits::lora_rank},
+          c.adapters.rank);
+    visit(Setting{"lora-alpha", "the adapters' term has the factor alpha / rank; 0: the rank", adapters,
+                  model_limits::lora_alpha},
+          c.adapters.alpha);
+    visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
+                  adapters},
+          c.adapters.on);
+    visit(Setting{"recompute",
+                  "what backward recomputes to save memory: nothing, cheap activations, whole blocks",
+                  training, any_value, step_users, OnResume::fixed, FlagTakes::list},
+          c.training.recompute);
+}
+
+/// The files, the tokens and the loss's targets.
+template <class Config, class Visit>
+void visit_data_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    using enum OnResume;
+    visit(Setting{"data", "text file, conversations (.jsonl) or token file (.bin) to train on", training,
+                  any_value, train_only, may_change},
+          c.data);
+    visit(Setting{"val-data", "file to validate on; empty: the last part of data", training, any_value,
+                  train_only, may_change},
+          c.val_data);
+    visit(Setting{"val-fraction", "fraction of data kept for validation", training, proper_fraction},
+          c.val_fraction);
+    visit(Setting{"tokenizer",
+                  "how text becomes tokens: characters, bytes, or the file of a BPE tokenizer "
+                  "(tokenizer.json)",
+                  training},
+          c.tokenizer);
+    visit(Setting{"token-type", "integers of a token file that has no header; auto: uint16", training},
+          c.token_type);
+    visit(Setting{"ignore-token", "targets with this id do not count in the loss; -1: none", training,
+                  Range{-1, 2147483647}},
+          c.ignore_token);
+}
+
+/// Conversations, and the packing of documents.
+template <class Config, class Visit>
+void visit_document_settings(Config& c, Visit& visit) {
+    using enum SettingGroup;
+    visit(Setting{"chat-template",
+                  "how conversations become text; auto: by the tokenizer's special tokens, else plain",
+                  training},
+          c.chat_template);
+    visit(Setting{"packed",
+                  "attention within each document, whose positions start at 0; documents begin at the "
+                  "end-of-text token of llm.c's shards and of BPE tokenizers, with each conversation, and "
+                  "after blank lines in other text",
+                  training},
+          c.packed);
+    visit(Setting{"document-token", "packed: id that begins a document; -1: see packed", training,
+                  Range{-1, 2147483647}},
+          c.document_token);
+    visit(Setting{"max-documents",
+                  "packed: largest number of documents in a window; tokens of further ones are not trained "
+                  "on; 0: context / 8, at least 8",
+                  training, Range{0, 1 << 24}},
+          c.max_documents);
+}
+
+/// The batch, the optimizer and the learning rate's schedule.
+template <class Config, class Visit>
+void visit_optimization_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    using enum OnResume;
+    visit(Setting{"steps", "number of optimizer steps; the horizon of the learning rate's schedule", training,
+                  Range{1, max_steps}, train_only, may_change},
+          c.steps);
+    visit(Setting{"batch", "sequences of an optimizer step, over all ranks", training,
+                  Range{1, max_sequences}, batch_users, fixed, FlagTakes::list},
+          c.batch);
+    visit(Setting{"micro-batch", "sequences that a rank processes at once; 0: all of its part of the batch",
+                  training, Range{0, max_sequences}, step_users},
+          c.micro_batch);
+    visit(Setting{"optimizer", "optimizer", training, any_value, step_users}, c.optimizer);
+    visit(Setting{"lr", "peak learning rate", training, positive}, c.lr);
+    visit(Setting{"min-lr", "learning rate at the horizon", training, Range{0, 1e30}}, c.min_lr);
+    const auto visit_optimizer = [&](const char* name, auto& member, const char* help, const Range& range) {
+        visit(Setting{name, help, training, range}, member);
+    };
+    const auto visit_all = [&](auto&... settings) {
+        (settings.visit_settings(settings, visit_optimizer), ...);
+    };
+    std::apply(visit_all, c.optimizer_settings);
+    visit(Setting{"schedule", "learning rate after warm-up", training}, c.schedule);
+    visit(Setting{"warmup", "warm-up steps", training, Range{0, max_steps}}, c.warmup);
+    visit(Setting{"wsd-decay", "wsd: fraction of the horizon, at its end, in which the rate falls", training,
+                  Range{0, 1}},
+          c.wsd_decay);
+    visit(Setting{"weight-decay", "decoupled weight decay, of matrices only", training, Range{0, 1e30}},
+          c.weight_decay);
+    visit(Setting{"clip", "largest global gradient norm; 0: no clipping", training, Range{0, 1e30}}, c.clip);
+    visit(Setting{"max-bad-steps", "non-finite steps in a row before training stops", training,
+                  Range{1, max_steps}},
+          c.max_bad_steps);
+}
+
+/// What the run writes in addition to checkpoints, and where it starts.
+template <class Config, class Visit>
+void visit_output_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    visit(Setting{"out", "directory of the run", run}, c.out);
+    visit(Setting{"sample-every", "steps between texts that the model writes to metrics.jsonl; 0: none", run,
+                  Range{0, max_steps}},
+          c.sample_every);
+    visit(Setting{"sample-tokens", "number of tokens of each of these texts", run, Range{1, 1000}},
+          c.sample_tokens);
+    visit(
+        Setting{"sample-prompt", "text that these texts continue; empty: they begin after a line break", run},
+        c.sample_prompt);
+    visit(Setting{"tensorboard", "directory for TensorBoard's event files; empty: none", run, any_value,
+                  train_only, OnResume::may_change},
+          c.tensorboard);
+    visit(Setting{"init-from", "run or checkpoint whose model and weights to start from", run}, c.init_from);
+}
+
+/// The device, the evaluations and the checkpoints.
+template <class Config, class Visit>
+void visit_run_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    using enum OnResume;
+    visit(Setting{"seed", "seed of weights, data order and dropout", run, Range{0, 18446744073709551615.0}},
+          c.seed);
+    visit(Setting{"threads", "number of threads; 0: one per core", run, Range{0, 4096}, benches, may_change},
+          c.threads);
+    visit(Setting{"dtype", "type of weights and activations; bf16 keeps float32 masters", run, any_value,
+                  shape_users, fixed, FlagTakes::list},
+          c.dtype);
+    visit(Setting{"device", "where to train", run, any_value, benches, may_change}, c.device);
+    visit(Setting{"deterministic",
+                  "on a GPU: the same bits in every run, but slower; the CPU is always deterministic",
+                  training, any_value, product_kernel_users},
+          c.training.deterministic);
+    visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph", run, any_value,
+                  SettingUsers{.bench_train = true}},
+          c.cuda_graph);
+    visit(Setting{"zero", "1: each rank holds a part of the optimizer's state and masters; 0: all of it", run,
+                  Range{0, 1}, SettingUsers{.plan = true}, may_change},
+          c.zero);
+    visit(Setting{"tf32", "f32 matrix products on GPUs may round operands to TF32", run, any_value,
+                  product_kernel_users},
+          c.tf32);
+    visit(Setting{"eval-every", "steps between evaluations; 0: only at the end", run, Range{0, max_steps}},
+          c.eval_every);
+    visit(Setting{"save-every", "steps between checkpoints; 0: only at the end", run, Range{0, max_steps},
+                  train_only, may_change},
+          c.save_every);
+    visit(Setting{"keep-last", "number of newest checkpoints to keep", run, Range{1, max_steps}},
+          c.keep_last);
+    visit(Setting{"keep-every", "also keep checkpoints whose step is a multiple of this; 0: none", run,
+                  Range{0, max_steps}},
+          c.keep_every);
+    visit(Setting{"memory-budget", "memory in MiB that training may use; 0: what the device has", run,
+                  Range{0, max_mebibytes}},
+          c.memory_budget);
+}
+
+}  // namespace detail
+
+/// Calls visit(setting, member) for every setting, in --help order.
+template <class Config, class Visit>
+void visit_settings(Config& c, Visit&& visit) {
+    detail::visit_architecture_settings(c, visit);
+    detail::visit_block_training_settings(c, visit);
+    detail::visit_data_settings(c, visit);
+    detail::visit_document_settings(c, visit);
+    detail::visit_optimization_settings(c, visit);
+    detail::visit_output_settings(c, visit);
+    detail::visit_run_settings(c, visit);
+}
+
+}  // namespace gradtile
