@@ -51,7 +51,7 @@ void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved)
 
 Tensor Mlp::forward(const Context& ctx, const Normed& x, Saved& saved) const {
     forward_hidden(ctx, x, saved);
-    return down.forward(ctx, saved.down.x, saved.down);
+    return down.forward(ctx, {saved.down.x, {}, x.inference}, saved.down);
 }
 
 Residual Mlp::forward_onto(const Context& ctx, const Residual& stream, const Normed& x, Saved& saved) const {

@@ -145,7 +145,7 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
 
 Tensor MultiHeadAttention::forward(const Context& ctx, const Normed& x, const Pass& pass,
                                    Saved& saved) const {
-    return proj.forward(ctx, attended(ctx, x, pass, saved), saved.proj);
+    return proj.forward(ctx, {attended(ctx, x, pass, saved), {}, x.inference}, saved.proj);
 }
 
 Residual MultiHeadAttention::forward_onto(const Context& ctx, const Residual& stream, const Normed& x,
