@@ -1,5 +1,7 @@
 #include <gradtile/attention/decode.h>
 
+#include <algorithm>
+
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/core/internal/overlap.h>
@@ -7,6 +9,12 @@
 
 namespace gradtile::attention {
 namespace {
+
+bool has_decode_kernel(Device device, DType dtype, std::int64_t head_dim) {
+    if (device.is_cpu()) return is_floating(dtype);
+    return supports(device, dtype) && dtype != DType::f64 && head_dim <= 256 &&
+           head_dim * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
+}
 
 void check_decode(const Tensor& o, const Tensor& lse, const DecodeInputs& in, const DecodeCache& cache,
                   const Options& options, Device device) {
@@ -34,8 +42,9 @@ void check_decode(const Tensor& o, const Tensor& lse, const DecodeInputs& in, co
               "decode: lse ", lse, "; expected contiguous ", accumulator_of(in.q.dtype()), " ",
               Shape{texts, heads, tokens});
     if (device.is_cuda()) require_gpu_kernels(in.q.dtype());
-    check(can_decode(device, in.q.dtype(), dim), "decode: head_dim ", dim, " in ", in.q.dtype(), " on ",
-          device, "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
+    check(has_decode_kernel(device, in.q.dtype(), dim), "decode: head_dim ", dim, " in ", in.q.dtype(),
+          " on ", device,
+          "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
     check(options.causal, "decode: causal is not set; expected causal attention");
     for (const OptionState& option : option_states(options))
         check(!option.is_set || decode_computes(option.kind), "decode: ", option.name,
@@ -63,10 +72,12 @@ bool decode_computes(OptionKind kind) {
     throw Error("decode: unknown kind of option");
 }
 
-bool can_decode(Device device, DType dtype, std::int64_t head_dim) {
-    if (device.is_cpu()) return is_floating(dtype);
-    return supports(device, dtype) && dtype != DType::f64 && head_dim <= 256 &&
-           head_dim * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
+bool can_decode(Device device, DType dtype, std::int64_t head_dim, const Options& options) {
+    const std::vector<OptionState> states = option_states(options);
+    return has_decode_kernel(device, dtype, head_dim) && options.causal &&
+           std::ranges::none_of(states, [](const OptionState& option) {
+               return option.is_set && !decode_computes(option.kind);
+           });
 }
 
 DecodeScratch::DecodeScratch(const Context& ctx, std::int64_t texts, std::int64_t heads,

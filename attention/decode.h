@@ -38,9 +38,9 @@ struct DecodeScratch {
                   std::int64_t tokens = 1);
 };
 
-/// Whether decode() accepts this dtype and head dim on a device. On a GPU the dtype must not be float64, and
-/// a head must have at most 256 elements and a multiple of 16 bytes.
-bool can_decode(Device device, DType dtype, std::int64_t head_dim);
+/// Whether decode() accepts this dtype, head dim and these options on a device. On a GPU the dtype must not
+/// be float64, and a head must have at most 256 elements and a multiple of 16 bytes.
+bool can_decode(Device device, DType dtype, std::int64_t head_dim, const Options& options);
 
 /// Appends each text's k and v to its cache, and computes o [R, T, Hq, D] = softmax(scores) V over the cached
 /// keys that a token sees: all earlier ones and its own, or with window.left only the last `left` earlier

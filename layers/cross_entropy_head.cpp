@@ -164,14 +164,21 @@ Tensor CrossEntropyHead::loss(const Context& ctx, const Tensor& x, const Tensor&
     return total;
 }
 
-Tensor CrossEntropyHead::logits(const Context& ctx, const Tensor& x) const {
+Tensor CrossEntropyHead::logits(const Context& ctx, const Normed& normed, Tensor result) const {
+    const Tensor& x = normed.x;
     check(x.rank() >= 1 && x.size(-1) == weight.shape()[1] && x.dtype() == weight.value().dtype(),
           "cross_entropy: x ", x, " does not fit weight ", weight.value());
     Shape shape = x.shape();
     shape[-1] = weight.shape()[0];
-    Tensor result = empty(ctx, shape, accumulator_of(x.dtype()));
+    if (!result.defined()) result = empty(ctx, shape, accumulator_of(x.dtype()));
+    check(result.shape() == shape && result.dtype() == accumulator_of(x.dtype()), "cross_entropy: logits ",
+          result, " for x ", x, "; expected ", shape, ' ', accumulator_of(x.dtype()));
     if (result.elements() == 0) return result;
-    const Tensor rows = x.reshape({-1, x.size(-1)});
+    const bool in_one_kernel =
+        normed.inference && fuses_products(ctx, x) &&
+        fused_linear_in_one_kernel(ctx, result, x, {.norm = normed.norm, .weight = weight.value()});
+    if (in_one_kernel) return result;
+    const Tensor rows = normed.value(ctx).reshape({-1, x.size(-1)});
     gemm(ctx, result.reshape({rows.size(0), shape[-1]}), rows, weight.value(), {.trans_b = true});
     return result;
 }

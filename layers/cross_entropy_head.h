@@ -4,6 +4,7 @@
 #include <string>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/fused_linear.h>
 
 namespace gradtile {
 
@@ -52,9 +53,9 @@ struct CrossEntropyHead {
     /// Used for evaluation, like loss(). Returns the loss per target, float64, in the same shape as targets;
     /// 0 where the target is ignored.
     Tensor losses(const Context& ctx, const Tensor& x, const Tensor& targets) const;
-    /// Used for sampling: returns logits [..,V] in float32 (float64 for float64 x). x should have few rows,
-    /// because all their logits are stored.
-    Tensor logits(const Context& ctx, const Tensor& x) const;
+    /// Used for sampling: returns logits [..,V] in float32 (float64 for float64 x), in `result` if it is
+    /// defined. x should have few rows, because all their logits are stored.
+    Tensor logits(const Context& ctx, const Normed& x, Tensor result = {}) const;
 
     Parameter weight;
 

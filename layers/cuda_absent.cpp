@@ -28,6 +28,9 @@ void sum_columns(const Context&, const Tensor&, const Tensor&) {
 void add_parts(const Context&, const GradientTarget&, const Tensor&) {
     operator_absent();
 }
+bool fuses_products(const Tensor&) {
+    operator_absent();
+}
 bool fused_linear(const Context&, const Tensor&, const Tensor&, const FusedLinear&) {
     operator_absent();
 }

@@ -6,11 +6,18 @@
 #include <gradtile/layers/activation_layer.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/rows.h>
 
 namespace gradtile {
 namespace {
 
-void check_fused_linear(const Tensor& y, const Tensor& x, const FusedLinear& op) {
+/// Reshapes [.., columns] to a matrix.
+Tensor in_rows(const Tensor& x) {
+    const std::int64_t columns = x.size(-1);
+    return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+}
+
+void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
     const bool gated = op.activation && traits_of(*op.activation).gated;
     check(x.rank() == 2 && y.rank() == 2 && op.weight.rank() == 2 && y.size(0) == x.size(0) &&
               op.weight.size(1) == x.size(1) && op.weight.size(0) == y.size(1) * (gated ? 2 : 1),
@@ -37,20 +44,19 @@ void check_fused_linear(const Tensor& y, const Tensor& x, const FusedLinear& op)
     check(!op.residual.defined() || (op.residual.shape() == y.shape() && op.residual.dtype() == x.dtype() &&
                                      y.dtype() == x.dtype() && op.residual.stride(1) == 1),
           "fused_linear: residual ", op.residual, " for y ", y);
+    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
+    check_sharing(ctx, "fused_linear", {"y", y},
+                  {{"x", x},
+                   {"weight", op.weight},
+                   {"bias", op.bias},
+                   {"residual", op.residual},
+                   {"weight of the norm", norm.weight},
+                   {"bias of the norm", norm.bias}});
 }
 
 /// The operator in steps, for a CPU and for many rows.
 void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    Tensor in = x;
-    if (op.norm) {
-        const DType statistic = accumulator_of(x.dtype());
-        const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
-                              .mean = op.norm->centred ? empty(ctx, {x.size(0)}, statistic) : Tensor(),
-                              .rstd = empty(ctx, {x.size(0)}, statistic)};
-        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, op.norm->weight,
-                  op.norm->bias, op.norm->eps);
-        in = out.y;
-    }
+    const Tensor in = Normed(x, op.norm, /*in_inference=*/true).value(ctx);
     const GemmOptions options{.trans_b = true, .bias = op.bias};
     if (op.activation) {
         const Tensor hidden = empty(ctx, {x.size(0), op.weight.size(0)}, x.dtype());
@@ -65,19 +71,33 @@ void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x,
 }  // namespace
 
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    check_fused_linear(y, x, op);
-    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
-    check_sharing(ctx, "fused_linear", {"y", y},
-                  {{"x", x},
-                   {"weight", op.weight},
-                   {"bias", op.bias},
-                   {"residual", op.residual},
-                   {"weight of the norm", norm.weight},
-                   {"bias of the norm", norm.bias}});
-    if (y.elements() == 0) return;
+    if (!fused_linear_in_one_kernel(ctx, y, x, op)) fused_linear_in_steps(ctx, y, x, op);
+}
+
+bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tensor& x, FusedLinear op) {
+    if (op.residual.defined()) op.residual = in_rows(op.residual);
+    const Tensor ys = in_rows(y), xs = in_rows(x);
+    check_fused_linear(ctx, ys, xs, op);
+    if (y.elements() == 0) return true;
     // A dry run counts the memory of the separate steps, which need more memory than the kernel.
-    if (ctx.device().is_cuda() && !ctx.is_planning() && cuda::fused_linear(ctx, y, x, op)) return;
-    fused_linear_in_steps(ctx, y, x, op);
+    return ctx.device().is_cuda() && !ctx.is_planning() && cuda::fused_linear(ctx, ys, xs, op);
+}
+
+bool fuses_products(const Context& ctx, const Tensor& x) {
+    return ctx.device().is_cuda() && !ctx.is_planning() && cuda::fuses_products(in_rows(x));
+}
+
+Tensor Normed::value(const Context& ctx) const {
+    if (!norm) return x;
+    const std::int64_t rows = row_layout(x, "norm").rows;
+    const DType statistic = accumulator_of(x.dtype());
+    const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
+                          .mean = norm->centred ? empty(ctx, {rows}, statistic) : Tensor(),
+                          .rstd = empty(ctx, {rows}, statistic)};
+    if (x.elements() > 0)
+        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, norm->weight, norm->bias,
+                  norm->eps);
+    return out.y;
 }
 
 }  // namespace gradtile

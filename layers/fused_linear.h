@@ -1,9 +1,10 @@
 #pragma once
-/// A norm, a linear layer, an activation and an addition as one operator, for a generation step. With few
+/// A norm, a linear layer, an activation and an addition as one operator, for passes of few rows. With few
 /// rows on a GPU, starting and ending a separate kernel for each part would take longer than the part's work.
 /// And the product takes as long as reading the weights, which the kernel can begin to read before its input
 /// rows are computed.
 #include <optional>
+#include <utility>
 
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/activation.h>
@@ -31,5 +32,27 @@ struct FusedLinear {
 /// stream's preceding kernel still runs, so the preceding kernel must not write parameters. Throws Error on
 /// other shapes or dtypes, and if y shares memory with another operand.
 void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
+/// Computes fused_linear() and returns true if the device has one kernel for it. Otherwise computes nothing
+/// and returns false. y, x and the residual are [.., out] or [.., in]; the leading axes together are the
+/// rows.
+bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tensor& x, FusedLinear op);
+
+/// Whether the device has kernels for fused products of x's rows [.., in]: on a GPU, at most max_fused_rows.
+bool fuses_products(const Context& ctx, const Tensor& x);
+inline constexpr std::int64_t max_fused_rows = 8;
+
+/// The input of a product: x, or norm(x), which is not computed yet so that the product can compute it in its
+/// own kernel.
+struct Normed {
+    Tensor x;  ///< [.., in]
+    std::optional<FusedLinear::Norm> norm = {};
+    bool inference = false;  ///< no backward pass follows, so that the product may be a fused_linear()
+
+    Normed(Tensor input) : x(std::move(input)) {}
+    Normed(Tensor input, std::optional<FusedLinear::Norm> of, bool in_inference)
+        : x(std::move(input)), norm(std::move(of)), inference(in_inference) {}
+    /// Computes the norm if there is one, and returns the result [.., in].
+    Tensor value(const Context& ctx) const;
+};
 
 }  // namespace gradtile

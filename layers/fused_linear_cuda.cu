@@ -19,7 +19,6 @@ namespace {
 
 using namespace device;
 
-constexpr int max_fused_rows = 8;
 constexpr int own_shared_bytes =
     2048;  // enough for the kernel's static arrays and the 1 KB that CUDA reserves in each thread block
 
@@ -303,17 +302,22 @@ const T* data_or_null(const Tensor& x) {
     return x.defined() ? x.data<T>() : nullptr;
 }
 
+constexpr std::int64_t max_size = 1 << 24;
+
 }  // namespace
+
+bool fuses_products(const Tensor& x) {
+    const std::int64_t in = x.size(1);
+    return x.size(0) <= max_fused_rows && x.dtype() != DType::f64 && in <= max_size &&
+           in * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0 && in_vectors(x) && !is_turned_off();
+}
 
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
                   const FusedLinearTiles& tiles) {
     const std::int64_t rows = x.size(0), in = x.size(1), out = y.size(1);
-    constexpr std::int64_t max_size = 1 << 24;
-    if (rows > max_fused_rows || x.dtype() == DType::f64 || in > max_size || out > max_size ||
-        in * static_cast<std::int64_t>(size_of(x.dtype())) % 16 != 0 || is_turned_off())
-        return false;
+    if (!fuses_products(x) || out > max_size) return false;
     const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
-    for (const Tensor* read : {&x, &op.weight, &norm.weight, &norm.bias})
+    for (const Tensor* read : {&op.weight, &norm.weight, &norm.bias})
         if (!in_vectors(*read)) return false;
     use_device(ctx.device());
     const bool gated = op.activation && traits_of(*op.activation).gated;

@@ -39,14 +39,44 @@ void Linear::add_adapter(ParameterStore& parameters, const LowRankOptions& optio
     adapter.emplace(parameters, name.substr(0, name.rfind('.')), in_features(), out_features(), options);
 }
 
-Tensor Linear::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
-    check_features("x", x, in_features(), weight);
+Tensor Linear::forward(const Context& ctx, const Normed& normed, Saved& saved) const {
+    check_features("x", normed.x, in_features(), weight);
+    if (const std::optional<Tensor> y = forward_in_one_kernel(ctx, normed)) return *y;
+    const Tensor x = normed.value(ctx);
     const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features()), x.dtype());
-    gemm(ctx, rows_of(y), rows_of(x), weight.value(),
-         {.trans_b = true, .bias = bias.defined() ? bias.value() : Tensor{}});
+    gemm(ctx, rows_of(y), rows_of(x), weight.value(), {.trans_b = true, .bias = bias_value()});
     if (adapter) adapter->add_forward(ctx, rows_of(y), rows_of(x));
     saved.x = backward_needs_x() ? x : Tensor{};
     return y;
+}
+
+Residual Linear::forward_onto(const Context& ctx, const Residual& stream, const Tensor& x,
+                              Saved& saved) const {
+    check(!stream.branch.defined(), "linear ", weight.name(), ": the residual stream already has a branch");
+    Residual sum = stream;
+    const Normed in(x, {}, stream.inference && !stream.dropout.drops(stream.key));
+    if (const std::optional<Tensor> added = forward_in_one_kernel(ctx, in, {}, stream.x)) {
+        sum.x = *added;
+    } else {
+        sum.branch = forward(ctx, x, saved);
+    }
+    return sum;
+}
+
+std::optional<Tensor> Linear::forward_in_one_kernel(const Context& ctx, const Normed& normed,
+                                                    std::optional<Activation> activation,
+                                                    const Tensor& residual) const {
+    const Tensor& x = normed.x;
+    if (!normed.inference || adapter || !fuses_products(ctx, x)) return std::nullopt;
+    const bool gated = activation && traits_of(*activation).gated;
+    const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features() / (gated ? 2 : 1)), x.dtype());
+    const bool computed = fused_linear_in_one_kernel(ctx, y, x,
+                                                     {.norm = normed.norm,
+                                                      .weight = weight.value(),
+                                                      .bias = bias_value(),
+                                                      .activation = activation,
+                                                      .residual = residual});
+    return computed ? std::optional(y) : std::nullopt;
 }
 
 void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& gradient,

@@ -5,8 +5,10 @@
 
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/column_sums.h>
+#include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/low_rank_adapter.h>
 #include <gradtile/layers/pass_hooks.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
@@ -43,7 +45,17 @@ struct Linear {
     /// Whether backward uses dy's column sums.
     bool bias_has_gradient() const { return bias.defined() && !bias.is_frozen(); }
 
-    Tensor forward(const Context& ctx, const Tensor& x /*[.., in]*/, Saved& saved) const;
+    Tensor forward(const Context& ctx, const Normed& x /*[.., in]*/, Saved& saved) const;
+    /// Returns the sum stream.x + dropout(y), for a stream without a branch. In inference, if nothing is
+    /// dropped and the device can, the product adds stream.x itself; otherwise y becomes the branch, which
+    /// the next norm adds.
+    Residual forward_onto(const Context& ctx, const Residual& stream, const Tensor& x, Saved& saved) const;
+    /// Returns f(y) + residual, computed in one kernel together with x's norm; f and the residual may be
+    /// absent. Returns nothing if a backward pass may follow (Normed::inference), and if the device has no
+    /// such kernel. A product with an adapter has none.
+    std::optional<Tensor> forward_in_one_kernel(const Context& ctx, const Normed& x,
+                                                std::optional<Activation> activation = {},
+                                                const Tensor& residual = {}) const;
     /// Returns dx [.., in].
     Tensor backward(const Context& ctx, const SummedGradient& dy /*[.., out]*/, const Saved& saved) const;
     /// Like backward, but does not compute dx: for a first layer, and when another operator computes dx.
@@ -51,6 +63,9 @@ struct Linear {
                               const Saved& saved) const;
     /// Calls hooks.gradient_complete for all parameters whose gradients backward computed.
     void notify_complete(const BackwardHooks& hooks) const;
+
+    /// The bias, or an undefined tensor.
+    Tensor bias_value() const { return bias.defined() ? bias.value() : Tensor(); }
 
   private:
     void accumulate_own_gradients(const Context& ctx, const SummedGradient& gradient,

@@ -15,7 +15,7 @@ struct Normalized {
 
 Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
                      const Tensor& bias, double eps, bool centred) {
-    const auto& [x, branch, dropout, key] = residual;
+    const Tensor &x = residual.x, &branch = residual.branch;
     check(x.rank() >= 1 && x.size(-1) == weight.shape()[0], op, ": x ", x, "; expected [.., ",
           weight.shape()[0], "]");
     check(x.dtype() == weight.value().dtype(), op, ": x ", x, " and weights in ", weight.value().dtype(),

@@ -382,8 +382,9 @@ constexpr bool may_be_held = sizeof(T) <= 4;
 
 void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
                   const Tensor& bias, double eps) {
-    const auto& [x, branch, dropout, key] = residual;
-    const DropoutMask mask = branch.defined() ? dropout_mask(dropout.p, key, branch) : DropoutMask{};
+    const Tensor &x = residual.x, &branch = residual.branch;
+    const DropoutMask mask =
+        branch.defined() ? dropout_mask(residual.dropout.p, residual.key, branch) : DropoutMask{};
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
         NormForward<T> norm{.y = DeviceRows<T>(out.y, "norm"),

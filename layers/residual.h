@@ -12,7 +12,14 @@ struct Residual {
     Tensor branch = {};  ///< undefined: the sum is x
     Dropout dropout = {};
     DropoutKey key = {};
+    /// No backward pass follows, so that layers may compute operators on the stream in one kernel, without
+    /// the intermediate results that backward would need.
+    bool inference = false;
 
+    /// The stream without its branch, before another branch with this dropout.
+    Residual before_branch(const Dropout& next, const DropoutKey& next_key) const {
+        return {x, {}, next, next_key, inference};
+    }
     /// Computes the sum in branch's memory and returns it; returns x itself if there is no branch.
     Tensor sum(const Context& ctx) const {
         Dropout::Saved unused;

@@ -2,7 +2,6 @@
 /// Includes the headers of the library gradtile::tools: what programs use around training.
 
 // A model's texts.
-#include <gradtile/tools/generation/batch_sampler.h>
 #include <gradtile/tools/generation/chat_session.h>
 #include <gradtile/tools/generation/sampler.h>
 

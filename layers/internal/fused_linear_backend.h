@@ -20,8 +20,11 @@ struct FusedLinearTiles {
     }
 };
 
-/// Computes fused_linear() for up to 8 rows in one kernel. Returns false and does nothing for more rows, for
-/// float64, and if the row size in bytes is not divisible by 16.
+/// Whether the kernel accepts these rows of x [rows, in]: at most max_fused_rows, not float64, and aligned
+/// rows whose size in bytes is divisible by 16.
+bool fuses_products(const Tensor& x);
+/// Computes fused_linear() in one kernel. Returns false and does nothing if fuses_products(x) is false, and
+/// if the weights are not aligned or the rows need too much shared memory.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
 /// Computes fused_linear() with the given thread blocks, for bench/fused_linear_bench.cpp.
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,

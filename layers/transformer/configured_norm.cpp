@@ -10,6 +10,15 @@ const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
     return *own;
 }
 
+FusedLinear::Norm parameters_of(const LayerNorm& layer) {
+    return {.weight = layer.weight.value(),
+            .bias = layer.bias.defined() ? layer.bias.value() : Tensor(),
+            .eps = layer.eps};
+}
+FusedLinear::Norm parameters_of(const RMSNorm& layer) {
+    return {.weight = layer.weight.value(), .eps = layer.eps, .centred = false};
+}
+
 void notify_norm_complete(const BackwardHooks& hooks, const LayerNorm& layer) {
     notify_gradients_complete(hooks, layer.weight, layer.bias);
 }
@@ -42,16 +51,24 @@ ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& na
 
 Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     Residual residual{x};
-    return forward(ctx, residual, saved);
+    return forward(ctx, residual, saved).value(ctx);
 }
 
-Tensor ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& saved) const {
+Normed ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& saved) const {
     return std::visit(
-        [&]<class Layer>(const Layer& layer) {
+        [&]<class Layer>(const Layer& layer) -> Normed {
+            const auto replace_by = [&](const Tensor& sum) {
+                residual.x = sum;
+                residual.branch = {};
+            };
+            if (residual.inference && fuses_products(ctx, residual.x)) {
+                replace_by(residual.sum(ctx));
+                return {residual.x, parameters_of(layer), /*in_inference=*/true};
+            }
             auto& own = saved.emplace<typename Layer::Saved>();
-            Tensor y = layer.forward(ctx, residual, own);
-            residual = {own.x};
-            return y;
+            const Tensor y = layer.forward(ctx, residual, own);
+            replace_by(own.x);
+            return {y, {}, residual.inference};
         },
         norm);
 }

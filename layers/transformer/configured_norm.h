@@ -3,6 +3,7 @@
 #include <string>
 #include <variant>
 
+#include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
@@ -21,8 +22,9 @@ struct ConfiguredNorm {
     ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the residual's sum, and replaces the residual by this sum.
-    Tensor forward(const Context& ctx, Residual& residual, Saved& saved) const;
+    /// Normalises the residual's sum, and replaces the residual by this sum. In inference, if the device
+    /// fuses products of its rows (fuses_products()), the product that reads the result computes the norm.
+    Normed forward(const Context& ctx, Residual& residual, Saved& saved) const;
     /// Recomputes the output of the forward pass that wrote `saved`, with the same bits.
     Tensor recompute_output(const Context& ctx, const Saved& saved) const;
     /// Computes the parameter gradients and returns dx.

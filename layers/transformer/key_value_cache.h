@@ -13,19 +13,15 @@ namespace gradtile {
 
 /// Holds up to `context` tokens for each of B texts. Keys with rotary or learned positions depend on their
 /// tokens' positions. So to drop the first tokens, clear the cache and read the other tokens again. To drop
-/// the last tokens, reduce `length`.
-///
-/// Transformer::logits() for PackedTexts ignores `length`, because each text has its own length.
+/// the last tokens, read the next token with a smaller PackedTexts::Text::start.
 struct KeyValueCache {
     struct Layer {
         Tensor k, v;  // [B, context, Hkv, D]
     };
     std::vector<Layer> layers;
-    std::int64_t length = 0;  ///< number of tokens in the cache
 
     /// Allocates memory for `batch` texts with config.context tokens each, from ctx's allocator.
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1);
-    void clear() { length = 0; }
 };
 
 /// The next tokens for several texts with different lengths, in one pass. Each text has a slot, which is its
@@ -48,5 +44,20 @@ struct TextToRead {
 };
 /// Copies the tokens to ctx's device.
 PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts);
+
+/// Texts in a pass that have neighbouring slots, equal start and equal length, so that one attention call
+/// computes all of them.
+struct EqualTexts {
+    PackedTexts::Text first;
+    std::int64_t count = 0;
+    std::int64_t begin = 0;  ///< index of their first token in the pass
+
+    /// These texts' rows in x [1, N, H, D], as [count, length, H, D].
+    Tensor rows_of(const Tensor& x) const;
+    /// `length` cached keys or values of each text, starting at token `from`: [count, length, Hkv, D].
+    Tensor cached(const Tensor& kv, std::int64_t from, std::int64_t length) const;
+};
+/// Combines runs of texts into as few groups as possible.
+std::vector<EqualTexts> equal_texts(std::span<const PackedTexts::Text> texts);
 
 }  // namespace gradtile

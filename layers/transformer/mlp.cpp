@@ -30,25 +30,33 @@ bool Mlp::fuses_backward() const {
     return !down.adapter;
 }
 
-void Mlp::forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const {
+void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved) const {
     if (!fuses_forward()) {
-        saved.hidden = up.forward(ctx, x, saved.up);
+        saved.hidden = up.forward(ctx, normed, saved.up);
         saved.down.x = activated(ctx, saved.hidden);
+    } else if (const std::optional<Tensor> y = up.forward_in_one_kernel(ctx, normed, activation)) {
+        saved.down.x = *y;
     } else {
+        const Tensor x = normed.value(ctx);
         saved.up.x = up.backward_needs_x() ? x : Tensor();
         Shape shape = x.shape();
         shape[-1] = up.out_features();
         saved.hidden = empty(ctx, shape, x.dtype());
         shape[-1] = down.in_features();
         saved.down.x = empty(ctx, shape, x.dtype());
-        linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(),
-                                  up.bias.defined() ? up.bias.value() : Tensor(), activation);
+        linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(), up.bias_value(),
+                                  activation);
     }
 }
 
-Tensor Mlp::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+Tensor Mlp::forward(const Context& ctx, const Normed& x, Saved& saved) const {
     forward_hidden(ctx, x, saved);
-    return down.forward(ctx, saved.down.x, saved.down);
+    return down.forward(ctx, {saved.down.x, {}, x.inference}, saved.down);
+}
+
+Residual Mlp::forward_onto(const Context& ctx, const Residual& stream, const Normed& x, Saved& saved) const {
+    forward_hidden(ctx, x, saved);
+    return down.forward_onto(ctx, stream, saved.down.x, saved.down);
 }
 
 Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,

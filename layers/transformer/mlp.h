@@ -24,9 +24,11 @@ struct Mlp {
 
     Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
 
-    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
+    Tensor forward(const Context& ctx, const Normed& x, Saved& saved) const;
+    /// Returns the stream's sum with dropout(y), see Linear::forward_onto().
+    Residual forward_onto(const Context& ctx, const Residual& stream, const Normed& x, Saved& saved) const;
     /// Computes forward without its last product, and saves everything that backward needs.
-    void forward_hidden(const Context& ctx, const Tensor& x, Saved& saved) const;
+    void forward_hidden(const Context& ctx, const Normed& x, Saved& saved) const;
     /// Returns dx.
     Tensor backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                     const BackwardHooks& hooks = {}) const;

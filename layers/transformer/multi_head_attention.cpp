@@ -18,9 +18,10 @@ void add_gradient(const Context& ctx, const Parameter& parameter, const Tensor& 
 }  // namespace
 
 MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
-                                       const ModelConfig& config, std::int64_t layer,
+                                       const ModelConfig& config, std::int64_t layer_number,
                                        const TrainingOptions& training)
-    : heads(config.heads),
+    : layer(layer_number),
+      heads(config.heads),
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
       options{.causal = true,
@@ -71,12 +72,11 @@ Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
 
 }  // namespace
 
-/// The angles for packed documents, or for positions from 0 on; undefined without rotations.
-Rope::Angles MultiHeadAttention::angles_of(const Context& ctx, const Documents& documents,
+Rope::Angles MultiHeadAttention::angles_at(const Context& ctx, const TokenPositions& positions,
                                            std::int64_t length, DType dtype) const {
     if (!rope) return {};
-    return documents ? rope->angles_at(ctx, documents.positions, dtype, length)
-                     : rope->angles_from(ctx, 0, length, dtype);
+    return positions.each.defined() ? rope->angles_at(ctx, positions.each, dtype, positions.end)
+                                    : rope->angles_from(ctx, positions.start, length, dtype);
 }
 
 HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
@@ -133,30 +133,89 @@ void MultiHeadAttention::differentiate_queries_and_keys(const Context& ctx, cons
 attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
     attention::Saved operands = saved.attention;
     if (operands.q.defined() && operands.k.defined()) return operands;
-    const Documents& documents = saved.documents;
+    const Documents& documents = saved.pass.documents;
     const Tensor& projected = saved.projected;
     Tensor same;
-    const auto [q, k] =
-        transformed(ctx, projected, angles_of(ctx, documents, projected.size(1), projected.dtype()), same);
+    const Rope::Angles angles =
+        angles_at(ctx, saved.pass.token_positions(), projected.size(1), projected.dtype());
+    const auto [q, k] = transformed(ctx, projected, angles, same);
     operands.q = operand(documents, q);
     operands.k = operand(documents, k);
     return operands;
 }
 
-Tensor MultiHeadAttention::forward(const Context& ctx, const Tensor& x, Saved& saved, const DropoutKey& key,
-                                   const Documents& documents) const {
+Tensor MultiHeadAttention::forward(const Context& ctx, const Normed& x, const Pass& pass,
+                                   Saved& saved) const {
+    return proj.forward(ctx, {attended(ctx, x, pass, saved), {}, x.inference}, saved.proj);
+}
+
+Residual MultiHeadAttention::forward_onto(const Context& ctx, const Residual& stream, const Normed& x,
+                                          const Pass& pass, Saved& saved) const {
+    return proj.forward_onto(ctx, stream, attended(ctx, x, pass, saved), saved.proj);
+}
+
+/// Attention's output o as [B,T,Hq*D].
+Tensor MultiHeadAttention::attended(const Context& ctx, const Normed& normed, const Pass& pass,
+                                    Saved& saved) const {
+    const Tensor& x = normed.x;
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
-    const Tensor packed = qkv.forward(ctx, x, saved.qkv);
-    saved.documents = documents;
-    const auto [q, k] = queries_and_keys(ctx, packed, angles_of(ctx, documents, x.size(1), x.dtype()), saved);
-    const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
-    saved.options = options_of_pass(ctx, key);
+    const Tensor packed = qkv.forward(ctx, normed, saved.qkv);
+    const auto attend_in = [&]<class Kind>(const Kind& kind) {
+        Rope::Angles angles;
+        if constexpr (std::is_same_v<Kind, TrainingPass>) {
+            angles = angles_at(ctx, kind.token_positions(), x.size(1), x.dtype());
+        } else {
+            angles = kind.angles;
+        }
+        const QueriesAndKeys rotated = queries_and_keys(ctx, packed, angles, saved);
+        return attend(ctx, kind, {rotated.q, rotated.k, heads_of(packed, heads + kv_heads, kv_heads)}, saved);
+    };
+    const Tensor o = std::visit(attend_in, pass);
+    return o.reshape({x.size(0), x.size(1), heads * head_dim});
+}
+
+/// Each token sees tokens of this pass only.
+Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, const Heads& in,
+                                  Saved& saved) const {
+    const Documents& documents = pass.documents;
+    saved.pass = pass;
+    saved.options = options_of_pass(ctx, pass.key_at(layer + 1).at(2));
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
-    const Tensor o = attention::forward(ctx, operand(documents, q), operand(documents, k),
-                                        operand(documents, v), saved.options, saved.attention);
-    return proj.forward(ctx, o.reshape({x.size(0), x.size(1), heads * head_dim}), saved.proj);
+    return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
+                              operand(documents, in.v), saved.options, saved.attention);
+}
+
+/// One call for each group of equal texts.
+Tensor MultiHeadAttention::attend(const Context& ctx, const CachedPass& pass, const Heads& in, Saved&) const {
+    const KeyValueCache::Layer& cache = pass.cache.layers[static_cast<std::size_t>(layer)];
+    const Tensor o = empty(ctx, in.q.shape(), in.q.dtype());
+    const attention::Options pass_options = options_of_pass(ctx, {});
+    for (const EqualTexts& texts : pass.texts) {
+        const auto& [slot, start, length] = texts.first;
+        copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(in.k));
+        copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(in.v));
+        attention::Saved unused;
+        // The last query is aligned with the last key, so the rows see the same keys as without a cache.
+        attention::forward(ctx, texts.rows_of(in.q), texts.cached(cache.k, 0, start + length),
+                           texts.cached(cache.v, 0, start + length), pass_options, unused, texts.rows_of(o));
+    }
+    return o;
+}
+
+/// One call for all texts, which reads their lengths from device memory.
+Tensor MultiHeadAttention::attend(const Context& ctx, const StepPass& pass, const Heads& in, Saved&) const {
+    const KeyValueCache::Layer& cache = pass.cache.layers[static_cast<std::size_t>(layer)];
+    // The pass's tokens are in one row; decode() takes one token for each of R texts, [R,1,H,D].
+    const attention::DecodeInputs tokens{.q = in.q.transpose(0, 1),
+                                         .k = in.k.transpose(0, 1),
+                                         .v = in.v.transpose(0, 1),
+                                         .slots = pass.slots,
+                                         .positions = pass.positions};
+    const Tensor o = empty(ctx, tokens.q.shape(), tokens.q.dtype());
+    attention::decode(ctx, o, tokens, {cache.k, cache.v}, options_of_pass(ctx, {}), pass.scratch);
+    return o;
 }
 
 Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved,
@@ -172,7 +231,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const bool trains_sinks = sinks.defined() && !sinks.is_frozen();
     const Tensor d_sink = trains_sinks ? empty(ctx, {heads}, DType::f32) : Tensor();
     notify_before_attention(hooks);
-    const Documents& documents = saved.documents;
+    const Documents& documents = saved.pass.documents;
     attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
                         {.q = operand(documents, dq),
                          .k = operand(documents, dk),
@@ -185,7 +244,8 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     }
     if (q_norm || rope)
         differentiate_queries_and_keys(ctx, heads_of(d_packed, 0, heads + kv_heads),
-                                       angles_of(ctx, documents, dy.size(1), dy.dtype()), saved);
+                                       angles_at(ctx, saved.pass.token_positions(), dy.size(1), dy.dtype()),
+                                       saved);
     if (q_norm) notify_gradients_complete(hooks, q_norm->weight, k_norm->weight);
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
     qkv.notify_complete(hooks);

@@ -12,8 +12,8 @@
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
-#include <gradtile/layers/transformer/key_value_cache.h>
 #include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/layers/transformer/pass.h>
 
 namespace gradtile {
 
@@ -39,8 +39,9 @@ struct MultiHeadAttention {
         attention::Saved attention;
         attention::Options options;  // the forward call's options
         Linear::Saved proj;          // holds o as [B,T,C]
-        Documents documents;
+        TrainingPass pass;
     };
+    std::int64_t layer;  // the layer's number in the model
     std::int64_t heads, kv_heads, head_dim;
     attention::Options options;  // without the tensors and the dropout key, which options_of_pass() adds
     Linear qkv, proj;
@@ -49,24 +50,21 @@ struct MultiHeadAttention {
     std::optional<AlibiSlopes> alibi;
     Parameter sinks;
 
-    /// `layer` is the layer's number in the model, which determines its window.
+    /// `layer` determines the window, the place in a cache, and the dropout masks.
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
                        std::int64_t layer = 0, const TrainingOptions& training = {});
 
-    /// `key` selects the probabilities that dropout drops; the default key drops none. With `documents`,
-    /// attention and positions are those of packed documents; q, k, v and o are then [B T,H,D].
-    Tensor forward(const Context& ctx, const Tensor& x /*[B,T,C]*/, Saved& saved, const DropoutKey& key = {},
-                   const Documents& documents = {}) const;
+    /// Computes y for a pass's tokens; x and y are [B,T,C], [1,N,C] or [1,R,C]. Only a training pass saves
+    /// what backward needs; with packed documents, its q, k, v and o are [B T,H,D].
+    Tensor forward(const Context& ctx, const Normed& x, const Pass& pass, Saved& saved) const;
+    /// Returns the stream's sum with dropout(y), see Linear::forward_onto().
+    Residual forward_onto(const Context& ctx, const Residual& stream, const Normed& x, const Pass& pass,
+                          Saved& saved) const;
+    /// The rotation angles for rows of `length` tokens; undefined without rotations.
+    Rope::Angles angles_at(const Context& ctx, const TokenPositions& positions, std::int64_t length,
+                           DType dtype) const;
     /// The attention options for a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
-    /// Computes y for the tokens at positions start .. start+T-1, without dropout. `cache` holds the keys and
-    /// values for the tokens before `start`; the function appends those for the new tokens.
-    Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[B,T,C]*/, std::int64_t start,
-                              const KeyValueCache::Layer& cache) const;
-    /// Computes y [1,N,C] for the tokens in packed texts like the function above, with one attention call per
-    /// run of texts in neighbouring slots that have equal start and equal length.
-    Tensor forward_with_cache(const Context& ctx, const Tensor& x /*[1,N,C]*/, const PackedTexts& pass,
-                              const KeyValueCache::Layer& cache) const;
     /// The queries [B,T,Hq,D] and keys [B,T,Hkv,D] for attention.
     struct QueriesAndKeys {
         Tensor q, k;
@@ -85,9 +83,15 @@ struct MultiHeadAttention {
                     const BackwardHooks& hooks = {}) const;
 
   private:
+    /// The heads of a pass's tokens: q [B,T,Hq,D], k and v [B,T,Hkv,D].
+    struct Heads {
+        Tensor q, k, v;
+    };
+    Tensor attended(const Context& ctx, const Normed& x, const Pass& pass, Saved& saved) const;
+    Tensor attend(const Context& ctx, const TrainingPass& pass, const Heads& heads, Saved& saved) const;
+    Tensor attend(const Context& ctx, const CachedPass& pass, const Heads& heads, Saved& saved) const;
+    Tensor attend(const Context& ctx, const StepPass& pass, const Heads& heads, Saved& saved) const;
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
-    Rope::Angles angles_of(const Context& ctx, const Documents& documents, std::int64_t length,
-                           DType dtype) const;
     HeadTransform transform_of(const Rope::Angles& angles) const;
     QueriesAndKeys transformed(const Context& ctx, const Tensor& projected, const Rope::Angles& angles,
                                Tensor& rstd) const;

@@ -1,5 +1,9 @@
 #include <gradtile/layers/transformer/transformer.h>
 
+#include <algorithm>
+
+#include <gradtile/core/internal/overlap.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
@@ -12,10 +16,46 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
     return config;
 }
 
-/// The embeddings and each block have their own dropout masks: the embeddings use key number 0, block i uses
-/// number i + 1.
-DropoutKey block_key(const DropoutKey& key, std::size_t block) {
-    return key.at(block + 1);
+/// Throws Error unless every text's tokens fit its slot in the cache.
+void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std::int64_t context) {
+    const std::int64_t slots = cache.layers.front().k.size(0);
+    std::int64_t tokens = 0, next_slot = 0;
+    for (const auto& [slot, start, length] : pass.texts) {
+        check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
+              " of a cache; expected slots in increasing order, below ", slots);
+        check(start >= 0 && length >= 1 && start + length <= context, "transformer: ", length,
+              " tokens after ", start, " in the cache; the context is ", context);
+        next_slot = slot + 1;
+        tokens += length;
+    }
+    const Shape expected{1, tokens};
+    for (const Tensor* x : {&pass.tokens, &pass.positions})
+        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
+              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
+              " for tokens and positions");
+}
+
+/// The positions of packed texts' tokens.
+TokenPositions positions_of(const PackedTexts& pass) {
+    if (pass.texts.size() == 1) return {.start = pass.texts.front().start};
+    std::int64_t end = 0;
+    for (const PackedTexts::Text& text : pass.texts) end = std::max(end, text.start + text.length);
+    return {.each = pass.positions, .end = end};
+}
+
+/// Each text's last row in x [1, N, C]: [texts, C].
+Tensor last_rows(const Context& ctx, const Tensor& x, const std::vector<PackedTexts::Text>& texts) {
+    const std::int64_t width = x.size(2);
+    const Tensor all = x.reshape({x.size(1), width});
+    if (std::ssize(texts) == all.size(0)) return all;
+    if (texts.size() == 1) return all.slice(0, all.size(0) - 1, 1);
+    const Tensor last = empty(ctx, {std::ssize(texts), width}, x.dtype());
+    std::int64_t end = 0, row = 0;
+    for (const PackedTexts::Text& text : texts) {
+        end += text.length;
+        copy(ctx, last.slice(0, row++, 1), all.slice(0, end - 1, 1));
+    }
+    return last;
 }
 
 }  // namespace
@@ -79,33 +119,47 @@ void Transformer::check_tokens(const Tensor& tokens) const {
           " tokens; the context is ", config.context);
 }
 
-Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
-                          const Documents& documents) const {
+Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const {
     Tensor x = wte.forward(ctx, tokens, saved.wte);
-    if (wpe)
-        x = documents ? wpe->forward_at(ctx, x, documents.positions, saved.wpe)
-                      : wpe->forward(ctx, x, saved.wpe);
-    return dropout.forward(ctx, x, key.at(0), saved.dropout);
+    if (wpe) {
+        const TokenPositions positions = token_positions(pass);
+        x = positions.each.defined() ? wpe->forward_at(ctx, x, positions.each, saved.wpe)
+                                     : wpe->forward(ctx, x, saved.wpe, positions.start);
+    }
+    return dropout.forward(ctx, x, dropout_key(pass, 0), saved.dropout);
+}
+
+/// The last block's output [B,T,C], before the last norm. Without `saved`, each block's activations are freed
+/// after the block.
+Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
+                                     const ForwardHooks& hooks) const {
+    const auto before_use = [&](const Parameter& last) {
+        if (hooks.before_use) hooks.before_use(last);
+    };
+    before_use(wpe ? wpe->weight : wte.weight);
+    Saved discarded;
+    Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
+    stream.inference = !std::holds_alternative<TrainingPass>(pass);
+    if (saved != nullptr) {
+        wte.start_token_sort(ctx, saved->wte);
+        saved->blocks.assign(blocks.size(), {});
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        before_use(blocks[i].last_parameter);
+        TransformerBlock::Saved unused;
+        stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused);
+    }
+    before_use(last_parameter_);
+    return stream;
 }
 
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
-    const auto before_use = [&](const Parameter& last) {
-        if (options.hooks.before_use) options.hooks.before_use(last);
-    };
-    before_use(wpe ? wpe->weight : wte.weight);
-    Residual stream{embed(ctx, tokens, options.dropout, saved, options.documents)};
-    wte.start_token_sort(ctx, saved.wte);
-    saved.blocks.assign(blocks.size(), {});
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-        before_use(blocks[i].last_parameter);
-        stream =
-            blocks[i].forward(ctx, stream, block_key(options.dropout, i), saved.blocks[i], options.documents);
-    }
-    before_use(last_parameter_);
-    const Tensor x = norm_f.forward(ctx, stream, saved.norm_f);
-    return head.forward(ctx, x, targets, saved.head, options.gradient_scale, options.target_count);
+    const TrainingPass pass{.dropout = options.dropout, .documents = options.documents};
+    Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
+    const Normed x = norm_f.forward(ctx, stream, saved.norm_f);
+    return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
 }
 
 void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
@@ -125,16 +179,10 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     notify_gradients_complete(hooks, wte.weight);
 }
 
-/// The last block's output [B,T,C], before the last norm. Each block's activations are freed after the block.
+/// The last block's output [B,T,C], before the last norm.
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
-    Saved saved;
-    Residual stream{embed(ctx, tokens, {}, saved, documents)};
-    for (const TransformerBlock& block : blocks) {
-        TransformerBlock::Saved discarded;
-        stream = block.forward(ctx, stream, {}, discarded, documents);
-    }
-    return stream.sum(ctx);
+    return forward_blocks(ctx, tokens, TrainingPass{.documents = documents}, nullptr).sum(ctx);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
@@ -155,6 +203,52 @@ Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
     const Tensor last = features(ctx, tokens).select(1, tokens.size(1) - 1);
     ConfiguredNorm::Saved discarded;
     return head.logits(ctx, norm_f.forward(ctx, last, discarded));
+}
+
+/// The rotation angles that all layers share; undefined without rotations.
+Rope::Angles Transformer::rotation_angles(const Context& ctx, const TokenPositions& positions,
+                                          std::int64_t length) const {
+    return blocks.front().attn.angles_at(ctx, positions, length, wte.weight.value().dtype());
+}
+
+Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
+    check_packed_texts(texts, cache, config.context);
+    CachedPass pass{.texts = equal_texts(texts.texts), .positions = positions_of(texts), .cache = cache};
+    pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
+    Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);
+    Residual last{.x = last_rows(ctx, stream.sum(ctx), texts.texts), .inference = true};
+    ConfiguredNorm::Saved discarded;
+    return head.logits(ctx, norm_f.forward(ctx, last, discarded));
+}
+
+void Transformer::next_logits(const Context& ctx, const Tensor& logits, const Tensor& tokens,
+                              const StepPass& step) const {
+    const std::int64_t rows = tokens.elements();
+    for (const Tensor* x : {&tokens, &step.positions, &step.slots})
+        check(x->dtype() == DType::i32 && x->is_contiguous() && x->shape() == Shape{rows},
+              "next_logits: tokens ", tokens, ", positions ", step.positions, ", slots ", step.slots,
+              "; expected contiguous int32 of one shape [R]");
+    check(logits.shape() == Shape{rows, config.vocabulary}, "next_logits: logits ", logits, "; expected [",
+          rows, ", ", config.vocabulary, ']');
+    check_sharing(ctx, "next_logits", {"logits", logits},
+                  {{"tokens", tokens}, {"positions", step.positions}, {"slots", step.slots}});
+    StepPass pass = step;
+    pass.angles = rotation_angles(ctx, pass.token_positions(), rows);
+    Residual stream = forward_blocks(ctx, tokens.reshape({1, rows}), pass, nullptr);
+    ConfiguredNorm::Saved discarded;
+    head.logits(ctx, norm_f.forward(ctx, stream, discarded), logits.reshape({1, rows, config.vocabulary}));
+}
+
+bool Transformer::can_step(const Context& ctx) const {
+    return std::ranges::all_of(blocks, [&](const TransformerBlock& block) {
+        return attention::can_decode(ctx.device(), wte.weight.value().dtype(), block.attn.head_dim,
+                                     block.attn.options_of_pass(ctx, {}));
+    });
+}
+
+attention::DecodeScratch Transformer::step_scratch(const Context& ctx, const KeyValueCache& cache,
+                                                   std::int64_t rows) const {
+    return {ctx, rows, config.heads, {cache.layers.front().k, cache.layers.front().v}};
 }
 
 Tensor Transformer::logits_of_all(const Context& ctx, const Tensor& tokens) const {

@@ -78,23 +78,36 @@ struct Transformer {
                          const Documents& documents = {}) const;
     /// Returns next-token logits [B,V] after tokens [B,T], in float32 (float64 for float64 weights).
     Tensor logits(const Context& ctx, const Tensor& tokens) const;
-    /// Returns the logits [B,V] after tokens [B,T] that follow those in the cache, and appends these tokens.
-    /// Throws Error when cached and new tokens together are more than the context.
-    Tensor logits(const Context& ctx, const Tensor& tokens, KeyValueCache& cache) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
     /// Throws Error when a text's cached and new tokens together are more than the context, or when a text's
     /// slot is outside the cache.
-    Tensor logits(const Context& ctx, const PackedTexts& pass, KeyValueCache& cache) const;
+    Tensor logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const;
     /// Returns the logits [B,T,V] after every token in [B,T], to compare them with other software's.
     Tensor logits_of_all(const Context& ctx, const Tensor& tokens) const;
+
+    /// A generation step whose inputs are all in device memory: reads one token for each text into the cache,
+    /// and writes logits [R,V] in accumulator_of(dtype), equal to those of logits() up to rounding. Its
+    /// kernels and addresses do not depend on the texts' lengths. `scratch` is for at least R rows. A token
+    /// or position out of range is an Error on the CPU; on a GPU the row's logits are NaN. Throws Error
+    /// unless can_step().
+    void next_logits(const Context& ctx, const Tensor& logits, const Tensor& tokens /*[R]*/,
+                     const StepPass& step) const;
+    /// Whether attention::decode() computes every layer's attention on ctx's device.
+    bool can_step(const Context& ctx) const;
+    /// The scratch memory for steps of `rows` texts.
+    attention::DecodeScratch step_scratch(const Context& ctx, const KeyValueCache& cache,
+                                          std::int64_t rows) const;
 
   private:
     Parameter last_parameter_;
     void add_adapters(ParameterStore& parameters, const AdapterOptions& chosen);
     void check_tokens(const Tensor& tokens) const;
-    Tensor embed(const Context& ctx, const Tensor& tokens, const DropoutKey& key, Saved& saved,
-                 const Documents& documents) const;
+    Tensor embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const;
+    Residual forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
+                            const ForwardHooks& hooks = {}) const;
     Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
+    Rope::Angles rotation_angles(const Context& ctx, const TokenPositions& positions,
+                                 std::int64_t length) const;
 };
 
 /// The total number of parameter elements. Allocates nothing.

@@ -12,22 +12,21 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       recompute(training.recompute),
       last_parameter(parameters.parameters().back()) {}
 
-/// Returns the second norm's input as a sum that is not added yet: the residual stream and, as the branch,
-/// attention's output.
-Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                             Activations& saved, const Documents& documents) const {
-    const Tensor branch =
-        attn.forward(ctx, norm_1.forward(ctx, stream, saved.norm_1), saved.attn, key.at(2), documents);
-    saved.attn_dropout.key = key.at(0);
-    return {stream.x, branch, dropout, key.at(0)};
+/// Returns the second norm's input: the residual stream and, as the branch, attention's output, or their sum.
+/// Replaces `stream` by its sum.
+Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
+                                             Activations& saved) const {
+    const Normed x = norm_1.forward(ctx, stream, saved.norm_1);
+    saved.attn_dropout.key = dropout_key(pass, attn.layer + 1).at(0);
+    return attn.forward_onto(ctx, stream.before_branch(dropout, saved.attn_dropout.key), x, pass, saved.attn);
 }
 
-Residual TransformerBlock::forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key,
-                                            Activations& saved, const Documents& documents) const {
-    Residual middle = forward_attention(ctx, stream, key, saved, documents);
-    const Tensor branch = mlp.forward(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
-    saved.mlp_dropout.key = key.at(1);
-    return {middle.x, branch, dropout, key.at(1)};
+Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, const Pass& pass,
+                                          Activations& saved) const {
+    Residual middle = forward_attention(ctx, stream, pass, saved);
+    const Normed x = norm_2.forward(ctx, middle, saved.norm_2);
+    saved.mlp_dropout.key = dropout_key(pass, attn.layer + 1).at(1);
+    return mlp.forward_onto(ctx, middle.before_branch(dropout, saved.mlp_dropout.key), x, saved.mlp);
 }
 
 /// Frees the saved values that backward recomputes.
@@ -42,30 +41,30 @@ TransformerBlock::Activations TransformerBlock::recompute_activations(const Cont
                                                                       const Saved& inputs) const {
     Activations saved;
     Residual stream{inputs.input};
-    Residual middle = forward_attention(ctx, stream, inputs.dropout, saved, inputs.documents);
+    Residual middle = forward_attention(ctx, stream, inputs.pass, saved);
     mlp.forward_hidden(ctx, norm_2.forward(ctx, middle, saved.norm_2), saved.mlp);
-    saved.mlp_dropout.key = inputs.dropout.at(1);
+    saved.mlp_dropout.key = inputs.pass.key_at(attn.layer + 1).at(1);
     return saved;
 }
 
-Residual TransformerBlock::forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
-                                   const Documents& documents) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pass& pass,
+                                   Saved& saved) const {
+    Activations all;
+    Residual out = forward_layers(ctx, stream, pass, all);
+    const auto* const training = std::get_if<TrainingPass>(&pass);
+    if (training == nullptr) return out;
     switch (recompute) {
         case Recompute::none:
-            return forward_and_save(ctx, stream, key, saved.activations.emplace(), documents);
-        case Recompute::activations: {
-            Residual out = forward_and_save(ctx, stream, key, saved.activations.emplace(), documents);
-            drop_recomputable(*saved.activations);
+            saved.activations = std::move(all);
             return out;
-        }
-        case Recompute::block: {
-            Activations discarded;
-            Residual out = forward_and_save(ctx, stream, key, discarded, documents);
+        case Recompute::activations:
+            drop_recomputable(all);
+            saved.activations = std::move(all);
+            return out;
+        case Recompute::block:
             saved.input = stream.x;
-            saved.dropout = key;
-            saved.documents = documents;
+            saved.pass = *training;
             return out;
-        }
     }
     throw Error("transformer_block: unknown recompute level");
 }

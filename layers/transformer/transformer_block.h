@@ -31,11 +31,9 @@ struct TransformerBlock {
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
-        // With Recompute::block, only the input [B,T,C], the dropout key and the documents are saved;
-        // else only the activations.
+        // With Recompute::block, only the input [B,T,C] and the pass are saved; else only the activations.
         Tensor input;
-        DropoutKey dropout;
-        Documents documents;
+        TrainingPass pass;
         std::optional<Activations> activations;
     };
     ConfiguredNorm norm_1;
@@ -50,16 +48,9 @@ struct TransformerBlock {
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
                      std::int64_t layer = 0, const TrainingOptions& training = {});
 
-    /// `key` selects the block's dropout masks; the default key drops nothing. Returns the residual stream
-    /// and the MLP's output, which the next norm adds.
-    Residual forward(const Context& ctx, Residual stream, const DropoutKey& key, Saved& saved,
-                     const Documents& documents = {}) const;
-    /// Computes forward for the tokens at positions start .. start+T-1; see
-    /// MultiHeadAttention::forward_with_cache.
-    Residual forward_with_cache(const Context& ctx, Residual stream, std::int64_t start,
-                                const KeyValueCache::Layer& cache) const;
-    Residual forward_with_cache(const Context& ctx, Residual stream, const PackedTexts& pass,
-                                const KeyValueCache::Layer& cache) const;
+    /// Returns the residual stream and the MLP's output, which the next norm adds, or their sum. Only a
+    /// training pass saves what backward needs.
+    Residual forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved) const;
     /// Returns dx in dy's memory, because each branch only adds to the residual stream's gradient. If norms
     /// have computed dx's column sums, these are attached; they are the gradient of the last bias in the
     /// branch below.
@@ -67,13 +58,9 @@ struct TransformerBlock {
                             const BackwardHooks& hooks = {}) const;
 
   private:
-    template <class Positions>
-    Residual through_cache(const Context& ctx, Residual& stream, const Positions& positions,
-                           const KeyValueCache::Layer& cache) const;
-    Residual forward_attention(const Context& ctx, Residual& stream, const DropoutKey& key,
-                               Activations& saved, const Documents& documents) const;
-    Residual forward_and_save(const Context& ctx, Residual& stream, const DropoutKey& key, Activations& saved,
-                              const Documents& documents) const;
+    Residual forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
+                               Activations& saved) const;
+    Residual forward_layers(const Context& ctx, Residual& stream, const Pass& pass, Activations& saved) const;
     void drop_recomputable(Activations& kept) const;
     Activations recompute_activations(const Context& ctx, const Saved& inputs) const;
 };

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/layer_norm.h>
 #include <support/error_message.h>
 #include <support/on_cuda.h>
 
@@ -128,9 +129,69 @@ TEST(Linear, RefusesOtherShapesAndDtypesByName) {
     EXPECT_THROW(f.linear.backward(f.ctx, transposed, saved), Error);
 }
 
+/// The stream's sum with a product, whatever computes the addition; a branch without a backward pass is the
+/// same on a CPU.
+TEST(Linear, AddsItsProductToTheResidualStream) {
+    const LinearFixture f(6, 4, true);
+    const Tensor x = randn(f.ctx, {2, 3, 6}, DType::f64, Seed{4});
+    const Dropout dropout{0.4};
+    for (const DropoutKey& key : {DropoutKey{}, DropoutKey::from_step(1, 2, 3)})
+        for (const bool inference : {false, true}) {
+            Residual stream{randn(f.ctx, {2, 3, 4}, DType::f64, Seed{5}), {}, dropout, key};
+            stream.inference = inference;
+            Linear::Saved saved, same;
+            const Residual sum = f.linear.forward_onto(f.ctx, stream, x, saved);
+            Dropout::Saved unused;
+            const Tensor expected =
+                dropout.add_residual(f.ctx, stream.x, f.linear.forward(f.ctx, x, same), key, unused);
+            EXPECT_EQ(to_host(f.ctx, sum.sum(f.ctx)), to_host(f.ctx, expected));
+            EXPECT_EQ(sum.inference, inference);
+        }
+    const Residual twice{x, x};
+    Linear::Saved saved;
+    EXPECT_THAT(test::message_of([&] { f.linear.forward_onto(f.ctx, twice, x, saved); }),
+                testing::HasSubstr("already has a branch"));
+}
+
 // ---- On the GPU ----
 
 using test::OnCuda;
+
+/// One kernel computes few rows without a backward pass, a norm before the product included. A product with
+/// dropout, an adapter, more rows or a backward pass is computed in steps, with the same result up to
+/// rounding.
+TEST_F(OnCuda, ProductsAreFusedForFewRowsInInferenceOnly) {
+    ParameterStore store;
+    Linear linear(store, "l", 64, 40);
+    LayerNorm norm(store, "n", 64, /*bias=*/true);
+    store.allocate(gpu(), DType::f32);
+    store.initialize(gpu(), Seed{1});
+    const FusedLinear::Norm parameters{.weight = norm.weight.value(), .bias = norm.bias.value()};
+    for (const std::int64_t rows : {1, 8, 9}) {
+        const Tensor x = randn(gpu(), {1, rows, 64}, DType::f32, Seed{2}),
+                     residual = randn(gpu(), {1, rows, 40}, DType::f32, Seed{3});
+        const Normed few(x, parameters, /*in_inference=*/true), saved_for(x, parameters, false);
+        EXPECT_EQ(linear.forward_in_one_kernel(gpu(), few).has_value(), rows <= max_fused_rows);
+        EXPECT_FALSE(linear.forward_in_one_kernel(gpu(), saved_for).has_value());
+        Linear::Saved saved;
+        const auto in_steps = to_host(gpu(), linear.forward(gpu(), saved_for, saved));
+        const auto fused = to_host(gpu(), linear.forward(gpu(), few, saved));
+        // Normalised values below 5, 64 products with weights below 0.1, and the norm's 42 roundings.
+        for (std::size_t i = 0; i < fused.size(); ++i)
+            ASSERT_NEAR(fused[i], in_steps[i], (64 + 42) * 0x1p-24 * 64 * 5 * 0.1);
+        Residual stream{residual, {}, Dropout{0.5}, DropoutKey::from_step(1, 1)};
+        stream.inference = true;
+        EXPECT_TRUE(linear.forward_onto(gpu(), stream, x, saved).branch.defined()) << "dropout";
+        stream.key = {};
+        EXPECT_EQ(linear.forward_onto(gpu(), stream, x, saved).branch.defined(), rows > max_fused_rows);
+    }
+    ParameterStore adapters;
+    linear.add_adapter(adapters, {.rank = 2, .alpha = 2});
+    adapters.allocate(gpu(), DType::f32);
+    adapters.initialize(gpu(), Seed{4});
+    const Normed one(randn(gpu(), {1, 64}, DType::f32, Seed{2}), {}, /*in_inference=*/true);
+    EXPECT_FALSE(linear.forward_in_one_kernel(gpu(), one).has_value());
+}
 
 TEST_F(OnCuda, ColumnSumsAreAddedToThePreviousTotals) {
     for (const std::int64_t columns : {1, 7, 64, 768, 1000})

@@ -210,7 +210,8 @@ TEST(PackedDocuments, AttentionDropoutDoesNotDependOnTheMicroBatch) {
     const MultiHeadAttention& layer = f.model.blocks[0].attn;
     const auto outputs = [&](const Tensor& x, std::int64_t first_sample, const Documents& documents) {
         MultiHeadAttention::Saved saved;
-        return to_host(f.ctx, layer.forward(f.ctx, x, saved, key_of(first_sample), documents));
+        const TrainingPass pass{.dropout = key_of(first_sample), .documents = documents};
+        return to_host(f.ctx, layer.forward(f.ctx, x, pass, saved));
     };
     const Tensor x = randn(f.ctx, {2, 12, model.config.width}, DType::f64, Seed{5});
     const std::vector<double> both = outputs(x, 0, f.documents);

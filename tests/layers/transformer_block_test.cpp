@@ -16,7 +16,7 @@ struct BlockFixture {
     ParameterStore parameters;
     TransformerBlock block;
     Tensor x, dy;
-    DropoutKey key = DropoutKey::from_step(1, 2, 3);
+    TrainingPass pass{.dropout = DropoutKey::from_step(1, 2, 3)};
 
     explicit BlockFixture(Recompute recompute)
         : block(parameters, "h.0", block_config, 0, {.dropout = 0.3, .recompute = recompute}) {
@@ -25,11 +25,11 @@ struct BlockFixture {
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
         dy = randn(ctx, x.shape(), DType::f64, Seed{4});
     }
-    // The block with a fixed dropout key, so that it has a layer's signature. backward overwrites dy, so it
+    // The block with a fixed pass, so that it has a layer's signature. backward overwrites dy, so it
     // gets a copy.
     using Saved = TransformerBlock::Saved;
     Tensor forward(const Context& c, const Tensor& input, Saved& saved) const {
-        return block.forward(c, {input}, key, saved).sum(c);
+        return block.forward(c, {input}, pass, saved).sum(c);
     }
     Tensor backward(const Context& c, const Tensor& grad, const Saved& saved) const {
         return block.backward(c, cast(c, grad, DType::f64), saved).dy;
@@ -66,7 +66,7 @@ TEST(TransformerBlock, RecomputingActivationsSavesOnlyExpensiveValues) {
     BlockFixture f(Recompute::activations);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
+    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.pass, saved);
     const auto rounded = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
     const std::int64_t rows = 2 * 6, width = 8, heads = 2, value = size_of(DType::f64);
     std::int64_t expected = 0;
@@ -81,7 +81,7 @@ TEST(TransformerBlock, RecomputingBlocksSavesOnlyTheInput) {
     BlockFixture f(Recompute::block);
     const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.key, saved);
+    f.block.forward(f.ctx.with_allocator(arena), {f.x}, f.pass, saved);
     EXPECT_EQ(arena->bytes_in_use(), 0u);
     EXPECT_EQ(saved.input.raw_data(), f.x.raw_data());
 }
@@ -89,14 +89,14 @@ TEST(TransformerBlock, RecomputingBlocksSavesOnlyTheInput) {
 TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
     BlockFixture f(Recompute::none);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx, {f.x}, f.key, saved);
+    f.block.forward(f.ctx, {f.x}, f.pass, saved);
     EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).dy.raw_data(), f.dy.raw_data());
 }
 
 TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
     BlockFixture f(Recompute::none);
     TransformerBlock::Saved saved;
-    f.block.forward(f.ctx, {f.x}, f.key, saved);
+    f.block.forward(f.ctx, {f.x}, f.pass, saved);
     std::vector<std::string> completed;
     std::vector<std::vector<double>> at_completion;
     const auto note = [&](const Parameter& parameter) {
@@ -117,7 +117,7 @@ TEST(TransformerBlock, BackwardAnnouncesAttentionOnce) {
         TransformerBlock::Saved saved;
         int times = 0;
         std::vector<std::string> complete_before;
-        f.block.forward(f.ctx, {f.x}, f.key, saved);
+        f.block.forward(f.ctx, {f.x}, f.pass, saved);
         f.block.backward(f.ctx, f.dy, saved,
                          {.gradient_complete =
                               [&](const Parameter& parameter) {

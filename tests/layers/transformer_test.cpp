@@ -203,8 +203,8 @@ TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
     const DropoutKey key = DropoutKey::from_step(3, 1, 0);
     const auto outputs = [&](std::int64_t layer, const Tensor& x, const DropoutKey& k) {
         MultiHeadAttention::Saved saved;
-        return to_host(f.ctx,
-                       f.model.blocks[static_cast<std::size_t>(layer)].attn.forward(f.ctx, x, saved, k));
+        return to_host(f.ctx, f.model.blocks[static_cast<std::size_t>(layer)].attn.forward(
+                                  f.ctx, x, TrainingPass{.dropout = k}, saved));
     };
     const Tensor x = randn(f.ctx, {4, 6, small.config.width}, DType::f64, Seed{5});
     const auto all = outputs(0, x, key);
@@ -213,6 +213,15 @@ TEST(Transformer, AttentionDropoutDependsOnTheSampleAndTheLayer) {
     const auto half = outputs(0, x.slice(0, 2, 2), second_half);
     EXPECT_TRUE(std::equal(half.begin(), half.end(), all.begin() + std::ssize(all) / 2));
     EXPECT_NE(outputs(0, x, key.at(0)), outputs(0, x, key.at(1)));
+    const MultiHeadAttention& first = f.model.blocks[0].attn;
+    MultiHeadAttention moved = first;  // the same weights at another place
+    moved.layer = 1;
+    const auto dropped = [&](const MultiHeadAttention& attn) {
+        MultiHeadAttention::Saved saved;
+        return to_host(f.ctx, attn.forward(f.ctx, x, TrainingPass{.dropout = key}, saved));
+    };
+    EXPECT_EQ(dropped(first), all);
+    EXPECT_NE(dropped(moved), all);
     EXPECT_EQ(outputs(0, x, {}), outputs(0, x, DropoutKey{}));
     EXPECT_NE(outputs(0, x, {}), all);
 }
@@ -497,7 +506,7 @@ TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
     ModelFixture f(config);
     const Tensor x = randn(f.ctx, {1, 6, config.width}, DType::f64, Seed{5});
     MultiHeadAttention::Saved saved;
-    f.model.blocks[0].attn.forward(f.ctx, x, saved);
+    f.model.blocks[0].attn.forward(f.ctx, x, TrainingPass{}, saved);
     EXPECT_EQ(to_host(f.ctx, saved.attention.o), to_host(f.ctx, saved.attention.v));
 }
 

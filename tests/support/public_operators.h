@@ -32,7 +32,7 @@ inline std::set<std::string> public_operators() {
     const std::filesystem::path root = GRADTILE_SOURCE_DIR;
     const std::regex not_installed("/(internal|device)/|^attention/(cpu|cuda)/|^tools/bench/");
     const std::regex declaration(R"((\w+)\(const Context& \w+,([^;{]*))"),
-        tensor("Tensor|PartialResult|Gradient|Residual|Documents|Angles|NextTokens|PackedTexts");
+        tensor("Tensor|PartialResult|Gradient|Residual|Documents|Angles|Normed|PackedTexts");
     std::set<std::string> found;
     for (const char* folder : {"core", "attention", "layers", "train", "tools"})
         for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {

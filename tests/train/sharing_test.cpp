@@ -19,7 +19,7 @@
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/most_likely.h>
 #include <gradtile/layers/rms_norm.h>
-#include <gradtile/layers/transformer/next_tokens.h>
+#include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/lab/warp_partition.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
@@ -368,12 +368,10 @@ void test_next_logits(const Context& ctx) {
     store.initialize(ctx, Seed{1});
     const KeyValueCache cache(ctx, config, DType::f32, 1);
     const Tensor logits = zeros(ctx, {1, 16}, DType::f32), ids = zeros(ctx, {1}, DType::i32);
-    const attention::DecodeScratch scratch = step_scratch(ctx, model, cache, 1);
-    next_logits(ctx, logits, model, {.tokens = ids, .positions = ids, .slots = ids}, cache, scratch);
-    expect_refused([&] {
-        const NextTokens next{.tokens = as_i32(logits, {1}), .positions = ids, .slots = ids};
-        next_logits(ctx, logits, model, next, cache, scratch);
-    });
+    const attention::DecodeScratch scratch = model.step_scratch(ctx, cache, 1);
+    const StepPass step{.positions = ids, .slots = ids, .cache = cache, .scratch = scratch};
+    model.next_logits(ctx, logits, ids, step);
+    expect_refused([&] { model.next_logits(ctx, logits, as_i32(logits, {1}), step); });
 }
 
 void test_normalize_matrices(const Context& ctx) {
@@ -478,7 +476,7 @@ const OperatorRow operator_table[] = {
     {"layers/column_sums.h: add_column_sums", checked, test_column_sums},
     {"layers/column_sums.h: empty_column_sums", returns_new},
     {"layers/cross_entropy_head.h: forward", through},
-    {"layers/cross_entropy_head.h: logits", returns_new},
+    {"layers/cross_entropy_head.h: logits", through},
     {"layers/cross_entropy_head.h: loss", returns_new},
     {"layers/cross_entropy_head.h: losses", returns_new},
     {"layers/dropout.h: add_residual", checked, test_add_residual},
@@ -488,6 +486,8 @@ const OperatorRow operator_table[] = {
     {"layers/embedding.h: forward", returns_new},
     {"layers/embedding.h: forward_at", returns_new},
     {"layers/fused_linear.h: fused_linear", checked, test_fused_linear},
+    {"layers/fused_linear.h: fused_linear_in_one_kernel", through},
+    {"layers/fused_linear.h: fuses_products", returns_new},
     {"layers/head_transform.h: differentiate_heads", checked, test_differentiate_heads},
     {"layers/head_transform.h: transform_heads", checked, test_transform_heads},
     {"layers/layer_norm.h: backward", returns_new},
@@ -496,6 +496,8 @@ const OperatorRow operator_table[] = {
     {"layers/linear.h: accumulate_gradients", through},
     {"layers/linear.h: backward", through},
     {"layers/linear.h: forward", returns_new},
+    {"layers/linear.h: forward_in_one_kernel", returns_new},
+    {"layers/linear.h: forward_onto", returns_new},
     {"layers/linear_activation.h: linear_activation_backward", checked, test_linear_activation_backward},
     {"layers/linear_activation.h: linear_activation_forward", checked, test_linear_activation_forward},
     {"layers/low_rank_adapter.h: add_backward", checked, test_adapter_backward},
@@ -513,20 +515,20 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/mlp.h: backward", through},
     {"layers/transformer/mlp.h: forward", returns_new},
     {"layers/transformer/mlp.h: forward_hidden", returns_new},
+    {"layers/transformer/mlp.h: forward_onto", returns_new},
     {"layers/transformer/multi_head_attention.h: backward", through},
     {"layers/transformer/multi_head_attention.h: differentiate_queries_and_keys", through},
     {"layers/transformer/multi_head_attention.h: forward", returns_new},
-    {"layers/transformer/multi_head_attention.h: forward_with_cache", through},
+    {"layers/transformer/multi_head_attention.h: forward_onto", returns_new},
     {"layers/transformer/multi_head_attention.h: queries_and_keys", through},
-    {"layers/transformer/next_tokens.h: next_logits", checked, test_next_logits},
     {"layers/transformer/transformer.h: evaluate", returns_new},
     {"layers/transformer/transformer.h: forward", returns_new},
     {"layers/transformer/transformer.h: logits", through},
     {"layers/transformer/transformer.h: logits_of_all", returns_new},
+    {"layers/transformer/transformer.h: next_logits", checked, test_next_logits},
     {"layers/transformer/transformer.h: target_losses", returns_new},
     {"layers/transformer/transformer_block.h: backward", through},
     {"layers/transformer/transformer_block.h: forward", through},
-    {"layers/transformer/transformer_block.h: forward_with_cache", through},
     {"train/model/language_model.h: copy_parameters", through},
     {"train/optimizers/elementwise_optimizer.h: step", in_place},
     {"train/optimizers/global_norm.h: clip_global_norm", returns_new},

@@ -12,7 +12,7 @@
 #include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
-#include <gradtile/tools/generation/next_token_batch.h>
+#include <gradtile/tools/generation/next_token.h>
 #include <gradtile/train/model/language_model.h>
 
 namespace gradtile::cli {
@@ -66,13 +66,13 @@ struct Times {
 Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& lengths) {
     const auto vocabulary = static_cast<std::uint64_t>(model.transformer.config.vocabulary);
     std::vector<std::vector<std::int32_t>> tokens(static_cast<std::size_t>(texts));
-    std::vector<NextTokenBatch::Text> views;
+    std::vector<NextToken::Text> views;
     for (std::size_t text = 0; text < tokens.size(); ++text) {
         for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(lengths.prompt); ++i)
             tokens[text].push_back(static_cast<std::int32_t>((7 * i + 3 * text + 1) % vocabulary));
         views.push_back({static_cast<std::int64_t>(text), tokens[text]});
     }
-    NextTokenBatch next(model, texts);
+    NextToken next(model, texts);
     const auto draw = [&] {
         const std::vector<std::int32_t> drawn = next.most_likely(views);
         for (std::size_t text = 0; text < tokens.size(); ++text) {

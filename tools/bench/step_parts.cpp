@@ -123,7 +123,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
         add_linear(parts, ctx, numbers, *linear, rows, layers);
 
     auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
-    block.attn.forward(ctx, x, *attention_saved);
+    block.attn.forward(ctx, x, TrainingPass{}, *attention_saved);
     add_attention(parts, ctx, config, *attention_saved);
     if (block.attn.rope || block.attn.q_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
 

@@ -122,7 +122,7 @@ ChatAnswer ChatSession::answer(const std::string& message,
                                const std::function<bool()>& interrupted) {
     ChatAnswer answer;
     std::vector<std::int32_t> text = prompt_for(message, answer), drawn;
-    sampler_.begin_text(answers_++);
+    const std::uint64_t number = answers_++;
     GrowingAnswer growing(format_, tokenizer_, end_tokens_, options_.sampling.stop, on_text);
     using End = ChatAnswer::End;
     while (!growing.turn_ended() && !growing.stopped() && std::ssize(drawn) < options_.sampling.tokens) {
@@ -140,7 +140,8 @@ ChatAnswer ChatSession::answer(const std::string& message,
             answer.end = End::context;
             break;
         }
-        text.push_back(sampler_.next(text));
+        const GrowingText read{.tokens = text, .number = number, .drawn = std::ssize(drawn)};
+        text.push_back(sampler_.next({&read, 1}).front());
         drawn.push_back(text.back());
         growing.add_token(text.back());
     }

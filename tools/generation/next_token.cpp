@@ -1,7 +1,6 @@
 #include <gradtile/tools/generation/next_token.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include <gradtile/core/tensor_ops.h>
@@ -14,19 +13,6 @@ Context generation_context(const LanguageModel& model,
         return model.ctx.with_allocator(std::make_shared<RecyclingAllocator>(model.ctx.allocator()));
     return with_arena_for(model.ctx.with_deterministic(true), longest_pass, /*slack=*/2.0);
 }
-
-namespace {
-
-Context context_of_one_text(const LanguageModel& model) {
-    const Transformer& transformer = model.transformer;
-    return generation_context(model, [&](const Context& dry) {
-        KeyValueCache cache(dry, transformer.config, model.parameters.dtype());
-        transformer.logits(dry, empty(dry, {1, transformer.config.context}, DType::i32), cache);
-        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, 1);
-    });
-}
-
-}  // namespace
 
 std::int64_t TextWindow::begin_of(std::int64_t length) {
     if (begin_ < 0) begin_ = std::max<std::int64_t>(0, length - context_);
@@ -41,49 +27,146 @@ std::int32_t most_likely_token(std::span<const double> logits) {
     return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
 }
 
-NextToken::NextToken(const LanguageModel& model, bool use_cache)
-    : model_(model), ctx_(context_of_one_text(model)), window_(model.transformer.config.context) {
+namespace {
+
+/// The most tokens that a pass reads. Every text fits, because a window has at most `context` tokens.
+std::int64_t tokens_of_pass(std::int64_t context, std::int64_t slots) {
+    return std::max(context, slots);
+}
+
+/// Returns a context with activation memory for any pass (generation_context()). The caches are allocated
+/// elsewhere, because the context's arena is twice as large as needed.
+Context context_for(const LanguageModel& model, std::int64_t slots) {
+    const Transformer& transformer = model.transformer;
+    const std::int64_t context = transformer.config.context;
+    return generation_context(model, [&](const Context& dry) {
+        const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
+        const KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots);
+        // The longest pass: a whole window, and one token from each other text as far as there is room.
+        PackedTexts pass{
+            .texts = {{.slot = 0, .start = 0, .length = context}}, .tokens = {}, .positions = {}};
+        std::int64_t tokens = context;
+        for (std::int64_t slot = 1; slot < slots && tokens < tokens_of_pass(context, slots); ++slot) {
+            pass.texts.push_back({.slot = slot, .start = context - 1, .length = 1});
+            ++tokens;
+        }
+        pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
+        transformer.logits(dry, pass, cache);
+        if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, slots);
+    });
+}
+
+}  // namespace
+
+NextToken::NextToken(const LanguageModel& model, std::int64_t slots, bool use_cache)
+    : model_(model),
+      context_(model.transformer.config.context),
+      ctx_(context_for(model, slots)),
+      slots_(static_cast<std::size_t>(slots), Slot(context_)) {
     if (!use_cache) return;
-    cache_ = std::make_unique<KeyValueCache>(ctx_, model.transformer.config, model.parameters.dtype());
-    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, *cache_, 1);
+    cache_ =
+        std::make_unique<KeyValueCache>(model.ctx, model.transformer.config, model.parameters.dtype(), slots);
+    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, *cache_, slots);
 }
 
-/// The tokens in the text's window that the cache lacks; without a cache all tokens in the window.
-std::span<const std::int32_t> NextToken::unread_part(std::span<const std::int32_t> text) {
-    check(!text.empty(), "next token: the text has no token");
+std::size_t NextToken::bytes_of_slot(const LanguageModel& model) {
+    const ModelConfig& config = model.transformer.config;
+    return static_cast<std::size_t>(2 * config.layers * config.context * config.key_value_heads() *
+                                    config.head_dim()) *
+           size_of(model.parameters.dtype());
+}
+
+NextToken::Slot& NextToken::slot_at(std::int64_t slot) {
+    check(slot >= 0 && slot < std::ssize(slots_), "next token: a text in slot ", slot, "; expected 0 to ",
+          std::ssize(slots_) - 1);
+    return slots_[static_cast<std::size_t>(slot)];
+}
+
+/// The tokens in the text's window that the slot's cache lacks, at least the last one; without a cache all
+/// tokens in the window.
+TextToRead NextToken::unread_part(const Text& text) {
+    check(!text.tokens.empty(), "next token: the text has no token");
+    Slot& slot = slot_at(text.slot);
     const auto continues = [&] {
-        const auto from = std::min(static_cast<std::size_t>(begin_), text.size());
-        return std::ranges::mismatch(text.subspan(from), read_).in2 == read_.end();
+        const auto from = std::min(static_cast<std::size_t>(slot.begin), text.tokens.size());
+        return std::ranges::mismatch(text.tokens.subspan(from), slot.read).in2 == slot.read.end();
     };
-    if (!continues()) window_ = TextWindow(model_.transformer.config.context);
-    begin_ = window_.begin_of(std::ssize(text));
-    const auto window = text.subspan(static_cast<std::size_t>(begin_));
+    if (!continues()) slot.window = TextWindow(context_);
+    slot.begin = slot.window.begin_of(std::ssize(text.tokens));
+    const auto window = text.tokens.subspan(static_cast<std::size_t>(slot.begin));
     // A key depends only on its token's position in the window and on the tokens before it.
-    const auto known = std::ranges::mismatch(window, read_).in1 - window.begin();
-    read_.assign(window.begin(), window.end());
-    if (cache_) cache_->length = std::min(known, std::ssize(window) - 1);
-    return window.subspan(static_cast<std::size_t>(cache_ ? cache_->length : 0));
+    const std::int64_t known = std::ranges::mismatch(window, slot.read).in1 - window.begin();
+    slot.read.assign(window.begin(), window.end());
+    const std::int64_t start = cache_ ? std::min(known, std::ssize(window) - 1) : 0;
+    return {text.slot, start, window.subspan(static_cast<std::size_t>(start))};
 }
 
-TokenStep::Input NextToken::step_input(std::span<const std::int32_t> unread) {
-    return {.slot = 0, .position = cache_->length++, .token = unread.front()};
+NextToken::Parts NextToken::parts_of(std::span<const Text> texts) {
+    Parts parts;
+    const std::int64_t limit = cache_ ? tokens_of_pass(context_, std::ssize(slots_)) : 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        const TextToRead unread = unread_part(texts[i]);
+        const auto length = std::ssize(unread.tokens);
+        if (step_ && length == 1) {
+            parts.step.push_back(
+                {.slot = unread.slot, .position = unread.start, .token = unread.tokens.front()});
+            parts.step_indices.push_back(i);
+            continue;
+        }
+        if (parts.passes.empty() || parts.passes.back().tokens + length > limit) parts.passes.emplace_back();
+        Parts::Pass& pass = parts.passes.back();
+        pass.texts.push_back(unread);
+        pass.text_indices.push_back(i);
+        pass.tokens += length;
+    }
+    return parts;
 }
 
-std::vector<double> NextToken::logits_after(std::span<const std::int32_t> unread) {
-    if (is_step(unread)) return std::move(step_->logits(std::array{step_input(unread)}).front());
-    const Tensor tokens = from_host(ctx_, unread, {1, std::ssize(unread)});
-    return to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, tokens, *cache_)
-                                : model_.transformer.logits(ctx_, tokens));
+/// Without a cache, a pass has one text.
+std::vector<std::vector<double>> NextToken::logits_of(const Parts::Pass& pass) {
+    const auto whole_window = [&] {
+        const std::span<const std::int32_t> tokens = pass.texts.front().tokens;
+        return model_.transformer.logits(ctx_, from_host(ctx_, tokens, {1, std::ssize(tokens)}));
+    };
+    std::vector<double> logits =
+        to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, packed_texts(ctx_, pass.texts), *cache_)
+                             : whole_window());
+    const auto vocabulary = model_.transformer.config.vocabulary;
+    std::vector<std::vector<double>> all;
+    if (pass.texts.size() == 1) {
+        all.push_back(std::move(logits));
+        return all;
+    }
+    for (auto begin = logits.begin(); begin != logits.end(); begin += vocabulary)
+        all.emplace_back(begin, begin + vocabulary);
+    return all;
 }
 
-std::vector<double> NextToken::logits(std::span<const std::int32_t> text) {
-    return logits_after(unread_part(text));
+std::vector<std::vector<double>> NextToken::logits(std::span<const Text> texts) {
+    const Parts parts = parts_of(texts);
+    std::vector<std::vector<double>> all(texts.size());
+    const auto put = [&](std::vector<std::vector<double>> some,
+                         const std::vector<std::size_t>& text_indices) {
+        for (std::size_t i = 0; i < some.size(); ++i) all[text_indices[i]] = std::move(some[i]);
+    };
+    for (const Parts::Pass& pass : parts.passes) put(logits_of(pass), pass.text_indices);
+    if (!parts.step.empty()) put(step_->logits(parts.step), parts.step_indices);
+    return all;
 }
 
-std::int32_t NextToken::most_likely(std::span<const std::int32_t> text) {
-    const std::span<const std::int32_t> unread = unread_part(text);
-    if (is_step(unread)) return step_->most_likely(std::array{step_input(unread)}).front();
-    return most_likely_token(logits_after(unread));
+std::vector<std::int32_t> NextToken::most_likely(std::span<const Text> texts) {
+    const Parts parts = parts_of(texts);
+    std::vector<std::int32_t> all(texts.size());
+    for (const Parts::Pass& pass : parts.passes) {
+        const std::vector<std::vector<double>> logits = logits_of(pass);
+        for (std::size_t i = 0; i < logits.size(); ++i)
+            all[pass.text_indices[i]] = most_likely_token(logits[i]);
+    }
+    if (!parts.step.empty()) {
+        const std::vector<std::int32_t> tokens = step_->most_likely(parts.step);
+        for (std::size_t i = 0; i < tokens.size(); ++i) all[parts.step_indices[i]] = tokens[i];
+    }
+    return all;
 }
 
 }  // namespace gradtile

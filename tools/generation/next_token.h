@@ -1,5 +1,5 @@
 #pragma once
-/// Next-token logits for a growing text.
+/// Next-token logits for growing texts.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,30 +35,61 @@ class TextWindow {
     std::int64_t begin_ = -1;  // -1: no text yet
 };
 
-/// Gives the same logits with a cache and without, up to rounding.
+/// Several texts are computed together, because a pass reads every weight once for all of them. Each text has
+/// a slot, with its own cache and TextWindow. Gives the same logits with a cache and without, and for a text
+/// alone and among others, up to rounding.
 class NextToken {
   public:
-    /// Without a cache, every call computes the whole window. Keeps a reference to the model.
-    NextToken(const LanguageModel& model, bool use_cache);
+    /// Allocates caches for `slots` texts. Without a cache, every call computes whole windows. Keeps a
+    /// reference to the model.
+    explicit NextToken(const LanguageModel& model, std::int64_t slots = 1, bool use_cache = true);
 
-    /// Returns the logits [V] after `text`, which has at least one token. The model reads only the tokens
-    /// after the prefix that this call's window shares with the previous call's window.
-    std::vector<double> logits(std::span<const std::int32_t> text);
-    /// Returns the most likely token after `text`, the smallest id among equal ones. On a GPU, with a cache,
-    /// only the token is copied to the host. Throws Error when a logit is not finite.
-    std::int32_t most_likely(std::span<const std::int32_t> text);
+    /// A text and its slot. The text has at least one token.
+    struct Text {
+        std::int64_t slot = 0;
+        std::span<const std::int32_t> tokens;
+    };
+    /// Forgets the slot's text. Without this call, a text is taken for the continuation of the slot's text
+    /// before if it begins with it, and then keeps its window.
+    void begin_text(std::int64_t slot) { slot_at(slot) = Slot(context_); }
+    /// Returns the logits [V] after each text. The texts must be in slot order. The model reads only the
+    /// tokens after the prefix that a text's window shares with the slot's window in the previous call.
+    std::vector<std::vector<double>> logits(std::span<const Text> texts);
+    /// Returns the most likely token after each text, the smallest id among equal ones. On a GPU, with a
+    /// cache, only the tokens are copied to the host. Throws Error when a logit is not finite.
+    std::vector<std::int32_t> most_likely(std::span<const Text> texts);
+
+    /// Bytes for one text's keys and values.
+    static std::size_t bytes_of_slot(const LanguageModel& model);
 
   private:
-    std::span<const std::int32_t> unread_part(std::span<const std::int32_t> text);
-    std::vector<double> logits_after(std::span<const std::int32_t> unread);
-    bool is_step(std::span<const std::int32_t> unread) const { return step_ && unread.size() == 1; }
-    TokenStep::Input step_input(std::span<const std::int32_t> unread);
+    struct Slot {
+        explicit Slot(std::int64_t context) : window(context) {}
+        TextWindow window;
+        std::int64_t begin = 0;          // the window's first token
+        std::vector<std::int32_t> read;  // the window's tokens, which the cache holds
+    };
+    /// The parts of a call: texts that read one token, which are a step on a GPU, and the other texts in
+    /// passes. `step_indices` and `text_indices` are indices into the call's texts.
+    struct Parts {
+        std::vector<TokenStep::Input> step;
+        std::vector<std::size_t> step_indices;
+        struct Pass {
+            std::vector<TextToRead> texts;
+            std::vector<std::size_t> text_indices;
+            std::int64_t tokens = 0;
+        };
+        std::vector<Pass> passes;
+    };
+    Slot& slot_at(std::int64_t slot);
+    TextToRead unread_part(const Text& text);
+    Parts parts_of(std::span<const Text> texts);
+    std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);
 
     const LanguageModel& model_;
+    std::int64_t context_;
     Context ctx_;
-    TextWindow window_;
-    std::int64_t begin_ = 0;                // the previous call's window begins here
-    std::vector<std::int32_t> read_;        // the tokens in that window
+    std::vector<Slot> slots_;
     std::unique_ptr<KeyValueCache> cache_;  // null: no cache
     std::unique_ptr<TokenStep> step_;       // null: on a CPU, and without a cache
 };

@@ -12,7 +12,7 @@
 #include <gradtile/tools/command_line/model_argument.h>
 #include <gradtile/tools/command_line/standard_streams.h>
 #include <gradtile/tools/command_line/usage_error.h>
-#include <gradtile/tools/generation/batch_sampler.h>
+#include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/generation/sampling_flags.h>
 #include <gradtile/train/data/json_lines.h>
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/core/philox.h>
 
 namespace gradtile {
@@ -182,17 +185,16 @@ bool TokenChooser::takes_most_likely() const {
            without_text_.empty();
 }
 
-TokenSampler::TokenSampler(const LanguageModel& model, const SampleOptions& options)
-    : chooser_(model, options), next_(model, options.use_cache), number_(options.number) {}
-
-void TokenSampler::begin_text(std::uint64_t number) {
-    number_ = number;
-    index_ = 0;
-}
-
-std::int32_t TokenSampler::next(std::span<const std::int32_t> text) {
-    if (chooser_.takes_most_likely()) return next_.most_likely(text);
-    return chooser_.choose(next_.logits(text), text, number_, index_++);
+std::vector<std::int32_t> TokenSampler::next(std::span<const GrowingText> texts) {
+    std::vector<NextToken::Text> read;
+    for (const GrowingText& text : texts) read.push_back({text.slot, text.tokens});
+    if (chooser_.takes_most_likely()) return next_.most_likely(read);
+    std::vector<std::vector<double>> logits = next_.logits(read);
+    std::vector<std::int32_t> tokens;
+    for (std::size_t i = 0; i < texts.size(); ++i)
+        tokens.push_back(
+            chooser_.choose(std::move(logits[i]), texts[i].tokens, texts[i].number, texts[i].drawn));
+    return tokens;
 }
 
 void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt) {
@@ -203,17 +205,103 @@ void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prom
               " of the prompt is outside the vocabulary of ", vocabulary);
 }
 
+namespace {
+
+class BatchSampler {
+  public:
+    BatchSampler(const LanguageModel& model, std::span<const TokenRequest> requests,
+                 const SampleOptions& options, std::int64_t slots, const BatchTokenHandler& handler)
+        : requests_(requests),
+          tokens_(options.tokens),
+          handler_(handler),
+          sampler_(model, options, slots),
+          slots_(static_cast<std::size_t>(slots)) {}
+
+    void run() {
+        for (std::size_t slot = 0; slot < slots_.size(); ++slot) begin_next(slot);
+        while (std::ranges::any_of(slots_, [](const auto& text) { return text.has_value(); })) draw();
+    }
+
+  private:
+    struct Text {
+        std::size_t request = 0;
+        std::vector<std::int32_t> tokens;  // with the prompt
+        std::int64_t drawn = 0;
+    };
+
+    /// Gives the slot to the next request that has tokens to draw; without one, empties it.
+    void begin_next(std::size_t slot) {
+        slots_[slot].reset();
+        while (next_request_ < requests_.size() && !slots_[slot]) {
+            const std::size_t request = next_request_++;
+            if (tokens_ == 0) {
+                end(request);
+            } else {
+                const std::span<const std::int32_t> prompt = requests_[request].prompt;
+                slots_[slot] = {.request = request, .tokens = {prompt.begin(), prompt.end()}};
+                sampler_.begin_text(static_cast<std::int64_t>(slot));
+            }
+        }
+    }
+
+    /// Draws one token for each text.
+    void draw() {
+        std::vector<GrowingText> texts;
+        for (std::size_t slot = 0; slot < slots_.size(); ++slot)
+            if (const std::optional<Text>& text = slots_[slot])
+                texts.push_back({.slot = static_cast<std::int64_t>(slot),
+                                 .tokens = text->tokens,
+                                 .number = requests_[text->request].number,
+                                 .drawn = text->drawn});
+        const std::vector<std::int32_t> tokens = sampler_.next(texts);
+        for (std::size_t i = 0; i < texts.size(); ++i) {
+            const auto slot = static_cast<std::size_t>(texts[i].slot);
+            if (add_token(*slots_[slot], tokens[i])) continue;
+            end(slots_[slot]->request);
+            begin_next(slot);
+        }
+    }
+
+    /// Returns false when the text has ended.
+    bool add_token(Text& text, std::int32_t token) {
+        ++text.drawn;
+        text.tokens.push_back(token);
+        const bool goes_on = !handler_.on_token || handler_.on_token(text.request, token);
+        return goes_on && text.drawn < tokens_;
+    }
+
+    void end(std::size_t request) const {
+        if (handler_.on_end) handler_.on_end(request);
+    }
+
+    std::span<const TokenRequest> requests_;
+    std::int64_t tokens_;
+    const BatchTokenHandler& handler_;
+    TokenSampler sampler_;
+    std::vector<std::optional<Text>> slots_;
+    std::size_t next_request_ = 0;
+};
+
+}  // namespace
+
+void sample_token_batch(const LanguageModel& model, std::span<const TokenRequest> requests,
+                        const SampleOptions& options, std::int64_t batch, const BatchTokenHandler& handler) {
+    check(batch >= 1, "sample: batch ", batch, "; expected at least 1");
+    for (const TokenRequest& request : requests) check_prompt(model, request.prompt);
+    if (requests.empty()) return;
+    BatchSampler(model, requests, options, std::min(batch, std::ssize(requests)), handler).run();
+}
+
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token) {
-    check_prompt(model, prompt);
-    TokenSampler sampler(model, options);
-    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-    for (std::int64_t i = 0; i < options.tokens; ++i) {
-        text.push_back(sampler.next(text));
-        if (on_token && !on_token(text.back())) break;
-    }
-    text.erase(text.begin(), text.begin() + std::ssize(prompt));
-    return text;
+    std::vector<std::int32_t> drawn;
+    const TokenRequest request{prompt, options.number};
+    sample_token_batch(model, {&request, 1}, options, /*batch=*/1,
+                       {.on_token = [&](std::size_t, std::int32_t token) {
+                           drawn.push_back(token);
+                           return !on_token || on_token(token);
+                       }});
+    return drawn;
 }
 
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
@@ -262,6 +350,38 @@ SampledText sample_text(const LanguageModel& model, const SampleOptions& options
 
 std::string sample(const LanguageModel& model, const SampleOptions& options) {
     return options.prompt + sample_text(model, options).text;
+}
+
+void sample_text_batch(const LanguageModel& model, std::span<const std::string> prompts, std::size_t samples,
+                       const SampleOptions& options, std::int64_t batch, const BatchTextHandler& handler) {
+    std::vector<std::vector<std::int32_t>> tokens;
+    for (std::size_t i = 0; i < prompts.size(); ++i)
+        tokens.push_back(prompt_tokens(model, prompts[i], concat("prompt ", i + 1)));
+    std::vector<TokenRequest> requests;
+    for (const std::vector<std::int32_t>& prompt : tokens)
+        for (std::size_t sample = 0; sample < samples; ++sample) requests.push_back({prompt, sample});
+    std::map<std::size_t, SampledTextBuilder> growing;
+    const auto text_of = [&](std::size_t i) -> SampledTextBuilder& {
+        const auto piece_of = [&handler, i](std::string_view piece) {
+            if (handler.on_text) handler.on_text(i, piece);
+        };
+        return growing.try_emplace(i, model, options, piece_of).first->second;
+    };
+    sample_token_batch(model, requests, options, batch,
+                       {.on_token = [&](std::size_t i, std::int32_t token) { return text_of(i).add(token); },
+                        .on_end =
+                            [&](std::size_t i) {
+                                SampledText sampled = text_of(i).finish();
+                                growing.erase(i);
+                                if (handler.on_end) handler.on_end(i, std::move(sampled));
+                            }});
+}
+
+std::int64_t automatic_batch(const LanguageModel& model) {
+    constexpr std::size_t most = 64;
+    const std::size_t fitting =
+        available_memory(model.ctx.device()) / 2 / std::max<std::size_t>(1, NextToken::bytes_of_slot(model));
+    return static_cast<std::int64_t>(std::clamp<std::size_t>(fitting, 1, most));
 }
 
 }  // namespace gradtile

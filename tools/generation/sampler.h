@@ -1,5 +1,6 @@
 #pragma once
-/// Sampling: text from a model, token by token.
+/// Sampling: text from a model, token by token. Several texts are drawn at once, because a pass reads every
+/// weight once for all of them; a single text is a batch of one.
 #include <functional>
 #include <span>
 #include <string>
@@ -70,33 +71,62 @@ class TokenChooser {
     std::vector<std::size_t> without_text_;  // ids below drawable_ whose tokens have no text
 };
 
+/// A text that is being drawn. Its draws depend on the number and on the seed only, see
+/// SampleOptions::number.
+struct GrowingText {
+    std::int64_t slot = 0;                 ///< see NextToken
+    std::span<const std::int32_t> tokens;  ///< at least one, all inside the vocabulary
+    std::uint64_t number = 0;
+    std::int64_t drawn = 0;  ///< how many of the tokens were drawn
+};
+
 /// Draws texts token by token.
 class TokenSampler {
   public:
-    /// Keeps a reference to the model. Throws Error for an option outside its range.
-    TokenSampler(const LanguageModel& model, const SampleOptions& options);
+    /// For up to `slots` texts at once. Keeps a reference to the model. Throws Error for an option outside
+    /// its range. Ignores options.number.
+    TokenSampler(const LanguageModel& model, const SampleOptions& options, std::int64_t slots = 1)
+        : chooser_(model, options), next_(model, slots, options.use_cache) {}
 
-    /// Begins a new text with that number.
-    void begin_text(std::uint64_t number);
-    /// Returns the token after `text`, which has at least one token, all inside the vocabulary; the model
-    /// sees the tokens in a TextWindow.
-    std::int32_t next(std::span<const std::int32_t> text);
+    /// Returns the token after each text; the model sees the tokens in a TextWindow. The texts must be in
+    /// slot order.
+    std::vector<std::int32_t> next(std::span<const GrowingText> texts);
+    /// Forgets the slot's text, see NextToken::begin_text().
+    void begin_text(std::int64_t slot) { next_.begin_text(slot); }
 
   private:
     TokenChooser chooser_;
     NextToken next_;
-    std::uint64_t number_;
-    std::int64_t index_ = 0;
 };
 
 /// Throws Error for an empty prompt and for ids outside the model's vocabulary.
 void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt);
 
+/// A text to generate. Its draws depend on the number and on the seed only; see SampleOptions::number.
+struct TokenRequest {
+    std::span<const std::int32_t> prompt;
+    std::uint64_t number = 0;
+};
+
+/// Receives the texts' tokens and ends. `text` is the request index. Either function may be empty.
+struct BatchTokenHandler {
+    /// Returns false to end the text with this token.
+    std::function<bool(std::size_t text, std::int32_t token)> on_token = {};
+    std::function<void(std::size_t text)> on_end = {};
+};
+
+/// Draws up to options.tokens tokens for each request, `batch` texts at a time; when a text ends, the next
+/// request takes its slot. A text has the same tokens as sample_tokens() for its prompt and number, up to
+/// rounding: another token may be drawn only where two tokens' probabilities are equal up to rounding.
+/// Ignores options.number, prompt and stop. Throws Error before the first draw for an empty prompt, for ids
+/// outside the vocabulary, and for options outside their ranges.
+void sample_token_batch(const LanguageModel& model, std::span<const TokenRequest> requests,
+                        const SampleOptions& options, std::int64_t batch, const BatchTokenHandler& handler);
+
 /// Receives a drawn token; returns false to end the text with it.
 using TokenHandler = std::function<bool(std::int32_t token)>;
 
-/// Returns the tokens that a TokenSampler draws. Throws Error for an empty prompt and for ids outside the
-/// vocabulary.
+/// Returns the tokens of a batch of one request, with the number options.number.
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
                                         const SampleOptions& options, const TokenHandler& on_token = {});
 
@@ -143,5 +173,21 @@ SampledText sample_text(const LanguageModel& model, const SampleOptions& options
 
 /// Returns the prompt followed by the text from sample_text().
 std::string sample(const LanguageModel& model, const SampleOptions& options);
+
+/// Receives the texts: pieces in whole characters, and each text when it is complete.
+struct BatchTextHandler {
+    std::function<void(std::size_t text, std::string_view piece)> on_text = {};
+    std::function<void(std::size_t text, SampledText sampled)> on_end = {};
+};
+
+/// Continues each prompt `samples` times as sample_text() does, up to rounding. Text number i belongs to
+/// prompt i / samples and has the number i % samples, so a prompt's texts do not depend on the other prompts.
+/// For an empty prompt see prompt_tokens(). Throws Error "prompt 3: ..." (counted from 1), before the first
+/// draw, when a prompt contains a character that the tokenizer does not know.
+void sample_text_batch(const LanguageModel& model, std::span<const std::string> prompts, std::size_t samples,
+                       const SampleOptions& options, std::int64_t batch, const BatchTextHandler& handler);
+
+/// Returns how many texts' caches take at most half the available memory: 1 to 64.
+std::int64_t automatic_batch(const LanguageModel& model);
 
 }  // namespace gradtile

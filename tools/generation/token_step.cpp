@@ -25,8 +25,7 @@ Tensor rows_of(const Tensor& input, std::int64_t texts, std::int64_t row, std::i
 
 bool TokenStep::exists_for(const LanguageModel& model) {
     return model.ctx.device().is_cuda() && graph_setting() != "passes" &&
-           can_step(model.ctx.device(), model.transformer.config, model.transformer.adapters,
-                    model.parameters.dtype());
+           model.transformer.can_step(model.ctx);
 }
 
 void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
@@ -34,9 +33,10 @@ void TokenStep::plan(const Context& dry, const LanguageModel& model, const KeyVa
     // Logits and inputs are not allocated from the arena, so the arena's dry run does not count them.
     const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
     const Tensor ids = empty(elsewhere, {slots}, DType::i32);
-    next_logits(dry, empty(elsewhere, {slots, model.transformer.config.vocabulary}, DType::f32),
-                model.transformer, {.tokens = ids, .positions = ids, .slots = ids}, cache,
-                step_scratch(elsewhere, model.transformer, cache, slots));
+    const attention::DecodeScratch scratch = model.transformer.step_scratch(elsewhere, cache, slots);
+    model.transformer.next_logits(dry,
+                                  empty(elsewhere, {slots, model.transformer.config.vocabulary}, DType::f32),
+                                  ids, {.positions = ids, .slots = ids, .cache = cache, .scratch = scratch});
 }
 
 TokenStep::TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache,
@@ -46,7 +46,7 @@ TokenStep::TokenStep(const Context& ctx, const LanguageModel& model, const KeyVa
       cache_(cache),
       slots_(slots),
       uses_graphs_(graph_setting() != "off"),
-      scratch_(step_scratch(model.ctx, model.transformer, cache, slots)) {
+      scratch_(model.transformer.step_scratch(model.ctx, cache, slots)) {
     const std::int64_t vocabulary = model.transformer.config.vocabulary;
     const Context locked = host_of(ctx).with_allocator(transfer_allocator(ctx.device()));
     const auto in_both = [&](Tensor& on_device, Tensor& on_host, const Shape& shape, DType dtype) {
@@ -65,11 +65,11 @@ void TokenStep::enqueue(std::int64_t texts) {
     };
     copy(rows_of(input_, texts, 0, 3), rows_of(host_input_, texts, 0, 3));
     const Tensor logits = logits_.slice(0, 0, texts), most_likely = most_likely_.slice(0, 0, texts);
-    next_logits(ctx_, logits, model_.transformer,
-                {.tokens = rows_of(input_, texts, 0, 1),
-                 .positions = rows_of(input_, texts, 1, 1),
-                 .slots = rows_of(input_, texts, 2, 1)},
-                cache_, scratch_);
+    model_.transformer.next_logits(ctx_, logits, rows_of(input_, texts, 0, 1),
+                                   {.positions = rows_of(input_, texts, 1, 1),
+                                    .slots = rows_of(input_, texts, 2, 1),
+                                    .cache = cache_,
+                                    .scratch = scratch_});
     most_likely_tokens(ctx_, most_likely, logits);
     copy(host_most_likely_.slice(0, 0, texts), most_likely);
 }

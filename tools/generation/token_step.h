@@ -6,23 +6,23 @@
 #include <vector>
 
 #include <gradtile/core/cuda/step_graph.h>
-#include <gradtile/layers/transformer/next_tokens.h>
+#include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/model/language_model.h>
 
 namespace gradtile {
 
-/// Runs next_logits() on a GPU. The host writes tokens, positions and slots into page-locked memory, starts
-/// the step, and waits once for its result. The kernels depend on the text count only. For each text count,
-/// the first step launches kernel by kernel, because libraries initialise at first use. The second step is
-/// captured as a graph, with the copies from and to the host, and the graph is replayed for all later steps.
-/// If a step cannot be captured, one line on the standard error says so, and generation continues kernel by
-/// kernel.
+/// Runs Transformer::next_logits() on a GPU. The host writes tokens, positions and slots into page-locked
+/// memory, starts the step, and waits once for its result. The kernels depend on the text count only. For
+/// each text count, the first step launches kernel by kernel, because libraries initialise at first use. The
+/// second step is captured as a graph, with the copies from and to the host, and the graph is replayed for
+/// all later steps. If a step cannot be captured, one line on the standard error says so, and generation
+/// continues kernel by kernel.
 ///
 /// The environment variable GRADTILE_GENERATION_GRAPH=off turns graphs off, and =passes turns TokenStep off:
-/// NextToken and NextTokenBatch then compute a token like a prompt's tokens. Both are for comparisons.
+/// NextToken then computes a token like a prompt's tokens. Both are for comparisons.
 class TokenStep {
   public:
-    /// Whether there is a TokenStep for the model: on a GPU, if can_step().
+    /// Whether there is a TokenStep for the model: on a GPU, if Transformer::can_step().
     static bool exists_for(const LanguageModel& model);
     /// Allocates, in a dry run, what a step of `slots` texts allocates from ctx.
     static void plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,

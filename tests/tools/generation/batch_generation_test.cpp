@@ -5,9 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/tools/generation/batch_sampler.h>
 #include <gradtile/tools/generation/next_token.h>
-#include <gradtile/tools/generation/next_token_batch.h>
+#include <gradtile/tools/generation/sampler.h>
 
 #include <support/cuda_test.h>
 #include <support/error_message.h>
@@ -59,10 +58,10 @@ std::vector<Tokens> batch_of(const LanguageModel& model, const std::vector<Token
 /// Texts may differ after a token whose logit and the largest logit have a relative difference of at most
 /// 1e-5.
 void expect_greedy_text(const LanguageModel& model, const Tokens& prompt, const Tokens& text) {
-    NextToken next(model, /*use_cache=*/true);
+    NextToken next(model);
     Tokens full_text = prompt;
     for (const std::int32_t token : text) {
-        std::vector<double> logits = next.logits(full_text);
+        std::vector<double> logits = test::logits_after(next, full_text);
         const auto best = std::ranges::max_element(logits) - logits.begin();
         if (token != best) {
             const double largest = logits[static_cast<std::size_t>(best)];
@@ -113,11 +112,11 @@ TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
     const auto small = model(DType::f64);
     std::vector<Tokens> texts = prompts_of_many_lengths();
     const std::vector<std::int64_t> slots{0, 1, 3, 4, 5, 7, 8, 9};
-    NextTokenBatch together(*small, 10);
+    NextToken together(*small, 10);
     std::vector<NextToken> alone;
-    for (std::size_t i = 0; i < texts.size(); ++i) alone.emplace_back(*small, /*use_cache=*/true);
+    for (std::size_t i = 0; i < texts.size(); ++i) alone.emplace_back(*small);
     for (int step = 0; step < 25; ++step) {
-        std::vector<NextTokenBatch::Text> growing;
+        std::vector<NextToken::Text> growing;
         std::vector<std::size_t> chosen;  // some texts pause in some steps
         for (std::size_t i = 0; i < texts.size(); ++i)
             if ((static_cast<std::size_t>(step) + i) % 4 != 0) {
@@ -127,7 +126,7 @@ TEST_P(BatchGeneration, LogitsEqualThoseOfTheTextAloneInFloat64) {
         const std::vector<std::vector<double>> logits = together.logits(growing);
         ASSERT_EQ(logits.size(), chosen.size());
         for (std::size_t n = 0; n < chosen.size(); ++n) {
-            const std::vector<double> expected = alone[chosen[n]].logits(texts[chosen[n]]);
+            const std::vector<double> expected = test::logits_after(alone[chosen[n]], texts[chosen[n]]);
             ASSERT_EQ(logits[n].size(), expected.size());
             // Logits are between 10 and 100, after sums whose errors are some hundred roundings of 1e-16.
             for (std::size_t v = 0; v < expected.size(); ++v)
@@ -212,10 +211,23 @@ TEST(BatchGeneration, RefusesTextsThatDoNotFitTheCache) {
     short_of_tokens.texts[0].length = 4;
     EXPECT_THAT(message_of([&] { small->transformer.logits(ctx, short_of_tokens, cache); }),
                 HasSubstr("packed texts of 4 tokens"));
-    NextTokenBatch next(*small, 1);
-    const std::vector<NextTokenBatch::Text> same{{0, tokens}};
-    next.logits(same);
-    EXPECT_THAT(message_of([&] { next.logits(same); }), HasSubstr("has not grown"));
+    NextToken next(*small);
+    EXPECT_THAT(message_of([&] {
+                    next.logits(std::vector<NextToken::Text>{{1, tokens}});
+                }),
+                HasSubstr("a text in slot 1; expected 0 to 0"));
+}
+
+/// Its last token is read again.
+TEST(BatchGeneration, ATextThatHasNotGrownHasTheSameLogits) {
+    const auto small = a_model();
+    NextToken next(*small, 2);
+    const Tokens first{1, 2, 3}, second{4};
+    const std::vector<NextToken::Text> texts{{0, first}, {1, second}};
+    const auto logits = next.logits(texts), again = next.logits(texts);
+    for (std::size_t text = 0; text < texts.size(); ++text)
+        for (std::size_t v = 0; v < logits[text].size(); ++v)
+            ASSERT_NEAR(again[text][v], logits[text][v], 1e-10) << "text " << text;
 }
 
 TEST(SampleTextBatch, GivesTheTextsOfItsPromptsAloneWithTheirPieces) {

@@ -6,6 +6,7 @@
 #include <gradtile/tools/generation/chat_session.h>
 
 #include <support/error_message.h>
+#include <tools/generation/generation_cases.h>
 
 namespace gradtile {
 namespace {
@@ -137,7 +138,7 @@ TEST(ChatSession, NeedsATokenizer) {
 /// A text that does not continue the one before may share its beginning.
 TEST(NextToken, ReadsOnlyWhatDiffersFromTheTextBefore) {
     const auto model = random_model(16);
-    NextToken cached(*model, /*use_cache=*/true);
+    NextToken cached(*model);
     const std::vector<std::vector<std::int32_t>> texts{{1, 2, 3},
                                                        {1, 2, 3, 4},
                                                        {1, 2, 9},
@@ -150,8 +151,9 @@ TEST(NextToken, ReadsOnlyWhatDiffersFromTheTextBefore) {
                                                        {5, 5},
                                                        {5, 6, 7}};
     for (const std::vector<std::int32_t>& text : texts) {
-        const std::vector<double> expected = NextToken(*model, /*use_cache=*/false).logits(text),
-                                  logits = cached.logits(text);
+        NextToken full_window(*model, /*slots=*/1, /*use_cache=*/false);
+        const std::vector<double> expected = test::logits_after(full_window, text),
+                                  logits = test::logits_after(cached, text);
         // A 17-token text that continues a 16-token text sees only the newest half of the context.
         if (text.size() == 17) continue;
         for (std::size_t i = 0; i < logits.size(); ++i) ASSERT_NEAR(logits[i], expected[i], 1e-5);

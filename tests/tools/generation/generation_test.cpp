@@ -43,11 +43,12 @@ TEST_P(Generation, GreedyTokensEqualThoseWithoutACacheAlsoBeyondAFullContext) {
 TEST_P(Generation, LogitsEqualThoseOfTheWholeWindowInFloat64) {
     const auto small = model(DType::f64);
     const std::int64_t context = small->transformer.config.context;
-    NextToken cached(*small, /*use_cache=*/true), full_window(*small, /*use_cache=*/false);
+    NextToken cached(*small), full_window(*small, /*slots=*/1, /*use_cache=*/false);
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     TextWindow window(context);
     for (int i = 0; i < 40; ++i) {
-        const std::vector<double> with = cached.logits(text), without = full_window.logits(text);
+        const std::vector<double> with = test::logits_after(cached, text),
+                                  without = test::logits_after(full_window, text);
         const std::int64_t begin = window.begin_of(std::ssize(text));
         const std::span<const std::int32_t> visible(text.begin() + begin, text.end());
         // The whole window's logits in one pass, without a cache.
@@ -71,21 +72,26 @@ TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
     model.parameters.initialize(model.ctx, Seed{2});
     const std::vector<std::int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     const Tensor tokens = from_host(model.ctx, ids, {2, 6});
-    KeyValueCache cache(model.ctx, config, DType::f64, /*batch=*/2);
-    model.transformer.logits(
-        model.ctx, from_host(model.ctx, std::vector<std::int32_t>{1, 2, 3, 4, 7, 8, 9, 10}, {2, 4}), cache);
-    const auto parts =
-        to_host(model.ctx,
-                model.transformer.logits(
-                    model.ctx, from_host(model.ctx, std::vector<std::int32_t>{5, 6, 11, 12}, {2, 2}), cache));
+    const KeyValueCache cache(model.ctx, config, DType::f64, /*batch=*/2);
+    // The tokens from `start` on of both texts.
+    const auto read = [&](std::int64_t start, std::int64_t length) {
+        std::vector<TextToRead> texts;
+        for (const std::int64_t text : {0, 1})
+            texts.push_back({.slot = text,
+                             .start = start,
+                             .tokens = std::span(ids).subspan(static_cast<std::size_t>(6 * text + start),
+                                                              static_cast<std::size_t>(length))});
+        return to_host(model.ctx, model.transformer.logits(model.ctx, packed_texts(model.ctx, texts), cache));
+    };
+    read(0, 4);
+    const auto parts = read(4, 2);
     const auto full = to_host(model.ctx, model.transformer.logits(model.ctx, tokens));
     ASSERT_EQ(parts.size(), full.size());
     for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_NEAR(parts[i], full[i], 1e-12);
-    EXPECT_THAT(message_of([&] {
-                    model.transformer.logits(
-                        model.ctx, from_host(model.ctx, std::vector<std::int32_t>(6), {2, 3}), cache);
-                }),
-                HasSubstr("3 tokens after 6 in the cache; the context is 8"));
+    const std::vector<TextToRead> too_long{{.slot = 0, .start = 6, .tokens = std::span(ids).first(3)}};
+    EXPECT_THAT(
+        message_of([&] { model.transformer.logits(model.ctx, packed_texts(model.ctx, too_long), cache); }),
+        HasSubstr("3 tokens after 6 in the cache; the context is 8"));
 }
 
 TEST(TextWindow, DropsTheOldestHalfWhenTheContextIsFull) {

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/transformer/next_tokens.h>
-#include <gradtile/tools/generation/batch_sampler.h>
 #include <gradtile/tools/generation/next_token.h>
-#include <gradtile/tools/generation/next_token_batch.h>
+#include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/generation/token_step.h>
 
 #include <support/cuda_test.h>
@@ -28,16 +28,19 @@ using testing::HasSubstr;
 
 using Texts = std::vector<std::vector<std::int32_t>>;
 
-/// Sets GRADTILE_GENERATION_GRAPH while it exists.
-class GraphSetting {
+/// Sets an environment variable while it exists.
+class EnvironmentSetting {
   public:
-    explicit GraphSetting(const char* value) { setenv(name, value, 1); }
-    ~GraphSetting() { unsetenv(name); }
-    GraphSetting(const GraphSetting&) = delete;
-    GraphSetting& operator=(const GraphSetting&) = delete;
+    EnvironmentSetting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+    ~EnvironmentSetting() { unsetenv(name_); }
+    EnvironmentSetting(const EnvironmentSetting&) = delete;
+    EnvironmentSetting& operator=(const EnvironmentSetting&) = delete;
 
   private:
-    static constexpr const char* name = "GRADTILE_GENERATION_GRAPH";
+    const char* name_;
+};
+struct GraphSetting : EnvironmentSetting {
+    explicit GraphSetting(const char* value) : EnvironmentSetting("GRADTILE_GENERATION_GRAPH", value) {}
 };
 
 class TokenSteps : public testing::TestWithParam<GenerationCase> {};
@@ -50,7 +53,7 @@ void expect_logits_of_steps(const LanguageModel* model) {
     const Context& ctx = model->ctx;
     const ModelConfig& config = model->transformer.config;
     const KeyValueCache cache(ctx, config, DType::f64, 5);
-    const auto scratch = step_scratch(ctx, model->transformer, cache, 3);
+    const attention::DecodeScratch scratch = model->transformer.step_scratch(ctx, cache, 3);
     const std::vector<std::int32_t> slots{3, 0, 4};
     Texts texts(3);
     const Tensor logits = empty(ctx, {3, config.vocabulary}, DType::f64);
@@ -65,11 +68,11 @@ void expect_logits_of_steps(const LanguageModel* model) {
             row_slots.push_back(slots[i]);
         }
         const std::int64_t rows = std::ssize(tokens);
-        next_logits(ctx, logits.slice(0, 0, rows), model->transformer,
-                    {.tokens = from_host(ctx, tokens, {rows}),
-                     .positions = from_host(ctx, positions, {rows}),
-                     .slots = from_host(ctx, row_slots, {rows})},
-                    cache, scratch);
+        model->transformer.next_logits(ctx, logits.slice(0, 0, rows), from_host(ctx, tokens, {rows}),
+                                       {.positions = from_host(ctx, positions, {rows}),
+                                        .slots = from_host(ctx, row_slots, {rows}),
+                                        .cache = cache,
+                                        .scratch = scratch});
         for (std::int64_t row = 0; row < rows; ++row) {
             const auto& text = texts[static_cast<std::size_t>(row)];
             const auto expected =
@@ -121,43 +124,77 @@ const std::vector<GenerationCase> field_changes{
     {"sinks", [](ModelConfig& c) { c.sinks = true; }},
 };
 
-TEST(TokenStep, EveryFieldOfAConfigIsComputedOrRefusedByName) {
-    const auto unchanged = test::generation_model(test::generation_cases().front(), DType::f64);
-    for (const StepField& field : step_fields(unchanged->transformer.config)) {
-        const auto change = std::ranges::find(field_changes, field.name, &GenerationCase::name);
-        ASSERT_NE(change, field_changes.end()) << field.name << " has no change";
-        SCOPED_TRACE(field.name);
-        const auto model = test::generation_model(*change, DType::f64);
-        const ModelConfig& config = model->transformer.config;
-        EXPECT_NE(config, unchanged->transformer.config);
-        if (can_step(Device::cpu(), config, {}, DType::f64)) {
-            expect_logits_of_steps(model.get());
-        } else {
-            EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
-                        HasSubstr(concat("next_logits: no step computes the model's ", field.name)));
+std::vector<std::string> config_fields() {
+    // With a field more or less, this line does not compile. Each field then needs its name below, and a
+    // change above.
+    [[maybe_unused]] const auto& [layers, heads, kv_heads, width, hidden, context, vocabulary, norm,
+                                  activation, positions, rope_base, norm_epsilon, bias, tied_head, qk_norm,
+                                  window, window_pattern, softcap, sinks] = ModelConfig{};
+    return {"layers",  "heads",      "kv_heads",       "width",     "hidden",       "context", "vocabulary",
+            "norm",    "activation", "positions",      "rope_base", "norm_epsilon", "bias",    "tied_head",
+            "qk_norm", "window",     "window_pattern", "softcap",   "sinks"};
+}
+
+/// Two texts in parts of several tokens: the cached passes' logits against those from one pass over the whole
+/// text.
+void expect_logits_of_cached_passes(const LanguageModel* model) {
+    const Context& ctx = model->ctx;
+    const KeyValueCache cache(ctx, model->transformer.config, DType::f64, 2);
+    Texts texts(2);
+    for (std::int32_t part = 0; part < 3; ++part) {
+        std::vector<TextToRead> unread;
+        for (std::int32_t i = 0; i < 2; ++i) {
+            auto& text = texts[static_cast<std::size_t>(i)];
+            const std::size_t start = text.size();
+            for (std::int32_t n = 0; n < 1 + i + part % 2; ++n)
+                text.push_back((7 * part + 11 * i + 5 * n) % 40);
+            unread.push_back({.slot = i,
+                              .start = static_cast<std::int64_t>(start),
+                              .tokens = std::span(text).subspan(start)});
         }
+        const auto logits = to_host(ctx, model->transformer.logits(ctx, packed_texts(ctx, unread), cache));
+        std::vector<double> expected;
+        for (const auto& text : texts)
+            for (const double logit :
+                 to_host(ctx, model->transformer.logits(ctx, from_host(ctx, text, {1, std::ssize(text)}))))
+                expected.push_back(logit);
+        ASSERT_EQ(logits.size(), expected.size());
+        // As in expect_logits_of_steps().
+        const double largest =
+            std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
+        for (std::size_t i = 0; i < logits.size(); ++i)
+            ASSERT_NEAR(logits[i], expected[i], 1e4 * 0x1p-53 * largest) << "part " << part;
     }
 }
 
-TEST(TokenStep, IsRefusedForAdapters) {
-    const AdapterOptions adapters{.rank = 2};
-    const auto model = test::generation_model(test::generation_cases().front(), DType::f64,
-                                              Context(Device::cpu(), 2), adapters);
-    EXPECT_FALSE(can_step(Device::cpu(), model->transformer.config, adapters, DType::f64));
-    EXPECT_THAT(message_of([&] { expect_logits_of_steps(model.get()); }),
-                HasSubstr("next_logits: no step computes the model's adapters"));
+TEST(TokenStep, EveryFieldOfAConfigIsComputedInEveryPass) {
+    const auto unchanged = test::generation_model(test::generation_cases().front(), DType::f64);
+    for (const std::string& field : config_fields()) {
+        const auto change = std::ranges::find(field_changes, field, &GenerationCase::name);
+        ASSERT_NE(change, field_changes.end()) << field << " has no change";
+        SCOPED_TRACE(field);
+        const auto model = test::generation_model(*change, DType::f64);
+        EXPECT_NE(model->transformer.config, unchanged->transformer.config);
+        EXPECT_TRUE(model->transformer.can_step(model->ctx));
+        expect_logits_of_steps(model.get());
+        expect_logits_of_cached_passes(model.get());
+    }
 }
 
 /// An enumerator that is added to an enumeration must not be computed like another one.
-TEST(TokenStep, IsRefusedForAnUnknownEnumerator) {
-    const ModelConfig known;
+TEST(TokenStep, NoModelHasAnUnknownEnumerator) {
+    const ModelConfig known{.vocabulary = 40};
     ModelConfig norm = known, activation = known, positions = known;
     norm.norm = static_cast<Norm>(EnumNames<Norm>::names.size());
     activation.activation = static_cast<Activation>(activation_table.size());
     positions.positions = static_cast<Positions>(EnumNames<Positions>::names.size());
-    EXPECT_TRUE(can_step(Device::cpu(), known, {}, DType::f32));
+    const auto make = [](const ModelConfig& config) {
+        ParameterStore parameters;
+        const Transformer model(config, parameters);
+    };
+    EXPECT_NO_THROW(make(known));
     for (const ModelConfig& config : {norm, activation, positions})
-        EXPECT_FALSE(can_step(Device::cpu(), config, {}, DType::f32));
+        EXPECT_THROW(make(config), std::exception);
 }
 
 class TokenStepsOnCuda : public testing::TestWithParam<GenerationCase> {
@@ -177,10 +214,10 @@ INSTANTIATE_TEST_SUITE_P(Models, TokenStepsOnCuda, testing::ValuesIn(test::gener
 /// a token whose logit and the largest logit have a relative difference of at most 1e-5.
 void expect_greedy_text(const LanguageModel& model, std::span<const std::int32_t> prompt,
                         std::span<const std::int32_t> text, const std::string& how) {
-    NextToken full_window(model, /*use_cache=*/false);
+    NextToken full_window(model, /*slots=*/1, /*use_cache=*/false);
     std::vector<std::int32_t> tokens(prompt.begin(), prompt.end());
     for (const std::int32_t token : text) {
-        const std::vector<double> logits = full_window.logits(tokens);
+        const std::vector<double> logits = test::logits_after(full_window, tokens);
         const auto best = std::ranges::max_element(logits) - logits.begin();
         if (token != best) {
             const double largest = logits[static_cast<std::size_t>(best)];
@@ -231,24 +268,29 @@ TEST_P(TokenStepsOnCuda, GreedyTextsOfABatchEqualThoseWithoutACache) {
 }
 
 /// The steps' logits are equal to the bit with and without a graph. In every dtype they are as accurate as
-/// logits from passes over the whole text; both are compared with float64 and the same weights.
+/// logits from passes without fused kernels; both are compared with float64 and the same weights.
 TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         const auto small = model(dtype);
         const ModelConfig& config = small->transformer.config;
         LanguageModel exact(Context(Device::cpu(), 2), config, DType::f64, std::nullopt);
-        for (std::size_t i = 0; i < small->parameters.parameters().size(); ++i) {
-            const Tensor& value = small->parameters.parameters()[i].value();
-            copy(exact.ctx, exact.parameters.parameters()[i].value(),
-                 from_host(exact.ctx, to_host(small->ctx, value), value.shape(), DType::f64));
-        }
+        const auto rounded = test::stores_of(*small), stores = test::stores_of(exact);
+        for (std::size_t n = 0; n < stores.size(); ++n)
+            for (const Parameter& parameter : rounded[n]->parameters()) {
+                const Tensor& value = parameter.value();
+                copy(exact.ctx, stores[n]->find(parameter.name()).value(),
+                     from_host(exact.ctx, to_host(small->ctx, value), value.shape(), DType::f64));
+            }
         const auto logits_with = [&](const LanguageModel& of, const char* setting) {
             const GraphSetting graphs(setting);
-            NextToken next(of, /*use_cache=*/true);
+            std::optional<EnvironmentSetting> separate_operators;
+            if (std::string_view(setting) == "passes")
+                separate_operators.emplace("GRADTILE_FUSED_LINEAR", "off");
+            NextToken next(of);
             std::vector<std::int32_t> text(prompt.begin(), prompt.end());
             std::vector<double> all;
             for (std::int32_t i = 0; i < 30; ++i) {
-                const std::vector<double> logits = next.logits(text);
+                const std::vector<double> logits = test::logits_after(next, text);
                 all.insert(all.end(), logits.begin(), logits.end());
                 text.push_back((7 * i + 2) % 40);
             }
@@ -339,8 +381,11 @@ TEST_F(TokenStepOnCuda, ALogitThatIsNotFiniteIsAnError) {
              ? std::get<LayerNorm>(model->transformer.norm_f.norm).weight.value()
              : std::get<RMSNorm>(model->transformer.norm_f.norm).weight.value(),
          std::numeric_limits<double>::infinity());
-    NextToken next(*model, /*use_cache=*/true);
-    EXPECT_THAT(message_of([&] { next.most_likely(std::array<std::int32_t, 1>{3}); }),
+    NextToken next(*model);
+    const std::array<std::int32_t, 1> text{3};
+    EXPECT_THAT(message_of([&] {
+                    next.most_likely(std::array{NextToken::Text{0, text}});
+                }),
                 HasSubstr("is not finite"));
 }
 

@@ -1,0 +1,74 @@
+#pragma once
+/// The kinds of forward pass. One model serves all. Only MultiHeadAttention differs between them, in three
+/// places: where keys and values are kept, which attention operator reads them, and how the rotation angles
+/// are computed. A pass is a variant and not an interface, because what differs is attention's code and not
+/// the pass's.
+#include <variant>
+#include <vector>
+
+#include <gradtile/attention/decode.h>
+#include <gradtile/core/dropout_key.h>
+#include <gradtile/layers/documents.h>
+#include <gradtile/layers/rope.h>
+#include <gradtile/layers/transformer/key_value_cache.h>
+
+namespace gradtile {
+
+/// The positions of a pass's tokens in their texts.
+struct TokenPositions {
+    Tensor each = {};        ///< int32, one per token; undefined: start, start + 1, ... in each row
+    std::int64_t start = 0;  ///< used without `each`
+    std::int64_t end = -1;   ///< all positions are below `end`; -1: below the context
+};
+
+/// Whole sequences [B,T], in training and evaluation. Attention reads the keys and values of this pass only.
+/// A backward pass may follow.
+struct TrainingPass {
+    DropoutKey dropout = {};  ///< the default key drops nothing
+    /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
+    /// each batch row is one document.
+    Documents documents = {};
+
+    TokenPositions token_positions() const {
+        if (!documents) return {};
+        return {.each = documents.positions, .end = documents.positions.size(1)};
+    }
+    /// The key for a place in the model: 0 are the embeddings, i + 1 is block i.
+    DropoutKey key_at(std::int64_t place) const { return dropout.at(static_cast<std::uint64_t>(place)); }
+};
+
+/// The next tokens of several texts, in one row [1, N]. Attention appends their keys and values to the cache
+/// and reads each text's part of it.
+struct CachedPass {
+    std::vector<EqualTexts> texts;
+    TokenPositions positions;
+    const KeyValueCache& cache;
+    Rope::Angles angles = {};  ///< for the N tokens; undefined without rotations
+
+    const TokenPositions& token_positions() const { return positions; }
+};
+
+/// One token for each of R texts, in one row [1, R]. Lengths are in device memory, so that a CUDA graph that
+/// contains the pass can be replayed for every token.
+struct StepPass {
+    Tensor positions;  ///< int32 [R]: how many of the text's tokens the cache holds
+    Tensor slots;      ///< int32 [R]: the text's index in the cache's batch; all different
+    const KeyValueCache& cache;
+    const attention::DecodeScratch& scratch;  ///< for at least R rows, see Transformer::step_scratch()
+    Rope::Angles angles = {};                 ///< for the R tokens; undefined without rotations
+
+    TokenPositions token_positions() const { return {.each = positions.reshape({1, positions.elements()})}; }
+};
+
+using Pass = std::variant<TrainingPass, CachedPass, StepPass>;
+
+inline TokenPositions token_positions(const Pass& pass) {
+    return std::visit([](const auto& kind) -> TokenPositions { return kind.token_positions(); }, pass);
+}
+/// TrainingPass::key_at(); other passes drop nothing.
+inline DropoutKey dropout_key(const Pass& pass, std::int64_t place) {
+    const auto* const training = std::get_if<TrainingPass>(&pass);
+    return training != nullptr ? training->key_at(place) : DropoutKey{};
+}
+
+}  // namespace gradtile
