@@ -6,9 +6,9 @@
 #include <ostream>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/internal/flash_plan.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/hidden_by_biases.h>
-#include <gradtile/attention/internal/kernel_candidates.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
@@ -31,13 +31,16 @@ namespace {
 
 constexpr std::int64_t max_head_dim = 256;
 
-/// Throws an Error naming the algorithm and the option if the algorithm does not support the option.
-void refuse_unavailable_algorithm(const Options& options) {
-    if (options.algorithm != Algorithm::memory_efficient && options.algorithm != Algorithm::flash1) return;
-    for (const auto& [tensor, name] :
-         {std::pair{&options.cumulative_q, "cumulative_q"}, {&options.cumulative_k, "cumulative_k"}})
-        check(!tensor->defined(), "attention: packed sequences (", name,
-              ") are not available with algorithm ", options.algorithm, "; choose flash2 or naive");
+/// Throws an Error that names the first option which the algorithm does not support on the device.
+void refuse_unavailable_options(Device device, const Options& options) {
+    const bool is_dense_only =
+        options.algorithm == Algorithm::memory_efficient || options.algorithm == Algorithm::flash1;
+    refuse_unsupported("attention",
+                       is_dense_only ? Method::dense_only
+                       : device.is_cuda() && options.algorithm == Algorithm::flash2
+                           ? Method::flash2_on_gpu
+                           : Method::dense_and_packed,
+                       options);
 }
 
 bool is_packed(const Options& options) {
@@ -188,6 +191,8 @@ ScoreOptions resolve_scores(const Options& options, const PackedSequences& packe
 ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
                         const Tensor& k) {
     ResolvedOptions resolved;
+    resolved.algorithm = options.algorithm;
+    resolved.kernels = options.kernels;
     resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
     const double max_scale =
@@ -215,8 +220,8 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
 
 std::vector<OptionState> option_states(const Options& options) {
     // With a field more or less, this line does not compile. Each field then needs its line below.
-    const auto& [algorithm, scale, causal, window, top_left, deterministic, softcap, alibi_slopes, biases,
-                 batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
+    const auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, softcap, alibi_slopes,
+                 biases, batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
     const bool has_biases = std::ranges::any_of(biases, [](const Tensor& bias) { return bias.defined(); });
     const bool drops = dropout_p != 0 && dropout_key.training;
     return {{"algorithm", OptionKind::algorithm, algorithm != Options{}.algorithm},
@@ -225,6 +230,7 @@ std::vector<OptionState> option_states(const Options& options) {
             {"window", OptionKind::window, window.left >= 0 || window.right >= 0},
             {"top_left", OptionKind::alignment, top_left},
             {"deterministic", OptionKind::determinism, deterministic},
+            {"kernels", OptionKind::kernels, kernels != KernelChoice{}},
             {"softcap", OptionKind::formula, softcap != 0},
             {"alibi_slopes", OptionKind::formula, alibi_slopes.defined()},
             {"biases", OptionKind::pairs, has_biases},
@@ -234,6 +240,42 @@ std::vector<OptionState> option_states(const Options& options) {
             {"dropout_key", OptionKind::dropout, drops},
             {"cumulative_q", OptionKind::packing, cumulative_q.defined()},
             {"cumulative_k", OptionKind::packing, cumulative_k.defined()}};
+}
+
+bool computes(Method method, OptionKind kind) {
+    using enum OptionKind;
+    const bool is_decode = method == Method::decode;
+    switch (kind) {
+        case determinism:  // decode()'s results are always equal to the bit
+        case scale:
+        case window:
+        case formula:
+        case sink:
+            return true;
+        case algorithm:
+        case alignment:
+        case pairs:
+        case dropout:
+            return !is_decode;
+        case packing:
+            return method == Method::flash2_on_gpu || method == Method::dense_and_packed;
+        case kernels:
+            return method == Method::flash2_on_gpu;
+    }
+    throw Error("attention: unknown kind of option");
+}
+
+void refuse_unsupported(const char* op, Method method, const Options& options) {
+    for (const OptionState& option : option_states(options)) {
+        if (!option.is_set || computes(method, option.kind)) continue;
+        if (method == Method::decode)
+            throw Error(concat(op, ": ", option.name,
+                               " is set; expected only windows, a scale, a sink and options of the scores' "
+                               "formula"));
+        throw Error(concat(op, ": ", option.name, " is set with algorithm ", options.algorithm,
+                           option.kind == OptionKind::kernels ? "; expected it for flash2 on a GPU only"
+                                                              : "; expected it for flash2 and naive only"));
+    }
 }
 
 namespace {
@@ -328,17 +370,6 @@ bool keeps_remainder(const Context& ctx, const Options& options) {
            std::ranges::any_of(options.biases, [](const Tensor& bias) { return bias.defined(); });
 }
 
-/// Calls the device's function, also in a dry run: the function allocates its scratch memory, which a plan
-/// must count, and returns before it accesses elements.
-template <class Cpu, class Cuda, class... Args>
-void on_device_or_plan(const Context& ctx, Cpu&& cpu_function, Cuda&& cuda_function, const Args&... args) {
-    if (ctx.device().is_cpu()) {
-        cpu_function(ctx, args...);
-    } else {
-        cuda_function(ctx, args...);
-    }
-}
-
 /// See ResolvedOptions::flags.
 Tensor device_flags(const Context& ctx, const ResolvedOptions& options) {
     if (ctx.device().is_cpu() || !options.scores.has_biases()) return {};
@@ -347,39 +378,45 @@ Tensor device_flags(const Context& ctx, const ResolvedOptions& options) {
     return flags;
 }
 
-void compute_forward(const Context& ctx, Algorithm algorithm, const ResolvedOptions& options,
-                     const Saved& saved) {
-    switch (algorithm) {
+// These functions run in dry runs, too: the devices' functions allocate their scratch memory, which a plan
+// must count, and return before they access elements.
+void compute_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    if (ctx.device().is_cuda()) return cuda::forward(ctx, options, saved);
+    switch (options.algorithm) {
         case Algorithm::flash2:
-            return on_device_or_plan(ctx, cpu::flash_forward, cuda::flash_forward, options, saved);
+            return cpu::flash_forward(ctx, options, saved);
         case Algorithm::naive:
-            return on_device_or_plan(ctx, cpu::naive_forward, cuda::naive_forward, options, saved);
+            return cpu::naive_forward(ctx, options, saved);
         case Algorithm::memory_efficient:
-            return on_device_or_plan(ctx, cpu::memory_efficient_forward, cuda::memory_efficient_forward,
-                                     options, saved);
+            return cpu::memory_efficient_forward(ctx, options, saved);
         case Algorithm::flash1:
-            return on_device_or_plan(ctx, cpu::flash1_forward, cuda::flash1_forward, options, saved);
+            return cpu::flash1_forward(ctx, options, saved);
     }
     throw Error("attention: unknown algorithm");
 }
 
-void compute_backward(const Context& ctx, Algorithm algorithm, const ResolvedOptions& options,
-                      const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
-    switch (algorithm) {
+void compute_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                      const OutputGradients& d_out, const Gradients& into) {
+    if (ctx.device().is_cuda()) return cuda::backward(ctx, options, saved, d_out, into);
+    switch (options.algorithm) {
         case Algorithm::flash2:
-            return on_device_or_plan(ctx, cpu::flash_backward, cuda::flash_backward, options, saved, d_out,
-                                     into);
+            return cpu::flash_backward(ctx, options, saved, d_out, into);
         case Algorithm::naive:
-            return on_device_or_plan(ctx, cpu::naive_backward, cuda::naive_backward, options, saved, d_out,
-                                     into);
+            return cpu::naive_backward(ctx, options, saved, d_out, into);
         case Algorithm::memory_efficient:
-            return on_device_or_plan(ctx, cpu::memory_efficient_backward, cuda::memory_efficient_backward,
-                                     options, saved, d_out, into);
+            return cpu::memory_efficient_backward(ctx, options, saved, d_out, into);
         case Algorithm::flash1:
-            return on_device_or_plan(ctx, cpu::flash1_backward, cuda::flash1_backward, options, saved, d_out,
-                                     into);
+            return cpu::flash1_backward(ctx, options, saved, d_out, into);
     }
     throw Error("attention: unknown algorithm");
+}
+
+std::vector<FlashPlan> plans_of(const Context& ctx, Pass pass, const Options& options, const Saved& saved) {
+    refuse_unavailable_options(ctx.device(), options);
+    check_inputs(options, saved.q, saved.k, saved.v);
+    const PackedSequences packed = resolve_packed(options, saved.q);
+    const Saved batched = saved_with_batch_axis(saved);
+    return cuda::plans(ctx, pass, resolve(options, packed, batched.q, batched.k), batched);
 }
 
 }  // namespace
@@ -394,7 +431,7 @@ Algorithm algorithm_named(std::string_view text, std::string_view setting) {
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
              Saved& saved, const Tensor& o) {
-    refuse_unavailable_algorithm(options);
+    refuse_unavailable_options(ctx.device(), options);
     check_inputs(options, q, k, v);
     check_output("o", o, output_shape(q, v), q.dtype());
     check_sharing(ctx, "attention", {"o", o},
@@ -419,16 +456,16 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     resolved.flags = device_flags(ctx, resolved);
     const SeenForward seen(ctx, resolved, batched);
     seen.load(ctx);
-    compute_forward(ctx, options.algorithm, seen.options(), seen.saved());
+    compute_forward(ctx, seen.options(), seen.saved());
     if (resolved.flags.defined()) cuda::repair_forward(ctx, seen.options(), seen.saved());
     if (ctx.device().is_cpu() && cpu::may_spread(ctx, seen.options(), {batched.o}))
-        compute_forward(ctx, options.algorithm, seen.options(),
+        compute_forward(ctx, seen.options(),
                         cpu::without_hidden(ctx, seen.options(), {seen.saved(), {}}).saved);
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved) {
-    refuse_unavailable_algorithm(options);
+    refuse_unavailable_options(ctx.device(), options);
     check_inputs(options, q, k, v);
     const Tensor o = empty(ctx, output_shape(q, v), q.dtype());
     forward(ctx, q, k, v, options, saved, o);
@@ -441,39 +478,24 @@ bool supports(Device device, DType dtype) {
 
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options) {
-    refuse_unavailable_algorithm(options);
+    refuse_unavailable_options(ctx.device(), options);
     check_inputs(options, q, k, v);
     const bool on_gpu = ctx.device().is_cuda();
-    const bool has_explanation =
-        options.algorithm != Algorithm::naive && (on_gpu || options.algorithm == Algorithm::flash2);
-    if (!has_explanation) return concat(options.algorithm, ": one set of kernels");
+    if (!on_gpu && options.algorithm != Algorithm::flash2)
+        return concat(options.algorithm, ": one set of kernels");
     const PackedSequences packed = resolve_packed(options, q);
     const Tensor q_batch = with_batch_axis(q, 4), k_batch = with_batch_of(q, k),
                  v_batch = with_batch_of(q, v);
-    const auto explain = !on_gpu ? cpu::explain_flash_forward
-                         : options.algorithm == Algorithm::memory_efficient
-                             ? cuda::explain_memory_efficient_forward
-                         : options.algorithm == Algorithm::flash1 ? cuda::explain_flash1_forward
-                                                                  : cuda::explain_flash_forward;
+    const auto explain = on_gpu ? cuda::explain : cpu::explain_flash_forward;
     return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
 }
 
-std::vector<KernelCandidate> forward_candidates(const Context& ctx, const Tensor& q, const Tensor& k,
-                                                const Tensor& v, const Options& options) {
-    check_inputs(options, q, k, v);
-    const PackedSequences packed = resolve_packed(options, q);
-    const Tensor q_batch = with_batch_axis(q, 4), k_batch = with_batch_of(q, k),
-                 v_batch = with_batch_of(q, v);
-    return cuda::forward_candidates(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch,
-                                    v_batch);
+std::vector<FlashPlan> forward_plans(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Options& options) {
+    return plans_of(ctx, Pass::forward, options, {.q = q, .k = k, .v = v, .o = {}, .lse = {}});
 }
-std::vector<KernelCandidate> backward_candidates(const Context& ctx, const Options& options,
-                                                 const Saved& saved) {
-    check_inputs(options, saved.q, saved.k, saved.v);
-    const PackedSequences packed = resolve_packed(options, saved.q);
-    const Saved batched = saved_with_batch_axis(saved);
-    return cuda::backward_candidates(ctx, resolve(options, packed, batched.q, batched.k), batched.q,
-                                     batched.k, batched.v);
+std::vector<FlashPlan> backward_plans(const Context& ctx, const Options& options, const Saved& saved) {
+    return plans_of(ctx, Pass::backward, options, saved);
 }
 const char* why_no_tile_candidates() {
     return cuda::has_tile_candidates()
@@ -484,7 +506,7 @@ const char* why_no_tile_candidates() {
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse) {
     const Tensor &q = saved.q, &k = saved.k, &v = saved.v, &o = saved.o, &lse = saved.lse;
-    refuse_unavailable_algorithm(options);
+    refuse_unavailable_options(ctx.device(), options);
     check_inputs(options, q, k, v);
     check_like("saved o", o, output_shape(q, v), q.dtype());
     check_like("saved lse", lse, lse_shape(q), accumulator_of(q.dtype()));
@@ -510,12 +532,12 @@ void backward(const Context& ctx, const Tensor& d_o, const Options& options, con
     const SeenBackward seen(ctx, resolved, batched, {with_batch_axis(d_o, 4), with_batch_axis(d_lse, 3)},
                             {d_q, d_k.batch_gradients(), d_v.batch_gradients(), into.biases, into.sink});
     seen.load(ctx);
-    compute_backward(ctx, options.algorithm, seen.options(), seen.saved(), seen.d_out(), seen.into());
+    compute_backward(ctx, seen.options(), seen.saved(), seen.d_out(), seen.into());
     if (resolved.flags.defined())
         cuda::repair_backward(ctx, seen.options(), seen.saved(), seen.d_out(), seen.into());
     if (ctx.device().is_cpu() && cpu::may_spread(ctx, seen.options(), {q, d_o, into.q})) {
         const cpu::Inputs inputs = cpu::without_hidden(ctx, seen.options(), {seen.saved(), seen.d_out()});
-        compute_backward(ctx, options.algorithm, seen.options(), inputs.saved, inputs.d_out, seen.into());
+        compute_backward(ctx, seen.options(), inputs.saved, inputs.d_out, seen.into());
     }
     seen.store(ctx);
     for (const KeyGradient* gradient : {&d_k, &d_v}) gradient->store(ctx);

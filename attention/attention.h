@@ -44,6 +44,25 @@ struct Window {
     std::int64_t right = -1;
 };
 
+/// Overrides of the choice between flash2's kernels on a GPU, for measurements and tests. An empty member
+/// leaves the choice to the library. A member that does not apply to a pass changes nothing, but tiles that
+/// the pass has no kernel for are an Error.
+struct KernelChoice {
+    /// false: no kernels that only compute capability 9.0 has. true: these kernels also where others are
+    /// faster.
+    std::optional<bool> hopper = {};
+    std::optional<bool> few_queries = {};  ///< false: few queries use the kernels for many queries, too
+    std::optional<int> splits = {};        ///< key splits for few queries, at most the library's limit
+    std::optional<bool> pairs = {};        ///< whether a forward task is a pair of row blocks
+    std::optional<int> set_heads = {};     ///< heads whose tasks are in flight together
+    std::optional<bool> ring = {};         ///< whether dQ is summed for the heads in flight only
+    std::optional<int> more_slots = {};    ///< extra slots in the dQ accumulator ring, beyond one head set
+    /// Indices into the lists in attention/cuda/sm90/candidates.h.
+    std::optional<int> forward_tiles = {}, backward_tiles = {};
+
+    bool operator==(const KernelChoice&) const = default;
+};
+
 /// Options for one call. The defaults compute softmax(Q K^T / sqrt(Dqk)) V. A call that sets an option which
 /// this version does not implement throws an Error with the option's name.
 struct Options {
@@ -60,6 +79,7 @@ struct Options {
     /// Hopper GPUs). memory_efficient then also adds to dK and dV in a fixed order: one thread block computes
     /// a whole K/V head.
     bool deterministic = false;
+    KernelChoice kernels = {};  ///< empty in normal use; refused unless flash2 runs on a GPU
 
     // ---- Score and probability options ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
@@ -141,7 +161,8 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
 /// only in a build with -DGRADTILE_FLOAT16=ON.
 bool supports(Device device, DType dtype);
 
-/// Returns one line of text that says which kernels compute this forward call, on which tiles, and why.
+/// Returns one line of text that says which kernels compute this call, with which tiles and schedule, and
+/// why; on a GPU for both passes, which may use different kernels.
 std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Options& options);
 

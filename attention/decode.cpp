@@ -46,37 +46,16 @@ void check_decode(const Tensor& o, const Tensor& lse, const DecodeInputs& in, co
           " on ", device,
           "; expected whole 16-byte vectors of at most 256 elements, and not float64, on a GPU");
     check(options.causal, "decode: causal is not set; expected causal attention");
-    for (const OptionState& option : option_states(options))
-        check(!option.is_set || decode_computes(option.kind), "decode: ", option.name,
-              " is set; expected only windows, a scale, a sink and options of the scores' formula");
+    refuse_unsupported("decode", Method::decode, options);
 }
 
 }  // namespace
-
-bool decode_computes(OptionKind kind) {
-    using enum OptionKind;
-    switch (kind) {
-        case determinism:  // the results are always equal to the bit
-        case scale:
-        case window:
-        case formula:
-        case sink:
-            return true;
-        case algorithm:
-        case alignment:
-        case pairs:
-        case dropout:
-        case packing:
-            return false;
-    }
-    throw Error("decode: unknown kind of option");
-}
 
 bool can_decode(Device device, DType dtype, std::int64_t head_dim, const Options& options) {
     const std::vector<OptionState> states = option_states(options);
     return has_decode_kernel(device, dtype, head_dim) && options.causal &&
            std::ranges::none_of(states, [](const OptionState& option) {
-               return option.is_set && !decode_computes(option.kind);
+               return option.is_set && !computes(Method::decode, option.kind);
            });
 }
 

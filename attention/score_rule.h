@@ -5,7 +5,8 @@
 ///
 /// with product = scale * q_i . k_j. All algorithms and kernels, on both devices, use the formula and its
 /// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(). Only
-/// Hopper's kernels name options (hopper/distance_rule.cuh), because their scores are divided by the scale.
+/// Hopper's kernels name options (cuda/sm90/distance_rule.cuh), because their scores are divided by the
+/// scale.
 #include <algorithm>
 #include <array>
 #include <cstddef>

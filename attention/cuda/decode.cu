@@ -14,8 +14,8 @@
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/early_start.cuh>

@@ -4,16 +4,16 @@
 #include <cmath>
 #include <cstdint>
 
-#include <gradtile/attention/cuda/bias_gradients.h>
-#include <gradtile/attention/cuda/exact_lse.h>
-#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/cuda/common/bias_gradients.h>
+#include <gradtile/attention/cuda/common/exact_lse.h>
+#include <gradtile/attention/cuda/passes.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/attention/cuda/device/bias_sums.cuh>
-#include <gradtile/attention/cuda/device/block_sequence.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/common/bias_sums.cuh>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
@@ -212,18 +212,15 @@ RowRules rules_of(const ResolvedOptions& options, const Tensor& q) {
     return {options.mask, options.scores, q.size(2), PackedOffsets(options)};
 }
 
-Tensor scores(const Context& ctx, const ByHead& q, const ByHead& k) {
-    return empty(ctx, {q.matrices().size(0), q.matrices().size(1), k.matrices().size(1)},
-                 q.matrices().dtype());
-}
-
 template <class T>
-void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+void naive_forward_typed(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                         const Saved& saved) {
     const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     const std::int64_t key_heads = k_in.size(2);
     const ByHead q(ctx, q_in, key_heads), k(ctx, k_in, key_heads), v(ctx, v_in, key_heads),
         o(ctx, o_out, key_heads);
-    const Tensor p = scores(ctx, q, k);
+    const Scratch scratch(ctx, plan);
+    const Tensor p = scratch[ScratchUse::scores];
     if (ctx.is_planning()) return;
     const PackedOffsets packed(options);
     for (const ByHead* x : {&q, &k, &v}) {
@@ -239,17 +236,17 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
 }
 
 template <class T>
-void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                          const OutputGradients& d_out, const Gradients& into) {
+void naive_backward_typed(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                          const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
     const std::int64_t key_heads = saved.k.size(2), queries = saved.q.size(1), keys = saved.k.size(1);
     const ByHead q(ctx, saved.q, key_heads), k(ctx, saved.k, key_heads), v(ctx, saved.v, key_heads),
         d_o(ctx, d_out.o, key_heads);
     const ByHead d_q(ctx, into.q, key_heads), d_k(ctx, into.k, key_heads), d_v(ctx, into.v, key_heads);
-    const Tensor p = scores(ctx, q, k), d_s = scores(ctx, q, k);
+    const Scratch scratch(ctx, plan);
+    const Tensor p = scratch[ScratchUse::scores], d_s = scratch[ScratchUse::d_scores],
+                 derivatives = scratch[ScratchUse::derivatives], delta = scratch[ScratchUse::delta];
     const bool changes_products = options.scores.changes_products();
-    const Tensor derivatives = empty(ctx, changes_products ? p.shape() : Shape{0}, p.dtype());
-    const Tensor delta = empty(ctx, into.sink.defined() ? saved.lse.shape() : Shape{0}, dtype_of<A>);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
     const PackedOffsets packed(options);
@@ -293,15 +290,17 @@ void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, co
 
 }  // namespace
 
-void naive_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+void naive_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                   const Saved& saved) {
     visit_gpu_dtype(saved.q.dtype(),
-                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
+                    [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, plan, options, saved); });
 }
 
-void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                    const OutputGradients& d_out, const Gradients& into) {
-    visit_gpu_dtype(saved.q.dtype(),
-                    [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
+void naive_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                    const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
+    visit_gpu_dtype(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        naive_backward_typed<T>(ctx, plan, options, saved, d_out, into);
+    });
 }
 
 }  // namespace gradtile::attention::cuda

@@ -6,16 +6,16 @@
 #include <cmath>
 #include <cstdint>
 
-#include <gradtile/attention/cuda/bias_gradients.h>
-#include <gradtile/attention/cuda/exact_lse.h>
-#include <gradtile/attention/cuda/kernels.h>
-#include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/cuda/common/bias_gradients.h>
+#include <gradtile/attention/cuda/common/exact_lse.h>
+#include <gradtile/attention/cuda/common/shared_memory_limits.h>
+#include <gradtile/attention/cuda/passes.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/attention/cuda/device/block_sequence.cuh>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/row_statistics.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/row_statistics.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -554,16 +554,18 @@ void pairwise_backward(const Context& ctx, const ResolvedOptions& options, const
 
 }  // namespace
 
-void flash_f64_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+void pairwise_forward(const Context& ctx, const FlashPlan&, const ResolvedOptions& options,
+                      const Saved& saved) {
     pairwise_forward<double>(ctx, options, saved, nullptr);
 }
 
-void flash_f64_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                        const OutputGradients& d_out, const Gradients& into) {
+void pairwise_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                       const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     pairwise_backward<double>(ctx, options, saved, d_out, into, nullptr);
     if (!into.sink.defined()) return;
     const Readable o(ctx, saved.o), d_o(ctx, d_out.o), d_lse = contiguous(ctx, d_out.lse);
-    const Tensor lse = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
+    const Scratch scratch(ctx, plan);
+    const Tensor lse = scratch[ScratchUse::lse], delta = scratch[ScratchUse::delta];
     if (ctx.is_planning()) return;
     for (const Readable* x : {&o, &d_o, &d_lse}) x->load(ctx);
     launch_row_statistics<double>(ctx, delta, lse, saved.lse, 1.0, o.tensor(), d_o.tensor(),

@@ -21,6 +21,7 @@ struct PackedSequences {
 
 /// Options with their defaults filled in for a call's shapes.
 struct ResolvedOptions {
+    Algorithm algorithm = Algorithm::flash2;
     double scale = 1.0;
     /// The mask for the whole tensor. For packed sequences, kernels replace its lengths and its offset by
     /// each sequence's own.
@@ -28,6 +29,7 @@ struct ResolvedOptions {
     ScoreOptions scores;
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
+    KernelChoice kernels = {};   ///< for CUDA only
     /// int32 [2] on a GPU, 0 at first; undefined without biases. Kernels set [0] if results are not finite,
     /// see repair_forward, and [1] if an LSE is large, see device::large_lse.
     Tensor flags = {};
@@ -48,7 +50,8 @@ enum class OptionKind : std::uint8_t {
     pairs,      ///< a number for each (row, key) pair
     sink,
     dropout,
-    packing
+    packing,
+    kernels
 };
 /// One Options field, and whether a call sets the field to a value that has an effect.
 struct OptionState {
@@ -59,6 +62,19 @@ struct OptionState {
 /// Returns every field's state. An operator that implements only some option kinds refuses the others by this
 /// list, so that it also refuses an option that is added later.
 std::vector<OptionState> option_states(const Options& options);
+
+/// What computes a call, as far as the supported options depend on it.
+enum class Method : std::uint8_t {
+    flash2_on_gpu,
+    dense_and_packed,  ///< flash2 on the CPU, and naive
+    dense_only,        ///< memory_efficient and flash1
+    decode             ///< decode.h
+};
+/// The table of supported options: whether a method computes options of a kind.
+bool computes(Method method, OptionKind kind);
+/// Throws Error "OPERATOR: OPTION is set; expected ..." for the first option that the method does not
+/// compute.
+void refuse_unsupported(const char* op, Method method, const Options& options);
 
 /// Gradients with respect to the forward pass's outputs.
 struct OutputGradients {
@@ -92,9 +108,9 @@ BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flas
 }  // namespace cpu
 namespace cuda {
 ClearFunction clear_unseen;
-ExplainFunction explain_flash_forward, explain_memory_efficient_forward, explain_flash1_forward;
-ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_forward;
-BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
+/// Make the pass's plan and run it, for every algorithm.
+ForwardFunction forward;
+BackwardFunction backward;
 /// Computes a call with biases again, pair by pair, if options.flags says that its results are not finite. A
 /// key that an -inf bias hides from every row in a tile, or a row whose keys are all hidden, then adds
 /// nothing even if it holds NaN.

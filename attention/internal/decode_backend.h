@@ -46,9 +46,6 @@ struct DecodePlan {
     }
 };
 
-/// Whether decode() implements this option kind.
-bool decode_computes(OptionKind kind);
-
 namespace cpu {
 void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
             const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch);

@@ -5,11 +5,9 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include <gradtile/attention/internal/kernel_choice.h>
 #include <gradtile/core/cuda/step_graph.h>
 
 #include "cuda_fixture.h"
@@ -17,14 +15,12 @@
 namespace gradtile::attention::test {
 namespace {
 
-/// Limits the ring to one-head sets, with two slots, while this object exists.
-class SmallRing {
-  public:
-    SmallRing() : choice_({.set_heads = 1, .more_slots = 1}) {}
-
-  private:
-    ForcedKernelChoice choice_;
-};
+/// Limits the ring to one-head sets, with two slots.
+constexpr KernelChoice small_ring{.set_heads = 1, .more_slots = 1};
+Options with_small_ring(Options options) {
+    options.kernels = small_ring;
+    return options;
+}
 
 class AttentionCudaDqRing : public AttentionCudaDtypes {
   protected:
@@ -36,10 +32,9 @@ class AttentionCudaDqRing : public AttentionCudaDtypes {
             float64_reference(cpu, problem, in, roundoff_of(GetParam(), Device::cuda(0)));
         for (const bool small : {true, false}) {
             SCOPED_TRACE(small ? "small ring" : "ring of the usual size");
-            std::optional<SmallRing> ring;
-            if (small) ring.emplace();
-            expect_as_accurate_as(naive, run_on_gpu(in, problem.options(Algorithm::flash)), reference,
-                                  factors_of(GetParam()));
+            Options options = problem.options(Algorithm::flash);
+            if (small) options = with_small_ring(options);
+            expect_as_accurate_as(naive, run_on_gpu(in, options), reference, factors_of(GetParam()));
         }
     }
     /// Inputs for several backward passes on the GPU, and what their common forward pass saved.
@@ -48,8 +43,10 @@ class AttentionCudaDqRing : public AttentionCudaDtypes {
         Options options;
         Saved saved;
     };
-    Passes forward_pass(const Context& ctx, const Problem& problem) const {
-        Passes passes{on_gpu(random_inputs(cpu, problem, GetParam())), problem.options(), {}};
+    Passes forward_pass(const Context& ctx, const Problem& problem, bool small) const {
+        Options options = problem.options();
+        if (small) options = with_small_ring(options);
+        Passes passes{on_gpu(random_inputs(cpu, problem, GetParam())), options, {}};
         forward(ctx, passes.in.q, passes.in.k, passes.in.v, passes.options, passes.saved);
         return passes;
     }
@@ -127,12 +124,12 @@ TEST_P(AttentionCudaDqRing, IsAccurateWithDropoutAndSoftcap) {
 TEST_P(AttentionCudaDqRing, TakesMemoryForTheHeadsInFlightOnly) {
     const Problem problem = many_heads(64);
     const Inputs host = random_inputs(cpu, problem, GetParam());
-    const auto peak_bytes = [&](const Context& ctx, Arena& arena) {
+    const auto peak_bytes = [&](const Context& ctx, Arena& arena, const Options& options) {
         const auto zeros_like = [&](const Tensor& x) { return zeros(ctx, x.shape(), x.dtype()); };
         const Inputs in{zeros_like(host.q), zeros_like(host.k), zeros_like(host.v), zeros_like(host.d_o)};
         Saved saved;
-        forward(ctx, in.q, in.k, in.v, problem.options(Algorithm::flash), saved);
-        backward(ctx, in.d_o, problem.options(Algorithm::flash), saved);
+        forward(ctx, in.q, in.k, in.v, options, saved);
+        backward(ctx, in.d_o, options, saved);
         return arena.peak_bytes();
     };
     const Inputs in = on_gpu(host);
@@ -140,10 +137,10 @@ TEST_P(AttentionCudaDqRing, TakesMemoryForTheHeadsInFlightOnly) {
     if (explanation.find("Hopper's asynchronous products") == std::string::npos)
         GTEST_SKIP() << "no Hopper kernels: " << explanation;
     const auto plan = Arena::for_planning(Device::cuda(0));
-    const std::size_t planned = peak_bytes(gpu().plan(plan), *plan);
-    const SmallRing ring;
+    const std::size_t planned = peak_bytes(gpu().plan(plan), *plan, problem.options());
     const auto arena = std::make_shared<Arena>(Device::cuda(0), planned);
-    const std::size_t peak = peak_bytes(gpu().with_allocator(arena), *arena);
+    const std::size_t peak =
+        peak_bytes(gpu().with_allocator(arena), *arena, with_small_ring(problem.options()));
     // 2 * 6 heads with 200 rows each, which are padded to 256 rows. A dry run counts the dQ accumulators for
     // all heads; the ring has 2 slots.
     constexpr std::size_t bytes_of_head = 256 * 64 * sizeof(float);
@@ -166,12 +163,10 @@ TEST_P(AttentionCudaDqRing, ManyRunsGiveTheSameGradients) {
     for (const std::int64_t d : {32, 64, 128})
         for (const bool small : {true, false}) {
             SCOPED_TRACE(::testing::Message() << "head dim " << d << (small ? ", small ring" : ""));
-            std::optional<SmallRing> ring;
-            if (small) ring.emplace();
             Problem problem = many_heads(d);
             problem.queries = problem.keys = 700;
             problem.batch = 8;
-            const Passes passes = forward_pass(gpu(), problem);
+            const Passes passes = forward_pass(gpu(), problem, small);
             const auto gradients = [&] {
                 return backward(gpu(), passes.in.d_o, passes.options, passes.saved);
             };
@@ -186,8 +181,7 @@ TEST_P(AttentionCudaDqRing, ManyRunsGiveTheSameGradients) {
 }
 
 TEST_P(AttentionCudaDqRing, ReplayedGraphsGiveTheSameGradients) {
-    const SmallRing ring;
-    const Passes passes = forward_pass(gpu(), many_heads(64));
+    const Passes passes = forward_pass(gpu(), many_heads(64), /*small=*/true);
     Gradients gradients;
     const auto step = [&] { gradients = backward(gpu(), passes.in.d_o, passes.options, passes.saved); };
     step();
@@ -204,12 +198,11 @@ TEST_P(AttentionCudaDqRing, ReplayedGraphsGiveTheSameGradients) {
 }
 
 TEST_P(AttentionCudaDqRing, PassesOnTwoStreamsDoNotDisturbEachOther) {
-    const SmallRing ring;
     const std::array contexts{Context(Device::cuda(0), 1), Context(Device::cuda(0), 1)};
     std::vector<Passes> passes;
     std::vector<std::vector<double>> expected;
     for (const std::int64_t d : {64, 128}) {
-        passes.push_back(forward_pass(gpu(), many_heads(d)));
+        passes.push_back(forward_pass(gpu(), many_heads(d), /*small=*/true));
         expected.push_back(to_host(
             gpu(), backward(gpu(), passes.back().in.d_o, passes.back().options, passes.back().saved).q));
     }

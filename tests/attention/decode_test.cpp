@@ -232,6 +232,7 @@ constexpr OptionChange option_changes[] = {
     {"window", [](const Context&, attention::Options& o, std::int64_t) { o.window.left = 2; }},
     {"top_left", [](const Context&, attention::Options& o, std::int64_t) { o.top_left = true; }},
     {"deterministic", [](const Context&, attention::Options& o, std::int64_t) { o.deterministic = true; }},
+    {"kernels", [](const Context&, attention::Options& o, std::int64_t) { o.kernels.splits = 1; }},
     {"softcap", [](const Context&, attention::Options& o, std::int64_t) { o.softcap = 0.5; }},
     {"alibi_slopes", [](const Context& ctx, attention::Options& o,
                         std::int64_t heads) { o.alibi_slopes = randn(ctx, {heads}, DType::f32, Seed{14}); }},
@@ -282,7 +283,7 @@ void for_each_option(const Context& ctx, Check&& check_option) {
 /// The error that decode() must throw for these options; "no error" if it computes them.
 std::string expected_error(const attention::Options& options) {
     for (const attention::OptionState& state : attention::option_states(options))
-        if (state.is_set && !attention::decode_computes(state.kind))
+        if (state.is_set && !attention::computes(attention::Method::decode, state.kind))
             return concat("decode: ", state.name, " is set");
     return "no error";
 }
@@ -300,8 +301,8 @@ TEST(Decode, ComputesEveryOptionOrRefusesItByNameOnACpu) {
     const Context cpu(Device::cpu(), 1);
     for_each_option(cpu, [&](const attention::OptionState& option, const DecodeOperands& x) {
         EXPECT_EQ(attention::can_decode(cpu.device(), DType::f32, decode_cases[0].dim, x.options),
-                  attention::decode_computes(option.kind));
-        if (!attention::decode_computes(option.kind)) {
+                  attention::computes(attention::Method::decode, option.kind));
+        if (!attention::computes(attention::Method::decode, option.kind)) {
             EXPECT_THAT(decode_error(cpu, x), HasSubstr(expected_error(x.options)));
             return;
         }
@@ -345,7 +346,8 @@ TEST(Decode, RefusesTheSameOptionsForAGpu) {
                           &x.options.alibi_slopes, &x.options.sink, &x.options.biases[0],
                           &x.options.biases[1], &x.options.cumulative_q, &x.options.cumulative_k})
             on_gpu(*t);
-        EXPECT_EQ(expected_error(x.options) == "no error", attention::decode_computes(option.kind));
+        EXPECT_EQ(expected_error(x.options) == "no error",
+                  attention::computes(attention::Method::decode, option.kind));
         EXPECT_THAT(decode_error(plan, x), HasSubstr(expected_error(x.options)));
     });
 }
@@ -380,7 +382,7 @@ TEST_F(DecodeOnCuda, EqualsFloat64) {
 /// Every option that is computed has the effect that it has in forward().
 TEST_F(DecodeOnCuda, ComputesEveryOptionOrRefusesItByName) {
     for_each_option(gpu(), [&](const attention::OptionState& option, const DecodeOperands& x) {
-        if (!attention::decode_computes(option.kind)) {
+        if (!attention::computes(attention::Method::decode, option.kind)) {
             EXPECT_THAT(decode_error(gpu(), x), HasSubstr(expected_error(x.options)));
             return;
         }

@@ -3,8 +3,7 @@
 /// skipped.
 #include <string>
 
-#include <gradtile/attention/internal/kernel_choice.h>
-
+#include <support/environment_variable.h>
 #include <support/error_message.h>
 
 #include "every_kernel.h"
@@ -48,7 +47,7 @@ class EveryDevice : public testing::TestWithParam<Place> {
         }
         if (!is_16_bit(dtype())) return;
         SCOPED_TRACE("kernels of all GPUs");
-        const ForcedKernelChoice choice({.hopper = false});
+        const gradtile::test::EnvironmentVariable off("GRADTILE_HOPPER_ATTENTION", "off");
         body(Algorithm::flash);
     }
     /// Calls body(algorithm) for all algorithms, and for flash with each of the device's kernel sets. A GPU

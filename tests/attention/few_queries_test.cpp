@@ -2,7 +2,7 @@
 // from the plan's kernels.
 #include <gmock/gmock.h>
 
-#include <gradtile/attention/cuda/few_queries.h>
+#include <gradtile/attention/cuda/common/few_queries.h>
 
 #include "cuda_fixture.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/attention/internal/kernel_candidates.h>
+#include <gradtile/attention/internal/flash_plan.h>
 
 #include "cuda_fixture.h"
 
@@ -23,16 +23,17 @@ class AttentionCudaCandidates : public AttentionCudaDtypes {
         options.deterministic = deterministic;
         Saved saved;
         forward(gpu(), moved.q, moved.k, moved.v, options, saved);
-        const auto expect_accurate = [&](const std::vector<KernelCandidate>& candidates) {
-            EXPECT_EQ(candidates.front().choice, KernelChoice{});
-            for (const KernelCandidate& candidate : candidates) {
-                SCOPED_TRACE(::testing::Message() << candidate.plan);
-                const ForcedKernelChoice forced(candidate.choice);
-                expect_as_accurate_as(naive, run(gpu(), moved, options), reference, factors_of(dtype));
+        const auto expect_accurate = [&](const std::vector<FlashPlan>& plans) {
+            EXPECT_EQ(plans.front().choice, KernelChoice{});
+            for (const FlashPlan& plan : plans) {
+                SCOPED_TRACE(::testing::Message() << plan);
+                Options planned = options;
+                planned.kernels = plan.choice;
+                expect_as_accurate_as(naive, run(gpu(), moved, planned), reference, factors_of(dtype));
             }
         };
-        expect_accurate(forward_candidates(gpu(), moved.q, moved.k, moved.v, options));
-        expect_accurate(backward_candidates(gpu(), options, saved));
+        expect_accurate(forward_plans(gpu(), moved.q, moved.k, moved.v, options));
+        expect_accurate(backward_plans(gpu(), options, saved));
     }
 };
 
@@ -75,14 +76,12 @@ TEST_P(AttentionCudaCandidates, OfFewQueriesIncludeBothKernelsOnHopper) {
         const std::string explanation = explain_forward(gpu(), in.q, in.k, in.v, options);
         if (queries == 40 && explanation.find("Hopper's asynchronous products") == std::string::npos)
             GTEST_SKIP() << "no Hopper kernels: " << explanation;
-        const std::vector<KernelCandidate> candidates = forward_candidates(gpu(), in.q, in.k, in.v, options);
-        for (const auto kernels : {KernelPlan::Kernels::hopper_few_queries, KernelPlan::Kernels::few_queries})
-            EXPECT_TRUE(std::ranges::any_of(
-                candidates,
-                [&](const KernelCandidate& candidate) { return candidate.plan.kernels == kernels; }))
-                << kernels << " for " << queries << " queries";
-        EXPECT_EQ(candidates.front().plan.kernels,
-                  queries > 32 ? KernelPlan::Kernels::hopper_few_queries : KernelPlan::Kernels::few_queries);
+        const std::vector<FlashPlan> plans = forward_plans(gpu(), in.q, in.k, in.v, options);
+        for (const Family family : {Family::few_sm90, Family::few_sm80})
+            EXPECT_TRUE(
+                std::ranges::any_of(plans, [&](const FlashPlan& plan) { return plan.family == family; }))
+                << family << " for " << queries << " queries";
+        EXPECT_EQ(plans.front().family, queries > 32 ? Family::few_sm90 : Family::few_sm80);
     }
 }
 
@@ -112,9 +111,10 @@ TEST_P(AttentionCudaCandidates, TilesWithoutAKernelAreRefused) {
     const std::string explanation = explain_forward(gpu(), in.q, in.k, in.v, problem.options());
     if (explanation.find("Hopper's asynchronous products") == std::string::npos)
         GTEST_SKIP() << "no Hopper kernels: " << explanation;
-    const ForcedKernelChoice forced({.forward_tiles = 1000});
+    Options options = problem.options();
+    options.kernels = {.forward_tiles = 1000};
     try {
-        run(gpu(), in, problem.options());
+        run(gpu(), in, options);
         ADD_FAILURE() << "no Error";
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("attention: "), std::string::npos) << error.what();

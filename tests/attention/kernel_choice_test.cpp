@@ -1,14 +1,11 @@
 // GPU kernel choices that replace the policy's. These tests need no GPU.
 #include <algorithm>
 #include <limits>
-#include <thread>
-#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/attention/cuda/hopper/candidates.h>
-#include <gradtile/attention/internal/kernel_choice.h>
+#include <gradtile/attention/cuda/sm90/candidates.h>
 #include <gradtile/attention/internal/result_bounds.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -16,54 +13,40 @@
 namespace gradtile::attention {
 namespace {
 
-TEST(KernelChoice, HoldsAsLongAsItsObjectAndThenTheOneBeforeDoes) {
-    EXPECT_EQ(forced_kernel_choice(), KernelChoice{});
-    {
-        const ForcedKernelChoice outer({.set_heads = 2});
-        {
-            const ForcedKernelChoice inner({.pairs = true});
-            EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.pairs = true}));
-        }
-        EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.set_heads = 2}));
-    }
-    EXPECT_EQ(forced_kernel_choice(), KernelChoice{});
-}
-
-TEST(KernelChoice, HoldsForItsThreadOnly) {
-    const ForcedKernelChoice forced({.hopper = false});
-    std::vector<int> right(8, 0);
-    {
-        std::vector<std::jthread> threads;
-        for (int i = 0; i < 8; ++i)
-            threads.emplace_back([&right, i] {
-                const bool is_empty = forced_kernel_choice() == KernelChoice{};
-                const ForcedKernelChoice own({.set_heads = i});
-                std::this_thread::yield();
-                right[static_cast<std::size_t>(i)] =
-                    is_empty && forced_kernel_choice().set_heads == i ? 1 : 0;
-            });
-    }
-    EXPECT_EQ(right, std::vector<int>(8, 1));
-    EXPECT_EQ(forced_kernel_choice(), (KernelChoice{.hopper = false}));
-}
-
 /// Scratch bytes that one query takes against 4,096 keys on a GPU, from a dry run.
-std::size_t planned_bytes() {
+std::size_t planned_bytes(const KernelChoice& kernels) {
     const auto arena = Arena::for_planning(Device::cuda(0));
     const Context ctx = Context(Device::cpu(), 1).plan(arena);
     const Tensor q = empty(ctx, {1, 1, 2, 64}, DType::bf16), k = empty(ctx, {1, 4096, 2, 64}, DType::bf16);
     const Tensor o = empty_like(ctx, q);
     Saved saved;
     arena->reset_peak();
-    forward(ctx, q, k, k, {}, saved, o);
+    forward(ctx, q, k, k, {.kernels = kernels}, saved, o);
     return arena->peak_bytes();
 }
 
 TEST(KernelChoice, ChangesWhatACallUses) {
     if (!GRADTILE_HAVE_CUDA) GTEST_SKIP() << "built without CUDA, so the scratch memory of a GPU is unknown";
-    const std::size_t with_splits = planned_bytes();
-    const ForcedKernelChoice forced({.few_queries = false});
-    EXPECT_LT(planned_bytes(), with_splits) << "without splits there are no partial results";
+    EXPECT_LT(planned_bytes({.few_queries = false}), planned_bytes({}))
+        << "without splits there are no partial results";
+}
+
+TEST(KernelChoice, IsRefusedByNameWhereKernelsAreNotChosen) {
+    const Context cpu(Device::cpu(), 1);
+    const Tensor x = zeros(cpu, {1, 2, 1, 8}, DType::f32);
+    for (const Algorithm algorithm :
+         {Algorithm::flash2, Algorithm::naive, Algorithm::memory_efficient, Algorithm::flash1}) {
+        Saved saved;
+        try {
+            forward(cpu, x, x, x, {.algorithm = algorithm, .kernels = {.pairs = true}}, saved);
+            ADD_FAILURE() << "no Error with " << algorithm;
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what())
+                          .find("attention: kernels is set; expected it for algorithm flash2 on a GPU only"),
+                      std::string::npos)
+                << error.what();
+        }
+    }
 }
 
 TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {

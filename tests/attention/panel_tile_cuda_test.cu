@@ -4,7 +4,7 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/attention/cuda/device/panel_tile.cuh>
+#include <gradtile/attention/cuda/common/panel_tile.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda::device {

@@ -307,6 +307,8 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
                  d_lse = place_option(in.d_lse);
     Options options = p.options(algorithm);
     options.deterministic = call.deterministic;
+    if (ctx.device().is_cuda() && algorithm == Algorithm::flash && call.ring_heads > 0)
+        options.kernels = {.set_heads = call.ring_heads, .more_slots = call.ring_heads};
     options.alibi_slopes = place_option(in.alibi_slopes);
     options.sink = place_option(in.sink);
     if (call.is_packed) {

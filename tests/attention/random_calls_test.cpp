@@ -8,7 +8,7 @@
 #include <iostream>
 #include <thread>
 
-#include <gradtile/attention/internal/kernel_choice.h>
+#include <support/environment_variable.h>
 
 #include "cuda_fixture.h"
 #include "every_kernel.h"
@@ -110,18 +110,6 @@ void judge(const Context& ctx, const Expected& e, Algorithm algorithm) {
         EXPECT_TRUE(finding.ok() || !has_many_elements) << finding;
     }
 }
-
-/// Sets an environment variable until this object is destroyed.
-class Variable {
-  public:
-    Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-    ~Variable() { unsetenv(name_); }
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-  private:
-    const char* name_;
-};
 
 std::string how_to_repeat(const RandomCall& call) {
     const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
@@ -299,9 +287,6 @@ class AttentionCudaRandomCalls : public AttentionCuda {
     /// body() for the kernels that run on all GPUs.
     template <class Body>
     void for_every_gpu_kernel(const RandomCall& call, Body&& body) const {
-        KernelChoice choice;
-        if (call.ring_heads > 0) choice = {.set_heads = call.ring_heads, .more_slots = call.ring_heads};
-        const ForcedKernelChoice ring(choice);
         {
             SCOPED_TRACE("chosen kernels");
             poison();
@@ -309,7 +294,7 @@ class AttentionCudaRandomCalls : public AttentionCuda {
         }
         if (!is_16_bit(call.dtype)) return;
         SCOPED_TRACE("kernels of all GPUs");
-        const Variable off("GRADTILE_HOPPER_ATTENTION", "off");
+        const gradtile::test::EnvironmentVariable off("GRADTILE_HOPPER_ATTENTION", "off");
         poison();
         body();
     }

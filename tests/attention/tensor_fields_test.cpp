@@ -21,7 +21,7 @@ struct TensorField {
 
 std::vector<TensorField> tensors_of(Options& options) {
     static_assert(max_biases == 2);
-    auto& [algorithm, scale, causal, window, top_left, deterministic, softcap, alibi_slopes, biases,
+    auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, softcap, alibi_slopes, biases,
            batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
     return {{"alibi_slopes", &alibi_slopes},
             {"bias", &biases[0]},

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <gradtile/attention/cuda/16bit/tiles.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
+#include <gradtile/attention/cuda/sm80/tiles.h>
 
 namespace gradtile::attention::cuda {
 namespace {

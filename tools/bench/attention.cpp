@@ -1,7 +1,7 @@
 // gradtile bench attention: times attention's forward and backward pass, and compares them with a large
 // square product. FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many
 // (five products instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by
-// the time. With --tune, times every kernel candidate that this build has for a pass on a GPU:
+// the time. With --tune, times every plan that this build has for a pass on a GPU:
 // attention_tuning.h. The column "of read", on a CPU: GB/s relative to a plain read with the same byte count.
 // Scratch: a pass's memory without its inputs and outputs.
 #include <array>
@@ -190,17 +190,17 @@ class Passes {
     std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
     /// Runs the backward pass for the last forward().
     void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
-    /// Each pass with all its candidates. `flops` counts the forward pass.
+    /// Each pass with all its plans. `flops` counts the forward pass.
     TunedPass tuned_forward(const Shapes& shapes, double flops) {
         const auto bound = [&](auto&& bound_of) {
             return bound_of(q_.dtype(), ctx_.device(), shapes.head_dim, shapes.length);
         };
         return {.name = "forward",
                 .flops = flops,
-                .run = [this] { forward(); },
+                .run = with_kernels([this] { forward(); }),
                 .results = {{"O", [this] { return o_; }, bound(attention::result_bound)},
                             {"LSE", [this] { return saved_.lse; }, bound(attention::lse_bound)}},
-                .candidates = attention::forward_candidates(ctx_, q_, k_, v_, options_)};
+                .plans = attention::forward_plans(ctx_, q_, k_, v_, options_)};
     }
     TunedPass tuned_backward(const Shapes& shapes, double flops) {
         forward();
@@ -211,10 +211,10 @@ class Passes {
         };
         return {.name = "backward",
                 .flops = 2.5 * flops,
-                .run = [this] { backward(); },
+                .run = with_kernels([this] { backward(); }),
                 .results = {result("dQ", gradients_.q, shapes.length), result("dK", gradients_.k, queries),
                             result("dV", gradients_.v, queries)},
-                .candidates = attention::backward_candidates(ctx_, options_, saved_)};
+                .plans = attention::backward_plans(ctx_, options_, saved_)};
     }
     /// Bytes of row statistics that forward() left for backward().
     std::size_t saved_bytes() const {
@@ -225,6 +225,15 @@ class Passes {
     }
 
   private:
+    /// Returns a function that runs a pass with Options::kernels.
+    template <class Pass>
+    std::function<void(const attention::KernelChoice&)> with_kernels(Pass pass) {
+        return [this, pass](const attention::KernelChoice& kernels) {
+            options_.kernels = kernels;
+            pass();
+            options_.kernels = {};
+        };
+    }
     /// Makes the call packed: removes every tensor's batch axis and sets the sequence offsets.
     void pack(const Shapes& shapes) {
         for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
@@ -330,10 +339,9 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         row("backward", 2.5 * flops, 2 * bytes, scratch.backward, [&] { passes.backward(); });
 }
 
-void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags,
-                        Table& table) {
+void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, Table& table) {
     Passes passes(ctx, shapes, dtype, flags);
-    if (ctx.is_planning()) {  // no candidate needs more memory than the policy's choice in a dry run
+    if (ctx.is_planning()) {  // no plan needs more memory than a dry run counts
         passes.forward();
         passes.backward();
         return;
@@ -355,7 +363,7 @@ void measure_candidates(const Context& ctx, const Shapes& shapes, DType dtype, c
         tune(ctx, passes.tuned_backward(shapes, flops), flags.sampling(), shape, table);
 }
 
-/// Times all candidates for every shape, in one table per shape.
+/// Times all plans for every shape, in one table per shape.
 void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags) {
     if (const char* const why_not = attention::why_no_tile_candidates(); why_not != nullptr && !flags.json)
         std::cout << why_not << std::endl;
@@ -375,9 +383,9 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
                            " heads over ", shapes.kv_heads, ", ", shapes.queries, " x ", shapes.length,
                            ", head dim ", shapes.head_dim, flags.causal ? ", causal" : ""));
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
-            measure_candidates(dry, shapes, dtype, flags, table);
+            measure_plans(dry, shapes, dtype, flags, table);
         });
-        measure_candidates(arena_ctx, shapes, dtype, flags, table);
+        measure_plans(arena_ctx, shapes, dtype, flags, table);
     }
 }
 

@@ -9,30 +9,32 @@
 namespace gradtile::cli {
 namespace {
 
-using attention::KernelCandidate;
-using attention::KernelPlan;
+using attention::FlashPlan;
 
-template <class T>
-Cell number(const std::optional<T>& value) {
-    return value ? static_cast<double>(*value) : no_value;
+/// Numbers that do not apply to a plan are 0.
+Cell number(int value) {
+    return value > 0 ? static_cast<double>(value) : no_value;
 }
 Cell words(const std::optional<bool>& value, const char* yes, const char* no) {
     return !value ? "-" : *value ? yes : no;
 }
 
-std::vector<Cell> cells_of(const KernelPlan& plan) {
-    return {concat(plan.kernels),
-            number(plan.consumers),
-            number(plan.rows),
-            number(plan.keys),
-            number(plan.stages),
-            number(plan.q_stages),
-            words(plan.in_turns, "yes", "no"),
-            words(plan.pairs, "pairs", "blocks"),
-            number(plan.set_heads),
-            plan.sums ? Cell(concat(*plan.sums)) : Cell("-"),
-            number(plan.slots),
-            number(plan.splits)};
+std::vector<Cell> cells_of(const FlashPlan& plan) {
+    const attention::Tiles& tiles = plan.tiles;
+    const attention::Schedule& schedule = plan.schedule;
+    const attention::FewQueriesPlan& few_queries = schedule.few_queries;
+    return {concat(plan.family),
+            number(tiles.consumers),
+            number(few_queries ? few_queries.rows : tiles.rows),
+            number(tiles.keys),
+            number(tiles.stages),
+            number(tiles.q_stages),
+            words(tiles.in_turns, "yes", "no"),
+            words(schedule.pairs, "pairs", "blocks"),
+            number(schedule.set_heads()),
+            schedule.d_q_addition ? Cell(concat(*schedule.d_q_addition)) : Cell("-"),
+            number(schedule.ring_slots),
+            number(few_queries ? few_queries.splits : 0)};
 }
 
 }  // namespace
@@ -72,11 +74,8 @@ void tune(const Context& ctx, const TunedPass& pass, const Sampling& sampling, c
     std::string excess;  // the first result beyond its bound
     std::vector<double> fractions;
     std::vector<std::function<void()>> runs;
-    for (const KernelCandidate& candidate : pass.candidates) {
-        runs.emplace_back([&] {
-            const attention::ForcedKernelChoice forced(candidate.choice);
-            pass.run();
-        });
+    for (const FlashPlan& plan : pass.plans) {
+        runs.emplace_back([&] { pass.run(plan.choice); });
         runs.back()();
         double largest = 0;
         for (std::size_t i = 0; i < pass.results.size(); ++i) {
@@ -85,8 +84,8 @@ void tune(const Context& ctx, const TunedPass& pass, const Sampling& sampling, c
             if (runs.size() == 1) expected.push_back(x);
             const double fraction = attention::fraction_of_bound(cpu, x, expected[i], result.bound);
             if (fraction > 1 && excess.empty())
-                excess = concat(pass.name, " by ", candidate.plan, ": ", result.name,
-                                " differs from the policy's by ", fraction, " times the bound");
+                excess = concat(pass.name, " by ", plan, ": ", result.name, " differs from the policy's by ",
+                                fraction, " times the bound");
             largest = std::max(largest, fraction);
         }
         fractions.push_back(largest);
@@ -96,7 +95,7 @@ void tune(const Context& ctx, const TunedPass& pass, const Sampling& sampling, c
     for (std::size_t i = 0; i < ms.size(); ++i) {
         std::vector<Cell> cells = shape;
         cells.emplace_back(pass.name);
-        for (const Cell& cell : cells_of(pass.candidates[i].plan)) cells.push_back(cell);
+        for (const Cell& cell : cells_of(pass.plans[i])) cells.push_back(cell);
         cells.emplace_back(ms[i]);
         cells.emplace_back(1e-9 * pass.flops / ms[i]);
         cells.emplace_back(ms[0] / ms[i]);

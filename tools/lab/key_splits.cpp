@@ -1,6 +1,6 @@
 #include <gradtile/tools/lab/key_splits.h>
 
-#include <gradtile/attention/cuda/few_queries.h>
+#include <gradtile/attention/cuda/common/few_queries.h>
 
 namespace gradtile::cli {
 
@@ -18,7 +18,8 @@ std::vector<KeySplit> key_splits(std::int64_t keys, std::int64_t head_dim) {
                                     .group = 1,
                                     .head_dim = kernel_head_dim,
                                     .rule_of_each_head = false};
-        const FewQueriesPlan plan = plan_few_queries(shape, example_multiprocessors, example_shared_bytes);
+        const attention::FewQueriesPlan plan =
+            plan_few_queries(shape, example_multiprocessors, example_shared_bytes);
         if (!plan) return {};
         const attention::SplittableWork work = work_of(plan, keys);
         splits.push_back({.heads = heads,

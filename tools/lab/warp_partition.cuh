@@ -2,10 +2,10 @@
 /// The kernel of lab/warp_partition.h: FlashAttention-2's forward loop, whose warps divide a tile by rows or
 /// by keys.
 #include <gradtile/tools/lab/warp_partition.h>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/shared_tile.cuh>
-#include <gradtile/attention/cuda/device/softmax.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/shared_tile.cuh>
+#include <gradtile/attention/cuda/common/softmax.cuh>
 
 namespace gradtile::attention::cuda::partition {
 

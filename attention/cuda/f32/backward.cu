@@ -8,20 +8,20 @@
 #include <cstdint>
 #include <numbers>
 
-#include <gradtile/attention/cuda/bias_gradients.h>
-#include <gradtile/attention/cuda/exact_lse.h>
+#include <gradtile/attention/cuda/common/bias_gradients.h>
+#include <gradtile/attention/cuda/common/exact_lse.h>
+#include <gradtile/attention/cuda/f32/f32.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
-#include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/magnitude.cuh>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/row_statistics.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
-#include <gradtile/attention/cuda/device/softmax.cuh>
-#include <gradtile/attention/cuda/device/split_float.cuh>
-#include <gradtile/attention/cuda/device/task_order.cuh>
-#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/magnitude.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/row_statistics.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
+#include <gradtile/attention/cuda/common/softmax.cuh>
+#include <gradtile/attention/cuda/common/split_float.cuh>
+#include <gradtile/attention/cuda/common/task_order.cuh>
+#include <gradtile/attention/cuda/common/turns.cuh>
 #include <gradtile/attention/cuda/f32/backward_steps.cuh>
 #include <gradtile/attention/cuda/f32/backward_units.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -440,55 +440,46 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 }
 
 template <int head_dim, bool has_rule>
-void launch_backward(const Context& ctx, F32BackwardParameters parameters, std::int64_t batch_key_heads) {
+void launch_backward(const Context& ctx, F32BackwardParameters parameters, int shared_limit,
+                     std::int64_t batch_key_heads) {
     gradtile::cuda::use_device(ctx.device());
-    visit_shared_memory<F32BackwardChoice<head_dim>>(
-        gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-            using Policy = F32BackwardPolicy<head_dim, limit, has_rule>;
-            constexpr F32BackwardTiles tiles = Policy::tiles;
-            int key_blocks = (parameters.mask.keys + tiles.keys() - 1) / tiles.keys();
-            if (parameters.packed && key_blocks > 0) {
-                parameters.key_tasks = make_packed_tasks(
-                    static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
-                    parameters.turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first,
-                    tiles.keys(), parameters.key_tasks.first);
-                key_blocks = parameters.key_tasks.count;
-            }
-            const std::int64_t blocks = batch_key_heads * key_blocks;
-            if (blocks == 0) return;
-            check(blocks <= INT32_MAX, "attention: ", blocks,
-                  " blocks of keys; CUDA launches at most 2^31 - 1");
-            const Sizes& sizes = parameters.sizes;
-            const std::int64_t row_bytes =
-                static_cast<std::int64_t>(sizeof(float)) * (2 * sizes.qk_dim + sizes.v_dim);
-            parameters.order =
-                TaskOrder(batch_key_heads, key_blocks, parameters.mask.queries * row_bytes * sizes.group);
-            gradtile::cuda::launch(
-                ctx, backward_kernel<Policy>, dim3(static_cast<unsigned>(blocks)),
-                {.threads = unsigned{tiles.threads()}, .shared_bytes = tiles.shared_bytes(head_dim)},
-                parameters);
-        });
+    visit_shared_memory<F32BackwardChoice<head_dim>>(shared_limit, [&]<int limit>(SharedMemory<limit>) {
+        using Policy = F32BackwardPolicy<head_dim, limit, has_rule>;
+        constexpr F32BackwardTiles tiles = Policy::tiles;
+        int key_blocks = (parameters.mask.keys + tiles.keys() - 1) / tiles.keys();
+        if (parameters.packed && key_blocks > 0) {
+            parameters.key_tasks = make_packed_tasks(
+                static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
+                parameters.turns ? PackedOrder::last_keys_first : PackedOrder::first_keys_first, tiles.keys(),
+                parameters.key_tasks.first);
+            key_blocks = parameters.key_tasks.count;
+        }
+        const std::int64_t blocks = batch_key_heads * key_blocks;
+        if (blocks == 0) return;
+        check(blocks <= INT32_MAX, "attention: ", blocks, " blocks of keys; CUDA launches at most 2^31 - 1");
+        const Sizes& sizes = parameters.sizes;
+        const std::int64_t row_bytes =
+            static_cast<std::int64_t>(sizeof(float)) * (2 * sizes.qk_dim + sizes.v_dim);
+        parameters.order =
+            TaskOrder(batch_key_heads, key_blocks, parameters.mask.queries * row_bytes * sizes.group);
+        gradtile::cuda::launch(
+            ctx, backward_kernel<Policy>, dim3(static_cast<unsigned>(blocks)),
+            {.threads = unsigned{tiles.threads()}, .shared_bytes = tiles.shared_bytes(head_dim)}, parameters);
+    });
 }
 
 }  // namespace
 
-void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                        const OutputGradients& d_out, const Gradients& into) {
+void f32_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                  const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     const DeviceMask mask(options.mask);
     const std::int64_t batch = saved.q.size(0), queries = saved.q.size(1), heads = saved.q.size(2);
     const Readable q(ctx, saved.q), k(ctx, saved.k), v(ctx, saved.v), o(ctx, saved.o), d_o(ctx, d_out.o);
     const Writable d_q(ctx, into.q, DType::f32), d_k(ctx, into.k, DType::f32), d_v(ctx, into.v, DType::f32);
-    const Tensor lse_log2 = empty_like(ctx, saved.lse), delta = empty_like(ctx, saved.lse);
-    constexpr std::int64_t rows_per_step = F32BackwardTiles::rows;
+    const Scratch scratch(ctx, plan);
+    const Tensor lse_log2 = scratch[ScratchUse::lse], delta = scratch[ScratchUse::delta],
+                 magnitudes = scratch[ScratchUse::magnitudes], turns = scratch[ScratchUse::turns];
     const bool has_d_lse = d_out.lse.defined();
-    const Tensor magnitudes = empty_magnitudes(ctx, has_d_lse ? 5 : 4, options, saved.k);
-    static_assert(packed_row_padding % rows_per_step == 0);
-    const std::int64_t steps =
-        (options.packed ? padded_packed_rows(options.packed, queries) : queries + rows_per_step - 1) /
-        rows_per_step;
-    const Tensor key_tasks = packed_task_table(ctx, options.packed, saved.k.size(1));
-    Tensor turns;
-    if (options.deterministic) turns = empty(ctx, {1 + batch * heads * steps}, DType::i32);
     const Readable d_lse = contiguous(ctx, d_out.lse);
     if (ctx.is_planning()) return;
     for (const Readable* x : {&q, &k, &v, &o, &d_o, &d_lse}) x->load(ctx);
@@ -507,48 +498,50 @@ void flash_f32_backward(const Context& ctx, const ResolvedOptions& options, cons
     launch_row_statistics<float>(ctx, delta, lse_log2, saved.lse, log2_e, o.tensor(), d_o.tensor(),
                                  d_q.tensor(), d_lse.tensor(), 1 / dropout_scale, large_lse_flag(options));
     if (turns.defined()) fill(ctx, turns, 0.0);
-    const F32BackwardParameters parameters{.q = tensor_view<const float>(q.tensor()),
-                                           .k = tensor_view<const float>(k.tensor()),
-                                           .v = tensor_view<const float>(v.tensor()),
-                                           .d_o = tensor_view<const float>(d_o.tensor()),
-                                           .d_q = tensor_view<float>(d_q.tensor()),
-                                           .d_k = tensor_view<float>(d_k.tensor()),
-                                           .d_v = tensor_view<float>(d_v.tensor()),
-                                           .lse = saved.lse.data<float>(),
-                                           .lse_remainder = data_or_null<float>(saved.lse_remainder),
-                                           .has_large_lse = large_lse_flag(options),
-                                           .lse_log2 = lse_log2.data<float>(),
-                                           .delta = delta.data<float>(),
-                                           .magnitudes = largest_of(magnitudes),
-                                           .has_d_lse = has_d_lse,
-                                           .mask = mask,
-                                           .sizes = sizes_of(saved.q, saved.k, saved.v),
-                                           .measured_sequences = static_cast<int>(magnitudes.size(1)),
-                                           .scale = static_cast<float>(options.scale),
-                                           .scale_log2 = static_cast<float>(options.scale * log2_e),
-                                           .dropout_scale = static_cast<float>(dropout_scale),
-                                           .scores = options.scores,
-                                           .packed = packed,
-                                           .key_tasks = {packed_tasks_in(key_tasks)},
-                                           .order = {},
-                                           .q_vectors = has_vector_rows(q.tensor()),
-                                           .k_vectors = has_vector_rows(k.tensor()),
-                                           .v_vectors = has_vector_rows(v.tensor()),
-                                           .d_o_vectors = has_vector_rows(d_o.tensor()),
-                                           .d_q_pairs = has_vector_rows(d_q.tensor(), 8),
-                                           .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
-                                           .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
-                                           .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr,
-                                           .turn_steps = static_cast<int>(steps)};
-    visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
-                   [&]<int head_dim>(HeadDim<head_dim>) {
-                       const std::int64_t batch_key_heads = batch * saved.k.size(2);
-                       if (options.scores.scores_are_products && !packed) {
-                           launch_backward<head_dim, false>(ctx, parameters, batch_key_heads);
-                       } else {
-                           launch_backward<head_dim, true>(ctx, parameters, batch_key_heads);
-                       }
-                   });
+    const F32BackwardParameters parameters{
+        .q = tensor_view<const float>(q.tensor()),
+        .k = tensor_view<const float>(k.tensor()),
+        .v = tensor_view<const float>(v.tensor()),
+        .d_o = tensor_view<const float>(d_o.tensor()),
+        .d_q = tensor_view<float>(d_q.tensor()),
+        .d_k = tensor_view<float>(d_k.tensor()),
+        .d_v = tensor_view<float>(d_v.tensor()),
+        .lse = saved.lse.data<float>(),
+        .lse_remainder = data_or_null<float>(saved.lse_remainder),
+        .has_large_lse = large_lse_flag(options),
+        .lse_log2 = lse_log2.data<float>(),
+        .delta = delta.data<float>(),
+        .magnitudes = largest_of(magnitudes),
+        .has_d_lse = has_d_lse,
+        .mask = mask,
+        .sizes = sizes_of(saved.q, saved.k, saved.v),
+        .measured_sequences = static_cast<int>(magnitudes.size(1)),
+        .scale = static_cast<float>(options.scale),
+        .scale_log2 = static_cast<float>(options.scale * log2_e),
+        .dropout_scale = static_cast<float>(dropout_scale),
+        .scores = options.scores,
+        .packed = packed,
+        .key_tasks = {packed_tasks_in(scratch[ScratchUse::key_tasks])},
+        .order = {},
+        .q_vectors = has_vector_rows(q.tensor()),
+        .k_vectors = has_vector_rows(k.tensor()),
+        .v_vectors = has_vector_rows(v.tensor()),
+        .d_o_vectors = has_vector_rows(d_o.tensor()),
+        .d_q_pairs = has_vector_rows(d_q.tensor(), 8),
+        .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
+        .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
+        .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr,
+        .turn_steps = static_cast<int>(f32_turn_steps(options.packed, queries))};
+    visit_head_dim(
+        F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+        [&]<int head_dim>(HeadDim<head_dim>) {
+            const std::int64_t batch_key_heads = batch * saved.k.size(2);
+            if (options.scores.scores_are_products && !packed) {
+                launch_backward<head_dim, false>(ctx, parameters, plan.tiles.shared_limit, batch_key_heads);
+            } else {
+                launch_backward<head_dim, true>(ctx, parameters, plan.tiles.shared_limit, batch_key_heads);
+            }
+        });
     for (const Writable* x : {&d_q, &d_k, &d_v}) x->store(ctx);
     find_non_finite_gradients(ctx, options, into);
     launch_bias_gradients<float>(ctx, options,

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <gradtile/attention/cuda/device/block_sequence.cuh>
-#include <gradtile/attention/cuda/device/split_float.cuh>
-#include <gradtile/attention/cuda/device/task_order.cuh>
-#include <gradtile/attention/cuda/device/turns.cuh>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/split_float.cuh>
+#include <gradtile/attention/cuda/common/task_order.cuh>
+#include <gradtile/attention/cuda/common/turns.cuh>
 #include <gradtile/attention/cuda/f32/backward_units.cuh>
 
 namespace gradtile::attention::cuda::device {

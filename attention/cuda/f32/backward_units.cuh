@@ -3,11 +3,11 @@
 #include <cstdint>
 
 #include <gradtile/attention/score_rule.h>
-#include <gradtile/attention/cuda/device/block_sequence.cuh>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/magnitude.cuh>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/task_order.cuh>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/magnitude.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/task_order.cuh>
 
 namespace gradtile::attention::cuda {
 

@@ -1,19 +1,19 @@
-// Float32 forward pass for few queries and many keys: see few_queries.h. The products are float32, without
-// tensor cores. The warps in a thread block divide the rows, and the keys in each key block, among
+// Float32 forward pass for few queries and many keys: see common/few_queries.h. The products are float32,
+// without tensor cores. The warps in a thread block divide the rows, and the keys in each key block, among
 // themselves. The warps then merge their results by LSE, and the thread blocks that share a row do the same.
 #include <algorithm>
 #include <cstdint>
 #include <numbers>
 
-#include <gradtile/attention/cuda/exact_lse.h>
+#include <gradtile/attention/cuda/common/exact_lse.h>
+#include <gradtile/attention/cuda/common/few_queries.h>
+#include <gradtile/attention/cuda/f32/f32.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
-#include <gradtile/attention/cuda/few_queries.h>
-#include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/merge_splits.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/merge_splits.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -374,8 +374,8 @@ void launch_few_queries(const F32FewQueriesParameters& p, const SplitParameters&
 
 }  // namespace
 
-void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                             const FewQueriesPlan& plan) {
+void few_queries_f32_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                             const Saved& saved) {
     const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
     constexpr std::int64_t vector_columns = 4;
     const auto readable = [&](const Tensor& x) {
@@ -383,7 +383,7 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
     };
     const Readable q = readable(q_in), k = readable(k_in), v = readable(v_in);
     const Writable o(ctx, o_out, DType::f32);
-    const SplitResults splits(ctx, plan, v_in, lse);
+    const Scratch scratch(ctx, plan);
     if (ctx.is_planning()) return;
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
@@ -400,7 +400,9 @@ void few_queries_f32_forward(const Context& ctx, const ResolvedOptions& options,
                                              .mask = DeviceMask(options.mask),
                                              .scale = static_cast<float>(options.scale),
                                              .scores = options.scores};
-    const SplitParameters split = splits.parameters(plan, options.mask);
+    const SplitParameters split =
+        split_parameters(plan.schedule.few_queries, options.mask, scratch[ScratchUse::split_o],
+                         scratch[ScratchUse::split_lse]);
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     visit_head_dim(
         F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),

@@ -5,18 +5,18 @@
 #include <cstdint>
 #include <numbers>
 
-#include <gradtile/attention/cuda/exact_lse.h>
+#include <gradtile/attention/cuda/common/exact_lse.h>
+#include <gradtile/attention/cuda/f32/f32.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
-#include <gradtile/attention/cuda/kernels.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/attention/cuda/device/block_sequence.cuh>
-#include <gradtile/attention/cuda/device/head_rows.cuh>
-#include <gradtile/attention/cuda/device/magnitude.cuh>
-#include <gradtile/attention/cuda/device/mask.cuh>
-#include <gradtile/attention/cuda/device/score_rule.cuh>
-#include <gradtile/attention/cuda/device/softmax.cuh>
-#include <gradtile/attention/cuda/device/split_float.cuh>
-#include <gradtile/attention/cuda/device/task_order.cuh>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
+#include <gradtile/attention/cuda/common/magnitude.cuh>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
+#include <gradtile/attention/cuda/common/softmax.cuh>
+#include <gradtile/attention/cuda/common/split_float.cuh>
+#include <gradtile/attention/cuda/common/task_order.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -242,53 +242,44 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 }
 
 template <int head_dim, bool has_rule>
-void launch_forward(const Context& ctx, F32ForwardParameters parameters, std::int64_t batch_heads) {
+void launch_forward(const Context& ctx, F32ForwardParameters parameters, int shared_limit,
+                    std::int64_t batch_heads) {
     gradtile::cuda::use_device(ctx.device());
-    visit_shared_memory<F32ForwardChoice<head_dim>>(
-        gradtile::cuda::shared_memory_of_a_block(), [&]<int limit>(SharedMemory<limit>) {
-            using Policy = F32ForwardPolicy<head_dim, limit, has_rule>;
-            constexpr F32ForwardTiles tiles = Policy::tiles;
-            int row_blocks = (parameters.mask.queries + tiles.rows() - 1) / tiles.rows();
-            if (parameters.packed) {
-                parameters.row_tasks =
-                    make_packed_tasks(static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
-                                      PackedOrder::last_rows_first, tiles.rows(), parameters.row_tasks.first);
-                row_blocks = parameters.row_tasks.count;
-            }
-            const std::int64_t blocks = batch_heads * row_blocks;
-            check(blocks <= INT32_MAX, "attention: ", blocks,
-                  " blocks of rows; CUDA launches at most 2^31 - 1");
-            const Sizes& sizes = parameters.sizes;
-            const std::int64_t key_bytes =
-                static_cast<std::int64_t>(sizeof(float)) * (sizes.qk_dim + sizes.v_dim);
-            parameters.order =
-                TaskOrder(batch_heads, row_blocks, parameters.mask.keys * key_bytes / sizes.group);
-            gradtile::cuda::launch(
-                ctx, forward_kernel<Policy>, dim3(static_cast<unsigned>(blocks)),
-                {.threads = unsigned{tiles.threads()}, .shared_bytes = tiles.shared_bytes(head_dim)},
-                parameters);
-        });
-}
-
-int f32_head_dim(std::int64_t qk_dim, std::int64_t v_dim) {
-    return padded_head_dim(F32HeadDims{}, static_cast<int>(std::max(qk_dim, v_dim)));
+    visit_shared_memory<F32ForwardChoice<head_dim>>(shared_limit, [&]<int limit>(SharedMemory<limit>) {
+        using Policy = F32ForwardPolicy<head_dim, limit, has_rule>;
+        constexpr F32ForwardTiles tiles = Policy::tiles;
+        int row_blocks = (parameters.mask.queries + tiles.rows() - 1) / tiles.rows();
+        if (parameters.packed) {
+            parameters.row_tasks =
+                make_packed_tasks(static_cast<cudaStream_t>(ctx.stream()), parameters.packed,
+                                  PackedOrder::last_rows_first, tiles.rows(), parameters.row_tasks.first);
+            row_blocks = parameters.row_tasks.count;
+        }
+        const std::int64_t blocks = batch_heads * row_blocks;
+        check(blocks <= INT32_MAX, "attention: ", blocks, " blocks of rows; CUDA launches at most 2^31 - 1");
+        const Sizes& sizes = parameters.sizes;
+        const std::int64_t key_bytes =
+            static_cast<std::int64_t>(sizeof(float)) * (sizes.qk_dim + sizes.v_dim);
+        parameters.order = TaskOrder(batch_heads, row_blocks, parameters.mask.keys * key_bytes / sizes.group);
+        gradtile::cuda::launch(
+            ctx, forward_kernel<Policy>, dim3(static_cast<unsigned>(blocks)),
+            {.threads = unsigned{tiles.threads()}, .shared_bytes = tiles.shared_bytes(head_dim)}, parameters);
+    });
 }
 
 }  // namespace
 
-void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+void f32_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                 const Saved& saved) {
     const Tensor &q_in = saved.q, &k_in = saved.k, &v_in = saved.v, &o_out = saved.o, &lse = saved.lse;
-    if (const FewQueriesPlan plan =
-            few_queries_plan(ctx, options, q_in, k_in, f32_head_dim(q_in.size(3), v_in.size(3))))
-        return few_queries_f32_forward(ctx, options, saved, plan);
     const DeviceMask mask(options.mask);
     const Readable q(ctx, q_in), k(ctx, k_in), v(ctx, v_in);
     const Writable o(ctx, o_out, DType::f32);
-    const Tensor magnitudes = empty_magnitudes(ctx, 3, options, k_in);
-    const Tensor row_tasks = packed_task_table(ctx, options.packed, q_in.size(1));
+    const Scratch scratch(ctx, plan);
     if (ctx.is_planning() || lse.elements() == 0) return;
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     const PackedOffsets packed(options);
+    const Tensor magnitudes = scratch[ScratchUse::magnitudes];
     measure(ctx, magnitudes, packed, {{q.tensor(), true}, {k.tensor()}, {v.tensor()}});
     const F32ForwardParameters parameters{
         .q = tensor_view<const float>(q.tensor()),
@@ -304,34 +295,24 @@ void flash_f32_forward(const Context& ctx, const ResolvedOptions& options, const
         .scale_log2 = static_cast<float>(options.scale * std::numbers::log2e),
         .scores = options.scores,
         .packed = packed,
-        .row_tasks = {packed_tasks_in(row_tasks)},
+        .row_tasks = {packed_tasks_in(scratch[ScratchUse::row_tasks])},
         .order = {},
         .q_vectors = has_vector_rows(q.tensor()),
         .k_vectors = has_vector_rows(k.tensor()),
         .v_vectors = has_vector_rows(v.tensor()),
         .o_pairs = has_vector_rows(o.tensor(), 8)};
     const std::int64_t batch_heads = q_in.size(0) * q_in.size(2);
-    visit_head_dim(F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
-                   [&]<int head_dim>(HeadDim<head_dim>) {
-                       if (options.scores.scores_are_products && !packed) {
-                           launch_forward<head_dim, false>(ctx, parameters, batch_heads);
-                       } else {
-                           launch_forward<head_dim, true>(ctx, parameters, batch_heads);
-                       }
-                   });
+    visit_head_dim(
+        F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
+        [&]<int head_dim>(HeadDim<head_dim>) {
+            if (options.scores.scores_are_products && !packed) {
+                launch_forward<head_dim, false>(ctx, parameters, plan.tiles.shared_limit, batch_heads);
+            } else {
+                launch_forward<head_dim, true>(ctx, parameters, plan.tiles.shared_limit, batch_heads);
+            }
+        });
     o.store(ctx);
     find_non_finite(ctx, options, saved.o);
-}
-
-std::string explain_f32_forward(const Context& ctx, const ResolvedOptions& options, const Tensor& q,
-                                const Tensor& k, const Tensor& v) {
-    const int head_dim = f32_head_dim(q.size(3), v.size(3));
-    if (const FewQueriesPlan plan = few_queries_plan(ctx, options, q, k, head_dim))
-        return explain(plan, head_dim, options);
-    return concat("long queries: a thread block for each block of rows; head dim ", head_dim,
-                  options.packed                       ? ", packed sequences"
-                  : options.scores.scores_are_products ? ""
-                                                       : ", with score rules");
 }
 
 }  // namespace gradtile::attention::cuda

@@ -1,7 +1,8 @@
 #pragma once
 /// INTERNAL. Tile sizes for the float32 GPU kernels. Measurements behind the choices:
 /// bench/results/2026-11-21-h200-attention-f32.md.
-#include <gradtile/attention/cuda/shared_memory_limits.h>
+#include <gradtile/attention/cuda/common/packed_shapes.h>
+#include <gradtile/attention/cuda/common/shared_memory_limits.h>
 
 namespace gradtile::attention::cuda {
 
@@ -15,7 +16,7 @@ struct F32ForwardTiles {
 
     constexpr int rows() const { return warps * row_tiles * 16; }
     constexpr int threads() const { return warps * 32; }
-    /// Bytes for Q, K and V, each in two 16-bit planes (device/split_float.cuh).
+    /// Bytes for Q, K and V, each in two 16-bit planes (common/split_float.cuh).
     constexpr int shared_bytes(int head_dim) const { return 2 * 2 * head_dim * (rows() + 2 * keys); }
     constexpr bool operator==(const F32ForwardTiles&) const = default;
 };
@@ -59,6 +60,12 @@ struct F32BackwardTiles {
     }
     constexpr bool operator==(const F32BackwardTiles&) const = default;
 };
+
+/// Row blocks per head in the backward pass, each of which has a turn counter.
+inline std::int64_t f32_turn_steps(const PackedSequences& packed, std::int64_t queries) {
+    static_assert(packed_row_padding % F32BackwardTiles::rows == 0);
+    return ceil_div(packed ? padded_packed_rows(packed, queries) : queries, F32BackwardTiles::rows);
+}
 
 /// Tile sizes for head dims up to `head_dim`.
 template <int head_dim>

@@ -1,0 +1,6 @@
+#include <gradtile/attention/cuda/sm90/backward_columns.cuh>
+
+namespace gradtile::attention::cuda {
+template void launch_hopper_backward_columns<bfloat16>(const HopperBackwardTensors&,
+                                                       const Bits16BackwardParameters&, const Context&);
+}  // namespace gradtile::attention::cuda

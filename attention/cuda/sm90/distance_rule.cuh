@@ -1,0 +1,70 @@
+#pragma once
+/// Score rules in the Hopper kernels.
+#include <gradtile/attention/cuda/sm90/parameters.h>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
+#include <gradtile/attention/cuda/sm90/kept_elements.cuh>
+
+namespace gradtile::attention::cuda::device {
+
+// The conditions that ScoreOptions has on the host, for kernels.
+__device__ __forceinline__ bool changes_products(const ScoreOptions& scores) {
+    return static_cast<float>(scores.softcap) != 0;
+}
+__device__ __forceinline__ bool has_distance_terms(const ScoreOptions& scores) {
+    return scores.alibi_slopes != nullptr;
+}
+__device__ __forceinline__ bool drops(const ScoreOptions& scores) {
+    return scores.dropout.threshold != 0;
+}
+
+/// Adds the distance terms to S, which holds products that are not scaled yet; scale_log2 = log2(e) * scale.
+/// (row, key) is the warp's first pair.
+template <RowsAre rows_are, int n_tiles>
+__device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_tiles],
+                                                            const ScoreOptions& scores,
+                                                            const DeviceMask& mask, float scale_log2,
+                                                            int head, int row, int key) {
+    ScoreRule<float> rule = scores.rule_of<float>(0, head);
+    rule.formula.alibi_slope *= __fdividef(log2_e, scale_log2);
+    rule.offset = mask.offset;
+    add_distance_terms<rows_are>(s, rule, row, key);
+}
+
+/// The mathematical functions that ScoreFormula calls. quotient() multiplies by an approximate reciprocal,
+/// because a correctly rounded division has branches.
+struct HopperMath : FastMath {
+    __device__ __forceinline__ static float quotient(float x, float y) { return x * __fdividef(1.0f, y); }
+};
+/// Applies the formula's function to products that are not scaled yet. The function's value is divided by the
+/// scale, too: c tanh(scale S / c) / scale = c' tanh(S / c') with c' = c / scale. Calls f(n, e, derivative)
+/// for each element.
+template <int n_tiles, class F>
+__device__ __forceinline__ void apply_to_unscaled_products(FragmentC (&s)[1][n_tiles],
+                                                           const ScoreOptions& scores, float scale_log2,
+                                                           F&& f) {
+    const ScoreFormula<float> formula{.softcap = static_cast<float>(scores.softcap) *
+                                                 __fdividef(log2_e, scale_log2)};
+    for_each_element(s, [&](float& element, int, int n, int e) {
+        const Score<float> score = formula.transform_product<HopperMath>(element);
+        element = score.value;
+        f(n, e, score.derivative);
+    });
+}
+
+/// Turns products that are not scaled yet into scores divided by the scale; (row, key) is the warp's first
+/// pair.
+template <HopperRule rule, RowsAre rows_are, int n_tiles>
+__device__ __forceinline__ void apply_unscaled_rule(FragmentC (&s)[1][n_tiles], const ScoreOptions& scores,
+                                                    const DeviceMask& mask, float scale_log2, int head,
+                                                    int row, int key) {
+    if constexpr (rule == HopperRule::formula) {
+        if (changes_products(scores))
+            apply_to_unscaled_products(s, scores, scale_log2, [](int, int, float) {});
+        if (!has_distance_terms(scores)) return;
+    }
+    if constexpr (rule == HopperRule::distance_terms || rule == HopperRule::formula)
+        add_unscaled_distance_terms<rows_are>(s, scores, mask, scale_log2, head, row, key);
+}
+
+}  // namespace gradtile::attention::cuda::device

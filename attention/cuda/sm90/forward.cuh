@@ -1,0 +1,501 @@
+#pragma once
+/// FlashAttention-2 forward (Dao 2023, algorithm 1) with Hopper's asynchronous products and copies.
+///
+/// The kernel is persistent: a thread block computes one row block after the other. Its producer warp copies
+/// Q, K and V to shared memory ahead of time, also for the next row block. Each consumer warpgroup takes 64
+/// rows. It starts S for the next key block, and O += P V for the present one, before it computes
+/// exponentials, so that the tensor cores do not wait for them (Shah et al. 2024, "FlashAttention-3",
+/// algorithm 2). Other warpgroups use the tensor cores in the meantime.
+#include <gradtile/attention/cuda/sm90/parameters.h>
+#include <gradtile/attention/cuda/sm90/tiles.h>
+#include <gradtile/attention/cuda/common/panel_tile.cuh>
+#include <gradtile/attention/cuda/common/softmax.cuh>
+#include <gradtile/attention/cuda/sm90/distance_rule.cuh>
+#include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/warpgroup.cuh>
+
+namespace gradtile::attention::cuda {
+
+namespace device {
+
+/// A row block of one head.
+struct RowTask {
+    int batch, head;
+    int row;  ///< -1: there are no more tasks
+
+    __device__ static RowTask load(const volatile RowTask& from) { return {from.batch, from.head, from.row}; }
+    __device__ const DeviceMask& mask(const HopperForwardParameters& p) const { return p.mask; }
+    __device__ BoxPosition row_box(const HopperForwardParameters&, int column, int box_row) const {
+        return {column, box_row, head, batch};
+    }
+    __device__ BoxPosition key_box(const HopperForwardParameters&, int key_head, int box_row) const {
+        return {0, box_row, key_head, batch};
+    }
+    __device__ float* lse(const HopperForwardParameters& p) const {
+        return p.lse + (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.mask.queries;
+    }
+    __device__ bool has_sink(const HopperForwardParameters& p) const { return p.sink != nullptr; }
+    __device__ int sequence() const { return batch; }
+};
+
+/// A row block of one head in a packed sequence. Rows and keys count from the sequence's start.
+struct PackedRowTask {
+    int head;
+    int row;  ///< -1: there are no more tasks
+    int first_query, queries, first_key, keys;
+    int index;  ///< the sequence's number
+
+    __device__ static PackedRowTask load(const volatile PackedRowTask& from) {
+        return {from.head, from.row, from.first_query, from.queries, from.first_key, from.keys, from.index};
+    }
+    __device__ DeviceMask mask(const HopperForwardParameters& p) const {
+        DeviceMask mask = p.mask;
+        mask.queries = queries;
+        mask.keys = keys;
+        mask.offset = p.packed.top_left ? 0 : keys - queries;
+        return mask;
+    }
+    __device__ BoxPosition row_box(const HopperForwardParameters& p, int column, int box_row) const {
+        return packed_box({p.mask.queries, first_query, queries}, column, box_row, head);
+    }
+    __device__ BoxPosition key_box(const HopperForwardParameters& p, int key_head, int box_row) const {
+        return packed_box({p.mask.keys, first_key, keys}, 0, box_row, key_head);
+    }
+    __device__ float* lse(const HopperForwardParameters& p) const {
+        return p.lse + static_cast<std::int64_t>(head) * p.mask.queries + first_query;
+    }
+    __device__ bool has_sink(const HopperForwardParameters& p) const {
+        return p.sink != nullptr && index != p.packed.count;
+    }
+    __device__ int sequence() const { return index; }
+};
+
+/// A thread block's shared memory.
+template <class Policy>
+struct HopperForwardShared {
+    static constexpr HopperForwardTiles tiles = Policy::tiles;
+    using Task = std::conditional_t<Policy::is_packed, PackedRowTask, RowTask>;
+    using QTile = PanelTile<tiles.rows(), Policy::qk_dim>;
+    using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
+    using VTile = PanelTile<tiles.keys, Policy::v_dim>;
+    using OTile = PanelTile<tiles.rows(), Policy::v_dim>;
+    static constexpr int q = 0, k = q + tiles.q_stages * QTile::bytes, v = k + tiles.stages * KTile::bytes,
+                         v_end = v + tiles.stages * VTile::bytes, o = tiles.has_o() ? v_end : q,
+                         rings = tiles.has_o() ? o + OTile::bytes : v_end;
+    struct Rings {
+        Ring<tiles.q_stages> q;
+        Ring<tiles.stages> k, v;
+        Task tasks[tiles.q_stages];  ///< one per Q stage
+        Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
+    };
+    static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
+    static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
+};
+
+/// The key blocks that rows see, [begin, end).
+struct KeyBlocks {
+    int begin, end;
+
+    template <int keys>
+    __device__ static KeyBlocks seen_by(const DeviceMask& mask, int row, int rows) {
+        rows = min(rows, mask.queries - row);
+        if (rows <= 0) return {0, 0};
+        const int begin = mask.first_key(row) / keys;
+        return {begin, max(begin, (mask.end_key(row + rows - 1) + keys - 1) / keys)};
+    }
+};
+
+/// Calls f(task) for each row block that this thread block computes. A task in p.order is a pair of row
+/// blocks, or a single one.
+template <class Policy, class F>
+__device__ __forceinline__ void for_each_row_task(const HopperForwardParameters& p, F&& f) {
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
+        const TaskOrder::Task task = p.order(index);
+        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
+        // The last rows come first: under a causal mask they have the most work.
+        const int last = p.row_blocks - 1 - task.part;
+        f(RowTask{batch, head, last * tiles.rows()});
+        if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
+    }
+}
+/// Calls f(task) for this thread block's tasks in packed sequences. The sequence lengths are not known when
+/// the kernel is launched, so thread blocks take tasks from a counter, long ones first.
+template <class Policy, class F>
+__device__ __forceinline__ void for_each_packed_row_task(const HopperForwardParameters& p, F&& f) {
+    PackedCounters* const counters = p.row_tasks.counters();
+    TaskOrder order = p.order;
+    order.parts = counters->tasks;
+    const int tasks = order.batch_heads * order.parts;
+    for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
+        // The result of atomicAdd arrives while this task's copies are started.
+        const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
+        const TaskOrder::Task order_task = order(index);
+        const PackedTask task = p.row_tasks.first[order_task.part];
+        f(PackedRowTask{order_task.batch_head, task.block * Policy::tiles.rows(), task.first_query,
+                        task.queries, task.first_key, task.keys, task.sequence});
+        index = next;
+    }
+}
+
+/// Starts all copies to shared memory. One thread runs this.
+template <class Policy>
+__device__ __forceinline__ void produce(const HopperForwardParameters& p, std::uint32_t base,
+                                        typename HopperForwardShared<Policy>::Rings& rings) {
+    using Shared = HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    RingPosition q(rings.q);
+    RingPosition k(rings.k), v(rings.v);
+    const auto load_rows = [&](const typename Shared::Task& task) {
+        const int key_head = task.head / p.sizes.group;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(task.mask(p), task.row, tiles.rows());
+        q.wait_empty();
+        rings.tasks[q.stage()] = task;
+        q.full().arrive_and_expect(Shared::QTile::bytes);
+        Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q,
+                            task.row_box(p, 0, task.row), q.full());
+        q.advance();
+        for (int block = blocks.end - 1; block >= blocks.begin; --block) {
+            const BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
+            k.wait_empty();
+            k.full().arrive_and_expect(Shared::KTile::bytes);
+            Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
+            k.advance();
+            v.wait_empty();
+            v.full().arrive_and_expect(Shared::VTile::bytes);
+            Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, box, v.full());
+            v.advance();
+        }
+    };
+    if constexpr (Policy::is_packed) {
+        for_each_packed_row_task<Policy>(p, load_rows);
+    } else {
+        for_each_row_task<Policy>(p, load_rows);
+    }
+    q.wait_empty();
+    rings.tasks[q.stage()].row = -1;
+    q.full().arrive();
+}
+
+/// A consumer warpgroup. It computes O and LSE for 64 rows in each task.
+template <class T, class Policy>
+class ForwardConsumer {
+    using Shared = HopperForwardShared<Policy>;
+    using QTile = typename Shared::QTile;
+    using KTile = typename Shared::KTile;
+    using VTile = typename Shared::VTile;
+    using OTile = typename Shared::OTile;
+    using Task = typename Shared::Task;
+    static constexpr HopperForwardTiles tiles = Policy::tiles;
+    using Scores = FragmentC[1][tiles.keys / 8];
+    using Output = FragmentC[1][Policy::v_dim / 8];
+    using Probabilities = FragmentA[tiles.keys / 16][1];
+    using Kept = KeptKeys<tiles.keys>;
+    static constexpr int first_order = 1 + tiles.consumers;  ///< first barrier number for turns
+
+  public:
+    __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
+                                               typename Shared::Rings& rings, int warpgroup)
+        : p_(p),
+          base_(base),
+          tasks_(rings.tasks),
+          dropout_key_(rings.dropout_key),
+          q_(rings.q),
+          k_(rings.k),
+          v_(rings.v),
+          warpgroup_(warpgroup),
+          warp_row_(warp_index() % 4 * 16) {}
+
+    __device__ __forceinline__ void consume() {
+        if (warpgroup_ == tiles.consumers - 1) pass_order();  // warpgroup 0 has the first turn
+        for (;;) {
+            q_.wait_full();
+            const Task task = Task::load(tasks_[q_.stage()]);
+            if (task.row < 0) break;
+            attend(task);
+        }
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
+    }
+
+  private:
+    __device__ __forceinline__ void attend(const Task& task) {
+        const int row = task.row + warpgroup_ * 64;
+        decltype(auto) seen = task.mask(p_);
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, task.row, tiles.rows());
+        KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(seen, row, 64);
+        if (own.begin >= own.end) own = {blocks.end, blocks.end};
+        Output o;
+        clear(o);
+        LazyOnlineSoftmax<1> softmax(p_.scale_log2);
+        skip(blocks.end - own.end);
+        if (own.begin < own.end) {
+            Scores s;
+            Probabilities probabilities;
+            Kept kept;
+            k_.wait_full();
+            wait_for_order();
+            start_scores(s);
+            pass_order();
+            draw(kept, task, row, own.end - 1);
+            await_products<0>(s[0]);
+            release(k_);
+            add_terms(s, seen, task, row, own.end - 1);
+            mask(s, seen, row, own.end - 1);
+            softmax.raise_reference(s);
+            softmax.exponentiate(s);
+            as_operand_a<T>(probabilities, s);
+            drop(probabilities, kept);
+            for (int block = own.end - 2; block >= own.begin; --block) {
+                k_.wait_full();
+                wait_for_order();
+                start_scores(s);
+                v_.wait_full();
+                start_output(o, probabilities);
+                pass_order();
+                draw(kept, task, row, block);
+                await_products<1>(s[0]);
+                release(k_);
+                add_terms(s, seen, task, row, block);
+                mask(s, seen, row, block);
+                const bool rescales = softmax.raise_reference(s);
+                softmax.exponentiate(s);
+                await_products<0>(o[0]);
+                release(v_);
+                if (rescales) softmax.rescale(o);
+                as_operand_a<T>(probabilities, s);
+                drop(probabilities, kept);
+            }
+            if constexpr (tiles.has_o()) release(q_);
+            v_.wait_full();
+            start_output(o, probabilities);
+            await_products<0>(o[0]);
+            release(v_);
+        } else if constexpr (tiles.has_o()) {
+            release(q_);
+        }
+        skip(own.begin - blocks.begin);
+        if (task.has_sink(p_))  // in the units of S, before scale_log2 is applied
+            softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
+        ExactLse lse[2];
+        softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
+        store(o, lse, task, row);
+    }
+
+    __device__ __forceinline__ void start_scores(Scores& s) {
+        begin_products();
+        start_a_bt<T, QTile, KTile>(
+            s[0], base_ + Shared::q + q_.stage() * QTile::bytes + warpgroup_ * 64 * QTile::row_bytes,
+            base_ + Shared::k + k_.stage() * KTile::bytes);
+        commit_products();
+    }
+    // Warpgroups start a key block's products in turns, so that one warpgroup's exponentials are computed
+    // during another's products.
+    __device__ __forceinline__ void wait_for_order() const {
+        if constexpr (tiles.ordered) wait_at(first_order + warpgroup_, 2 * warpgroup_threads);
+    }
+    __device__ __forceinline__ void pass_order() const {
+        if constexpr (tiles.ordered)
+            arrive_at(first_order + (warpgroup_ + 1) % tiles.consumers, 2 * warpgroup_threads);
+    }
+    __device__ __forceinline__ void start_output(Output& o, const Probabilities& probabilities) {
+        begin_products();
+        start_a_b<T, VTile>(o[0], probabilities, base_ + Shared::v + v_.stage() * VTile::bytes);
+        commit_products();
+    }
+    __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
+                                              int block) const {
+        apply_unscaled_rule<Policy::rule, RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
+                                                            row + warp_row_, block * tiles.keys);
+    }
+    __device__ __forceinline__ void draw(Kept& kept, const Task& task, int row, int block) const {
+        if constexpr (may_drop(Policy::rule)) {
+            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            kept.draw(head_draws(p_.scores.dropout, dropout_key_, task.sequence(), task.head),
+                      row + warp_row_, block * tiles.keys);
+        }
+    }
+    __device__ __forceinline__ void drop(Probabilities& probabilities, const Kept& kept) const {
+        if constexpr (may_drop(Policy::rule)) {
+            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            kept.drop_others(probabilities);
+        }
+    }
+    __device__ __forceinline__ void mask(Scores& s, const DeviceMask& seen, int row, int block) const {
+        const int key = block * tiles.keys;
+        if (!seen.sees_all(row, 64, key, tiles.keys)) mask_scores(s, seen, row + warp_row_, key);
+    }
+
+    /// Skips key blocks that only other warpgroups' rows see.
+    __device__ __forceinline__ void skip(int blocks) {
+        for (int i = 0; i < blocks; ++i) {
+            wait_for_order();
+            pass_order();
+            k_.wait_full();
+            release(k_);
+            v_.wait_full();
+            release(v_);
+        }
+    }
+
+    /// Stores O through shared memory.
+    __device__ __forceinline__ void store(const Output& o, const ExactLse (&lse)[2], const Task& task,
+                                          int row) {
+        const int queries = task.mask(p_).queries;
+        const std::uint32_t rows = base_ + Shared::o + warpgroup_ * 64 * OTile::row_bytes;
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
+        wait_for_warpgroup();
+        stage_rows<T, OTile>(rows + warp_row_ * OTile::row_bytes, o);
+        publish_shared_writes();
+        wait_for_warpgroup();
+        if (is_first_of_warpgroup()) {
+            if (row < queries) {
+#pragma unroll
+                for (int i = 0; i < OTile::panels; ++i)
+                    store_box(p_.o, task.row_box(p_, i * OTile::panel_columns, row),
+                              rows + i * OTile::panel_bytes);
+            }
+            commit_stores();
+            if constexpr (!tiles.has_o()) wait_until_stores_have_read();
+        }
+        if constexpr (!tiles.has_o()) {
+            wait_for_warpgroup();
+            release(q_);
+        }
+        if (const int lane = lane_index(); lane % 4 == 0) {
+            float* const head_lse = task.lse(p_);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (const int lane_row = row + warp_row_ + i * 8 + lane / 4; lane_row < queries)
+                    head_lse[lane_row] = lse[i].lse;
+        }
+    }
+    __device__ __forceinline__ void wait_for_warpgroup() const {
+        wait_at(1 + warpgroup_, warpgroup_threads);
+    }
+
+    const HopperForwardParameters& p_;
+    std::uint32_t base_;
+    const volatile Task* tasks_;
+    const Philox::Key& dropout_key_;
+    RingPosition<tiles.q_stages> q_;
+    RingPosition<tiles.stages> k_, v_;
+    int warpgroup_;
+    int warp_row_;  ///< the warp's first row in its warpgroup
+};
+
+template <class T, class Policy>
+__global__ void __launch_bounds__(Policy::tiles.threads(), 1)
+    hopper_forward_kernel(const __grid_constant__ HopperForwardParameters p) {
+    using Shared = HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    auto& rings = *reinterpret_cast<typename Shared::Rings*>(shared + Shared::rings);
+    if (threadIdx.x == 0) {
+        constexpr int consumer_warps = 4 * tiles.consumers;
+        initialize(rings.q, consumer_warps);
+        initialize(rings.k, consumer_warps);
+        initialize(rings.v, consumer_warps);
+        publish_barriers();
+    }
+    __syncthreads();
+    gradtile::cuda::device::await_predecessor();
+    if constexpr (may_drop(Policy::rule)) {
+        if (threadIdx.x == 0) rings.dropout_key = p.scores.dropout.key();
+        __syncthreads();
+    }
+    const std::uint32_t base = shared_address(shared);
+    const int warpgroup = warpgroup_index();
+    if (warpgroup == tiles.consumers) {
+        release_registers_down_to<tiles.producer_registers()>();
+        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+    } else {
+        take_registers_up_to<tiles.consumer_registers()>();
+        ForwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
+    }
+}
+
+}  // namespace device
+
+template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, may_drop(rule_))>
+struct HopperForwardPolicy {
+    static constexpr HopperRule rule = rule_;
+    static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;
+    static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
+    static constexpr HopperForwardTiles tiles = tiles_;
+};
+
+/// Divides a dense call's rows into tasks.
+template <class Policy>
+void divide_rows(HopperForwardParameters& p, std::int64_t heads) {
+    p.row_blocks = (p.mask.queries + Policy::tiles.rows() - 1) / Policy::tiles.rows();
+    p.order = device::TaskOrder::with_sets(heads, p.pairs ? (p.row_blocks + 1) / 2 : p.row_blocks,
+                                           p.order.cached_heads);
+    p.tasks = static_cast<int>(heads * p.order.parts);
+}
+/// The same for packed sequences.
+template <class Policy>
+void divide_packed_rows(HopperForwardParameters& p, std::int64_t heads, cudaStream_t stream) {
+    p.row_tasks = make_packed_tasks(stream, p.packed, PackedOrder::last_rows_first, Policy::tiles.rows(),
+                                    p.row_tasks.first);
+    p.order = device::TaskOrder::with_sets(heads, p.row_tasks.count, p.order.cached_heads);
+    p.tasks = static_cast<int>(heads * p.row_tasks.count);
+}
+
+template <class T, class Policy>
+void launch_hopper_forward_policy(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                  HopperForwardParameters p, const Context& ctx) {
+    using Shared = device::HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    constexpr int shared_bytes = tiles.shared_bytes(Policy::qk_dim, Policy::v_dim);
+    static_assert(shared_bytes <= 227 * 1024);
+    const auto map = Policy::is_packed ? gradtile::cuda::packed_tensor_map : gradtile::cuda::tensor_map;
+    p.q = map(q, tiles.rows(), Shared::QTile::swizzle);
+    p.k = map(k, tiles.keys, Shared::KTile::swizzle);
+    p.v = map(v, tiles.keys, Shared::VTile::swizzle);
+    p.o = map(o, 64, Shared::OTile::swizzle);
+    const std::int64_t heads = q.size(0) * q.size(2);
+    if constexpr (Policy::is_packed) {
+        gradtile::cuda::use_device(ctx.device());
+        divide_packed_rows<Policy>(p, heads, static_cast<cudaStream_t>(ctx.stream()));
+    } else {
+        divide_rows<Policy>(p, heads);
+    }
+    const int blocks = std::min(p.tasks, gradtile::cuda::processors_of(ctx));
+    gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
+                           {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);
+}
+
+template <class T>
+void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           HopperForwardParameters p, const Tiles& tiles, const Context& ctx) {
+    const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
+        visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
+            constexpr HopperRule policy_rule = kernel_rule(rule, qk_dim, is_packed);
+            if constexpr (qk_dim == hopper_short_head_dim && !is_packed &&
+                          policy_rule == HopperRule::products) {
+                if (tiles.consumers == hopper_short_forward_tiles.consumers)
+                    return launch_hopper_forward_policy<
+                        T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule,
+                                               hopper_short_forward_tiles>>(q, k, v, o, p, ctx);
+            }
+            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
+                q, k, v, o, p, ctx);
+        });
+    };
+    const auto launch = [&]<int qk_dim, int v_dim>() {
+        if (p.packed) {
+            launch_rule.template operator()<qk_dim, v_dim, true>();
+        } else {
+            launch_rule.template operator()<qk_dim, v_dim, false>();
+        }
+    };
+    visit_head_dim(Bits16HeadDims{}, std::max(p.sizes.qk_dim, p.sizes.v_dim), [&]<int dim>(HeadDim<dim>) {
+        if constexpr (dim == 192) {
+            if (p.sizes.v_dim <= 128) return launch.template operator()<192, 128>();
+        }
+        launch.template operator()<dim, dim>();
+    });
+}
+
+}  // namespace gradtile::attention::cuda

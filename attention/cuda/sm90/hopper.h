@@ -1,0 +1,29 @@
+#pragma once
+/// INTERNAL. Runs plans of the families sm90 and few_sm90. The functions throw Error in a build without code
+/// for sm_90a.
+#include <gradtile/attention/cuda/sm90/parameters.h>
+#include <gradtile/attention/cuda/sm90/tiles.h>
+
+namespace gradtile::attention::cuda {
+
+/// Enqueues a forward pass. `row_tasks` is memory for packed sequences' tasks, or null.
+void hopper_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
+                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                    PackedTask* row_tasks);
+
+/// Enqueues a forward pass for few queries.
+void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,
+                        const Bits16ForwardParameters& parameters, const SplitParameters& split);
+
+/// Enqueues a launch of a backward pass. Uses next_task even if the call is not deterministic, and the ring's
+/// counters, which follow next_task in memory. `tensors.ring` has its slots, and the launch's heads per set.
+void hopper_backward(const Context& ctx, const FlashPlan& plan, const HopperBackwardTensors& tensors,
+                     const Bits16BackwardParameters& parameters);
+
+/// Enqueues the gradient of the pair bias (the [queries, keys] bias matrix), after hopper_backward(). Sums
+/// neither axis.
+void hopper_pair_bias_gradient(const Context& ctx, const HopperBackwardTensors& tensors,
+                               const Bits16BackwardParameters& parameters, const BiasGradient& gradient,
+                               const BiasGradientParts& parts);
+
+}  // namespace gradtile::attention::cuda
