@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include <gradtile/train/config/train_config.h>
+
 namespace gradtile {
 namespace {
 
@@ -13,6 +15,10 @@ double progress(std::int64_t step, std::int64_t begin, std::int64_t end) {
 }
 
 }  // namespace
+
+Schedule Schedule::of(const TrainConfig& config) {
+    return {config.schedule, config.lr, config.min_lr, config.warmup, config.steps, config.wsd_decay};
+}
 
 double Schedule::operator()(std::int64_t step) const {
     check(step >= 1, "schedule: step ", step, "; steps count from 1");

@@ -14,21 +14,20 @@
 /// At step = horizon and later the rate is exactly min_lr (constant: lr).
 #include <cstdint>
 
-#include <gradtile/train/config/train_config.h>
-
 namespace gradtile {
 
+struct TrainConfig;
+enum class ScheduleKind;  // train_config.h
+
 struct Schedule {
-    ScheduleKind kind = ScheduleKind::cosine;
+    ScheduleKind kind = {};  ///< cosine
     double lr = 1e-3;
     double min_lr = 1e-4;
     std::int64_t warmup = 0;
     std::int64_t horizon = 1;
     double wsd_decay = 0.2;
 
-    static Schedule of(const TrainConfig& config) {
-        return {config.schedule, config.lr, config.min_lr, config.warmup, config.steps, config.wsd_decay};
-    }
+    static Schedule of(const TrainConfig& config);
     /// Throws Error for a step below 1.
     double operator()(std::int64_t step) const;
 };

@@ -14,9 +14,6 @@
 
 namespace gradtile {
 
-/// What happens to a file that already has the final name.
-enum class Existing { replace, refuse };
-
 /// A temporary file or directory, and the lock that tells other processes that it has a writer.
 class LockedTemporary {
   public:

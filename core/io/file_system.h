@@ -55,6 +55,9 @@ class FileSystem {
     static FileSystem& posix();
 };
 
+/// What a new file does to one that already has its name.
+enum class Existing { replace, refuse };
+
 /// Describes an errno value of either sign: "No space left on device" for -ENOSPC and ENOSPC.
 std::string describe_errno(std::int64_t code);
 

@@ -7,6 +7,7 @@
 #include <gradtile/core/check.h>
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/data/examples.h>
 
 namespace {
 

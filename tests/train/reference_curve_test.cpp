@@ -7,6 +7,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/schedule.h>

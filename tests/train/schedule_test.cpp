@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <gradtile/train/config/train_config.h>
+
 namespace gradtile {
 namespace {
 

@@ -2,6 +2,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {

@@ -4,6 +4,8 @@
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/data_file.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 namespace gradtile {
 namespace {

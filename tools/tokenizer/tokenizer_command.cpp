@@ -1,6 +1,7 @@
 // gradtile tokenizer: trains tokenizers.
 #include <iostream>
 
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>

@@ -11,11 +11,13 @@
 #include <string_view>
 #include <vector>
 
-#include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/core/tensor.h>
-#include <gradtile/core/text/json_writer.h>
+#include <gradtile/core/text/json_value.h>
 
 namespace gradtile {
+
+class JsonWriter;
 
 /// Tensors by name. A name is printable ASCII; a '/' in a name makes groups in the file ("m/wte.weight").
 using NamedTensors = std::map<std::string, Tensor>;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_data.h>
 

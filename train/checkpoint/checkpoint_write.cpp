@@ -4,6 +4,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/checksum.h>
+#include <gradtile/core/text/json_writer.h>
 #include <gradtile/train/checkpoint/checkpoint_header.h>
 #include <gradtile/train/checkpoint/checkpoint_schema.h>
 #include <gradtile/train/checkpoint/chunk_preparer.h>

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/train/data/chat_jinja.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 namespace gradtile {
 namespace {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include <gradtile/train/data/examples.h>
+
 namespace gradtile {
 namespace {
 

@@ -1,10 +1,14 @@
 #include <gradtile/train/data/dataset.h>
 
+#include <algorithm>
+
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_file.h>
 

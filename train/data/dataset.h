@@ -8,7 +8,6 @@
 
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_template.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/stories.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/data/token_type.h>

@@ -19,11 +19,6 @@ struct Examples {
     std::int64_t targets() const;
 };
 
-/// A row's input tokens [begin, end); each target is the token after an input token.
-struct TokenWindow {
-    std::int64_t begin = 0, end = 0;
-};
-
 /// Returns an epoch's windows, in example order. A window holds one example, or with packing as many
 /// successive whole examples as fit in `context` tokens, at most packing.max_documents. An example with more
 /// than context + 1 tokens is cut into windows that hold only this example. Windows without a target are left

@@ -4,6 +4,7 @@
 
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 namespace gradtile {
 namespace {

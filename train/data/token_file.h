@@ -3,6 +3,7 @@
 /// without loading them into memory.
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/data/token_type.h>
@@ -74,6 +76,16 @@ struct TokenFile {
     std::vector<DataContent> contents{};  ///< the file's content, or each shard's
     /// "headerless uint16, 1,003,854 tokens, largest id 64"
     std::string description() const;
+};
+
+/// Ids in a file: consecutive little-endian 16-bit or 32-bit integers.
+struct FileTokens {
+    std::shared_ptr<const DataFile> file;
+    DataContent content{};    ///< the file's content, for require_unchanged()
+    std::int64_t offset = 0;  ///< the first id's offset in bytes
+    int id_bytes = 2;
+    std::int64_t count = 0;
+    std::int64_t vocabulary = 0;  ///< every id is below this number; at most 2^31
 };
 
 /// Returns whether the name ends in .bin: such files are read as tokens, others as text.

@@ -6,23 +6,16 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/core/io/data_file.h>
-#include <gradtile/train/data/data_content.h>
-
 namespace gradtile {
 
 struct Examples;
+struct FileTokens;
 /// The ids in one file or one memory block.
 class TokenStorage;
 
-/// Ids in a file: consecutive little-endian 16-bit or 32-bit integers.
-struct FileTokens {
-    std::shared_ptr<const DataFile> file;
-    DataContent content{};    ///< the file's content, for require_unchanged()
-    std::int64_t offset = 0;  ///< the first id's offset in bytes
-    int id_bytes = 2;
-    std::int64_t count = 0;
-    std::int64_t vocabulary = 0;  ///< every id is below this number; at most 2^31
+/// A row's input tokens [begin, end) in a sequence; each target is the token after an input token.
+struct TokenWindow {
+    std::int64_t begin = 0, end = 0;
 };
 
 /// A cheap, immutable view of token ids. The ids are in memory, or are read from files when needed; several

@@ -12,11 +12,12 @@
 #include <optional>
 #include <vector>
 
-#include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/train/optimizers/adamw.h>
 #include <gradtile/train/optimizers/optimizer.h>
 
 namespace gradtile {
+
+struct MatrixPolynomial;
 
 struct MatrixOptions {
     double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()

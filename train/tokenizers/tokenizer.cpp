@@ -6,6 +6,7 @@
 #include <gradtile/core/text/json_writer.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_json_reader.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 

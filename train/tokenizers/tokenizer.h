@@ -12,10 +12,12 @@
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/encode_options.h>
 
 namespace gradtile {
+
+class BytePairEncoding;
+struct BytePairVocabulary;
 
 enum class TokenizerKind { characters, bytes, bpe };
 

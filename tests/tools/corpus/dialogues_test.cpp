@@ -7,6 +7,7 @@
 #include <gradtile/tools/corpus/dialogues.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/data/examples.h>
 
 #include <support/error_message.h>
 

@@ -6,6 +6,7 @@
 
 #include <gradtile/tools/formats/gguf_metadata.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
 
 #include <support/error_message.h>
 #include <tools/formats/weights_fixture.h>

@@ -6,6 +6,7 @@
 #include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/examples.h>
 
 #include <support/error_message.h>
 #include <support/temporary_directory.h>

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
