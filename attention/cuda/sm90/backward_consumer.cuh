@@ -65,7 +65,7 @@ class BackwardConsumer {
         scale(d_k, p_.params.scale * dropout_scale);
         scale(d_v, 1 / p_factor * dropout_scale);
         if constexpr (Policy::rule == HopperRule::biases) {
-            if (!is_finite(d_k)) *p_.rows.non_finite = 1;
+            if (!is_finite(d_k)) *p_.params.non_finite = 1;
         }
         store(d_k, d_v, task);
     }

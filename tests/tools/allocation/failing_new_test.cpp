@@ -10,6 +10,7 @@
 #include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/run/metrics_file.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 

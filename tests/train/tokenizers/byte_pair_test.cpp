@@ -12,6 +12,7 @@
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/tools/tokenizer/byte_pair_trainer.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/internal/pcre2_pattern.h>
 #include <gradtile/train/tokenizers/streaming_decoder.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
