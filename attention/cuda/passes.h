@@ -7,9 +7,13 @@
 
 namespace gradtile::attention::cuda {
 
-// float64, pair by pair, for gradient checks on the GPU.
-PlannedForward naive_forward, pairwise_forward;
-PlannedBackward naive_backward, pairwise_backward;
+/// Every dtype, with matrix products that store S and P.
+PlannedForward naive_forward;
+PlannedBackward naive_backward;
+
+/// float64 without tensor cores, for gradient checks on the GPU.
+PlannedForward pairwise_forward;
+PlannedBackward pairwise_backward;
 
 /// bfloat16 and float16: sm80 and sm90, also few queries.
 PlannedForward flash_16bit_forward;

@@ -1,7 +1,8 @@
 #pragma once
-/// INTERNAL. The only choice between the GPU kernels: from numbers, without a GPU. Tiles, schedules and
-/// thresholds are the families' policies (sm80/tiles.h, sm90/tiles.h, sm90/schedule.h, f32/tiles.h,
-/// common/few_queries.h), with the measured reason beside each number.
+/// INTERNAL. The only choice between the kernels of forward() and backward() on a GPU: from numbers, without
+/// a GPU. Tiles, schedules and thresholds are the families' policies (sm80/tiles.h, sm90/tiles.h,
+/// sm90/schedule.h, f32/tiles.h, common/few_queries.h), with the measured reason beside each number. The
+/// tiles of memory_efficient and flash1 follow from the head dim alone (literature/tiles.cuh).
 #include <array>
 
 #include <gradtile/attention/cuda/common/shared_memory_limits.h>
