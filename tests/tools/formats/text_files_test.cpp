@@ -32,11 +32,11 @@ std::string text_of(const fs::path& file) {
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
 }
-void write_text(const fs::path& file, const std::string& text) {
+[[maybe_unused]] void write_text(const fs::path& file, const std::string& text) {
     std::ofstream(file, std::ios::binary) << text;
 }
 
-std::map<std::string, std::string> files_in(const fs::path& folder) {
+[[maybe_unused]] std::map<std::string, std::string> files_in(const fs::path& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::directory_iterator(folder))
         files[entry.path().filename().string()] = text_of(entry.path());
