@@ -6,6 +6,7 @@
 #include <set>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/validation_loss.h>
 

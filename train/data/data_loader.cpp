@@ -1,3 +1,4 @@
+#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/data_loader.h>
 
 #include <algorithm>

@@ -9,7 +9,6 @@
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/documents.h>
-#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/permutation.h>
 #include <gradtile/train/data/token_sequence.h>

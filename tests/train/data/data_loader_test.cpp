@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/token_file.h>
 
 #include <support/error_message.h>

@@ -1,4 +1,5 @@
 // Packed documents in windows: their borders, positions and targets.
+#include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/data/packing.h>
 
 #include <gmock/gmock.h>
