@@ -138,7 +138,7 @@ void test_decode(const Context& ctx) {
     attention::decode(ctx, heads(), in, cache, causal, scratch);
     for (const Tensor& o : {in.q, in.k, cache.k.slice(1, 2, 1)}) {
         expect_refused([&] { attention::decode(ctx, o, in, cache, causal, scratch); });
-        const Tensor lse = o.slice(3, 0, 1).reshape({1, 2, 1});
+        const Tensor lse = o.reshape({16}).slice(0, 0, 2).reshape({1, 2, 1});
         expect_refused([&] { attention::decode(ctx, heads(), in, cache, causal, scratch, lse); });
     }
     attention::DecodeInputs from_cache = in;
