@@ -8,6 +8,7 @@
 #include <gradtile/tools/formats/gguf_metadata.h>
 #include <gradtile/tools/generation/chat_session.h>
 #include <gradtile/train/data/chat_jinja.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/trainer.h>

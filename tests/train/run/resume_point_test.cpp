@@ -8,6 +8,7 @@
 #include <train/tiny_run.h>
 
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/run/metrics_file.h>
 
 #include <support/error_message.h>
 
