@@ -14,11 +14,12 @@ class Refused(Exception):
 
 
 class Options(NamedTuple):
+    """Options of a call, in the order of the shim's struct Call."""
     causal: bool = False
     deterministic: bool = False
     left: int = -1
     right: int = -1
-    scale: float | None = None
+    scale: float = 0.0  # 0 means 1 / sqrt(Dqk)
     softcap: float = 0.0
     dropout_p: float = 0.0
     seed: int = 0
@@ -40,7 +41,7 @@ class Call(ctypes.Structure):
 
 def options(softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, deterministic=False, **more):
     left, right = map(int, window_size)
-    return Options(bool(causal), bool(deterministic), left, right, softmax_scale, max(float(softcap), 0.0), **more)
+    return Options(bool(causal), bool(deterministic), left, right, softmax_scale or 0.0, max(float(softcap), 0.0), **more)
 
 
 def refuse(**arguments):
@@ -63,7 +64,7 @@ def release(data):
 
 def open_shim(path, device):
     global shim
-    shim = ctypes.CDLL(path)
+    shim = ctypes.CDLL(str(path.resolve()))
     shim.shim_message.restype = ctypes.c_char_p
     if shim.shim_open(-1 if device == "cpu" else 0, allocate, release):
         raise RuntimeError(shim.shim_message().decode())
@@ -79,15 +80,14 @@ def view(x):
 
 def call(function, o, *tensors):
     stream = torch.cuda.current_stream().cuda_stream if tensors[-1].is_cuda else None
-    arguments = Call(stream, o.causal, o.deterministic, o.left, o.right, o.scale or 0.0, o.softcap, o.dropout_p, o.seed, view(o.alibi_slopes),
-                     view(o.cumulative_q), view(o.cumulative_k))
+    arguments = Call(stream, *o[:-3], *map(view, o[-3:]))
     status = getattr(shim, "shim_" + function)(ctypes.byref(arguments), (View * len(tensors))(*map(view, tensors)))
     if status:
-        raise (Refused if status == 1 else RuntimeError)(shim.shim_message().decode())
+        raise {1: Refused, 2: torch.cuda.OutOfMemoryError, 3: RuntimeError}[status](shim.shim_message().decode())
 
 
 def scaled(o, q):
-    return o if o.scale is not None else o._replace(scale=q.shape[-1] ** -0.5)
+    return o if o.scale else o._replace(scale=q.shape[-1] ** -0.5)
 
 
 def explain(q, k, v, o=Options()):
@@ -110,9 +110,9 @@ def backward(d_out, d_lse, q, k, v, out, lse, d_q, d_k, d_v, o):
 
 
 def merge(parts):
-    """Merges parts (o, lse) one after the other; o [B, S, H, D], lse [B, H, S]."""
-    o, lse = (x.clone() for x in parts[0])
-    for part in parts[1:]:
+    """Merges parts (o, lse) one after the other, from a result without keys on; o [B, S, H, D], lse [B, H, S]."""
+    o, lse = torch.zeros_like(parts[0][0]), torch.full_like(parts[0][1], float("-inf"))
+    for part in parts:
         call("merge", Options(), o, lse, o, lse, *part)
     return o, lse
 

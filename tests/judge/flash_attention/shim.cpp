@@ -1,5 +1,5 @@
-/// gradtile's attention behind a C interface, for ctypes. A function returns 0, 1 when gradtile refuses the
-/// call, or 2 after any other error; shim_message() says why.
+/// gradtile's attention behind a C interface, for ctypes. A function returns 0, or 1 if gradtile refuses the
+/// call, 2 if memory is short, 3 after another error; shim_message() then says why.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -93,11 +93,11 @@ int guarded(const Body& body) {
         return 1;
     } catch (const std::exception& error) {
         message = error.what();
-        return 2;
+        return 3;
     }
 }
 
-/// body(context on the call's stream)
+/// Calls body(ctx) with the context on the call's stream.
 template <class Body>
 int guarded(const Call& call, const Body& body) {
     return guarded(
