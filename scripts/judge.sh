@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares a build with independent software from PyPI. usage: scripts/judge.sh [--torch] [--llama-cpp] [GRADTILE] (default: build/release/gradtile)
-#                                                        or: scripts/judge.sh --flash-attention DIR [--seconds N] [--seed N] [--workers N] [--device cpu]
+#   or: scripts/judge.sh --flash-attention DIR [--seconds N] [--seed N] [--workers N] [--device cpu]
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 # The pages of `gradtile lab --html` and `gradtile report` are judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json

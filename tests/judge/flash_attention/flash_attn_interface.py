@@ -1,6 +1,4 @@
-"""FlashAttention 3's functions over gradtile. num_splits, pack_gqa, sm_margin and scheduler_metadata choose among schedules, so they have no effect."""
-import torch
-
+"""FlashAttention 3's functions over gradtile. num_splits, pack_gqa, sm_margin and scheduler_metadata choose a schedule, so they have no effect."""
 import gradtile_attention as gradtile
 from gradtile_attention import Attention, chunked, lengths, packed
 

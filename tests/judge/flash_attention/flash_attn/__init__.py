@@ -18,7 +18,7 @@ def attend(tensors, cumulative, dropout_p=0.0, softmax_scale=None, causal=False,
     return out, lse, signed_probabilities(q.detach().float(), k.detach().float(), o) if dropout_p > 0 else None
 
 
-latest = (None, None)
+latest = ((), None)
 
 
 def signed_probabilities(q, k, o):
@@ -28,12 +28,12 @@ def signed_probabilities(q, k, o):
     draws the same mask for every dtype and value.
     """
     global latest
-    key = (q.shape, k.shape, q.sum().item(), k.sum().item(), o.seed)
-    if latest[0] == key:  # the race tests ask for the same mask 250 times
-        return latest[1]
+    call = (q, k, *o)
+    if latest[0] and all(torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b for a, b in zip(call, latest[0])):
+        return latest[1]  # the race tests ask for the same mask 250 times
     dropped, kept = probabilities(q, k, o), probabilities(q, k, o._replace(dropout_p=0.0))
     p = kept / kept.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    latest = (key, torch.where(dropped > 0, p, -p))
+    latest = (call, torch.where(dropped > 0, p, -p))
     return latest[1]
 
 
