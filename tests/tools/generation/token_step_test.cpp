@@ -273,7 +273,8 @@ TEST_P(TokenStepsOnCuda, LogitsAreAsAccurateAsThoseOfPasses) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         const auto small = model(dtype);
         const ModelConfig& config = small->transformer.config;
-        LanguageModel exact(Context(Device::cpu(), 2), config, DType::f64, std::nullopt);
+        LanguageModel exact(Context(Device::cpu(), 2), config, DType::f64, std::nullopt, FlatOptions{}, {},
+                            GetParam().adapters);
         const auto rounded = test::stores_of(*small), stores = test::stores_of(exact);
         for (std::size_t n = 0; n < stores.size(); ++n)
             for (const Parameter& parameter : rounded[n]->parameters()) {
