@@ -25,7 +25,7 @@ struct FlashProblem {
     int head_dim() const { return static_cast<int>(qk_dim > v_dim ? qk_dim : v_dim); }
 };
 
-/// What the choice depends on besides the problem: the GPU and the build.
+/// The GPU and the build for which plan() chooses.
 struct GpuLimits {
     /// False in a dry run: the plan is then one for all GPUs, and its scratch memory is enough for every GPU.
     bool is_known = true;

@@ -95,7 +95,7 @@ struct Schedule {
     bool operator==(const Schedule&) const = default;
 };
 
-/// What a scratch tensor is for.
+/// The purpose of a scratch tensor.
 enum class ScratchUse : std::uint8_t {
     split_o,     ///< each split's O
     split_lse,   ///< each split's LSE

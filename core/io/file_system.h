@@ -55,7 +55,7 @@ class FileSystem {
     static FileSystem& posix();
 };
 
-/// What a new file does to one that already has its name.
+/// How to handle a file that already exists under a new file's name.
 enum class Existing { replace, refuse };
 
 /// Describes an errno value of either sign: "No space left on device" for -ENOSPC and ENOSPC.

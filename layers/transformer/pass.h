@@ -21,8 +21,8 @@ struct TokenPositions {
     std::int64_t end = -1;   ///< all positions are below `end`; -1: below the context
 };
 
-/// Whole sequences [B,T], in training and evaluation. Attention reads the keys and values of this pass only.
-/// A backward pass may follow.
+/// The pass reads whole sequences [B,T], for training and evaluation. Attention uses only their keys and
+/// values. A backward pass may follow.
 struct TrainingPass {
     DropoutKey dropout = {};  ///< the default key drops nothing
     /// Packed documents: attention stays within each document, and positions count from its start. Undefined:

@@ -69,8 +69,7 @@ struct BiasGradientParts {
     float* sums = nullptr;  ///< unused by one part
 };
 
-/// What the turn counters depend on: a kernel's row blocks and key blocks. Each warp of a pair has its own
-/// counters.
+/// The block sizes that determine a kernel's turn counters. Each warp has its own counters.
 struct TurnTiles {
     int rows;
     int pairs;      ///< warp pairs

@@ -156,7 +156,7 @@ int shim_decode(const Call* call, const View* x) {
     });
 }
 
-/// x: o and lse of the result, of part a and of part b. Writes the result.
+/// Merges two partial results. x: the output's o and lse, then those of both parts.
 int shim_merge(const Call* call, const View* x) {
     const auto result = [&](int i) {
         return attention::PartialResult{.o = tensor(x[i]), .lse = tensor(x[i + 1])};
