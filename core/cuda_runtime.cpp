@@ -52,7 +52,7 @@ void check_kernels_run(Device device) {
     cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
     throw Error(concat("device ", device, ": has compute capability ", major, '.', minor,
                        ", and gradtile was built for " GRADTILE_CUDA_ARCHITECTURES
-                       "; build it with -DCMAKE_CUDA_ARCHITECTURES=",
+                       "; build it with scripts/build.sh -DCMAKE_CUDA_ARCHITECTURES=",
                        major, minor, " or use --device cpu"));
 }
 

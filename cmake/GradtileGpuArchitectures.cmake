@@ -1,0 +1,78 @@
+# Which architectures CUDA code is compiled for, where CMAKE_CUDA_ARCHITECTURES is not set.
+
+# Sets `result` to the architectures for GPUs with these compute capabilities (for example 8.9;9.0) and a compiler that
+# knows the architectures `known` (for example 80;89;90), and `reason` to one sentence. Without GPUs, that is code for
+# Hopper, and PTX that the driver compiles for other GPUs. Empty: no kernel runs on any of these GPUs.
+function(gradtile_architectures_for capabilities known result reason)
+  if(NOT capabilities)
+    set(${result} 80-virtual 90a-real PARENT_SCOPE)
+    set(${reason} "no GPU found: code for compute capability 9.0, and PTX for others from 8.0" PARENT_SCOPE)
+    return()
+  endif()
+  set(architectures "")
+  set(unsupported "")
+  list(REMOVE_DUPLICATES capabilities)
+  list(SORT capabilities COMPARE NATURAL)
+  list(SORT known COMPARE NATURAL)
+  foreach(capability IN LISTS capabilities)
+    string(REPLACE "." "" number "${capability}")
+    if(number LESS 80)
+      list(APPEND unsupported ${capability})
+    elseif(number EQUAL 90)
+      list(APPEND architectures 90a-real)  # wgmma and TMA need the a
+    elseif(number IN_LIST known)
+      list(APPEND architectures ${number}-real)
+    else()
+      # A GPU that is newer than the compiler: the driver compiles the newest PTX that the compiler can write.
+      set(newest 80)
+      foreach(architecture IN LISTS known)
+        if(architecture LESS number AND architecture GREATER newest)
+          set(newest ${architecture})
+        endif()
+      endforeach()
+      list(APPEND architectures ${newest}-virtual)
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES architectures)
+  set(${result} "${architectures}" PARENT_SCOPE)
+  list(JOIN capabilities ", " found)
+  set(sentence "this machine's GPUs have compute capability ${found}")
+  if(unsupported)
+    list(JOIN unsupported ", " found)
+    string(APPEND sentence "; ${found} is not supported (8.0 and later are)")
+  endif()
+  set(${reason} "${sentence}" PARENT_SCOPE)
+endfunction()
+
+# Sets `result` to the compute capabilities of this machine's GPUs; empty if nvidia-smi does not answer.
+function(gradtile_gpu_capabilities result)
+  set(${result} "" PARENT_SCOPE)
+  find_program(GRADTILE_NVIDIA_SMI nvidia-smi)
+  mark_as_advanced(GRADTILE_NVIDIA_SMI)
+  if(GRADTILE_NVIDIA_SMI)
+    execute_process(COMMAND ${GRADTILE_NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE answer RESULT_VARIABLE status ERROR_QUIET TIMEOUT 60)
+    if(status EQUAL 0)
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${answer}")
+      set(${result} "${capabilities}" PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
+# Sets `result` to the architectures that the CUDA compiler knows, for example 80;86;90.
+function(gradtile_known_architectures compiler result)
+  execute_process(COMMAND ${compiler} --list-gpu-arch OUTPUT_VARIABLE answer ERROR_QUIET)
+  string(REGEX MATCHALL "[0-9]+" known "${answer}")
+  set(${result} "${known}" PARENT_SCOPE)
+endfunction()
+
+# Sets CMAKE_CUDA_ARCHITECTURES in the cache, and says why. Unsets it if no GPU of this machine can run the kernels.
+macro(gradtile_choose_gpu_architectures)
+  gradtile_gpu_capabilities(gradtile_capabilities)
+  gradtile_known_architectures(${CMAKE_CUDA_COMPILER} gradtile_known)
+  gradtile_architectures_for("${gradtile_capabilities}" "${gradtile_known}" gradtile_architectures gradtile_reason)
+  message(STATUS "gradtile: ${gradtile_reason}")
+  if(gradtile_architectures)
+    set(CMAKE_CUDA_ARCHITECTURES "${gradtile_architectures}" CACHE STRING "GPU architectures; chosen by this machine's GPUs")
+  endif()
+endmacro()
