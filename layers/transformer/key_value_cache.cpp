@@ -4,10 +4,20 @@
 
 namespace gradtile {
 
-KeyValueCache::KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch) {
-    const Shape shape{batch, config.context, config.key_value_heads(), config.head_dim()};
+KeyValueCache::KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch,
+                             std::int64_t tokens)
+    : capacity(tokens < 0 ? config.context : tokens) {
+    check(capacity >= 1 && capacity <= config.context, "key/value cache: ", capacity,
+          " tokens; expected 1 to the context, ", config.context);
+    const Shape shape{batch, capacity, config.key_value_heads(), config.head_dim()};
     for (std::int64_t layer = 0; layer < config.layers; ++layer)
         layers.push_back({empty(ctx, shape, dtype), empty(ctx, shape, dtype)});
+}
+
+double KeyValueCache::bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens) {
+    const std::int64_t elements_of_token = 2 * config.layers * config.key_value_heads() * config.head_dim();
+    return static_cast<double>(tokens) * static_cast<double>(elements_of_token) *
+           static_cast<double>(size_of(dtype));
 }
 
 PackedTexts packed_texts(const Context& ctx, std::span<const TextToRead> texts) {

@@ -11,17 +11,22 @@
 
 namespace gradtile {
 
-/// Holds up to `context` tokens for each of B texts. Keys with rotary or learned positions depend on their
+/// Holds up to `capacity` tokens for each of B texts. Keys with rotary or learned positions depend on their
 /// tokens' positions. So to drop the first tokens, clear the cache and read the other tokens again. To drop
 /// the last tokens, read the next token with a smaller PackedTexts::Text::start.
 struct KeyValueCache {
     struct Layer {
-        Tensor k, v;  // [B, context, Hkv, D]
+        Tensor k, v;  // [B, capacity, Hkv, D]
     };
     std::vector<Layer> layers;
+    std::int64_t capacity;
 
-    /// Allocates memory for `batch` texts with config.context tokens each, from ctx's allocator.
-    KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1);
+    /// Allocates memory for `batch` texts with `tokens` tokens each, from ctx's allocator; -1: config.context
+    /// tokens, which is also the most.
+    KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1,
+                  std::int64_t tokens = -1);
+    /// Bytes for one text's keys and values.
+    static double bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens);
 };
 
 /// The next tokens for several texts with different lengths, in one pass. Each text has a slot, which is its

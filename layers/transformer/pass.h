@@ -57,7 +57,9 @@ struct StepPass {
     const attention::DecodeScratch& scratch;  ///< for at least R rows, see Transformer::step_scratch()
     Rope::Angles angles = {};                 ///< for the R tokens; undefined without rotations
 
-    TokenPositions token_positions() const { return {.each = positions.reshape({1, positions.elements()})}; }
+    TokenPositions token_positions() const {
+        return {.each = positions.reshape({1, positions.elements()}), .end = cache.capacity};
+    }
 };
 
 using Pass = std::variant<TrainingPass, CachedPass, StepPass>;

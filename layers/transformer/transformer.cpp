@@ -17,14 +17,14 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
 }
 
 /// Throws Error unless every text's tokens fit its slot in the cache.
-void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache, std::int64_t context) {
+void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache) {
     const std::int64_t slots = cache.layers.front().k.size(0);
     std::int64_t tokens = 0, next_slot = 0;
     for (const auto& [slot, start, length] : pass.texts) {
         check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
               " of a cache; expected slots in increasing order, below ", slots);
-        check(start >= 0 && length >= 1 && start + length <= context, "transformer: ", length,
-              " tokens after ", start, " in the cache; the context is ", context);
+        check(start >= 0 && length >= 1 && start + length <= cache.capacity, "transformer: ", length,
+              " tokens after ", start, " in the cache; it holds ", cache.capacity);
         next_slot = slot + 1;
         tokens += length;
     }
@@ -212,7 +212,7 @@ Rope::Angles Transformer::rotation_angles(const Context& ctx, const TokenPositio
 }
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
-    check_packed_texts(texts, cache, config.context);
+    check_packed_texts(texts, cache);
     CachedPass pass{.texts = equal_texts(texts.texts), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
     Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);

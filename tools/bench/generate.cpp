@@ -46,10 +46,9 @@ std::size_t bytes_of_weights(const ModelConfig& config, DType dtype) {
 }
 
 /// Throws Error when the weights and all texts' caches do not fit.
-void check_memory(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t texts) {
-    const auto cache = static_cast<double>(2 * config.layers * config.context * config.key_value_heads() *
-                                           config.head_dim()) *
-                       static_cast<double>(size_of(dtype));
+void check_memory(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t texts,
+                  const Lengths& lengths) {
+    const double cache = KeyValueCache::bytes_of_text(config, dtype, lengths.prompt + lengths.tokens);
     const double needed =
         static_cast<double>(bytes_of_weights(config, dtype)) + static_cast<double>(texts) * cache;
     const std::size_t available = available_memory(ctx.device());
@@ -73,6 +72,7 @@ Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& le
         views.push_back({static_cast<std::int64_t>(text), tokens[text]});
     }
     NextToken next(model, texts);
+    next.reserve(lengths.prompt + lengths.tokens);
     const auto draw = [&] {
         const std::vector<std::int32_t> drawn = next.most_likely(views);
         for (std::size_t text = 0; text < tokens.size(); ++text) {
@@ -147,7 +147,7 @@ double bytes_of_token(const LanguageModel& model, std::int64_t texts, const Leng
 void measure(const Context& ctx, const Step& step, const Flags& flags, std::int64_t texts, Table& table) {
     const ModelConfig& config = step.config.model;
     const Lengths lengths = lengths_of(flags, config.context);
-    check_memory(ctx, config, step.dtype(), texts);
+    check_memory(ctx, config, step.dtype(), texts, lengths);
     LanguageModel model(ctx, config, step.dtype(), std::nullopt, {.masters = false, .gradients = false});
     model.parameters.initialize(ctx, Seed{1});
     generate(model, texts, {1, 1});

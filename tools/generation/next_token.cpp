@@ -29,26 +29,27 @@ std::int32_t most_likely_token(std::span<const double> logits) {
 
 namespace {
 
-/// The most tokens that a pass reads. Every text fits, because a window has at most `context` tokens.
-std::int64_t tokens_of_pass(std::int64_t context, std::int64_t slots) {
-    return std::max(context, slots);
+/// The most tokens that a pass reads. Every text's window fits, and several short ones.
+std::int64_t tokens_of_pass(std::int64_t window, std::int64_t slots) {
+    constexpr std::int64_t tokens_of_short_windows = 1024;
+    return std::max({window, slots, std::min(window * slots, tokens_of_short_windows)});
 }
 
-/// Returns a context with activation memory for any pass (generation_context()). The caches are allocated
-/// elsewhere, because the context's arena is twice as large as needed.
-Context context_for(const LanguageModel& model, std::int64_t slots) {
+/// Returns a context with activation memory for any pass of windows with at most `window` tokens
+/// (generation_context()). The caches are allocated elsewhere, because the context's arena is twice as large
+/// as needed.
+Context context_for(const LanguageModel& model, std::int64_t slots, std::int64_t window) {
     const Transformer& transformer = model.transformer;
-    const std::int64_t context = transformer.config.context;
     return generation_context(model, [&](const Context& dry) {
         const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
-        const KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots);
-        // The longest pass: a whole window, and one token from each other text as far as there is room.
-        PackedTexts pass{
-            .texts = {{.slot = 0, .start = 0, .length = context}}, .tokens = {}, .positions = {}};
-        std::int64_t tokens = context;
-        for (std::int64_t slot = 1; slot < slots && tokens < tokens_of_pass(context, slots); ++slot) {
-            pass.texts.push_back({.slot = slot, .start = context - 1, .length = 1});
-            ++tokens;
+        const KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots, window);
+        // The largest pass: a token from each text, and as many more as there is room for.
+        const std::int64_t tokens = tokens_of_pass(window, slots);
+        PackedTexts pass;
+        for (std::int64_t slot = 0, left = tokens - slots; slot < slots; ++slot) {
+            const std::int64_t length = 1 + std::min(left, window - 1);
+            pass.texts.push_back({.slot = slot, .start = window - length, .length = length});
+            left -= length - 1;
         }
         pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
         transformer.logits(dry, pass, cache);
@@ -61,19 +62,37 @@ Context context_for(const LanguageModel& model, std::int64_t slots) {
 NextToken::NextToken(const LanguageModel& model, std::int64_t slots, bool use_cache)
     : model_(model),
       context_(model.transformer.config.context),
-      ctx_(context_for(model, slots)),
-      slots_(static_cast<std::size_t>(slots), Slot(context_)) {
-    if (!use_cache) return;
-    cache_ =
-        std::make_unique<KeyValueCache>(model.ctx, model.transformer.config, model.parameters.dtype(), slots);
-    if (TokenStep::exists_for(model)) step_ = std::make_unique<TokenStep>(ctx_, model, *cache_, slots);
+      use_cache_(use_cache),
+      ctx_(model.ctx),
+      slots_(static_cast<std::size_t>(slots), Slot(context_)) {}
+
+void NextToken::reserve(std::int64_t length) {
+    const std::int64_t room = std::min(length, context_), slots = std::ssize(slots_);
+    if (room <= room_) return;
+    // A step's graphs read the cache. The old activation memory is freed before the new one is allocated.
+    step_.reset();
+    ctx_ = model_.ctx;
+    if (use_cache_) {
+        auto longer = std::make_unique<KeyValueCache>(ctx_, model_.transformer.config,
+                                                      model_.parameters.dtype(), slots, room);
+        for (std::size_t layer = 0; cache_ && layer < cache_->layers.size(); ++layer) {
+            copy(ctx_, longer->layers[layer].k.slice(1, 0, room_), cache_->layers[layer].k);
+            copy(ctx_, longer->layers[layer].v.slice(1, 0, room_), cache_->layers[layer].v);
+        }
+        cache_ = std::move(longer);
+    }
+    ctx_ = context_for(model_, slots, room);
+    room_ = room;
+    if (use_cache_ && TokenStep::exists_for(model_))
+        step_ = std::make_unique<TokenStep>(ctx_, model_, *cache_, slots);
 }
 
-std::size_t NextToken::bytes_of_slot(const LanguageModel& model) {
-    const ModelConfig& config = model.transformer.config;
-    return static_cast<std::size_t>(2 * config.layers * config.context * config.key_value_heads() *
-                                    config.head_dim()) *
-           size_of(model.parameters.dtype());
+/// Doubling bounds the copies, and a step's graphs are captured again only a few times.
+void NextToken::make_room_for(std::span<const Text> texts) {
+    constexpr std::int64_t least = 256;
+    std::int64_t longest = 0;
+    for (const Text& text : texts) longest = std::max(longest, std::ssize(text.tokens));
+    if (std::min(longest, context_) > room_) reserve(std::max(2 * longest, least));
 }
 
 NextToken::Slot& NextToken::slot_at(std::int64_t slot) {
@@ -102,8 +121,9 @@ TextToRead NextToken::unread_part(const Text& text) {
 }
 
 NextToken::Parts NextToken::parts_of(std::span<const Text> texts) {
+    make_room_for(texts);
     Parts parts;
-    const std::int64_t limit = cache_ ? tokens_of_pass(context_, std::ssize(slots_)) : 0;
+    const std::int64_t limit = cache_ ? tokens_of_pass(room_, std::ssize(slots_)) : 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {
         const TextToRead unread = unread_part(texts[i]);
         const auto length = std::ssize(unread.tokens);

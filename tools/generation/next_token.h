@@ -40,10 +40,12 @@ class TextWindow {
 /// alone and among others, up to rounding.
 class NextToken {
   public:
-    /// Allocates caches for `slots` texts. Without a cache, every call computes whole windows. Keeps a
-    /// reference to the model.
+    /// For `slots` texts. Without a cache, every call computes whole windows. Keeps a reference to the model.
     explicit NextToken(const LanguageModel& model, std::int64_t slots = 1, bool use_cache = true);
 
+    /// Allocates caches for texts of `length` tokens, or of the context if that is shorter. Without this
+    /// call, and for longer texts, the caches grow with the texts: each time to twice the longest text.
+    void reserve(std::int64_t length);
     /// A text and its slot. The text has at least one token.
     struct Text {
         std::int64_t slot = 0;
@@ -58,9 +60,6 @@ class NextToken {
     /// Returns the most likely token after each text, the smallest id among equal ones. On a GPU, with a
     /// cache, only the tokens are copied to the host. Throws Error when a logit is not finite.
     std::vector<std::int32_t> most_likely(std::span<const Text> texts);
-
-    /// Bytes for one text's keys and values.
-    static std::size_t bytes_of_slot(const LanguageModel& model);
 
   private:
     struct Slot {
@@ -82,15 +81,18 @@ class NextToken {
         std::vector<Pass> passes;
     };
     Slot& slot_at(std::int64_t slot);
+    void make_room_for(std::span<const Text> texts);
     TextToRead unread_part(const Text& text);
     Parts parts_of(std::span<const Text> texts);
     std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);
 
     const LanguageModel& model_;
     std::int64_t context_;
+    bool use_cache_;
+    std::int64_t room_ = 0;  // tokens of a text for which there is memory
     Context ctx_;
     std::vector<Slot> slots_;
-    std::unique_ptr<KeyValueCache> cache_;  // null: no cache
+    std::unique_ptr<KeyValueCache> cache_;  // null: no cache, or no room yet
     std::unique_ptr<TokenStep> step_;       // null: on a CPU, and without a cache
 };
 

@@ -193,7 +193,6 @@ class OrderedJson {
 
 void print_batch(const LanguageModel& model, const std::vector<std::string>& prompts, const Flags& flags) {
     const auto samples = static_cast<std::size_t>(flags.samples);
-    const std::int64_t batch = flags.batch > 0 ? flags.batch : automatic_batch(model);
     BatchTextHandler handler;
     OrderedJson objects(prompts, samples);
     OrderedTexts texts(prompts, samples);
@@ -205,7 +204,7 @@ void print_batch(const LanguageModel& model, const std::vector<std::string>& pro
         handler.on_text = [&](std::size_t text, std::string_view piece) { texts.add(text, piece); };
         handler.on_end = [&](std::size_t text, const SampledText&) { texts.end(text); };
     }
-    sample_text_batch(model, prompts, samples, flags.options, batch, handler);
+    sample_text_batch(model, prompts, samples, flags.options, flags.batch, handler);
 }
 
 int sample_texts(const Flags& flags) {

@@ -207,6 +207,13 @@ void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prom
 
 namespace {
 
+/// The most tokens that one of the texts can have.
+std::int64_t longest_text(std::span<const TokenRequest> requests, std::int64_t drawn) {
+    std::int64_t longest = 0;
+    for (const TokenRequest& request : requests) longest = std::max(longest, std::ssize(request.prompt));
+    return longest + drawn;
+}
+
 class BatchSampler {
   public:
     BatchSampler(const LanguageModel& model, std::span<const TokenRequest> requests,
@@ -215,7 +222,9 @@ class BatchSampler {
           tokens_(options.tokens),
           handler_(handler),
           sampler_(model, options, slots),
-          slots_(static_cast<std::size_t>(slots)) {}
+          slots_(static_cast<std::size_t>(slots)) {
+        if (tokens_ > 0) sampler_.reserve(longest_text(requests, tokens_));
+    }
 
     void run() {
         for (std::size_t slot = 0; slot < slots_.size(); ++slot) begin_next(slot);
@@ -352,6 +361,20 @@ std::string sample(const LanguageModel& model, const SampleOptions& options) {
     return options.prompt + sample_text(model, options).text;
 }
 
+namespace {
+
+/// How many texts' caches take at most half of the available memory: 1 to 64.
+std::int64_t automatic_batch(const LanguageModel& model, std::int64_t longest) {
+    constexpr double most = 64;
+    const ModelConfig& config = model.transformer.config;
+    const double bytes = KeyValueCache::bytes_of_text(config, model.parameters.dtype(),
+                                                      std::min(longest, config.context)),
+                 available = static_cast<double>(available_memory(model.ctx.device()));
+    return static_cast<std::int64_t>(std::clamp(available / 2 / bytes, 1.0, most));
+}
+
+}  // namespace
+
 void sample_text_batch(const LanguageModel& model, std::span<const std::string> prompts, std::size_t samples,
                        const SampleOptions& options, std::int64_t batch, const BatchTextHandler& handler) {
     std::vector<std::vector<std::int32_t>> tokens;
@@ -360,6 +383,7 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
     std::vector<TokenRequest> requests;
     for (const std::vector<std::int32_t>& prompt : tokens)
         for (std::size_t sample = 0; sample < samples; ++sample) requests.push_back({prompt, sample});
+    if (batch == 0) batch = automatic_batch(model, longest_text(requests, options.tokens));
     std::map<std::size_t, SampledTextBuilder> growing;
     const auto text_of = [&](std::size_t i) -> SampledTextBuilder& {
         const auto piece_of = [&handler, i](std::string_view piece) {
@@ -375,13 +399,6 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
                                 growing.erase(i);
                                 if (handler.on_end) handler.on_end(i, std::move(sampled));
                             }});
-}
-
-std::int64_t automatic_batch(const LanguageModel& model) {
-    constexpr std::size_t most = 64;
-    const std::size_t fitting =
-        available_memory(model.ctx.device()) / 2 / std::max<std::size_t>(1, NextToken::bytes_of_slot(model));
-    return static_cast<std::int64_t>(std::clamp<std::size_t>(fitting, 1, most));
 }
 
 }  // namespace gradtile

@@ -88,6 +88,8 @@ class TokenSampler {
     TokenSampler(const LanguageModel& model, const SampleOptions& options, std::int64_t slots = 1)
         : chooser_(model, options), next_(model, slots, options.use_cache) {}
 
+    /// See NextToken::reserve().
+    void reserve(std::int64_t length) { next_.reserve(length); }
     /// Returns the token after each text; the model sees the tokens in a TextWindow. The texts must be in
     /// slot order.
     std::vector<std::int32_t> next(std::span<const GrowingText> texts);
@@ -183,11 +185,9 @@ struct BatchTextHandler {
 /// Continues each prompt `samples` times as sample_text() does, up to rounding. Text number i belongs to
 /// prompt i / samples and has the number i % samples, so a prompt's texts do not depend on the other prompts.
 /// For an empty prompt see prompt_tokens(). Throws Error "prompt 3: ..." (counted from 1), before the first
-/// draw, when a prompt contains a character that the tokenizer does not know.
+/// draw, when a prompt contains a character that the tokenizer does not know. Batch 0: as many texts at once
+/// as half of the available memory has room for their caches, at least 1 and at most 64.
 void sample_text_batch(const LanguageModel& model, std::span<const std::string> prompts, std::size_t samples,
                        const SampleOptions& options, std::int64_t batch, const BatchTextHandler& handler);
-
-/// Returns how many texts' caches take at most half the available memory: 1 to 64.
-std::int64_t automatic_batch(const LanguageModel& model);
 
 }  // namespace gradtile

@@ -203,7 +203,7 @@ TEST(BatchGeneration, RefusesTextsThatDoNotFitTheCache) {
     EXPECT_THAT(refusal({{2, 0, tokens}}), HasSubstr("slot 2 of a cache"));
     EXPECT_THAT(refusal({{1, 0, tokens}, {0, 0, tokens}}), HasSubstr("slots in increasing order"));
     EXPECT_THAT(refusal({{0, 0, tokens}, {0, 3, tokens}}), HasSubstr("slots in increasing order"));
-    EXPECT_THAT(refusal({{0, 10, tokens}}), HasSubstr("3 tokens after 10 in the cache; the context is 12"));
+    EXPECT_THAT(refusal({{0, 10, tokens}}), HasSubstr("3 tokens after 10 in the cache; it holds 12"));
     EXPECT_THAT(refusal({{0, -1, tokens}}), HasSubstr("after -1"));
     EXPECT_THAT(refusal({{0, 0, {}}}), HasSubstr("0 tokens after 0"));
     EXPECT_THAT(refusal({}), HasSubstr("expected at least one"));

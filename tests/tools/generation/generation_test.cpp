@@ -1,4 +1,6 @@
 // Compares generation with a key-value cache and generation without a cache.
+#include <sys/resource.h>
+
 #include <cmath>
 #include <map>
 
@@ -91,7 +93,97 @@ TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
     const std::vector<TextToRead> too_long{{.slot = 0, .start = 6, .tokens = std::span(ids).first(3)}};
     EXPECT_THAT(
         message_of([&] { model.transformer.logits(model.ctx, packed_texts(model.ctx, too_long), cache); }),
-        HasSubstr("3 tokens after 6 in the cache; the context is 8"));
+        HasSubstr("3 tokens after 6 in the cache; it holds 8"));
+}
+
+/// Measures the most bytes that a context's tensors take at once.
+class PeakAllocator final : public Allocator {
+  public:
+    std::byte* allocate(std::size_t bytes) override {
+        held_ += bytes;
+        peak = std::max(peak, held_);
+        return system_->allocate(bytes);
+    }
+    void release(std::byte* data, std::size_t bytes) noexcept override {
+        held_ -= bytes;
+        system_->release(data, bytes);
+    }
+    Device device() const override { return Device::cpu(); }
+
+    std::size_t peak = 0;
+
+  private:
+    std::size_t held_ = 0;
+    std::shared_ptr<Allocator> system_ = system_allocator(Device::cpu());
+};
+
+/// The largest memory that this process had, in bytes.
+std::size_t resident_peak() {
+    rusage usage{};
+    EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+    return static_cast<std::size_t>(usage.ru_maxrss) << 10;
+}
+
+std::unique_ptr<LanguageModel> rotating_model(const Context& ctx, std::int64_t context) {
+    const ModelConfig config =
+        as_llama({.layers = 2, .heads = 4, .width = 32, .context = context, .vocabulary = 40});
+    auto model = std::make_unique<LanguageModel>(ctx, config, DType::f64, std::nullopt);
+    model->parameters.initialize(model->ctx, Seed{5});
+    return model;
+}
+
+constexpr std::int64_t longest_context = 16'777'216;
+constexpr std::size_t little_memory = 200'000'000;
+
+TEST(Generation, MemoryDependsOnTheTextsAndNotOnTheContext) {
+    const std::vector<std::int32_t> prompt{3, 1, 4, 1, 5};
+    const auto allocator = std::make_shared<PeakAllocator>();
+    const Context counted = Context(Device::cpu(), 1).with_allocator(allocator);
+    const std::size_t before = resident_peak();
+    const auto drawn_with = [&](std::int64_t context, bool use_cache) {
+        const auto model = rotating_model(counted, context);
+        return sample_tokens(*model, prompt, {.tokens = 10, .use_cache = use_cache});
+    };
+    const std::vector<std::int32_t> drawn = drawn_with(64, true);
+    EXPECT_EQ(drawn.size(), 10u);
+    EXPECT_EQ(drawn_with(longest_context, true), drawn);
+    EXPECT_EQ(drawn_with(longest_context, false), drawn);
+    EXPECT_LT(allocator->peak, little_memory);
+    EXPECT_LT(resident_peak() - before, little_memory);
+}
+
+TEST(Generation, AStepsAnglesTakeTheMemoryOfItsCache) {
+    const auto model = rotating_model(Context(Device::cpu(), 1), longest_context);
+    const Context& ctx = model->ctx;
+    const ModelConfig& config = model->transformer.config;
+    const KeyValueCache cache(ctx, config, DType::f64, /*batch=*/2, /*tokens=*/8);
+    const Tensor tokens = from_host(ctx, std::vector<std::int32_t>{1, 2}, {2}),
+                 slots = from_host(ctx, std::vector<std::int32_t>{0, 1}, {2}),
+                 positions = zeros(ctx, {2}, DType::i32),
+                 logits = empty(ctx, {2, config.vocabulary}, DType::f64);
+    const attention::DecodeScratch scratch = model->transformer.step_scratch(ctx, cache, 2);
+    const std::size_t before = resident_peak();
+    model->transformer.next_logits(
+        ctx, logits, tokens, {.positions = positions, .slots = slots, .cache = cache, .scratch = scratch});
+    EXPECT_LT(resident_peak() - before, little_memory);
+    EXPECT_EQ(message_of([&] { KeyValueCache(ctx, config, DType::f64, 1, config.context + 1); }),
+              "key/value cache: 16777217 tokens; expected 1 to the context, 16777216");
+}
+
+TEST(Generation, CachesGrowWithTheirTexts) {
+    const auto model = rotating_model(Context(Device::cpu(), 2), 1000);
+    NextToken growing(*model, /*slots=*/2), full_window(*model, /*slots=*/2, /*use_cache=*/false);
+    std::vector<std::int32_t> text, other{7};
+    for (const std::size_t length : {3, 4, 255, 256, 257, 258, 600, 601, 1000, 1001}) {
+        while (text.size() < length) text.push_back(static_cast<std::int32_t>(13 * text.size() % 40));
+        other.push_back(static_cast<std::int32_t>(length % 40));
+        const std::vector<NextToken::Text> texts{{0, text}, {1, other}};
+        const auto logits = growing.logits(texts), expected = full_window.logits(texts);
+        for (std::size_t i = 0; i < texts.size(); ++i)
+            for (std::size_t v = 0; v < expected[i].size(); ++v)
+                ASSERT_NEAR(logits[i][v], expected[i][v], 1e-10)
+                    << "text " << i << ", " << length << " tokens";
+    }
 }
 
 TEST(TextWindow, DropsTheOldestHalfWhenTheContextIsFull) {
