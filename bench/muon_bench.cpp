@@ -94,7 +94,7 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
     const auto elements = static_cast<double>(count * n);
     const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
     MatrixGroup group{.shape = {rows, columns}, .matrices = {}};
-    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n});
+    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n, 0});
     std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
     std::memcpy(words.data(), group.matrices.data(), group.matrices.size() * sizeof(MatrixOffsets));
     group.on_device = from_host(ctx, words, {std::ssize(words)});
@@ -103,18 +103,20 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
     const MatrixArrays arrays{.values = b16.select(0, 0),
                               .weights = f32.select(0, 0),
                               .gradients = f32.select(0, 1),
-                              .momentum = f32.select(0, 2)};
+                              .momentum = f32.select(0, 2),
+                              .updates = zeros(ctx, {1}, DType::i32)};
     const auto measure = [&](const std::string& what, int bytes, const std::function<void()>& call) {
         const double us = microseconds(ctx, call);
         print(concat(count, " of ", rows, " x ", columns, ": ", what), us, gigabytes(bytes * elements, us));
     };
     measure("copy", 8, [&] { copy(ctx, f32.select(0, 1), f32.select(0, 2)); });
     measure("momentum and squares", 16,
-            [&] { cuda::matrix_momentum(ctx, arrays, group, {}, 0.95, u, squares); });
+            [&] { cuda::matrix_momentum(ctx, arrays, group, {}, {.decay = 0.95}, u, squares); });
     measure("normalise to bfloat16", 6, [&] { normalize_matrices(ctx, u, squares, x); });
     measure("update of the weights", 12, [&] {
-        cuda::matrix_apply(ctx, arrays, group, x, rate,
-                           {.lr_ratio = 20, .weight_decay = 0.1, .step_factor = 1}, {});
+        cuda::matrix_apply(ctx, arrays, group, x, {}, rate,
+                           {.lr_ratio = 20, .weight_decay = 0.1, .cautious_decay = false, .step_factor = 1},
+                           {});
     });
 }
 
