@@ -29,7 +29,6 @@ CASES = {
     "normuon": LLAMA + ["--optimizer", "muon", "--muon-lr", "2e-3", "--muon-products", "f32", "--muon-split", "--no-muon-nesterov", "--muon-momentum-warmup",
                         "30", "--muon-scale", "rms", "--muon-coefficients", "polar-express", "--muon-beta2", "0.9", "--embedding-lr-factor", "3",
                         "--head-lr-factor", "0.5", "--vector-lr-factor", "2"],
-    "cautious": LLAMA + ["--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32", "--cautious-decay", "--weight-decay", "2"],
     "window": ["--window", "5", "--window-pattern", "2"],
     "softcap": LLAMA + ["--softcap", "1.5"],
     "sinks": LLAMA + ["--sinks", "--window", "7"],
@@ -398,10 +397,9 @@ def judge(gradtile, directory, name, flags, reference):
     else:
         text.write_text(text_of(flags), encoding="utf-8")
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
-    # The checkpoint after one step of AdamW with a rate of almost 0 contains the initial weights: zeros have
-    # become 1e-30.
+    # The checkpoint after one step with a rate of almost 0 contains the initial weights: zeros have become 1e-30.
     first = directory / f"{name}-first"
-    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--optimizer", "adamw", "--lr", "1e-30", "--min-lr", "1e-30")
+    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--lr", "1e-30", "--min-lr", "1e-30", "--muon-lr", "1e-30")
     initial, _, tokenizer = read_checkpoint(first / "checkpoints" / "step_00000001.h5")
     out = directory / name
     run(gradtile, "train", *train_flags, "--out", out, "--steps", STEPS)
