@@ -14,6 +14,7 @@
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/train/optimizers/muon.h>
@@ -94,7 +95,7 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
     const auto elements = static_cast<double>(count * n);
     const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
     MatrixGroup group{.shape = {rows, columns}, .matrices = {}};
-    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n});
+    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n, 0});
     std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
     std::memcpy(words.data(), group.matrices.data(), group.matrices.size() * sizeof(MatrixOffsets));
     group.on_device = from_host(ctx, words, {std::ssize(words)});
@@ -103,18 +104,20 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
     const MatrixArrays arrays{.values = b16.select(0, 0),
                               .weights = f32.select(0, 0),
                               .gradients = f32.select(0, 1),
-                              .momentum = f32.select(0, 2)};
+                              .momentum = f32.select(0, 2),
+                              .updates = zeros(ctx, {1}, DType::i32)};
     const auto measure = [&](const std::string& what, int bytes, const std::function<void()>& call) {
         const double us = microseconds(ctx, call);
         print(concat(count, " of ", rows, " x ", columns, ": ", what), us, gigabytes(bytes * elements, us));
     };
     measure("copy", 8, [&] { copy(ctx, f32.select(0, 1), f32.select(0, 2)); });
     measure("momentum and squares", 16,
-            [&] { cuda::matrix_momentum(ctx, arrays, group, {}, 0.95, u, squares); });
+            [&] { cuda::matrix_momentum(ctx, arrays, group, {}, {.decay = 0.95}, u, squares); });
     measure("normalise to bfloat16", 6, [&] { normalize_matrices(ctx, u, squares, x); });
     measure("update of the weights", 12, [&] {
-        cuda::matrix_apply(ctx, arrays, group, x, rate,
-                           {.lr_ratio = 20, .weight_decay = 0.1, .step_factor = 1}, {});
+        cuda::matrix_apply(ctx, arrays, group, x, {}, rate,
+                           {.lr_ratio = 20, .weight_decay = 0.1, .cautious_decay = false, .step_factor = 1},
+                           {});
     });
 }
 
@@ -122,35 +125,51 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
 void add_blocks(ParameterStore& store, std::int64_t layers, std::int64_t width) {
     for (std::int64_t i = 0; i < layers; ++i) {
         const std::string name = concat("h.", i, '.');
-        store.add(name + "qkv", {3 * width, width}, Init::zeros());
-        store.add(name + "proj", {width, width}, Init::zeros());
-        store.add(name + "up", {4 * width, width}, Init::zeros());
-        store.add(name + "down", {width, 4 * width}, Init::zeros());
+        store.add(name + "attn.qkv.weight", {3 * width, width}, Init::zeros());
+        store.add(name + "attn.proj.weight", {width, width}, Init::zeros());
+        store.add(name + "mlp.fc.weight", {4 * width, width}, Init::zeros());
+        store.add(name + "mlp.proj.weight", {width, 4 * width}, Init::zeros());
     }
 }
 
+using MakeOptimizer =
+    std::function<std::unique_ptr<Optimizer>(const Context& ctx, const ParameterStore& store)>;
+
+void measure_update(const std::string& what, std::int64_t layers, std::int64_t width,
+                    const MakeOptimizer& make) {
+    const Context ctx(Device::cuda(0), 1);
+    ParameterStore store;
+    add_blocks(store, layers, width);
+    store.allocate(ctx, DType::bf16);
+    fill_randomly(ctx, store.gradients());
+    const std::unique_ptr<Optimizer> optimizer = make(ctx, store);
+    const Context inside = ctx.with_allocator(std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30));
+    const Tensor rate = zeros(ctx, {1}, DType::f64);
+    print("update of all matrices: " + what,
+          microseconds(
+              inside, [&] { optimizer->step(inside, rate, {}); }, 2),
+          "");
+}
+
 void measure_updates(std::int64_t layers, std::int64_t width) {
-    for (const char* what : {"AdamW", "Muon", "Muon, GRADTILE_HOPPER_GEMM=off"}) {
-        if (std::strstr(what, "off") != nullptr) setenv("GRADTILE_HOPPER_GEMM", "off", 1);
-        const Context ctx(Device::cuda(0), 1);
-        ParameterStore store;
-        add_blocks(store, layers, width);
-        store.allocate(ctx, DType::bf16);
-        fill_randomly(ctx, store.gradients());
-        std::unique_ptr<Optimizer> optimizer;
-        if (what[0] == 'A') {
-            optimizer = std::make_unique<ElementwiseOptimizer>(ctx, store, AdamW{});
-        } else {
-            optimizer = std::make_unique<Muon>(ctx, store, is_block_matrix, MuonOptions{});
-        }
-        const Context inside =
-            ctx.with_allocator(std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30));
-        const Tensor rate = zeros(ctx, {1}, DType::f64);
-        print(concat("update of all matrices: ", what),
-              microseconds(
-                  inside, [&] { optimizer->step(inside, rate, {}); }, 2),
-              "");
-    }
+    const ModelConfig model{.layers = layers, .heads = 1, .width = width};
+    const auto muon = [&](const MuonOptions& options, bool split) -> MakeOptimizer {
+        return [=](const Context& ctx, const ParameterStore& store) {
+            const PackedRows rows = [=](const Parameter& parameter) {
+                return split ? block_matrix_rows(parameter, model)
+                             : std::vector<std::int64_t>{parameter.shape()[0]};
+            };
+            return std::make_unique<Muon>(ctx, store, rows, options);
+        };
+    };
+    measure_update("AdamW", layers, width, [](const Context& ctx, const ParameterStore& store) {
+        return std::make_unique<ElementwiseOptimizer>(ctx, store, AdamW{});
+    });
+    measure_update("Muon", layers, width, muon({}, false));
+    measure_update("Muon, q, k and v apart", layers, width, muon({}, true));
+    measure_update("NorMuon, q, k and v apart", layers, width, muon({.matrix = {.beta2 = 0.95}}, true));
+    setenv("GRADTILE_HOPPER_GEMM", "off", 1);
+    measure_update("Muon, GRADTILE_HOPPER_GEMM=off", layers, width, muon({}, false));
     unsetenv("GRADTILE_HOPPER_GEMM");
 }
 

@@ -31,6 +31,17 @@ void visit_pieces(std::span<const Parameter> parameters, const std::vector<Shard
         }
 }
 
+/// Returns the factors of embeddings, head and vectors on config.lr. A tied head is the token embedding.
+LearningRateFactor lr_factor_of(const TrainConfig& config) {
+    return [embedding = config.embedding_lr_factor, head = config.head_lr_factor,
+            vector = config.vector_lr_factor](const Parameter& parameter) {
+        const std::string& name = parameter.name();
+        if (name == "wte.weight" || name == "wpe.weight") return embedding;
+        if (name == "head.weight") return head;
+        return parameter.shape().rank() == 1 ? vector : 1.0;
+    };
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
@@ -38,10 +49,16 @@ std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterSto
                                           const std::optional<OptimizerShard>& shard) {
     const auto make = [&]<class Settings>(const Settings& settings) -> std::unique_ptr<Optimizer> {
         if constexpr (HasRule<Settings>) {
-            return std::make_unique<ElementwiseOptimizer>(ctx, parameters, parameters.parameters(),
-                                                          settings.rule(config.weight_decay), shard);
+            return std::make_unique<ElementwiseOptimizer>(
+                ctx, parameters, parameters.parameters(),
+                settings.rule(config.weight_decay, config.cautious_decay), shard, lr_factor_of(config));
         } else {
-            const OptimizerSetup setup{config.lr, config.weight_decay, config.optimizer_settings};
+            const OptimizerSetup setup{.lr = config.lr,
+                                       .weight_decay = config.weight_decay,
+                                       .cautious_decay = config.cautious_decay,
+                                       .lr_factor = lr_factor_of(config),
+                                       .model = config.model,
+                                       .settings = config.optimizer_settings};
             return settings.make(ctx, parameters, setup, shard);
         }
     };
@@ -53,7 +70,7 @@ ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter)
         if constexpr (HasRule<Settings>) {
             return {.moments = Settings::Rule::moments.size()};
         } else {
-            return settings.update_of(parameter);
+            return settings.update_of(parameter, config.model);
         }
     };
     return visit_optimizer(config.optimizer, config.optimizer_settings, ask);
@@ -75,7 +92,12 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                      const ParameterUpdate update = update_of(config, parameter);
                      OptimizerPart& part = parts[static_cast<std::size_t>(owner)];
                      part.state_bytes += static_cast<std::size_t>(piece) * update.moments * moment_bytes;
-                     part.product_flops += update.product_flops;  // this process updates the whole parameter
+                     // Rows and products belong to parameters that one process updates whole.
+                     if (update.row_moments > 0)
+                         part.state_bytes +=
+                             static_cast<std::size_t>(rounded_up(parameter.shape()[0], parameter_alignment)) *
+                             update.row_moments * moment_bytes;
+                     part.product_flops += update.product_flops;
                  });
     OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
     for (const OptimizerPart& part : parts) {

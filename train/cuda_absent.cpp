@@ -39,8 +39,8 @@ void square_root(const Context&, const Tensor&) {
 void clip_scale(const Context&, const Tensor&, const Tensor&, const ClipOptions&) {
     operator_absent();
 }
-void matrix_momentum(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, double,
-                     const Tensor&, const Tensor&) {
+void matrix_momentum(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&,
+                     const MomentumRule&, const Tensor&, const Tensor&) {
     operator_absent();
 }
 void sums_of_squares(const Context&, const Tensor&, const Tensor&) {
@@ -52,8 +52,12 @@ void normalize_matrices(const Context&, const Tensor&, const Tensor&, const Tens
 void add_lower_powers(const Context&, const Tensor&, const Tensor&, const MatrixPolynomial&) {
     operator_absent();
 }
-void matrix_apply(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, const Tensor&,
-                  const MatrixRate&, const UpdateOptions&) {
+void row_factors(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, const Tensor&,
+                 double, const RowFactors&) {
+    operator_absent();
+}
+void matrix_apply(const Context&, const MatrixArrays&, const MatrixGroup&, const Tensor&, const RowFactors&,
+                  const Tensor&, const MatrixRate&, const UpdateOptions&) {
     operator_absent();
 }
 

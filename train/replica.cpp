@@ -22,12 +22,22 @@ FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Co
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
+/// Returns the beginning of a parameter's part in a flat block.
+Tensor view_of(const Tensor& flat, const Parameter& parameter, const Shape& shape) {
+    return flat.slice(0, parameter.offset(), shape.elements()).reshape(shape);
+}
+
 /// Adds each parameter's part in a flat block, under the names PREFIX + the parameter's.
 void add_views(const Tensor& flat, std::span<const Parameter> held, const std::string& prefix,
                NamedTensors& tensors) {
     for (const Parameter& parameter : held)
-        tensors[prefix + parameter.name()] =
-            flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
+        tensors[prefix + parameter.name()] = view_of(flat, parameter, parameter.shape());
+}
+
+/// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
+void add_state_views(const Tensor& flat, const StateTensor& part, NamedTensors& tensors) {
+    for (const Parameter& parameter : part.parameters)
+        tensors[part.name + '/' + parameter.name()] = view_of(flat, parameter, part.shape_of(parameter));
 }
 
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
@@ -128,10 +138,12 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             continue;
         }
         if (is_root())
-            for (const Parameter& parameter : part.parameters)
-                copy(ctx, parameter.grad(),
-                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(),
-                                                parameter.shape(), part.tensor.dtype(), source)));
+            for (const Parameter& parameter : part.parameters) {
+                const Shape shape = part.shape_of(parameter);
+                copy(ctx, view_of(workspace(), parameter, shape),
+                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), shape,
+                                                part.tensor.dtype(), source)));
+            }
         communicator_.broadcast(ctx, workspace());
         pack(ctx, workspace(), part.ranges, part.tensor);
     }
@@ -170,7 +182,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
             continue;
         }
         parallel.unpack(ctx, part.tensor, part.ranges, workspace());
-        add(part.name, workspace(), part.parameters, part.name + '/', checkpoint.optimizer);
+        if (is_root()) add_state_views(to_host_memory(part.name, workspace()), part, checkpoint.optimizer);
     }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
@@ -183,8 +195,7 @@ void Replica::reserve_host_memory(Checkpoint& checkpoint) {
         if (part.parameters.empty()) {
             checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
         } else {
-            add_views(host_memory(part.name, workspace()), part.parameters, part.name + '/',
-                      checkpoint.optimizer);
+            add_state_views(host_memory(part.name, workspace()), part, checkpoint.optimizer);
         }
     }
 }

@@ -26,6 +26,9 @@ CASES = {
     "gpt2": [],
     "llama": LLAMA,
     "muon": LLAMA + ["--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32"],
+    "normuon": LLAMA + ["--optimizer", "muon", "--muon-lr", "2e-3", "--muon-products", "f32", "--muon-split", "--no-muon-nesterov", "--muon-momentum-warmup",
+                        "30", "--muon-scale", "rms", "--muon-coefficients", "polar-express", "--muon-beta2", "0.9", "--embedding-lr-factor", "3",
+                        "--head-lr-factor", "0.5", "--vector-lr-factor", "2"],
     "window": ["--window", "5", "--window-pattern", "2"],
     "softcap": LLAMA + ["--softcap", "1.5"],
     "sinks": LLAMA + ["--sinks", "--window", "7"],
@@ -240,36 +243,106 @@ def loss_of(p, config, tokens, targets, documents, masks):
 # ---- Training ----
 
 
-def newton_schulz(g):
-    """Jordan 2024, with products in g's dtype."""
-    x = g / (g.norm() + 1e-7)
-    if x.shape[0] > x.shape[1]:
-        return newton_schulz_steps(x.T).T
-    return newton_schulz_steps(x)
+# Jordan 2024, and Amsel et al. 2025 (arXiv 2505.16932, algorithm 1), which divides the argument of each quintic by 1.01.
+JORDAN = [(3.4445, -4.7750, 2.0315)] * 5
+POLAR_EXPRESS = [(a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in [
+    (8.28721201814563, -23.595886519098837, 17.300387312530933), (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137), (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673)]]
 
 
-def newton_schulz_steps(x):
-    for _ in range(5):
-        a = x @ x.T
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
-    return x
+def newton_schulz(g, name):
+    """With products in g's dtype."""
+    quintics, safety = {"jordan": (JORDAN, 1.0), "polar-express": (POLAR_EXPRESS, 1.01)}[name]
+    x = g / ((g.norm() + 1e-7) * safety)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    for a, b, c in quintics:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.T if tall else x
+
+
+def shrinks(update, w):
+    """Cautious decay (arXiv 2510.12402): where update and weight have one sign."""
+    return (update * w >= 0).to(w.dtype)
 
 
 class Muon(torch.optim.Optimizer):
-    """Jordan 2024: Nesterov momentum, orthogonalised. torch.optim.Muon has the same form, but multiplies bfloat16."""
+    """Jordan 2024: momentum, orthogonalised; with the variations that `config` chooses. torch.optim.Muon has the same form, but multiplies
+    bfloat16. `packed` has the rows of the matrices that a parameter packs."""
 
-    def __init__(self, parameters, momentum, decay):
-        super().__init__(parameters, {"lr": 0.0, "momentum": momentum, "decay": decay})
+    def __init__(self, parameters, packed, config):
+        super().__init__(parameters, {"lr": 0.0})
+        self.packed, self.config, self.updates = packed, config, 0
+
+    def direction(self, g, key):
+        """Algorithm 1 of NorMuon (arXiv 2510.05491); the norm is kept, as in its authors' program."""
+        c = self.config
+        update = newton_schulz(g, c["muon-coefficients"])
+        if c["muon-beta2"] > 0:
+            v = self.state[key].setdefault("v", torch.zeros_like(update[:, :1]))
+            v.lerp_(update.square().mean(1, keepdim=True), 1 - c["muon-beta2"])
+            divided = update / (v.sqrt() + 1e-10)
+            update = divided * update.norm() / divided.norm()
+        rows, cols = g.shape
+        return update * (0.2 * math.sqrt(max(rows, cols)) if c["muon-scale"] == "rms" else math.sqrt(max(1, rows / cols)))
 
     @torch.no_grad()
     def step(self):
+        c = self.config
+        rise = min(1, self.updates / c["muon-momentum-warmup"]) if c["muon-momentum-warmup"] else 1
+        momentum = 0.85 + (c["muon-momentum"] - 0.85) * rise
+        self.updates += 1
         for group in self.param_groups:
             for w in group["params"]:
                 m = self.state[w].setdefault("m", torch.zeros_like(w))
-                m.lerp_(w.grad, 1 - group["momentum"])
-                update = newton_schulz(torch.lerp(w.grad, m, group["momentum"]))
-                w.mul_(1 - group["lr"] * group["decay"])
-                w.sub_(update, alpha=group["lr"] * math.sqrt(max(1, w.shape[0] / w.shape[1])))
+                m.lerp_(w.grad, 1 - momentum)
+                g = torch.lerp(w.grad, m, momentum) if c["muon-nesterov"] else m
+                parts = zip(g.split(self.packed[w]), w.split(self.packed[w]))
+                for number, (part, weights) in enumerate(parts):
+                    update = self.direction(part, (w, number))
+                    kept = shrinks(update, weights) if c["cautious-decay"] else 1
+                    weights.sub_(group["lr"] * (c["weight-decay"] * kept * weights + update))
+
+
+class AdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW with cautious decay."""
+
+    def __init__(self, groups, betas, eps):
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
+        self.betas, self.eps, self.updates = betas, eps, 0
+
+    @torch.no_grad()
+    def step(self):
+        self.updates += 1
+        (beta1, beta2), t = self.betas, self.updates
+        for group in self.param_groups:
+            for w in group["params"]:
+                m, v = (self.state[w].setdefault(name, torch.zeros_like(w)) for name in "mv")
+                m.lerp_(w.grad, 1 - beta1)
+                v.lerp_(w.grad.square(), 1 - beta2)
+                update = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + self.eps)
+                w.sub_(group["lr"] * (group["weight_decay"] * shrinks(update, w) * w + update))
+
+
+def packed_rows(name, w, config):
+    """The rows of q, k and v, and of gate and up."""
+    rows = w.shape[0]
+    if config["muon-split"] and name.endswith("attn.qkv.weight"):
+        key_rows = (config["kv-heads"] or config["heads"]) * (config["width"] // config["heads"])
+        return [rows - 2 * key_rows, key_rows, key_rows]
+    if config["muon-split"] and name.endswith("mlp.gate_up.weight"):
+        return [rows // 2, rows // 2]
+    return [rows]
+
+
+def rate_factor(name, w, config):
+    if name in ("wte.weight", "wpe.weight"):
+        return config["embedding-lr-factor"]
+    if name == "head.weight":
+        return config["head-lr-factor"]
+    return config["vector-lr-factor"] if w.dim() == 1 else 1.0
 
 
 def learning_rate(step, config):
@@ -283,15 +356,14 @@ def learning_rate(step, config):
 def train(initial, config, source, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in initial.items()}
     muon = config["optimizer"] == "muon"
-    hidden = [w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")]
-    others = [w for w in p.values() if not any(w is h for h in hidden)]
-    adamw = torch.optim.AdamW(
-        [{"params": [w for w in others if w.dim() == 2], "weight_decay": config["weight-decay"]},
-         {"params": [w for w in others if w.dim() == 1], "weight_decay": 0.0}],
-        lr=0.0, betas=(config["beta1"], config["beta2"]), eps=config["epsilon"])
-    optimizers = [(adamw, 1.0)]
+    hidden = {name: w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")}
+    groups = [{"params": [w], "weight_decay": config["weight-decay"] if w.dim() == 2 else 0.0, "factor": rate_factor(name, w, config)}
+              for name, w in p.items() if name not in hidden]
+    adamw = AdamW if config["cautious-decay"] else torch.optim.AdamW
+    optimizers = [adamw(groups, betas=(config["beta1"], config["beta2"]), eps=config["epsilon"])]
     if muon:
-        optimizers.append((Muon(hidden, config["muon-momentum"], config["weight-decay"]), config["muon-lr"] / config["lr"]))
+        packed = {w: packed_rows(name, w, config) for name, w in hidden.items()}
+        optimizers.append(Muon([{"params": list(packed), "factor": config["muon-lr"] / config["lr"]}], packed, config))
     losses = []
     for step, (tokens, targets, documents) in enumerate(batches(source, config), 1):
         for w in p.values():
@@ -302,9 +374,9 @@ def train(initial, config, source, dtype):
         norm = torch.stack([w.grad.double().square().sum() for w in p.values()]).sum().sqrt().item()
         for w in p.values():
             w.grad.mul_(min(1.0, config["clip"] / norm))
-        for optimizer, ratio in optimizers:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = ratio * learning_rate(step, config)
+                group["lr"] = group["factor"] * learning_rate(step, config)
             optimizer.step()
         losses.append(loss.item())
     return losses
@@ -325,10 +397,9 @@ def judge(gradtile, directory, name, flags, reference):
     else:
         text.write_text(text_of(flags), encoding="utf-8")
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
-    # The checkpoint after one step of AdamW with a rate of almost 0 contains the initial weights: zeros have
-    # become 1e-30.
+    # The checkpoint after one step with a rate of almost 0 contains the initial weights: zeros have become 1e-30.
     first = directory / f"{name}-first"
-    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--optimizer", "adamw", "--lr", "1e-30", "--min-lr", "1e-30")
+    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--lr", "1e-30", "--min-lr", "1e-30", "--muon-lr", "1e-30")
     initial, _, tokenizer = read_checkpoint(first / "checkpoints" / "step_00000001.h5")
     out = directory / name
     run(gradtile, "train", *train_flags, "--out", out, "--steps", STEPS)

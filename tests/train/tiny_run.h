@@ -138,6 +138,20 @@ inline constexpr RunSetting run_settings[] = {
                }},
     RunSetting{"accumulation", [](TrainConfig& c) { c.micro_batch = 2; }},
     RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
+    RunSetting{"normuon",
+               [](TrainConfig& c) {
+                   c.model.activation = Activation::swiglu;
+                   c.optimizer = kind_of<MuonSettings>;
+                   auto& muon = std::get<MuonSettings>(c.optimizer_settings);
+                   muon.split = true;
+                   muon.nesterov = false;
+                   muon.momentum_warmup = 7;
+                   muon.coefficients = MuonCoefficients::polar_express;
+                   muon.beta2 = 0.9;
+                   c.cautious_decay = true;
+                   c.embedding_lr_factor = 2;
+                   c.vector_lr_factor = 0.5;
+               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

@@ -127,6 +127,39 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
               "dropout: 1; expected 0 or more, less than 1");
 }
 
+TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
+    const auto refusal = [](auto&& change) {
+        TrainConfig config;
+        change(config);
+        return message_of([&] { validate(config); });
+    };
+    EXPECT_EQ(refusal([](TrainConfig& c) { std::get<MuonSettings>(c.optimizer_settings).split = true; }),
+              "muon-split: true with optimizer adamw; expected optimizer muon");
+    EXPECT_EQ(refusal([](TrainConfig& c) {
+                  c.optimizer = kind_of<LionSettings>;
+                  std::get<MuonSettings>(c.optimizer_settings).coefficients = MuonCoefficients::polar_express;
+              }),
+              "muon-coefficients: \"polar-express\" with optimizer lion; expected optimizer muon");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.head_lr_factor = 2; }),
+              "head-lr-factor: 2 with tied-head, where the head is the token embedding; expected "
+              "embedding-lr-factor");
+    EXPECT_EQ(refusal([](TrainConfig& c) {
+                  c.cautious_decay = true;
+                  c.weight_decay = 0;
+              }),
+              "cautious-decay: true with weight-decay 0; expected a weight decay");
+    EXPECT_THAT(refusal([](TrainConfig& c) {
+                    c.adapters.rank = 2;
+                    c.vector_lr_factor = 2;
+                }),
+                HasSubstr("with lora-rank 2 only adapters are trained; expected 1"));
+    // Runs of older versions may have these settings with any optimizer.
+    TrainConfig config;
+    std::get<MuonSettings>(config.optimizer_settings).lr = 0.05;
+    std::get<MuonSettings>(config.optimizer_settings).momentum = 0.9;
+    EXPECT_NO_THROW(validate(config));
+}
+
 TEST(TrainConfig, EveryNumberIsLimited) {
     TrainConfig config;
     visit_settings(config, [&](const Setting& setting, auto& member) {

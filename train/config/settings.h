@@ -211,8 +211,20 @@ void visit_optimization_settings(Config& c, Visit& visit) {
     visit(Setting{"wsd-decay", "wsd: fraction of the horizon, at its end, in which the rate falls", training,
                   Range{0, 1}},
           c.wsd_decay);
+    visit(
+        Setting{"embedding-lr-factor", "multiplies lr for token and position embeddings", training, positive},
+        c.embedding_lr_factor);
+    visit(Setting{"head-lr-factor", "multiplies lr for an output head that is not tied", training, positive},
+          c.head_lr_factor);
+    visit(Setting{"vector-lr-factor", "multiplies lr for biases, norm weights and other vectors", training,
+                  positive},
+          c.vector_lr_factor);
     visit(Setting{"weight-decay", "decoupled weight decay, of matrices only", training, Range{0, 1e30}},
           c.weight_decay);
+    visit(Setting{"cautious-decay",
+                  "weight decay only where weight and update have one sign, so that both shrink the weight",
+                  training},
+          c.cautious_decay);
     visit(Setting{"clip", "largest global gradient norm; 0: no clipping", training, Range{0, 1e30}}, c.clip);
     visit(Setting{"max-bad-steps", "non-finite steps in a row before training stops", training,
                   Range{1, max_steps}},

@@ -168,6 +168,37 @@ Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokeniz
     return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
 }
 
+namespace {
+
+/// Settings of Muon that runs of older versions may have with any optimizer, and must resume with.
+constexpr std::array unchecked_muon_settings{std::string_view("muon-lr"), std::string_view("muon-momentum"),
+                                             std::string_view("muon-products")};
+
+/// Refuses settings of Muon that the run's optimizer would ignore.
+void check_muon_is_chosen(const TrainConfig& c) {
+    if (c.optimizer == kind_of<MuonSettings>) return;
+    const JsonValue all = to_json(c), defaults = to_json(TrainConfig());
+    for (const auto& [name, value] : all.items())
+        check(!name.starts_with("muon-") || value == defaults[name] ||
+                  std::ranges::find(unchecked_muon_settings, name) != unchecked_muon_settings.end(),
+              name, ": ", value, " with optimizer ", name_of(c.optimizer), "; expected optimizer muon");
+}
+
+void check_optimization(const TrainConfig& c) {
+    check_muon_is_chosen(c);
+    check(c.head_lr_factor == 1.0 || !c.model.tied_head, "head-lr-factor: ", c.head_lr_factor,
+          " with tied-head, where the head is the token embedding; expected embedding-lr-factor");
+    check(c.adapters.rank == 0 ||
+              (c.embedding_lr_factor == 1.0 && c.head_lr_factor == 1.0 && c.vector_lr_factor == 1.0),
+          "embedding-lr-factor, head-lr-factor and vector-lr-factor: with lora-rank ", c.adapters.rank,
+          " only adapters are trained; expected 1");
+    check(!c.cautious_decay || c.weight_decay > 0.0,
+          "cautious-decay: true with weight-decay 0; expected a weight decay");
+    check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
+}
+
+}  // namespace
+
 void validate(const TrainConfig& c, std::int64_t ranks) {
     visit_settings(c, [](const Setting& setting, const auto& member) {
         using Member = std::remove_cvref_t<decltype(member)>;
@@ -194,7 +225,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
           setting_limits::max_sample_prompt_bytes);
-    check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
+    check_optimization(c);
 }
 
 void make_paths_absolute(TrainConfig& config) {

@@ -51,9 +51,13 @@ struct TrainConfig {
     double lr = 1e-3;
     double min_lr = 1e-4;
     ScheduleKind schedule = ScheduleKind::cosine;
-    std::int64_t warmup = 100;  ///< steps
-    double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    std::int64_t warmup = 100;         ///< steps
+    double wsd_decay = 0.2;            ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
+    double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
+    double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr
     double weight_decay = 0.1;
+    bool cautious_decay = false;     ///< see DecayFactors
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
 

@@ -22,6 +22,7 @@ struct AdamW {
     double beta2 = 0.999;
     double epsilon = 1e-8;  ///< added to the root, not to its argument
     double weight_decay = 0.0;
+    bool cautious_decay = false;  ///< see DecayFactors
 
     static constexpr std::array moments{"m", "v"};
 
@@ -29,10 +30,10 @@ struct AdamW {
     struct Formula {
         Real mix1, beta2, mix2, root_correction, epsilon, step_size;
 
-        GRADTILE_HOST_DEVICE Real operator()(Real w, Real keep, Real g, Real& m, Real& v) const {
+        GRADTILE_HOST_DEVICE Real operator()(Real g, Real& m, Real& v) const {
             m = m + mix1 * (g - m);
             v = v * beta2 + mix2 * g * g;
-            return w * keep - step_size * m / (std::sqrt(v) * root_correction + epsilon);
+            return step_size * m / (std::sqrt(v) * root_correction + epsilon);
         }
     };
     template <class Real>
@@ -64,7 +65,9 @@ struct AdamWSettings {
         visit("epsilon", self.epsilon, "AdamW: added to the root of the second moment",
               setting_limits::positive);
     }
-    AdamW rule(double weight_decay) const { return {beta1, beta2, epsilon, weight_decay}; }
+    AdamW rule(double weight_decay, bool cautious_decay) const {
+        return {beta1, beta2, epsilon, weight_decay, cautious_decay};
+    }
 };
 
 }  // namespace gradtile

@@ -11,8 +11,7 @@ namespace {
 // Elements per block: so few that the block's moments, gradients and weights fit the second-level cache.
 constexpr std::int64_t block_elements = 1 << 14;
 
-/// Where parameters are in the arrays. Neighbouring parameters that both decay, or both do not, form one
-/// range.
+/// Where parameters are in the arrays. Neighbouring parameters of one rate group form one range.
 class BlockLayout {
   public:
     void add(const ElementBlock& added) {
@@ -27,7 +26,7 @@ class BlockLayout {
         for (const ElementBlock& s : stretches_)
             for (std::int64_t begin = 0; begin < s.length; begin += block_elements)
                 blocks.push_back({s.value + begin, s.weight + begin, s.gradient + begin, s.moment + begin,
-                                  std::min(block_elements, s.length - begin), s.decays});
+                                  std::min(block_elements, s.length - begin), s.group});
         return blocks;
     }
 
@@ -36,7 +35,7 @@ class BlockLayout {
         const auto follows = [&](std::int64_t ElementBlock::*offset) {
             return before.*offset + before.length == next.*offset;
         };
-        return before.decays == next.decays && follows(&ElementBlock::value) &&
+        return before.group == next.group && follows(&ElementBlock::value) &&
                follows(&ElementBlock::weight) && follows(&ElementBlock::gradient) &&
                follows(&ElementBlock::moment);
     }
@@ -47,6 +46,16 @@ Tensor upload(const Context& ctx, const std::vector<ElementBlock>& blocks) {
     std::vector<std::int32_t> words(blocks.size() * sizeof(ElementBlock) / sizeof(std::int32_t));
     std::memcpy(words.data(), blocks.data(), blocks.size() * sizeof(ElementBlock));
     return from_host(ctx, words, {std::ssize(words)});
+}
+
+/// Returns the group's index in `groups`, to which a new group is added.
+std::int64_t index_of(std::vector<RateGroup>& groups, const RateGroup& group) {
+    const auto found = std::ranges::find(groups, group);
+    const std::int64_t index = found - groups.begin();
+    if (found == groups.end()) groups.push_back(group);
+    check(groups.size() <= max_rate_groups, "optimizer: parameters have ", groups.size(),
+          " different learning rates and decays; expected at most ", max_rate_groups);
+    return index;
 }
 
 std::span<const char* const> moment_names(const ElementwiseRule& rule) {
@@ -62,7 +71,8 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
 
 ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
                                            std::span<const Parameter> parameters, const ElementwiseRule& rule,
-                                           const std::optional<OptimizerShard>& shard)
+                                           const std::optional<OptimizerShard>& shard,
+                                           const LearningRateFactor& lr_factor)
     : parameters_(parameters.begin(), parameters.end()), is_shard_(shard.has_value()), rule_(rule) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
@@ -71,21 +81,24 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
     BlockLayout layout;
     std::int64_t elements = 0;
     // Only parameters need moments; the padding at the end of the flat blocks stays zero.
-    for (const Parameter& parameter : parameters_)
+    for (const Parameter& parameter : parameters_) {
+        const std::int64_t group =
+            index_of(blocks_.groups, {lr_factor ? lr_factor(parameter) : 1.0, parameter.decays()});
         for (const auto& [range, packed] : pieces_of(store, parameter, held)) {
             layout.add({.value = range.begin,
                         .weight = held.masters.defined() ? packed : range.begin,
                         .gradient = packed,
                         .moment = elements,
                         .length = range.length,
-                        .decays = parameter.decays()});
+                        .group = group});
             ranges_.push_back(range);
             elements += range.length;
         }
+    }
     blocks_.list = layout.blocks();
     if (ctx.device().is_cuda()) {
         blocks_.on_device = upload(ctx, blocks_.list);
-        blocks_.scratch = zeros(ctx, {16}, DType::f64);
+        blocks_.scratch = zeros(ctx, {max_rate_groups, 16}, DType::f64);
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
         arrays_.moments.push_back(zeros(ctx, {elements}, arrays_.gradients.dtype()));

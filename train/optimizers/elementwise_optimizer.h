@@ -5,12 +5,13 @@
 ///
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;
+///     bool cautious_decay;                              see DecayFactors
 ///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint
 ///     template <class Real> Formula<Real> formula(double lr, std::int32_t t) const;
 /// where t counts applied updates from 1. The formula, called once per element, updates the moments and
-/// returns the new weight:
-///     Real operator()(Real w, Real keep, Real g, Real& moment...) const;
-/// keep is 1 - lr weight_decay, or 1 for a vector. Both functions are GRADTILE_HOST_DEVICE.
+/// returns the step, which is subtracted from the decayed weight:
+///     Real operator()(Real g, Real& moment...) const;
+/// Both functions are GRADTILE_HOST_DEVICE.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -29,8 +30,17 @@ struct ElementBlock {
     std::int64_t gradient;  ///< offset in the gradients
     std::int64_t moment;    ///< offset in each moment
     std::int64_t length;
-    std::int64_t decays;  ///< 1 if weight decay applies, else 0
+    std::int64_t group;  ///< index of the block's RateGroup
 };
+
+/// Parameters whose weights have the same learning rate and decay.
+struct RateGroup {
+    double lr_factor = 1.0;  ///< see LearningRateFactor
+    bool decays = true;      ///< whether weight decay applies
+    bool operator==(const RateGroup&) const = default;
+};
+/// The maximum number of groups in an optimizer: four factors, each for matrices and for vectors.
+inline constexpr std::size_t max_rate_groups = 8;
 
 /// The flat arrays that a block's offsets refer to.
 struct ElementArrays {
@@ -41,10 +51,12 @@ struct ElementArrays {
 /// All blocks that an optimizer updates.
 struct ElementBlocks {
     std::vector<ElementBlock> list;
+    std::vector<RateGroup> groups;
     /// On a GPU: a copy of `list` as int32 [12 list.size()]. It is copied to the GPU once, because a step
     /// cannot wait for a copy.
     Tensor on_device = {};
-    Tensor scratch = {};  ///< on a GPU: float64 [16], the formula that a step's first kernel prepares
+    /// On a GPU: float64 [max_rate_groups, 16], the groups' formulas, which a step's first kernel prepares.
+    Tensor scratch = {};
 };
 
 class ElementwiseOptimizer final : public Optimizer {
@@ -52,10 +64,11 @@ class ElementwiseOptimizer final : public Optimizer {
     /// Optimizes every parameter in an allocated store, which must outlive the optimizer. Moments start at 0.
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store, const ElementwiseRule& rule);
     /// Optimizes only the given parameters of the store. If there is a shard, updates only their elements in
-    /// the shard.
+    /// the shard. Throws Error when parameters have more than max_rate_groups different rates.
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
                          std::span<const Parameter> parameters, const ElementwiseRule& rule,
-                         const std::optional<OptimizerShard>& shard = {});
+                         const std::optional<OptimizerShard>& shard = {},
+                         const LearningRateFactor& lr_factor = {});
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;
@@ -63,6 +76,8 @@ class ElementwiseOptimizer final : public Optimizer {
     /// applied update (int32). For a shard returns one packed tensor "m" for each moment (see StateTensor),
     /// then "updates".
     std::vector<StateTensor> state() const override;
+    /// [1] int32 on the device: the number of applied updates.
+    const Tensor& updates() const { return updates_; }
 
   private:
     std::vector<Parameter> parameters_;

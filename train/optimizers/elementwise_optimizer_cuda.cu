@@ -1,6 +1,8 @@
-// Elementwise optimizers on the GPU. A first kernel with one thread reads rate and gradient scale from device
-// memory, and decides whether to update and with which formula. A second kernel updates all elements in one
-// pass.
+// Elementwise optimizers on the GPU. A first kernel with one thread per rate group reads rate and gradient
+// scale from device memory, and decides whether to update and with which formulas. A second kernel updates
+// all elements in one pass.
+#include <algorithm>
+
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -13,24 +15,36 @@ constexpr int threads_per_block = 256;
 constexpr int width = 4;  // elements that a thread loads at once: 16 bytes of float32
 static_assert(64 % width == 0, "blocks are multiples of 64 elements");
 
-/// The numbers that all elements use in a step. They are stored in the optimizer's scratch memory.
+/// The numbers that a group's elements use in a step. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
     double gradient_scale;  // if 0, the update is refused
-    Real keep;
+    DecayFactors<Real> decay;
     Formula formula;
 };
 
+/// A kernel's argument.
+struct RateGroups {
+    RateGroup list[max_rate_groups];
+};
+
+/// Thread g prepares group g.
 template <class Real, class Rule, class Formula>
 __global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32_t* updates,
-                               const double* gradient_scale, const double* rate, Rule rule) {
+                               const double* gradient_scale, const double* rate, Rule rule,
+                               RateGroups groups) {
     device::await_predecessor();
     const double scale = gradient_scale != nullptr ? *gradient_scale : 1.0;
-    prepared->gradient_scale = scale;
+    PreparedStep<Real, Formula>& step = prepared[threadIdx.x];
+    step.gradient_scale = scale;
     if (scale == 0.0) return;
-    const std::int32_t t = ++*updates;
-    prepared->keep = static_cast<Real>(1.0 - *rate * rule.weight_decay);
-    prepared->formula = rule.template formula<Real>(*rate, t);
+    const std::int32_t t = *updates + 1;
+    const RateGroup group = groups.list[threadIdx.x];
+    const double lr = *rate * group.lr_factor;
+    step.decay = DecayFactors<Real>::at(lr, group.decays ? rule.weight_decay : 0.0, rule.cautious_decay);
+    step.formula = rule.template formula<Real>(lr, t);
+    __syncthreads();  // every thread has read the count
+    if (threadIdx.x == 0) *updates = t;
 }
 
 template <class Real, class Value, int moments>
@@ -48,10 +62,9 @@ __global__ void __launch_bounds__(threads_per_block)
     // The block is read before await_predecessor(), because no kernel changes the block list.
     const ElementBlock block = blocks[blockIdx.x];
     device::await_predecessor();
-    const PreparedStep<Real, Formula> step = *prepared;
+    const PreparedStep<Real, Formula> step = prepared[block.group];
     if (step.gradient_scale == 0.0) return;
     const Real scale = static_cast<Real>(step.gradient_scale);
-    const Real keep = block.decays != 0 ? step.keep : Real{1};
     using Reals = device::Packed<Real, width>;
     using Values = device::Packed<Value, width>;
 
@@ -62,7 +75,10 @@ __global__ void __launch_bounds__(threads_per_block)
         Reals w = *weights, moment[] = {*moments[k]...};
         const Reals gradient = *gradients;
 #pragma unroll
-        for (int j = 0; j < width; ++j) w[j] = step.formula(w[j], keep, gradient[j] * scale, moment[k][j]...);
+        for (int j = 0; j < width; ++j) {
+            const Real change = step.formula(gradient[j] * scale, moment[k][j]...);
+            w[j] = step.decay.decayed(w[j], change) - change;
+        }
         *weights = w;
         ((*moments[k] = moment[k]), ...);
         if constexpr (!std::is_same_v<Real, Value>) {
@@ -81,14 +97,17 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
     using Real = Accumulator<Value>;
     using Formula = decltype(rule.template formula<Real>(0.0, 0));
     using Prepared = PreparedStep<Real, Formula>;
-    check(sizeof(Prepared) <= blocks.scratch.bytes(), "elementwise optimizer: ", blocks.scratch.bytes(),
-          " bytes of scratch; expected at least ", sizeof(Prepared));
+    check(max_rate_groups * sizeof(Prepared) <= blocks.scratch.bytes(),
+          "elementwise optimizer: ", blocks.scratch.bytes(), " bytes of scratch; expected at least ",
+          max_rate_groups * sizeof(Prepared));
     auto* const prepared = reinterpret_cast<Prepared*>(blocks.scratch.raw_data());
     const double* const scale =
         options.gradient_scale.defined() ? options.gradient_scale.data<double>() : nullptr;
-    launch(ctx, prepare_kernel<Real, Rule, Formula>, dim3(1), Block{.threads = 1, .starts_early = true},
-           prepared, updates.data<std::int32_t>(), scale, static_cast<const double*>(rate.data<double>()),
-           rule);
+    RateGroups groups{};
+    std::ranges::copy(blocks.groups, groups.list);
+    launch(ctx, prepare_kernel<Real, Rule, Formula>, dim3(1),
+           Block{.threads = max_rate_groups, .starts_early = true}, prepared, updates.data<std::int32_t>(),
+           scale, static_cast<const double*>(rate.data<double>()), rule, groups);
     if (blocks.list.empty()) return;
     const Pointers<Real, Value, sizeof...(k)> pointers{arrays.weights.data<Real>(),
                                                        arrays.values.data<Value>(),

@@ -19,6 +19,7 @@ struct Lion {
     double beta1 = 0.9;
     double beta2 = 0.99;
     double weight_decay = 0.0;
+    bool cautious_decay = false;  ///< see DecayFactors
 
     static constexpr std::array moments{"momentum"};
 
@@ -26,11 +27,11 @@ struct Lion {
     struct Formula {
         Real mix1, mix2, lr;
 
-        GRADTILE_HOST_DEVICE Real operator()(Real w, Real keep, Real g, Real& m) const {
+        GRADTILE_HOST_DEVICE Real operator()(Real g, Real& m) const {
             const Real direction = m + mix1 * (g - m);
             m = m + mix2 * (g - m);
             const Real sign = static_cast<Real>((direction > Real{0}) - (direction < Real{0}));
-            return w * keep - lr * sign;
+            return lr * sign;
         }
     };
     template <class Real>
@@ -55,7 +56,9 @@ struct LionSettings {
               setting_limits::proper_fraction);
         visit("lion-beta2", self.beta2, "lion: decay of the momentum", setting_limits::proper_fraction);
     }
-    Lion rule(double weight_decay) const { return {beta1, beta2, weight_decay}; }
+    Lion rule(double weight_decay, bool cautious_decay) const {
+        return {beta1, beta2, weight_decay, cautious_decay};
+    }
 };
 
 }  // namespace gradtile

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 
 namespace gradtile {
 namespace {
 
-std::vector<Parameter> split(const ParameterStore& store,
-                             const std::function<bool(const Parameter&)>& is_hidden_matrix, bool hidden) {
+std::vector<Parameter> split(const ParameterStore& store, const PackedRows& packed_rows, bool hidden) {
     std::vector<Parameter> chosen;
     for (const Parameter& parameter : store.parameters())
-        if ((parameter.shape().rank() == 2 && is_hidden_matrix(parameter)) == hidden)
+        if ((parameter.shape().rank() == 2 && !packed_rows(parameter).empty()) == hidden)
             chosen.push_back(parameter);
     return chosen;
 }
@@ -28,57 +29,86 @@ std::int64_t group_elements(const Context& ctx, const MatrixOptions& options) {
     return std::int64_t{ctx.device().is_cuda() ? 32 : 4} << 20;
 }
 
+/// The space of a parameter's state in a packed array.
+std::int64_t padded(std::int64_t elements) {
+    return rounded_up(elements, parameter_alignment);
+}
+
 }  // namespace
 
 MatrixOptimizer::MatrixOptimizer(const Context& ctx, const ParameterStore& store,
-                                 const std::function<bool(const Parameter&)>& is_hidden_matrix,
-                                 const MatrixOptions& options, const std::optional<OptimizerShard>& shard)
-    : hidden_(split(store, is_hidden_matrix, true)),
+                                 const PackedRows& packed_rows, const MatrixOptions& options,
+                                 const std::optional<OptimizerShard>& shard)
+    : all_hidden_(split(store, packed_rows, true)),
       is_shard_(shard.has_value()),
       options_(options),
-      adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, is_hidden_matrix, false),
-                                                    options.adamw, shard)) {
+      adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, packed_rows, false),
+                                                    options.adamw, shard, options.lr_factor)) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
                .weights = held.masters.defined() ? held.masters : store.values(),
-               .gradients = held.gradients};
-    add_matrices(store, held);
-    allocate(ctx);
+               .gradients = held.gradients,
+               .updates = adamw_->updates()};
+    find_hidden(ctx, store, held);
+    form_groups(ctx, packed_rows);
 }
 
-void MatrixOptimizer::add_matrices(const ParameterStore& store, const OptimizerShard& held) {
-    for (const Parameter& matrix : hidden_) {
-        const std::vector<ShardPiece> pieces = pieces_of(store, matrix, held);
+MatrixOptimizer::~MatrixOptimizer() = default;
+
+/// Finds the parameters that this process updates as matrices, and allocates their moments.
+void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& store,
+                                  const OptimizerShard& held) {
+    std::int64_t elements = 0, rows = 0;
+    for (const Parameter& parameter : all_hidden_) {
+        const std::vector<ShardPiece> pieces = pieces_of(store, parameter, held);
         if (pieces.empty()) continue;
         const auto& [range, packed] = pieces.front();
-        check(range.length >= matrix.shape().elements(), "optimizer: a shard holds ", range.length,
-              " of the ", matrix.shape().elements(), " elements of '", matrix.name(),
+        check(range.length >= parameter.shape().elements(), "optimizer: a shard holds ", range.length,
+              " of the ", parameter.shape().elements(), " elements of '", parameter.name(),
               "'; expected all or none");
-        matrices_.push_back({matrix,
-                             {.value = range.begin,
-                              .weight = held.masters.defined() ? packed : range.begin,
-                              .gradient = packed,
-                              .momentum = 0}});
-    }
-}
-
-/// Allocates the momentum and forms the groups.
-void MatrixOptimizer::allocate(const Context& ctx) {
-    const std::int64_t max_elements = group_elements(ctx, options_);
-    std::int64_t elements = 0;
-    for (auto& [parameter, offsets] : matrices_) {
-        const Shape& shape = parameter.shape();
-        offsets.momentum = elements;
-        elements += rounded_up(shape.elements(), parameter_alignment);
-        const auto has_room = [&](const MatrixGroup& group) {
-            return group.shape == shape && (group.count() + 1) * shape.elements() <= max_elements;
-        };
-        auto group = std::ranges::find_if(groups_, has_room);
-        if (group == groups_.end())
-            group = groups_.insert(groups_.end(), MatrixGroup{.shape = shape, .matrices = {}});
-        group->matrices.push_back(offsets);
+        hidden_.push_back({parameter,
+                           {.value = range.begin,
+                            .weight = held.masters.defined() ? packed : range.begin,
+                            .gradient = packed,
+                            .momentum = elements,
+                            .second_moment = rows}});
+        elements += padded(parameter.shape().elements());
+        rows += padded(parameter.shape()[0]);
     }
     arrays_.momentum = zeros(ctx, {elements}, arrays_.gradients.dtype());
+    if (options_.beta2 > 0.0) arrays_.second_moment = zeros(ctx, {rows}, arrays_.gradients.dtype());
+}
+
+/// Adds a matrix to a group of its shape that has room, or to a new group.
+void MatrixOptimizer::add_to_group(const Shape& shape, const MatrixOffsets& offsets,
+                                   std::int64_t max_elements) {
+    const auto has_room = [&](const MatrixGroup& group) {
+        return group.shape == shape && (group.count() + 1) * shape.elements() <= max_elements;
+    };
+    auto group = std::ranges::find_if(groups_, has_room);
+    if (group == groups_.end())
+        group = groups_.insert(groups_.end(), MatrixGroup{.shape = shape, .matrices = {}});
+    group->matrices.push_back(offsets);
+}
+
+void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_rows) {
+    const std::int64_t max_elements = group_elements(ctx, options_);
+    for (const auto& [parameter, first] : hidden_) {
+        const std::int64_t cols = parameter.shape()[1];
+        std::int64_t row = 0;
+        for (const std::int64_t rows : packed_rows(parameter)) {
+            add_to_group({rows, cols},
+                         {.value = first.value + row * cols,
+                          .weight = first.weight + row * cols,
+                          .gradient = first.gradient + row * cols,
+                          .momentum = first.momentum + row * cols,
+                          .second_moment = first.second_moment + row},
+                         max_elements);
+            row += rows;
+        }
+        check(row == parameter.shape()[0], "optimizer: the matrices in '", parameter.name(), "' have ", row,
+              " rows; expected ", parameter.shape()[0]);
+    }
     if (ctx.device().is_cpu()) return;
     for (MatrixGroup& group : groups_) {
         std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
@@ -94,40 +124,75 @@ void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateO
         const Tensor squares = empty(ctx, {group.count(), matrix_norm_parts}, DType::f64);
         on_device(ctx, cpu::matrix_momentum, cuda::matrix_momentum, arrays_, group, options.gradient_scale,
                   options_.momentum, u, squares);
+        const Tensor update = direction(ctx, u, squares);
+        RowFactors row_factors;
+        if (arrays_.second_moment.defined()) {
+            row_factors = {.factors = empty(ctx, {group.count(), rows}, arrays_.second_moment.dtype()),
+                           .squares = empty(ctx, {group.count(), matrix_norm_parts, 2}, DType::f64)};
+            on_device(ctx, cpu::row_factors, cuda::row_factors, arrays_, group, update,
+                      options.gradient_scale, options_.beta2, row_factors);
+        }
         const MatrixRate derived{.lr_ratio = options_.lr_ratio,
                                  .weight_decay = options_.weight_decay,
+                                 .cautious_decay = options_.cautious_decay,
                                  .step_factor = step_factor(rows, cols)};
-        on_device(ctx, cpu::matrix_apply, cuda::matrix_apply, arrays_, group, direction(ctx, u, squares),
-                  rate, derived, options);
+        on_device(ctx, cpu::matrix_apply, cuda::matrix_apply, arrays_, group, update, row_factors, rate,
+                  derived, options);
     }
     adamw_->step(ctx, rate, options);
 }
 
+void MatrixOptimizer::add_packed_state(std::vector<StateTensor>& state) const {
+    std::vector<FlatRange> ranges, row_ranges;
+    for (const auto& [parameter, offsets] : hidden_) {
+        ranges.push_back({parameter.offset(), padded(parameter.shape().elements())});
+        row_ranges.push_back({parameter.offset(), padded(parameter.shape()[0])});
+    }
+    state.push_back({"momentum", arrays_.momentum, all_hidden_, std::move(ranges)});
+    if (arrays_.second_moment.defined())
+        state.push_back({"second_moment", arrays_.second_moment, all_hidden_, std::move(row_ranges),
+                         /*is_per_row=*/true});
+}
+
 std::vector<StateTensor> MatrixOptimizer::state() const {
     std::vector<StateTensor> state;
-    if (is_shard_ && !hidden_.empty()) {
-        std::vector<FlatRange> ranges;
-        for (const Matrix& matrix : matrices_)
-            ranges.push_back({matrix.parameter.offset(),
-                              rounded_up(matrix.parameter.shape().elements(), parameter_alignment)});
-        state.push_back({"momentum", arrays_.momentum, hidden_, std::move(ranges)});
-    }
-    if (!is_shard_)
-        for (const auto& [parameter, offsets] : matrices_)
+    if (is_shard_) {
+        if (!all_hidden_.empty()) add_packed_state(state);
+    } else {
+        for (const auto& [parameter, offsets] : hidden_)
             state.push_back({"momentum/" + parameter.name(),
                              arrays_.momentum.slice(0, offsets.momentum, parameter.shape().elements())
                                  .reshape(parameter.shape())});
+        if (arrays_.second_moment.defined())
+            for (const auto& [parameter, offsets] : hidden_)
+                state.push_back(
+                    {"second_moment/" + parameter.name(),
+                     arrays_.second_moment.slice(0, offsets.second_moment, parameter.shape()[0])});
+    }
     for (StateTensor& part : adamw_->state()) state.push_back(std::move(part));
     return state;
 }
 
-bool is_block_matrix(const Parameter& parameter) {
-    return parameter.shape().rank() == 2 && parameter.name().starts_with("h.");
+std::vector<std::int64_t> block_matrix_rows(const Parameter& parameter, const ModelConfig& model) {
+    const std::string& name = parameter.name();
+    if (parameter.shape().rank() != 2 || !name.starts_with("h.")) return {};
+    const std::int64_t rows = parameter.shape()[0];
+    const auto is_of = [&](std::string_view layer) { return name.find(layer) != std::string::npos; };
+    if (name.ends_with(".lora_a")) return {rows};  // its rows are the adapter's, not the matrix's
+    if (is_of(".attn.qkv.")) {
+        const std::int64_t key_rows = model.key_value_heads() * model.head_dim();
+        return {rows - 2 * key_rows, key_rows, key_rows};
+    }
+    if (is_of(".mlp.gate_up.")) return {rows / 2, rows / 2};
+    return {rows};
 }
 
-ParameterUpdate matrix_update_of(const Parameter& parameter, double (*flops)(const Shape& shape)) {
-    if (is_block_matrix(parameter)) return {.moments = 1, .product_flops = flops(parameter.shape())};
-    return {.moments = AdamW::moments.size()};
+ParameterUpdate matrix_update_of(const Parameter& parameter, std::span<const std::int64_t> packed_rows,
+                                 const MatrixOptions& options, double (*flops)(const Shape& shape)) {
+    if (packed_rows.empty()) return {.moments = AdamW::moments.size()};
+    ParameterUpdate update{.moments = 1, .row_moments = options.beta2 > 0.0 ? 1u : 0u};
+    for (const std::int64_t rows : packed_rows) update.product_flops += flops({rows, parameter.shape()[1]});
+    return update;
 }
 
 Tensor matrix_squares(const Context& ctx, const Tensor& x) {

@@ -2,66 +2,100 @@
 /// Optimizers that compute an update from whole matrices, such as Muon. For each [rows, cols] matrix W with
 /// gradient G:
 ///
-///     M = momentum M + (1 - momentum) G             U = momentum M + (1 - momentum) G   (Nesterov)
-///     W = (1 - lr decay) W - lr step_factor direction(U)
+///     M = momentum M + (1 - momentum) G             U = momentum M + (1 - momentum) G   (Nesterov; else U =
+///     M) O = direction(U) W = (1 - lr decay) W - lr step_factor O
 ///
-/// AdamW updates all other parameters (embeddings, head, vectors). This class keeps the momentum, applies the
-/// update, and works on shards; a derived class defines direction() and step_factor().
+/// NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1) divides each row of O by the root of its second
+/// moment v = beta2 v + (1 - beta2) mean(row^2), and then gives O the norm that it had before.
+///
+/// A parameter may pack several matrices along its first axis, such as q, k and v; each is then updated as a
+/// matrix of its own. AdamW updates all other parameters (embeddings, head, vectors). This class keeps the
+/// momentum, applies the update, and works on shards; a derived class defines direction() and step_factor().
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include <gradtile/core/host_device.h>
 #include <gradtile/train/optimizers/adamw.h>
 #include <gradtile/train/optimizers/optimizer.h>
 
 namespace gradtile {
 
+class ElementwiseOptimizer;
 struct MatrixPolynomial;
+struct ModelConfig;
+
+/// The decay of the momentum, which may rise during the first updates.
+struct MomentumRule {
+    double decay = 0.95;
+    bool nesterov = true;
+    /// The number of updates in which the decay rises linearly from warmup_start to `decay`; 0: none.
+    std::int64_t warmup = 0;
+
+    static constexpr double warmup_start = 0.85;  ///< if `decay` is larger
+    /// The decay of the update after `updates` others.
+    GRADTILE_HOST_DEVICE double decay_after(std::int32_t updates) const {
+        if (updates >= warmup || decay <= warmup_start) return decay;
+        return warmup_start +
+               (decay - warmup_start) * static_cast<double>(updates) / static_cast<double>(warmup);
+    }
+};
 
 struct MatrixOptions {
     double lr_ratio = 20.0;  ///< the matrices' learning rate divided by the rate given to step()
-    double momentum = 0.95;
+    MomentumRule momentum = {};
+    double beta2 = 0.0;  ///< decay of the rows' second moment (NorMuon); 0: rows are not divided
     double weight_decay = 0.0;
-    AdamW adamw;  ///< the rule for the other parameters
+    bool cautious_decay = false;        ///< see DecayFactors
+    AdamW adamw = {};                   ///< the rule for the other parameters
+    LearningRateFactor lr_factor = {};  ///< of the other parameters
     /// The maximum number of elements that are updated together, in matrices of one shape. This number
     /// determines a step's scratch memory. 0: enough elements to occupy the device.
     std::int64_t group_elements = 0;
 };
 
+/// The row counts of the matrices that a parameter packs along its first axis; one number if it is one
+/// matrix. Empty: AdamW updates the parameter.
+using PackedRows = std::function<std::vector<std::int64_t>(const Parameter&)>;
+
 /// The flat arrays that hold a group's matrices.
 struct MatrixArrays {
     Tensor values = {}, weights = {}, gradients = {}, momentum = {};
+    Tensor second_moment = {};  ///< one number per row; undefined without NorMuon
+    Tensor updates = {};        ///< [1] int32: how many updates were applied
 };
 
 /// A matrix's offsets in the MatrixArrays, in elements. The weights are the masters, or the values
 /// themselves.
 struct MatrixOffsets {
-    std::int64_t value, weight, gradient, momentum;
+    std::int64_t value, weight, gradient, momentum, second_moment;
 };
 
 /// Matrices of one shape, which are updated together.
 struct MatrixGroup {
     Shape shape;
     std::vector<MatrixOffsets> matrices;
-    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [8 matrices.size()]
+    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [10 matrices.size()]
     std::int64_t count() const { return std::ssize(matrices); }
 };
 
 class MatrixOptimizer : public Optimizer {
   public:
+    ~MatrixOptimizer() override;
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) final;
-    /// Returns "momentum/NAME" for every matrix, then AdamW's state. For a shard returns one packed tensor
-    /// "momentum" (see StateTensor) instead of the matrices' tensors.
+    /// Returns "momentum/NAME" for every parameter that is, or packs, matrices; with NorMuon
+    /// "second_moment/NAME" [rows] for each; then AdamW's state. For a shard returns one packed tensor
+    /// "momentum" and one "second_moment" (see StateTensor) instead of the parameters' tensors.
     std::vector<StateTensor> state() const final;
 
   protected:
-    /// is_hidden_matrix selects the rank-2 parameters that are updated as matrices. If there is a shard,
-    /// updates only the elements in the shard. Throws Error when the shard contains only a part of a hidden
-    /// matrix.
-    MatrixOptimizer(const Context& ctx, const ParameterStore& store,
-                    const std::function<bool(const Parameter&)>& is_hidden_matrix,
+    /// `packed_rows` selects the rank-2 parameters that are updated as matrices. If there is a shard, updates
+    /// only the elements in the shard. Throws Error when the shard contains only a part of such a parameter,
+    /// and when the row counts do not add up to the parameter's rows.
+    MatrixOptimizer(const Context& ctx, const ParameterStore& store, const PackedRows& packed_rows,
                     const MatrixOptions& options, const std::optional<OptimizerShard>& shard);
 
   private:
@@ -71,30 +105,33 @@ class MatrixOptimizer : public Optimizer {
     /// Returns the learning-rate factor for matrices [rows, cols].
     virtual double step_factor(std::int64_t rows, std::int64_t cols) const = 0;
 
-    /// A hidden matrix that this process updates.
-    struct Matrix {
+    /// A parameter that this process updates as matrices.
+    struct Hidden {
         Parameter parameter;
         MatrixOffsets offsets;
     };
-    void add_matrices(const ParameterStore& store, const OptimizerShard& held);
-    void allocate(const Context& ctx);
+    void find_hidden(const Context& ctx, const ParameterStore& store, const OptimizerShard& held);
+    void form_groups(const Context& ctx, const PackedRows& packed_rows);
+    void add_to_group(const Shape& shape, const MatrixOffsets& offsets, std::int64_t max_elements);
+    void add_packed_state(std::vector<StateTensor>& state) const;
 
-    std::vector<Parameter> hidden_;  // all processes' hidden matrices
-    std::vector<Matrix> matrices_;   // this process's hidden matrices
+    std::vector<Parameter> all_hidden_;  // of all processes
+    std::vector<Hidden> hidden_;         // of this process
     bool is_shard_;
-    MatrixArrays arrays_;  // the momentum of all matrices_ is packed
+    MatrixArrays arrays_;  // the moments of hidden_ are packed
     std::vector<MatrixGroup> groups_;
     MatrixOptions options_;
-    std::unique_ptr<Optimizer> adamw_;  // updates the other parameters
+    std::unique_ptr<ElementwiseOptimizer> adamw_;  // updates the other parameters
 };
 
-/// Returns whether a Transformer parameter is a matrix in a block. A run's MatrixOptimizer updates these
-/// matrices.
-bool is_block_matrix(const Parameter& parameter);
+/// Returns the row counts of the matrices in a Transformer parameter: q, k and v in attn.qkv, gate and up in
+/// mlp.gate_up, and in what an adapter adds to them. Empty if the parameter is not a matrix in a block.
+std::vector<std::int64_t> block_matrix_rows(const Parameter& parameter, const ModelConfig& model);
 
-/// Returns what a run's MatrixOptimizer needs to update a parameter. `flops` returns how many floating-point
-/// operations direction()'s matrix products take for one matrix.
-ParameterUpdate matrix_update_of(const Parameter& parameter, double (*flops)(const Shape& shape));
+/// Returns what a MatrixOptimizer needs to update a parameter that packs matrices with these row counts.
+/// `flops` returns how many floating-point operations direction()'s matrix products take for one matrix.
+ParameterUpdate matrix_update_of(const Parameter& parameter, std::span<const std::int64_t> packed_rows,
+                                 const MatrixOptions& options, double (*flops)(const Shape& shape));
 
 /// Returns partial sums of squares for each matrix in x [count, rows, cols], as normalize_matrices() needs
 /// them.

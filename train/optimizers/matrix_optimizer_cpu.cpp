@@ -15,12 +15,12 @@ double value_of(const Tensor& scale) {
 
 template <class Real>
 void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, Real* __restrict update,
-                    std::int64_t n, Real scale, Real mix) {
+                    std::int64_t n, Real scale, Real mix, bool nesterov) {
     for (std::int64_t i = 0; i < n; ++i) {
         const Real g = gradient[i] * scale;
         const Real m = momentum[i] + mix * (g - momentum[i]);
         momentum[i] = m;
-        update[i] = m + mix * (g - m);
+        update[i] = nesterov ? m + mix * (g - m) : m;
     }
 }
 
@@ -40,9 +40,10 @@ void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::
 
 template <class Update, class Real, class Value>
 void apply_range(const Update* __restrict update, Real* __restrict weight, Value* __restrict value,
-                 std::int64_t n, Real keep, Real rate) {
+                 std::int64_t n, const DecayFactors<Real> decay, Real rate) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const Real updated = keep * weight[i] - rate * convert<Real>(update[i]);
+        const Real step = rate * convert<Real>(update[i]);
+        const Real updated = decay.decayed(weight[i], step) - step;
         weight[i] = updated;
         if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
     }
@@ -68,19 +69,44 @@ void for_parts(const Context& ctx, std::int64_t count, std::int64_t elements, co
     });
 }
 
-template <class Real>
-double range_sum_of_squares(const Real* x, std::int64_t n) {
+template <class T>
+double range_sum_of_squares(const T* x, std::int64_t n) {
     double sum = 0.0;
-    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    for (std::int64_t i = 0; i < n; ++i) {
+        const auto value = static_cast<double>(convert<Accumulator<T>>(x[i]));
+        sum += value * value;
+    }
     return sum;
+}
+
+/// Calls body(row, begin, end) for the pieces of [begin, end) that lie in one row.
+template <class Body>
+void for_rows(std::int64_t begin, std::int64_t end, std::int64_t cols, const Body& body) {
+    for (std::int64_t first = begin; first < end;) {
+        const std::int64_t row = first / cols, last = std::min(end, (row + 1) * cols);
+        body(row, first, last);
+        first = last;
+    }
+}
+
+/// Returns the factor that gives a matrix's update the norm that it had before its rows were multiplied.
+double norm_ratio(const RowFactors& rows, std::int64_t matrix) {
+    const double* const squares = rows.squares.data<double>() + 2 * matrix * matrix_norm_parts;
+    double before = 0.0, after = 0.0;
+    for (std::int64_t part = 0; part < matrix_norm_parts; ++part) {
+        before += squares[2 * part];
+        after += squares[2 * part + 1];
+    }
+    return std::sqrt(before) / (std::sqrt(after) + row_factor_epsilon);
 }
 
 }  // namespace
 
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial) {
     const double factor = value_of(scale);
+    const double mix = 1.0 - rule.decay_after(*arrays.updates.data<std::int32_t>());
     const std::int64_t elements = group.shape.elements();
     double* const sums = partial.data<double>();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
@@ -93,8 +119,8 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                       } else {
                           momentum_range(arrays.gradients.data<Real>() + offsets.gradient + begin,
                                          arrays.momentum.data<Real>() + offsets.momentum + begin, update,
-                                         end - begin, static_cast<Real>(factor),
-                                         static_cast<Real>(1.0 - momentum_decay));
+                                         end - begin, static_cast<Real>(factor), static_cast<Real>(mix),
+                                         rule.nesterov);
                       }
                       sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
                   });
@@ -146,24 +172,66 @@ void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& g
     });
 }
 
+void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                 const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows) {
+    const bool refused = value_of(scale) == 0.0;
+    const std::int64_t matrix_rows = group.shape[0], cols = group.shape[1];
+    double* const squares = rows.squares.data<double>();
+    visit_gradient_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
+        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+            for_parts(ctx, group.count(), matrix_rows,
+                      [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
+                          Real* const moments = arrays.second_moment.data<Real>() +
+                                                group.matrices[static_cast<std::size_t>(i)].second_moment;
+                          double before = 0.0, after = 0.0;
+                          for (std::int64_t row = begin; row < end; ++row) {
+                              const std::int64_t index = i * matrix_rows + row;
+                              const double sum =
+                                  range_sum_of_squares(updates.data<Update>() + index * cols, cols);
+                              if (!refused)
+                                  moments[row] +=
+                                      static_cast<Real>(1.0 - beta2) *
+                                      (static_cast<Real>(sum / static_cast<double>(cols)) - moments[row]);
+                              const Real factor =
+                                  1 / (std::sqrt(moments[row]) + static_cast<Real>(row_factor_epsilon));
+                              rows.factors.data<Real>()[index] = factor;
+                              before += sum;
+                              after += sum * static_cast<double>(factor) * static_cast<double>(factor);
+                          }
+                          squares[2 * (i * matrix_norm_parts + part)] = before;
+                          squares[2 * (i * matrix_norm_parts + part) + 1] = after;
+                      });
+        });
+    });
+}
+
 void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
-                  const UpdateOptions& options) {
+                  const Tensor& updates, const RowFactors& rows, const Tensor& rate,
+                  const MatrixRate& derived, const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
-    const double keep = derived.keep(*rate.data<double>()), step = derived.step(*rate.data<double>());
+    const double lr = *rate.data<double>(), step = derived.step(lr);
     const std::int64_t elements = group.shape.elements();
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
             if constexpr (sizeof(Update) <= sizeof(Real))
-                for_ranges(ctx, group.count(), elements,
-                           [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                               const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
-                               apply_range(updates.data<Update>() + i * elements + begin,
-                                           arrays.weights.data<Real>() + offsets.weight + begin,
-                                           arrays.values.data<Value>() + offsets.value + begin, end - begin,
-                                           static_cast<Real>(keep), static_cast<Real>(step));
-                           });
+                for_ranges(
+                    ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+                        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+                        const auto apply = [&](std::int64_t first, std::int64_t last, double factor) {
+                            apply_range(updates.data<Update>() + i * elements + first,
+                                        arrays.weights.data<Real>() + offsets.weight + first,
+                                        arrays.values.data<Value>() + offsets.value + first, last - first,
+                                        derived.decay<Real>(lr), static_cast<Real>(factor));
+                        };
+                        if (!rows.defined()) return apply(begin, end, step);
+                        const double ratio = norm_ratio(rows, i);
+                        const Real* const factors = rows.factors.data<Real>() + i * group.shape[0];
+                        for_rows(begin, end, group.shape[1],
+                                 [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+                                     apply(first, last, step * ratio * static_cast<double>(factors[row]));
+                                 });
+                    });
         });
     });
 }

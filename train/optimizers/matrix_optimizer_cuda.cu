@@ -15,8 +15,8 @@ constexpr int threads_per_block = 256;
 // regular distances.
 constexpr std::int64_t max_blocks = 8 * 1024;
 
-// A thread loads and stores `width` neighbouring elements together: 8, or 1 if a matrix's size is not a
-// multiple of 8.
+// A thread loads and stores `width` neighbouring elements together: 8, or 1 if rows are not whole multiples
+// of 8.
 constexpr int vector_width = 8;
 
 template <int width>
@@ -36,10 +36,17 @@ __device__ const device::Packed<T, width>& elements_at(const T* from) {
     return *reinterpret_cast<const device::Packed<T, width>*>(from);
 }
 
+/// Lane 0 returns the sum over a warp's threads, which is computed in a fixed order.
+__device__ double warp_sum_of(double sum) {
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
+    return sum;
+}
+
 /// Thread 0 returns the sum over a block's threads, which is computed in a fixed order.
 __device__ double block_sum(double sum) {
     __shared__ double warp_sum[threads_per_block / 32];
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
+    __syncthreads();  // thread 0 has read the sums of an earlier call
+    sum = warp_sum_of(sum);
     if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0)
@@ -48,21 +55,26 @@ __device__ double block_sum(double sum) {
 }
 
 /// Returns the sum of squares over `width` elements.
-template <int width, class Real>
-__device__ double squares_of(const device::Packed<Real, width>& x) {
+template <int width, class T>
+__device__ double squares_of(const device::Packed<T, width>& x) {
     double sum = 0.0;
 #pragma unroll
-    for (int e = 0; e < width; ++e) sum += static_cast<double>(x[e]) * static_cast<double>(x[e]);
+    for (int e = 0; e < width; ++e) {
+        const auto value = static_cast<double>(device::convert<Accumulator<T>>(x[e]));
+        sum += value * value;
+    }
     return sum;
 }
 
 /// gridDim.x is matrix_norm_parts.
 template <int width, class Real>
 __global__ void __launch_bounds__(threads_per_block)
-    momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale, Real mix,
-                    Real* momentum, Real* updates, double* partial, std::int64_t n) {
+    momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale,
+                    MomentumRule rule, const std::int32_t* updates_before, Real* momentum, Real* updates,
+                    double* partial, std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
+    const Real mix = static_cast<Real>(1.0 - rule.decay_after(*updates_before));
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
     const Real* const gradient = gradients + offsets.gradient;
@@ -78,7 +90,7 @@ __global__ void __launch_bounds__(threads_per_block)
             for (int e = 0; e < width; ++e) {
                 const Real g = gs[e] * static_cast<Real>(factor);
                 ms[e] += mix * (g - ms[e]);
-                u[e] = ms[e] + mix * (g - ms[e]);
+                u[e] = rule.nesterov ? ms[e] + mix * (g - ms[e]) : ms[e];
             }
             elements_at<width>(moment + i) = ms;
             sum += squares_of<width>(u);
@@ -136,23 +148,92 @@ __global__ void add_lower_powers_kernel(T* squares, const T* gram, Accumulator<T
     }
 }
 
+/// A sum of squares before and after rows were multiplied.
+struct RowSquares {
+    double before, after;
+};
+
+/// Each warp computes rows at regular distances. gridDim.x is matrix_norm_parts.
+template <int width, class Update, class Real>
+__global__ void __launch_bounds__(threads_per_block)
+    row_factors_kernel(const Update* updates, const MatrixOffsets* matrices, const double* scale, Real mix,
+                       Real* second_moment, Real* factors, RowSquares* squares, std::int64_t cols,
+                       std::int64_t n) {
+    constexpr int warps = threads_per_block / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const std::int64_t rows = n / cols;
+    const MatrixOffsets offsets = matrices[blockIdx.y];
+    device::await_predecessor();
+    const bool refused = scale != nullptr && *scale == 0.0;
+    Real* const moments = second_moment + offsets.second_moment;
+    RowSquares sums{};
+    for (std::int64_t row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+        const Update* const update = updates + blockIdx.y * n + row * cols;
+        double sum = 0.0;
+        for (std::int64_t i = lane * width; i < cols; i += 32 * width)
+            sum += squares_of<width>(elements_at<width>(update + i));
+        sum = warp_sum_of(sum);
+        if (lane != 0) continue;
+        Real moment = moments[row];
+        if (!refused) {
+            moment += mix * (static_cast<Real>(sum / static_cast<double>(cols)) - moment);
+            moments[row] = moment;
+        }
+        const Real factor = Real{1} / (sqrt(moment) + static_cast<Real>(row_factor_epsilon));
+        factors[blockIdx.y * rows + row] = factor;
+        sums.before += sum;
+        sums.after += sum * static_cast<double>(factor) * static_cast<double>(factor);
+    }
+    sums = {block_sum(sums.before), block_sum(sums.after)};
+    if (threadIdx.x == 0) squares[blockIdx.y * matrix_norm_parts + blockIdx.x] = sums;
+}
+
+/// What apply_kernel() multiplies rows by; null: nothing.
+template <class Real>
+struct RowPointers {
+    const Real* factors;
+    const RowSquares* squares;
+    std::int64_t cols;
+};
+
+/// Returns, in every thread of a block, the factor that gives the block's matrix the norm that it had before
+/// its rows were multiplied.
+template <class Real>
+__device__ Real norm_ratio(const RowPointers<Real>& rows) {
+    static_assert(matrix_norm_parts <= threads_per_block);
+    __shared__ Real ratio;
+    RowSquares sums{};
+    if (threadIdx.x < matrix_norm_parts) sums = rows.squares[blockIdx.y * matrix_norm_parts + threadIdx.x];
+    sums = {block_sum(sums.before), block_sum(sums.after)};
+    if (threadIdx.x == 0)
+        ratio = static_cast<Real>(sqrt(sums.before) / (sqrt(sums.after) + row_factor_epsilon));
+    __syncthreads();
+    return ratio;
+}
+
 template <int width, class Update, class Real, class Value>
 __global__ void __launch_bounds__(threads_per_block)
-    apply_kernel(const Update* updates, const MatrixOffsets* matrices, const double* rate, MatrixRate derived,
-                 const double* scale, Real* weights, Value* values, std::int64_t n) {
+    apply_kernel(const Update* updates, const MatrixOffsets* matrices, RowPointers<Real> rows,
+                 const double* rate, MatrixRate derived, const double* scale, Real* weights, Value* values,
+                 std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
     if (scale != nullptr && *scale == 0.0) return;
-    const auto keep = static_cast<Real>(derived.keep(*rate));
+    const DecayFactors<Real> decay = derived.decay<Real>(*rate);
     const auto step = static_cast<Real>(derived.step(*rate));
+    const Real ratio = rows.factors != nullptr ? norm_ratio(rows) : Real{1};
     const Update* const update = updates + blockIdx.y * n;
     Real* const weight = weights + offsets.weight;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         const device::Packed<Update, width> change = elements_at<width>(update + i);
         device::Packed<Real, width> updated = elements_at<width>(weight + i);
+        Real row_step = step;
+        if (rows.factors != nullptr) row_step *= ratio * rows.factors[(blockIdx.y * n + i) / rows.cols];
 #pragma unroll
-        for (int e = 0; e < width; ++e)
-            updated[e] = keep * updated[e] - step * device::convert<Real>(change[e]);
+        for (int e = 0; e < width; ++e) {
+            const Real subtracted = row_step * device::convert<Real>(change[e]);
+            updated[e] = decay.decayed(updated[e], subtracted) - subtracted;
+        }
         elements_at<width>(weight + i) = updated;
         if constexpr (!std::is_same_v<Real, Value>) {
             device::Packed<Value, width> rounded;
@@ -163,12 +244,13 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/// Calls f(std::integral_constant) with how many elements a thread loads together. Matrices in the flat
-/// arrays begin at multiples of parameter_alignment, those in a stack at multiples of n.
+/// Calls f(std::integral_constant) with how many elements a thread loads together. Parameters in the flat
+/// arrays begin at multiples of parameter_alignment, their matrices at multiples of a row, and the matrices
+/// of a stack at multiples of `length`, which is a matrix's or a row's.
 template <class F>
-void with_width(std::int64_t n, F&& f) {
+void with_width(std::int64_t length, F&& f) {
     static_assert(parameter_alignment % vector_width == 0);
-    if (n % vector_width == 0) {
+    if (length % vector_width == 0) {
         f(std::integral_constant<int, vector_width>{});
     } else {
         f(std::integral_constant<int, 1>{});
@@ -203,16 +285,17 @@ const MatrixOffsets* offsets_of(const MatrixGroup& group) {
 }  // namespace
 
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial) {
     const std::int64_t n = matrices.shape.elements();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
-        with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+        with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
             launch_for_matrices<width>(
                 ctx, matrices.count(), n, matrix_norm_parts, momentum_kernel<width, Real>,
                 static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(matrices),
-                pointer_of(scale), static_cast<Real>(1.0 - momentum_decay), arrays.momentum.data<Real>(),
-                updates.data<Real>(), partial.data<double>());
+                pointer_of(scale), rule,
+                static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()),
+                arrays.momentum.data<Real>(), updates.data<Real>(), partial.data<double>());
         });
     });
 }
@@ -254,19 +337,43 @@ void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& g
     });
 }
 
+void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                 const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows) {
+    const std::int64_t cols = matrices.shape[1];
+    visit_gradient_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
+        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+            if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
+                with_width(cols, [&]<int width>(std::integral_constant<int, width>) {
+                    launch_for_matrices<width>(
+                        ctx, matrices.count(), matrices.shape.elements(), matrix_norm_parts,
+                        row_factors_kernel<width, Update, Real>,
+                        static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
+                        pointer_of(scale), static_cast<Real>(1.0 - beta2), arrays.second_moment.data<Real>(),
+                        rows.factors.data<Real>(), reinterpret_cast<RowSquares*>(rows.squares.data<double>()),
+                        cols);
+                });
+        });
+    });
+}
+
 void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
-                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
-                  const UpdateOptions& options) {
+                  const Tensor& updates, const RowFactors& rows, const Tensor& rate,
+                  const MatrixRate& derived, const UpdateOptions& options) {
     const std::int64_t n = matrices.shape.elements();
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
+        RowPointers<Real> row_pointers{.cols = matrices.shape[1]};
+        if (rows.defined()) {
+            row_pointers.factors = rows.factors.data<Real>();
+            row_pointers.squares = reinterpret_cast<const RowSquares*>(rows.squares.data<double>());
+        }
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
             if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
-                with_width(n, [&]<int width>(std::integral_constant<int, width>) {
+                with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
                     launch_for_matrices<width>(
                         ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Value>,
                         static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
-                        static_cast<const double*>(rate.data<double>()), derived,
+                        row_pointers, static_cast<const double*>(rate.data<double>()), derived,
                         pointer_of(options.gradient_scale), arrays.weights.data<Real>(),
                         arrays.values.data<Value>());
                 });

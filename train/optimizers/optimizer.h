@@ -2,9 +2,11 @@
 /// The interface that every optimizer implements. A step updates the weights from the store's gradients and
 /// does not change the gradients.
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include <gradtile/core/host_device.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -18,6 +20,13 @@ struct StateTensor {
     /// contain, and the ranges of the store's flat blocks that are packed in this shard.
     std::vector<Parameter> parameters = {};
     std::vector<FlatRange> ranges = {};
+    /// The state holds one number per row of a matrix, at the beginning of the parameter's flat range.
+    bool is_per_row = false;
+
+    /// The shape that the state of one of `parameters` has in a checkpoint.
+    Shape shape_of(const Parameter& parameter) const {
+        return is_per_row ? Shape{parameter.shape()[0]} : parameter.shape();
+    }
 };
 
 /// The part of a store that one process updates under ZeRO-1: ranges of the store's flat blocks. The process
@@ -42,11 +51,31 @@ std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& 
 
 /// The memory and the work that an optimizer needs for one parameter.
 struct ParameterUpdate {
-    std::size_t moments = 0;  ///< tensors with the parameter's shape, in the gradients' dtype
+    std::size_t moments = 0;      ///< tensors with the parameter's shape, in the gradients' dtype
+    std::size_t row_moments = 0;  ///< tensors with one number per row, in the gradients' dtype
     /// Floating-point operations in matrix products. If the number is not 0, one process must update the
     /// whole parameter; 0 means that the update is element by element, so shards may cut the parameter
     /// anywhere.
     double product_flops = 0.0;
+};
+
+/// A parameter's factor on the learning rate that step() receives. Empty: 1 for every parameter.
+using LearningRateFactor = std::function<double(const Parameter&)>;
+
+/// What an update multiplies weights by: `aligned` where the step and the weight have the same sign, so that
+/// both make the weight smaller, else `opposed`. Plain decay has equal factors; cautious decay (Chen et al.
+/// 2025, arXiv 2510.12402) has opposed = 1.
+template <class Real>
+struct DecayFactors {
+    Real aligned = 1, opposed = 1;
+
+    GRADTILE_HOST_DEVICE static DecayFactors at(double rate, double weight_decay, bool cautious) {
+        const Real keep = static_cast<Real>(1.0 - rate * weight_decay);
+        return {keep, cautious ? Real{1} : keep};
+    }
+    GRADTILE_HOST_DEVICE Real decayed(Real weight, Real step) const {
+        return (step * weight >= Real{0} ? aligned : opposed) * weight;
+    }
 };
 
 struct UpdateOptions {

@@ -27,6 +27,8 @@ using OtherSettings = std::tuple<MuonSettings>;
 /// The settings of every optimizer.
 using OptimizerSettings = decltype(std::tuple_cat(ElementwiseSettings(), OtherSettings()));
 
+struct ModelConfig;
+
 template <class... Settings>
 std::variant<typename Settings::Rule...> any_rule_of(std::type_identity<std::tuple<Settings...>>);
 /// Any elementwise optimizer's rule.
@@ -36,6 +38,9 @@ using ElementwiseRule = decltype(any_rule_of(std::type_identity<ElementwiseSetti
 struct OptimizerSetup {
     double lr = 0.0;  ///< peak learning rate
     double weight_decay = 0.0;
+    bool cautious_decay = false;
+    LearningRateFactor lr_factor;  ///< of the parameters that an ElementwiseOptimizer updates
+    const ModelConfig& model;
     const OptimizerSettings& settings;
 };
 

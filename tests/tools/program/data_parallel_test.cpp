@@ -123,11 +123,18 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttentio
 /// Each matrix is updated whole by its owner, with the same sums as in an unsharded run. Clipping is off,
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
-    for (const auto& [dtype, ranks] : {std::pair{"f32", 3}, {"bf16", 2}}) {
-        const Arguments flags = {
-            "--optimizer", "muon",         "--clip", "0",         "--batch", "12",      "--dtype",
-            dtype,         "--stop-after", "12",     "--dropout", "0.1",     "--sinks", "--attention-dropout",
-            "0.1"};
+    const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
+    for (const auto& [dtype, ranks, variant] :
+         {std::tuple{"f32", 3, Arguments()}, {"bf16", 2, Arguments()}, {"f32", 2, normuon}}) {
+        const Arguments flags = Arguments{"--optimizer",  "muon",
+                                          "--clip",       "0",
+                                          "--batch",      "12",
+                                          "--dtype",      dtype,
+                                          "--stop-after", "12",
+                                          "--dropout",    "0.1",
+                                          "--sinks",      "--attention-dropout",
+                                          "0.1"} +
+                                variant;
         const auto full = train(ranks, flags), sharded = train(ranks, flags + Arguments{"--zero", "1"});
         const auto full_steps = steps_of(full), sharded_steps = steps_of(sharded);
         ASSERT_EQ(full_steps.size(), 12u);
@@ -173,9 +180,15 @@ TEST_F(DataParallelTraining, ResumesWithAnotherNumberOfProcesses) {
 }
 
 TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
-    for (const auto& [dtype, optimizer] :
-         {std::pair{"f32", "adamw"}, {"bf16", "adamw"}, {"f32", "lion"}, {"bf16", "muon"}}) {
-        const auto out = train(1, {"--dtype", dtype, "--optimizer", optimizer, "--stop-after", "5"});
+    for (const auto& [dtype, optimizer] : {std::pair{"f32", "adamw"},
+                                           {"bf16", "adamw"},
+                                           {"f32", "lion"},
+                                           {"bf16", "muon"},
+                                           {"f32", "normuon"}}) {
+        const Arguments chosen = std::string(optimizer) == "normuon"
+                                     ? Arguments{"muon", "--muon-split", "--muon-beta2", "0.9"}
+                                     : Arguments{optimizer};
+        const auto out = train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--optimizer"} + chosen);
         const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
         for (const int ranks : {1, 2, 3, 4})
             for (const char* zero : {"0", "1"}) {

@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
@@ -213,6 +215,87 @@ TEST(AdamW, ContinuesBitIdenticallyFromACopyOfItsState) {
             (side == &straight ? first : second).step(ctx, adamw_lr);
         }
     EXPECT_EQ(to_host(ctx, straight.store.values()), to_host(ctx, resumed.store.values()));
+}
+
+TEST(AdamW, MultipliesTheRateOfAParameterByItsFactor) {
+    const Context ctx;
+    const auto values_after = [&](double lr, const LearningRateFactor& factor) {
+        AdamWProblem problem(ctx, DType::f32);
+        ElementwiseOptimizer optimizer(ctx, problem.store, problem.store.parameters(), adamw_options, {},
+                                       factor);
+        for (int t = 1; t <= 3; ++t) {
+            problem.set_gradients(ctx, t);
+            optimizer.step(ctx, lr);
+        }
+        std::map<std::string, std::vector<double>> values;
+        for (const Parameter& parameter : problem.store.parameters())
+            values[parameter.name()] = to_host(ctx, parameter.value());
+        return values;
+    };
+    const auto factor_of = [](const Parameter& parameter) {
+        return parameter.name() == "embedding" ? 4.0 : parameter.decays() ? 1.0 : 0.5;
+    };
+    const auto plain = values_after(adamw_lr, {}), high = values_after(4 * adamw_lr, {}),
+               low = values_after(adamw_lr / 2, {}), mixed = values_after(adamw_lr, factor_of);
+    for (const auto& [name, values] : mixed)
+        EXPECT_EQ(values, (name == "embedding" ? high : name == "matrix" ? plain : low).at(name)) << name;
+}
+
+TEST(AdamW, RefusesMoreRatesThanAStepPrepares) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    for (int i = 0; i < 9; ++i) store.add(concat("p", i), {2, 2}, Init::zeros());
+    store.allocate(ctx, DType::f32);
+    const auto factor = [](const Parameter& parameter) { return parameter.name()[1] - '0' + 1.0; };
+    EXPECT_THAT([&] { ElementwiseOptimizer(ctx, store, store.parameters(), AdamW{}, {}, factor); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr("9 different learning rates")));
+}
+
+/// lr 0.5, decay 0.5, and no moments: the step is 0.5 sign(g), so all numbers are exact in binary.
+TEST(Lion, CautiousDecayKeepsWeightsThatTheStepEnlarges) {
+    const Context ctx;
+    ParameterStore store;
+    const Parameter matrix = store.add("matrix", {1, 4}, Init::zeros());
+    store.allocate(ctx, DType::f64);
+    copy(ctx, matrix.value(), from_host(ctx, std::vector{1.0, 1.0, -2.0, -2.0}, {1, 4}, DType::f64));
+    ElementwiseOptimizer optimizer(ctx, store,
+                                   Lion{.beta1 = 0, .beta2 = 0, .weight_decay = 0.5, .cautious_decay = true});
+    copy(ctx, matrix.grad(), from_host(ctx, std::vector{1.0, -1.0, 1.0, -1.0}, {1, 4}, DType::f64));
+    optimizer.step(ctx, 0.5);
+    // 0.75 - 0.5; 1 + 0.5; -2 - 0.5; -1.5 + 0.5
+    EXPECT_EQ(to_host(ctx, matrix.value()), (std::vector{0.25, 1.5, -2.5, -1.0}));
+}
+
+/// The scalar formula with the paper's condition on the sign of update times weight.
+TEST(AdamW, CautiousDecayEqualsItsFormulaInFloat64) {
+    const Context ctx;
+    AdamWProblem problem(ctx, DType::f64);
+    AdamW rule = adamw_options;
+    rule.cautious_decay = true;
+    ElementwiseOptimizer optimizer(ctx, problem.store, rule);
+    std::vector<ScalarAdamW> reference;
+    for (const double w : to_host(ctx, problem.store.values())) reference.push_back({.w = w});
+    for (int t = 1; t <= adamw_steps; ++t) {
+        problem.set_gradients(ctx, t);
+        optimizer.step(ctx, adamw_lr);
+        for (const Parameter& parameter : problem.store.parameters())
+            for (std::int64_t i = parameter.offset(); i < parameter.offset() + parameter.shape().elements();
+                 ++i) {
+                ScalarAdamW& element = reference[static_cast<std::size_t>(i)];
+                const double old = element.w, g = AdamWProblem::gradient(i, t);
+                element.step(g, adamw_lr, 0.0, adamw_options);
+                if (parameter.decays() && (old - element.w) * old >= 0.0)
+                    element.w -= adamw_lr * adamw_options.weight_decay * old;
+            }
+    }
+    const std::vector<double> values = to_host(ctx, problem.store.values());
+    for (const Parameter& parameter : problem.store.parameters())
+        for (std::int64_t i = parameter.offset(); i < parameter.offset() + parameter.shape().elements();
+             ++i) {
+            const double expected = reference[static_cast<std::size_t>(i)].w;
+            ASSERT_NEAR(values[static_cast<std::size_t>(i)], expected,
+                        rounding_bound(expected, std::numeric_limits<double>::epsilon()));
+        }
 }
 
 TEST(AdamW, CanOptimizeAPartOfTheStore) {

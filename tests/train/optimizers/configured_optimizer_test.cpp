@@ -1,7 +1,12 @@
 #include <gradtile/train/configured_optimizer.h>
 
+#include <map>
+#include <set>
+
 #include <gtest/gtest.h>
 
+#include <gradtile/core/random.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/memory_request.h>
@@ -76,6 +81,94 @@ TEST_P(EveryOptimizer, HasThePlannedBytes) {
     store.allocate(ctx, DType::f32);
     EXPECT_EQ(plan_memory(ctx, memory_request(config, Device::cpu())).optimizer,
               make_optimizer(ctx, store, config)->state_bytes() - 4);
+}
+
+/// The row counts of q, k and v, and of gate and up, also where LoRA's adapters change them.
+TEST(ConfiguredOptimizer, MuonSplitsPackedMatrices) {
+    ParameterStore store, frozen;
+    const Transformer model(
+        as_llama({.layers = 1, .heads = 4, .kv_heads = 2, .width = 32, .context = 8, .vocabulary = 8}), store,
+        frozen, {}, {.rank = 2});
+    const auto rows_of = [&](const ParameterStore& of, const char* name) {
+        return block_matrix_rows(of.find(name), model.config);
+    };
+    using Rows = std::vector<std::int64_t>;
+    const std::int64_t hidden = model.config.hidden_width();
+    EXPECT_EQ(rows_of(frozen, "h.0.attn.qkv.weight"), (Rows{32, 16, 16}));
+    EXPECT_EQ(rows_of(frozen, "h.0.mlp.gate_up.weight"), (Rows{hidden, hidden}));
+    EXPECT_EQ(rows_of(frozen, "h.0.mlp.down.weight"), (Rows{32}));
+    EXPECT_EQ(rows_of(frozen, "h.0.attn.proj.weight"), (Rows{32}));
+    EXPECT_EQ(rows_of(frozen, "h.0.norm_1.weight"), Rows{});
+    EXPECT_EQ(rows_of(frozen, "wte.weight"), Rows{});
+    EXPECT_EQ(rows_of(store, "h.0.attn.qkv.lora_a"), (Rows{2}));
+    EXPECT_EQ(rows_of(store, "h.0.attn.qkv.lora_b"), (Rows{32, 16, 16}));
+    EXPECT_EQ(rows_of(store, "h.0.mlp.gate_up.lora_b"), (Rows{hidden, hidden}));
+}
+
+/// Without biases, Muon's matrices of a GPT-2 are all that the factors do not change.
+TEST(ConfiguredOptimizer, MultipliesTheRatesOfEmbeddingsHeadAndVectors) {
+    const Context ctx(Device::cpu(), 1);
+    const auto values_after_a_step = [&](const std::function<void(TrainConfig&)>& change) {
+        TrainConfig config;
+        config.model = {
+            .layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 11, .tied_head = false};
+        change(config);
+        validate(config);
+        ParameterStore store;
+        const Transformer model(config.model, store);
+        store.allocate(ctx, DType::f64);
+        store.initialize(ctx, Seed{1});
+        copy(ctx, store.gradients(), randn(ctx, store.gradients().shape(), DType::f64, Seed{2}));
+        make_optimizer(ctx, store, config)->step(ctx, config.lr);
+        std::map<std::string, std::vector<double>> values;
+        for (const Parameter& parameter : store.parameters())
+            values[parameter.name()] = to_host(ctx, parameter.value());
+        return values;
+    };
+    for (const OptimizerKind kind : {kind_of<AdamWSettings>, kind_of<MuonSettings>}) {
+        const auto with = [&](double factor, double TrainConfig::*member) {
+            return values_after_a_step([&](TrainConfig& c) {
+                c.optimizer = kind;
+                c.*member = factor;
+            });
+        };
+        const auto plain = with(1.0, &TrainConfig::embedding_lr_factor);
+        const auto changed_by = [&](double TrainConfig::*member) {
+            std::set<std::string> names;
+            for (const auto& [name, values] : with(2.0, member))
+                if (values != plain.at(name)) names.insert(name);
+            return names;
+        };
+        using Names = std::set<std::string>;
+        EXPECT_EQ(changed_by(&TrainConfig::embedding_lr_factor), (Names{"wte.weight", "wpe.weight"}));
+        EXPECT_EQ(changed_by(&TrainConfig::head_lr_factor), (Names{"head.weight"}));
+        EXPECT_EQ(changed_by(&TrainConfig::vector_lr_factor),
+                  (Names{"h.0.ln_1.weight", "h.0.ln_1.bias", "h.0.ln_2.weight", "h.0.ln_2.bias",
+                         "h.0.attn.qkv.bias", "h.0.attn.proj.bias", "h.0.mlp.fc.bias", "h.0.mlp.proj.bias",
+                         "ln_f.weight", "ln_f.bias"}));
+    }
+}
+
+/// The second moments of rows count, in every shard.
+TEST(ConfiguredOptimizer, PlansTheSecondMomentsOfRows) {
+    TrainConfig config;
+    config.model = as_llama({.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101});
+    config.optimizer = kind_of<MuonSettings>;
+    std::get<MuonSettings>(config.optimizer_settings).split = true;
+    std::get<MuonSettings>(config.optimizer_settings).beta2 = 0.95;
+    config.micro_batch = 1;
+    for (const int processes : {1, 2, 3}) {
+        config.batch = processes;
+        config.zero = processes > 1 ? 1 : 0;
+        OptimizerPart largest;
+        for (int rank = 0; rank < processes; ++rank)
+            largest.state_bytes =
+                std::max(largest.state_bytes, allocated_part(config, rank, processes).state_bytes);
+        EXPECT_EQ(plan_memory(Context(Device::cpu(), 1), memory_request(config, Device::cpu(), processes))
+                      .optimizer,
+                  largest.state_bytes)
+            << processes;
+    }
 }
 
 TEST(ConfiguredOptimizer, RefusesAnUnknownOptimizer) {

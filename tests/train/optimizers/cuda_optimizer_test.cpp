@@ -30,6 +30,8 @@ using test::in_blocks;
 using test::muon_lr;
 using test::muon_options;
 using test::MuonProblem;
+using test::normuon_options;
+using test::packed_in_blocks;
 using test::published_newton_schulz;
 using test::reference_norm;
 
@@ -131,6 +133,31 @@ TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
     }
 }
 
+/// A thread of the first kernel prepares the formula of each rate. Decay is cautious in float64 only: in
+/// float32 the devices may disagree about the sign of a step that is almost 0.
+TEST_F(CudaAdamW, MultipliesRatesAndDecaysCautiouslyAsTheCpuDoes) {
+    AdamW rule = adamw_options;
+    const auto factor = [](const Parameter& parameter) {
+        return parameter.name() == "embedding" ? 1.0 : parameter.decays() ? 0.5 : 0.25;
+    };
+    for (const DType dtype : floating_dtypes) {
+        AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
+        rule.cautious_decay = dtype == DType::f64;
+        ElementwiseOptimizer on_gpu(gpu(), ours.store, ours.store.parameters(), rule, {}, factor),
+            on_cpu(cpu, theirs.store, theirs.store.parameters(), rule, {}, factor);
+        for (int t = 1; t <= adamw_steps; ++t) {
+            ours.set_gradients(gpu(), t);
+            theirs.set_gradients(cpu, t);
+            on_gpu.step(gpu(), adamw_lr);
+            on_cpu.step(cpu, adamw_lr);
+        }
+        const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
+        for (std::size_t i = 0; i < got.size(); ++i)
+            ASSERT_NEAR(got[i], expected[i], difference_bound(expected[i], dtype))
+                << dtype << " element " << i;
+    }
+}
+
 TEST_F(CudaAdamW, ChangesNothingWhenTheUpdateIsRefused) {
     AdamWProblem problem(gpu(), DType::bf16);
     ElementwiseOptimizer optimizer(gpu(), problem.store, adamw_options);
@@ -194,40 +221,54 @@ TEST_F(CudaLion, EqualsItsFormula) {
 
 using CudaMuon = test::CudaTest;
 
+/// The second problem's matrices are packed, and rows are divided by their second moments. The rows of these
+/// random matrices have almost equal lengths, so that a row's factor is less than twice their mean.
 TEST_F(CudaMuon, UpdatesAsTheCpuDoes) {
     constexpr int updates = 3;
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-        MuonProblem ours(gpu(), dtype), theirs(cpu, dtype);
-        Muon on_gpu(gpu(), ours.store, in_blocks, muon_options),
-            on_cpu(cpu, theirs.store, in_blocks, muon_options);
-        for (std::uint64_t t = 1; t <= updates; ++t) {
-            ours.set_gradients(gpu(), t);
-            theirs.set_gradients(cpu, t);
-            on_gpu.step(gpu(), muon_lr);
-            on_cpu.step(cpu, muon_lr);
+    struct Variation {
+        MuonOptions options;
+        std::vector<std::int64_t> (*rows)(const Parameter&);
+        double slope;   // of the quintics, at most
+        double factor;  // on the rate of a matrix, at most
+    };
+    for (const Variation& variation :
+         {Variation{muon_options, in_blocks, 500.0, 2.0},
+          Variation{normuon_options, packed_in_blocks, 967.0, 2.0 * 0.2 * std::sqrt(32.0)}})
+        for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+            MuonProblem ours(gpu(), dtype), theirs(cpu, dtype);
+            Muon on_gpu(gpu(), ours.store, variation.rows, variation.options),
+                on_cpu(cpu, theirs.store, variation.rows, variation.options);
+            for (std::uint64_t t = 1; t <= updates; ++t) {
+                ours.set_gradients(gpu(), t);
+                theirs.set_gradients(cpu, t);
+                on_gpu.step(gpu(), muon_lr);
+                on_cpu.step(cpu, muon_lr);
+            }
+            // On each device, the orthogonalised update's error is the rounding in 5 steps with 3 products
+            // each of up to 32 terms, times the quintics' slope, times the matrix's rate. Subtracting the
+            // update from the weight rounds once more.
+            const double orthogonal = variation.slope * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
+            const double bound =
+                2.0 * updates *
+                (variation.factor * variation.options.matrix.lr_ratio * muon_lr * orthogonal +
+                 4.0 * epsilon_of(accumulator_of(dtype)));
+            for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"}) {
+                const auto got = to_host(gpu(), ours.store.master_of(ours.store.find(name)));
+                const auto expected = to_host(cpu, theirs.store.master_of(theirs.store.find(name)));
+                for (std::size_t i = 0; i < got.size(); ++i)
+                    ASSERT_NEAR(got[i], expected[i], bound) << dtype << ' ' << name << ' ' << i;
+            }
+            EXPECT_EQ(to_host(gpu(), ours.store.values()),
+                      to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
         }
-        // On each device, the orthogonalised update's error is the rounding in 5 steps with 3 products each
-        // of up to 32 terms, times the quintic's slope (below 500), times the matrix's rate (at most 2 * 20 *
-        // lr). Subtracting the update from the weight rounds once more.
-        const double orthogonal = 500.0 * 5 * 3 * 32 * epsilon_of(accumulator_of(dtype));
-        const double bound =
-            2.0 * updates *
-            (2.0 * muon_options.lr_ratio * muon_lr * orthogonal + 4.0 * epsilon_of(accumulator_of(dtype)));
-        for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"}) {
-            const auto got = to_host(gpu(), ours.store.master_of(ours.store.find(name)));
-            const auto expected = to_host(cpu, theirs.store.master_of(theirs.store.find(name)));
-            for (std::size_t i = 0; i < got.size(); ++i)
-                ASSERT_NEAR(got[i], expected[i], bound) << dtype << ' ' << name << ' ' << i;
-        }
-        EXPECT_EQ(to_host(gpu(), ours.store.values()),
-                  to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
-    }
 }
 
 TEST_F(CudaMuon, ChangesNothingWhenTheUpdateIsRefused) {
-    MuonProblem problem(gpu(), DType::bf16);
-    Muon optimizer(gpu(), problem.store, in_blocks, muon_options);
-    test::expect_a_refused_update_changes_nothing(gpu(), problem, optimizer, muon_lr);
+    for (const MuonOptions& options : {muon_options, normuon_options}) {
+        MuonProblem problem(gpu(), DType::bf16);
+        Muon optimizer(gpu(), problem.store, in_blocks, options);
+        test::expect_a_refused_update_changes_nothing(gpu(), problem, optimizer, muon_lr);
+    }
 }
 
 TEST_F(CudaMuon, NewtonSchulzOfZeroIsZero) {

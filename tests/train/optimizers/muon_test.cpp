@@ -26,12 +26,38 @@ using test::in_blocks;
 using test::muon_lr;
 using test::muon_options;
 using test::MuonProblem;
+using test::normuon_options;
+using test::packed_in_blocks;
 using test::published_newton_schulz;
 
 /// The five quintic steps that Newton-Schulz applies to each singular value.
 double newton_schulz_of_scalar(double s) {
     for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
     return s;
+}
+
+/// The quintics of Amsel et al. 2025, algorithm 1, for degree 5 and five steps: a normalised singular value
+/// is divided by 1.01 before the first quintic, and each quintic's argument is, too.
+double polar_express_of_scalar(double s) {
+    constexpr double quintics[][3] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
+                                      {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+                                      {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+                                      {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+                                      {2.300652019954817, -1.6689039845747493, 0.4188073119525673}};
+    s /= 1.01;
+    for (const auto& [a, b, c] : quintics) {
+        const double x = s / 1.01;
+        s = a * x + b * x * x * x + c * x * x * x * x * x;
+    }
+    return s;
+}
+
+double of_scalar(MuonCoefficients coefficients, double s) {
+    return coefficients == MuonCoefficients::jordan ? newton_schulz_of_scalar(s) : polar_express_of_scalar(s);
+}
+/// The largest slope of the five quintics, at 0: 3.4445^5 for Jordan's, 967 for Polar Express.
+double largest_slope(MuonCoefficients coefficients) {
+    return coefficients == MuonCoefficients::jordan ? 500.0 : 967.0;
 }
 
 /// Returns a matrix with orthonormal columns, rows >= cols: columns from the Sylvester Hadamard matrix.
@@ -62,26 +88,58 @@ void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, do
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
 }
 
-TEST(NewtonSchulz, AppliesTheQuinticToEverySingularValue) {
+class NewtonSchulzWith : public testing::TestWithParam<MuonCoefficients> {};
+INSTANTIATE_TEST_SUITE_P(All, NewtonSchulzWith,
+                         testing::Values(MuonCoefficients::jordan, MuonCoefficients::polar_express),
+                         [](const auto& info) {
+                             return info.param == MuonCoefficients::jordan ? "Jordan" : "PolarExpress";
+                         });
+
+TEST_P(NewtonSchulzWith, AppliesItsQuinticsToEverySingularValue) {
     const Context ctx;
     const std::vector<double> s{2.0, 1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05};
     double squares = 0.0;
     for (const double value : s) squares += value * value;
     std::vector<double> expected;
     for (const double value : s)
-        expected.push_back(newton_schulz_of_scalar(value / (std::sqrt(squares) + 1e-7)));
+        expected.push_back(of_scalar(GetParam(), value / (std::sqrt(squares) + 1e-7)));
     // The roundings in five steps with three products of at most 32 terms each, multiplied by the largest
-    // slope of the five quintics, 3.4445^5 < 500.
-    const double bound = 500.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+    // slope of the five quintics.
+    const double bound = largest_slope(GetParam()) * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (const std::int64_t rows : {8, 32}) {
         Tensor x = with_singular_values(ctx, rows, s);
-        newton_schulz(ctx, x, x.dtype());
+        newton_schulz(ctx, x, x.dtype(), GetParam());
         expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
         // A wide matrix is a transposed tall one.
         Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
-        newton_schulz(ctx, wide, wide.dtype());
+        newton_schulz(ctx, wide, wide.dtype(), GetParam());
         expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
     }
+}
+
+/// The claim of the paper: every singular value in [0.001, 1] comes near 1. Jordan's quintic leaves small
+/// ones at a half. The bounds are the values of the scalar polynomials on a fine grid.
+TEST(NewtonSchulz, WithPolarExpressBringsSmallSingularValuesNearerToOne) {
+    const Context ctx;
+    const std::vector<double> s{1.0, 0.008, 0.5, 0.25, 0.125, 0.0625, 0.03, 0.015};
+    double squares = 0.0;
+    for (const double value : s) squares += value * value;
+    const auto smallest_of = [&](MuonCoefficients coefficients) {
+        const Tensor x = with_singular_values(ctx, 8, s);
+        newton_schulz(ctx, x, DType::f64, coefficients);
+        const Tensor u = hadamard_columns(ctx, 8, 8), ux = empty_like(ctx, x), uxv = empty_like(ctx, x);
+        gemm(ctx, ux, u, x, {.trans_a = true});
+        gemm(ctx, uxv, ux, u);
+        double smallest = 2.0, largest = 0.0;
+        for (std::int64_t i = 0; i < 8; ++i) {
+            smallest = std::min(smallest, uxv.data<double>()[i * 9]);
+            largest = std::max(largest, uxv.data<double>()[i * 9]);
+        }
+        EXPECT_LT(largest, 1.21);
+        return smallest;
+    };
+    EXPECT_GT(smallest_of(MuonCoefficients::polar_express), 0.84);
+    EXPECT_GT(smallest_of(MuonCoefficients::polar_express), smallest_of(MuonCoefficients::jordan));
 }
 
 TEST(NewtonSchulz, OrthogonalizesAStackLikeSeparateMatrices) {
@@ -133,7 +191,7 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
     const Context ctx;
     MuonProblem problem(ctx, DType::f64);
     Muon optimizer(ctx, problem.store, in_blocks, muon_options);
-    const double rate = muon_lr * muon_options.lr_ratio;
+    const double rate = muon_lr * muon_options.matrix.lr_ratio;
     for (const auto& [name, factor] : {std::pair{"blocks.0.tall", 2.0}, std::pair{"blocks.0.wide", 1.0},
                                        std::pair{"blocks.1.tall", 2.0}}) {
         const Parameter w = problem.store.find(name);
@@ -167,11 +225,160 @@ TEST(Muon, UpdatesMatricesByOrthogonalisedNesterovMomentum) {
     }
 }
 
+/// One matrix under normuon_options, computed element by element in float64. Only the direction comes from
+/// newton_schulz(), which the tests of NewtonSchulz compare with its polynomials.
+struct ReferenceMatrix {
+    ReferenceMatrix(const Context& ctx, const Tensor& start)
+        : weights(cast(ctx, start, DType::f64)),
+          momentum(zeros(ctx, start.shape(), DType::f64)),
+          second_moment(static_cast<std::size_t>(start.size(0)), 0.0) {}
+
+    void step(const Context& ctx, const Tensor& gradient, const MuonOptions& options, double lr) {
+        const MomentumRule& rule = options.matrix.momentum;
+        const double decay = updates < rule.warmup ? 0.85 + (rule.decay - 0.85) * updates / 2.0 : rule.decay;
+        ++updates;
+        const Tensor direction = zeros(ctx, weights.shape(), DType::f64);
+        const std::int64_t rows = weights.size(0), cols = weights.size(1);
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+            double& m = momentum.data<double>()[i];
+            m = decay * m + (1.0 - decay) * gradient.data<double>()[i];
+            direction.data<double>()[i] = m;
+        }
+        newton_schulz(ctx, direction, DType::f64, options.coefficients);
+        double before = 0.0, after = 0.0;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            double squares = 0.0;
+            double* const row = direction.data<double>() + r * cols;
+            for (std::int64_t c = 0; c < cols; ++c) squares += row[c] * row[c];
+            double& v = second_moment[static_cast<std::size_t>(r)];
+            v = options.matrix.beta2 * v + (1.0 - options.matrix.beta2) * squares / static_cast<double>(cols);
+            for (std::int64_t c = 0; c < cols; ++c) row[c] /= std::sqrt(v);
+            before += squares;
+            after += squares / v;
+        }
+        const double rate = lr * options.matrix.lr_ratio;
+        const double length =
+            0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))) * std::sqrt(before / after);
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+            double& w = weights.data<double>()[i];
+            const double change = direction.data<double>()[i];
+            if (change * w >= 0.0) w *= 1.0 - rate * options.matrix.weight_decay;
+            w -= rate * length * change;
+        }
+    }
+
+    Tensor weights, momentum;
+    std::vector<double> second_moment;
+    int updates = 0;
+};
+
+TEST(Muon, FollowsItsFormulaWithEveryVariation) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::f64);
+    Muon optimizer(ctx, problem.store, in_blocks, normuon_options);
+    std::map<std::string, ReferenceMatrix> reference;
+    for (const char* name : {"blocks.0.tall", "blocks.0.wide", "blocks.1.tall"})
+        reference.emplace(name, ReferenceMatrix(ctx, problem.store.find(name).value()));
+    for (std::uint64_t t = 1; t <= 4; ++t) {
+        problem.set_gradients(ctx, t);
+        for (auto& [name, matrix] : reference)
+            matrix.step(ctx, problem.store.find(name).grad(), normuon_options, muon_lr);
+        optimizer.step(ctx, muon_lr);
+    }
+    // As in UpdatesMatricesByOrthogonalisedNesterovMomentum, with the slope of Polar Express.
+    for (const auto& [name, matrix] : reference)
+        expect_near(ctx, problem.store.find(name).value(), matrix.weights,
+                    4 * 967.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon());
+}
+
+TEST(Muon, UpdatesPackedMatricesLikeSeparateParameters) {
+    const Context ctx(Device::cpu(), 2);
+    for (const MuonOptions& options : {muon_options, normuon_options}) {
+        MuonProblem packed(ctx, DType::f64);
+        ParameterStore separate;
+        for (const char* name : {"blocks.0.a", "blocks.0.b", "blocks.0.c"})
+            separate.add(name, {std::string_view(name).ends_with('a') ? 16 : 8, 8}, Init::zeros());
+        separate.allocate(ctx, DType::f64);
+        const auto copy_rows = [&](bool values) {
+            const Parameter tall = packed.store.find("blocks.0.tall");
+            std::int64_t row = 0;
+            for (const Parameter& part : separate.parameters()) {
+                const Tensor& from = values ? tall.value() : tall.grad();
+                copy(ctx, values ? part.value() : part.grad(), from.slice(0, row, part.shape()[0]));
+                row += part.shape()[0];
+            }
+        };
+        copy_rows(/*values=*/true);
+        Muon of_packed(ctx, packed.store, packed_in_blocks, options),
+            of_separate(ctx, separate, in_blocks, options);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            packed.set_gradients(ctx, t);
+            copy_rows(/*values=*/false);
+            of_packed.step(ctx, muon_lr);
+            of_separate.step(ctx, muon_lr);
+        }
+        const std::vector<double> together = to_host(ctx, packed.store.find("blocks.0.tall").value());
+        std::vector<double> apart;
+        for (const Parameter& part : separate.parameters())
+            for (const double value : to_host(ctx, part.value())) apart.push_back(value);
+        // A library may sum in another order when it multiplies another number of matrices.
+        const double bound = 3 * 967.0 * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+        ASSERT_EQ(together.size(), apart.size());
+        for (std::size_t i = 0; i < apart.size(); ++i) ASSERT_NEAR(together[i], apart[i], bound) << i;
+    }
+}
+
+TEST(Muon, PackedMatricesHaveTheStateOfTheirParameter) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::f32);
+    const Muon whole(ctx, problem.store, in_blocks, normuon_options),
+        packed(ctx, problem.store, packed_in_blocks, normuon_options);
+    const std::vector<StateTensor> a = whole.state(), b = packed.state();
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_EQ(a[i].name, b[i].name);
+        EXPECT_EQ(a[i].tensor.shape(), b[i].tensor.shape());
+    }
+    EXPECT_EQ(a[0].name, "momentum/blocks.0.tall");
+    EXPECT_EQ(a[3].name, "second_moment/blocks.0.tall");
+    EXPECT_EQ(a[3].tensor.shape(), (Shape{32}));
+}
+
+TEST(Muon, RefusesMatricesThatDoNotFillTheirParameter) {
+    const Context ctx(Device::cpu(), 1);
+    MuonProblem problem(ctx, DType::f32);
+    const auto rows = [](const Parameter& parameter) {
+        return in_blocks(parameter).empty() ? std::vector<std::int64_t>() : std::vector<std::int64_t>{4};
+    };
+    EXPECT_THAT(
+        [&] { Muon(ctx, problem.store, rows, muon_options); },
+        testing::ThrowsMessage<Error>(testing::HasSubstr("'blocks.0.tall' have 4 rows; expected 32")));
+}
+
+/// With MuonScale::rms, an orthogonal update has the root mean square 0.2 for every shape.
+TEST(Muon, CanScaleUpdatesToOneRootMeanSquare) {
+    const Context ctx;
+    MuonProblem problem(ctx, DType::f64);
+    MuonOptions options{.matrix = {.lr_ratio = 1.0}, .scale = MuonScale::rms};
+    Muon optimizer(ctx, problem.store, in_blocks, options);
+    problem.set_gradients(ctx, 1);
+    const Tensor before = cast(ctx, problem.store.values(), DType::f64);
+    optimizer.step(ctx, muon_lr);
+    for (const char* name : {"blocks.0.tall", "blocks.0.wide"}) {
+        const Parameter w = problem.store.find(name);
+        const Tensor old = before.slice(0, w.offset(), w.shape().elements()).reshape(w.shape());
+        const double rms = distance(ctx, w.value(), old) / std::sqrt(w.shape().elements()) / muon_lr;
+        // Newton-Schulz brings singular values between 0.68 and 1.14.
+        EXPECT_GT(rms, 0.68 * 0.2) << name;
+        EXPECT_LT(rms, 1.14 * 0.2) << name;
+    }
+}
+
 TEST(Muon, LeavesEmbeddingsAndVectorsToAdamW) {
     const Context ctx;
     MuonProblem with_muon(ctx, DType::f32), with_adamw(ctx, DType::f32);
     Muon muon(ctx, with_muon.store, in_blocks, muon_options);
-    ElementwiseOptimizer adamw(ctx, with_adamw.store, muon_options.adamw);
+    ElementwiseOptimizer adamw(ctx, with_adamw.store, muon_options.matrix.adamw);
     for (std::uint64_t t = 1; t <= 3; ++t) {
         with_muon.set_gradients(ctx, t);
         with_adamw.set_gradients(ctx, t);
@@ -218,7 +425,7 @@ TEST(Muon, ResultsDoNotDependOnTheGroupSize) {
     for (const std::int64_t group_elements : {0, 1}) {
         MuonProblem problem(ctx, DType::f64);
         MuonOptions options = muon_options;
-        options.group_elements = group_elements;
+        options.matrix.group_elements = group_elements;
         Muon optimizer(ctx, problem.store, in_blocks, options);
         problem.set_gradients(ctx, 1);
         optimizer.step(ctx, muon_lr);
@@ -245,11 +452,11 @@ TEST(Muon, NamesItsStateByParameter) {
 
 /// One process's shard, as DataParallel assigns it.
 struct MuonShard {
-    MuonShard(const Context& ctx, DType dtype, int rank, int processes) : problem(ctx, dtype, processes) {
+    MuonShard(const Context& ctx, DType dtype, int rank, int processes, const PackedRows& rows,
+              const MuonOptions& options)
+        : problem(ctx, dtype, processes) {
         const auto cost = [](const Parameter& parameter) {
-            return in_blocks(parameter) && parameter.shape().rank() == 2
-                       ? newton_schulz_flops(parameter.shape())
-                       : 0.0;
+            return !in_blocks(parameter).empty() ? newton_schulz_flops(parameter.shape()) : 0.0;
         };
         const ParameterStore& store = problem.store;
         std::int64_t packed = 0;
@@ -265,7 +472,7 @@ struct MuonShard {
             shard.masters = zeros(ctx, {packed}, DType::f32);
             pack(ctx, store.master(), shard.ranges, shard.masters);
         }
-        optimizer = std::make_unique<Muon>(ctx, store, in_blocks, muon_options, shard);
+        optimizer = std::make_unique<Muon>(ctx, store, rows, options, shard);
     }
     void step(const Context& ctx, std::uint64_t t) {
         problem.set_gradients(ctx, t);
@@ -277,21 +484,22 @@ struct MuonShard {
     std::unique_ptr<Muon> optimizer;
 };
 
-TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
+void expect_shards_equal_the_unsharded_update(const PackedRows& rows, const MuonOptions& options) {
     const Context ctx(Device::cpu(), 2);
+    const bool has_second_moment = options.matrix.beta2 > 0.0;
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
         for (const int processes : {2, 3, 5}) {
             MuonProblem full(ctx, dtype, processes);
-            Muon optimizer(ctx, full.store, in_blocks, muon_options);
+            Muon optimizer(ctx, full.store, rows, options);
             for (std::uint64_t t = 1; t <= 3; ++t) {
                 full.set_gradients(ctx, t);
                 optimizer.step(ctx, muon_lr);
             }
             std::map<std::string, Tensor> state;
             for (const StateTensor& part : optimizer.state()) state[part.name] = part.tensor;
-            std::size_t matrices = 0, moments = 0;
+            std::size_t matrices = 0, row_moments = 0, moments = 0;
             for (int rank = 0; rank < processes; ++rank) {
-                MuonShard mine(ctx, dtype, rank, processes);
+                MuonShard mine(ctx, dtype, rank, processes, rows, options);
                 for (std::uint64_t t = 1; t <= 3; ++t) mine.step(ctx, t);
                 for (const FlatRange& range : mine.shard.ranges)
                     EXPECT_EQ(to_host(ctx, mine.problem.store.values().slice(0, range.begin, range.length)),
@@ -315,15 +523,26 @@ TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
                             to_host(ctx, expected.reshape({expected.elements()}).slice(0, begin, length)))
                             << part.name << '/' << held->name();
                         offset += range.length;
-                        (part.name == "momentum" ? matrices : moments) += static_cast<std::size_t>(length);
+                        (part.name == "momentum"        ? matrices
+                         : part.name == "second_moment" ? row_moments
+                                                        : moments) += static_cast<std::size_t>(length);
                     }
                     EXPECT_EQ(offset, part.parameters.empty() ? 0 : part.tensor.elements());
                 }
             }
             // All shards together hold each moment's elements exactly once.
             EXPECT_EQ(matrices, 3u * 32 * 8);
+            EXPECT_EQ(row_moments, has_second_moment ? 32u + 8 + 32 : 0u);
             EXPECT_EQ(moments, 2u * (20 * 8 + 32));
         }
+}
+
+TEST(Muon, ShardsTogetherEqualTheUnshardedUpdateToTheBit) {
+    expect_shards_equal_the_unsharded_update(in_blocks, muon_options);
+}
+
+TEST(Muon, ShardsOfPackedMatricesEqualTheUnshardedUpdateToTheBit) {
+    expect_shards_equal_the_unsharded_update(packed_in_blocks, normuon_options);
 }
 
 TEST(Muon, RefusesAShardThatCutsAMatrix) {
@@ -346,8 +565,8 @@ TEST(Muon, AModelMemorisesOneBatch) {
         parameters.allocate(ctx, dtype);
         parameters.initialize(ctx, Seed{1});
         Muon optimizer(ctx, parameters,
-                       [](const Parameter& parameter) { return parameter.name().starts_with("h."); },
-                       {.lr_ratio = 0.02 / 3e-3, .adamw = {.beta2 = 0.99}});
+                       [&](const Parameter& parameter) { return block_matrix_rows(parameter, model.config); },
+                       {.matrix = {.lr_ratio = 0.02 / 3e-3, .adamw = {.beta2 = 0.99}}});
         const test::OverfitBatch batch(ctx);
         double loss = 0.0;
         for (int step = 1; step <= 150; ++step) {

@@ -53,11 +53,21 @@ struct AdamWProblem {
 };
 
 // The products are float32 on every device, so that results can be compared.
-inline constexpr MuonOptions muon_options{.lr_ratio = 20.0,
-                                          .momentum = 0.95,
-                                          .weight_decay = 0.1,
-                                          .adamw = {.weight_decay = 0.1},
-                                          .newton_schulz = DType::f32};
+inline const MuonOptions muon_options{
+    .matrix = {.lr_ratio = 20.0, .weight_decay = 0.1, .adamw = {.weight_decay = 0.1}},
+    .newton_schulz = DType::f32};
+/// Every variation of Muon.
+inline const MuonOptions normuon_options{
+    .matrix = {.lr_ratio = 20.0,
+               .momentum = {.decay = 0.95, .nesterov = false, .warmup = 2},
+               .beta2 = 0.9,
+               .weight_decay = 0.1,
+               .cautious_decay = true,
+               .adamw = {.weight_decay = 0.1, .cautious_decay = true},
+               .lr_factor = [](const Parameter& parameter) { return parameter.decays() ? 3.0 : 0.5; }},
+    .coefficients = MuonCoefficients::polar_express,
+    .scale = MuonScale::rms,
+    .newton_schulz = DType::f32};
 inline constexpr double muon_lr = 1e-3;
 
 /// Matrices for Muon, two in one stack, and parameters for AdamW.
@@ -78,8 +88,16 @@ struct MuonProblem {
     ParameterStore store;
 };
 
-inline bool in_blocks(const Parameter& parameter) {
-    return parameter.name().starts_with("blocks.");
+/// Every matrix of a block is one matrix.
+inline std::vector<std::int64_t> in_blocks(const Parameter& parameter) {
+    if (!parameter.name().starts_with("blocks.") || parameter.shape().rank() != 2) return {};
+    return {parameter.shape()[0]};
+}
+
+/// The tall matrices pack three.
+inline std::vector<std::int64_t> packed_in_blocks(const Parameter& parameter) {
+    if (!parameter.name().ends_with(".tall")) return in_blocks(parameter);
+    return {16, 8, 8};
 }
 
 inline Tensor rounded(const Context& ctx, const Tensor& x) {

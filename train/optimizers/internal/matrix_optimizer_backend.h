@@ -12,11 +12,27 @@ namespace gradtile {
 /// in device memory.
 struct MatrixRate {
     double lr_ratio, weight_decay;
+    bool cautious_decay;
     double step_factor;  ///< see MatrixOptimizer::step_factor()
 
-    GRADTILE_HOST_DEVICE double keep(double lr) const { return 1.0 - lr * lr_ratio * weight_decay; }
+    template <class Real>
+    GRADTILE_HOST_DEVICE DecayFactors<Real> decay(double lr) const {
+        return DecayFactors<Real>::at(lr * lr_ratio, weight_decay, cautious_decay);
+    }
     GRADTILE_HOST_DEVICE double step(double lr) const { return lr * lr_ratio * step_factor; }
 };
+
+/// What NorMuon multiplies a group's updates by. Undefined tensors: nothing.
+struct RowFactors {
+    Tensor factors = {};  ///< [count, rows], in the gradients' dtype
+    /// [count, matrix_norm_parts, 2] float64: partial sums of squares, before and after the multiplication by
+    /// the factors. An update keeps its norm, so it is also multiplied by the root of the sums' ratio.
+    Tensor squares = {};
+
+    bool defined() const { return factors.defined(); }
+};
+/// Added to the root of a second moment, and to a norm that is divided by.
+inline constexpr double row_factor_epsilon = 1e-10;
 
 /// Added to a matrix's norm before the matrix is divided by the norm.
 inline constexpr double matrix_norm_epsilon = 1e-7;
@@ -37,11 +53,12 @@ void visit_gradient_type(DType dtype, const Visit& visit) {
 }  // namespace gradtile
 
 namespace gradtile::cpu {
-/// With g = scale * gradient and d = momentum_decay: momentum = d * momentum + (1 - d) * g, and then updates
-/// [count, rows, cols] = d * momentum + (1 - d) * g (Nesterov). When scale is 0, momentum does not change and
-/// updates are 0. `partial` [count, matrix_norm_parts] float64 = the updates' sums_of_squares().
+/// With g = scale * gradient and the rule's decay d: momentum = d * momentum + (1 - d) * g, and then updates
+/// [count, rows, cols] = d * momentum + (1 - d) * g (Nesterov), or the momentum. When scale is 0, momentum
+/// does not change and updates are 0. `partial` [count, matrix_norm_parts] float64 = the updates'
+/// sums_of_squares().
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial);
 /// partial [count, matrix_norm_parts] float64 = partial sums of squares for each matrix in x [count, rows,
 /// cols]; a matrix's parts add up to its sum of squares.
@@ -52,23 +69,29 @@ void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& parti
 /// squares = a I + b A + c A^2, for A in gram [count, n, n] and A^2 in squares [count, n, n] at the call.
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial);
-/// weights = keep * weights - step * updates (see MatrixRate); values are the rounded weights. Does nothing
-/// when the gradient scale is 0. updates is [count, rows, cols], in a floating-point dtype that is not longer
-/// than the weights' dtype.
+/// second_moment = beta2 * second_moment + (1 - beta2) * the mean square of each row in updates [count, rows,
+/// cols], unless the scale is 0. rows.factors = 1 / (the second moment's root + row_factor_epsilon).
+void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                 const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows);
+/// weights = decayed weights - step * rows * updates (see MatrixRate); values are the rounded weights. Does
+/// nothing when the gradient scale is 0. updates is [count, rows, cols], in a floating-point dtype that is
+/// not longer than the weights' dtype.
 void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
-                  const UpdateOptions& options);
+                  const Tensor& updates, const RowFactors& rows, const Tensor& rate,
+                  const MatrixRate& derived, const UpdateOptions& options);
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, double momentum_decay, const Tensor& updates,
+                     const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial);
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial);
+void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                 const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows);
 void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                  const Tensor& updates, const Tensor& rate, const MatrixRate& derived,
-                  const UpdateOptions& options);
+                  const Tensor& updates, const RowFactors& rows, const Tensor& rate,
+                  const MatrixRate& derived, const UpdateOptions& options);
 }  // namespace gradtile::cuda
