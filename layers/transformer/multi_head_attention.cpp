@@ -32,7 +32,7 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
       qkv(parameters, name + ".qkv", block_matrices(config).qkv.in, block_matrices(config).qkv.out,
           {.bias = config.bias, .init = weight_init()}),
       proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,
-           {.bias = config.bias, .init = residual_init(config)}) {
+           {.bias = config.bias, .init = residual_init(config, training)}) {
     if (config.qk_norm) {
         q_norm.emplace(parameters, name + ".q_norm", head_dim, config.norm_epsilon);
         k_norm.emplace(parameters, name + ".k_norm", head_dim, config.norm_epsilon);

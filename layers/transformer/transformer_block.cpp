@@ -7,7 +7,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
     : norm_1(parameters, name + "." + norm_name(config.norm, "1"), config),
       attn(parameters, name + ".attn", config, layer, training),
       norm_2(parameters, name + "." + norm_name(config.norm, "2"), config),
-      mlp(parameters, name + ".mlp", config),
+      mlp(parameters, name + ".mlp", config, training),
       dropout{training.dropout},
       recompute(training.recompute),
       last_parameter(parameters.parameters().back()) {}

@@ -127,9 +127,12 @@ const std::vector<GenerationCase> field_changes{
 std::vector<std::string> config_fields() {
     // With a field more or less, this line does not compile. Each field then needs its name below, and a
     // change above.
-    [[maybe_unused]] const auto& [layers, heads, kv_heads, width, hidden, context, vocabulary, norm,
-                                  activation, positions, rope_base, norm_epsilon, bias, tied_head, qk_norm,
-                                  window, window_pattern, softcap, sinks] = ModelConfig{};
+    [[maybe_unused]] const auto& [layers, heads, kv_heads, width, head_width, hidden, context, vocabulary,
+                                  block, norm, norm_offset, activation, positions, rope_base, rotary_width,
+                                  rope_scaling, window_rope_base, rope_pattern, norm_epsilon, bias, qkv_bias,
+                                  tied_head, scaled_embedding, embedding_norm, qk_norm, qk_norm_kind,
+                                  query_scalar, window, window_pattern, softcap, sinks, logit_softcap] =
+        ModelConfig{};
     return {"layers",  "heads",      "kv_heads",       "width",     "hidden",       "context", "vocabulary",
             "norm",    "activation", "positions",      "rope_base", "norm_epsilon", "bias",    "tied_head",
             "qk_norm", "window",     "window_pattern", "softcap",   "sinks"};
