@@ -15,7 +15,8 @@ inline Init weight_init() {
 /// Initial values for matrices whose output is added to the residual stream. The stream is a sum of 2 *
 /// layers such outputs, so the standard deviation is divided by sqrt(2 * layers). The stream's variance then
 /// does not grow with depth.
-inline Init residual_init(const ModelConfig& config) {
+inline Init residual_init(const ModelConfig& config, const TrainingOptions& training) {
+    if (training.zero_init) return Init::zeros();
     return Init::normal(initial_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }
 

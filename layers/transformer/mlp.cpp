@@ -5,14 +5,15 @@
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
-Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
+Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
+         const TrainingOptions& training)
     : activation(config.activation) {
     const bool gated = traits_of(activation).gated;
     const BlockMatrices shapes = block_matrices(config);
     up = Linear(parameters, name + (gated ? ".gate_up" : ".fc"), shapes.up.in, shapes.up.out,
                 {.bias = config.bias, .init = weight_init()});
     down = Linear(parameters, name + (gated ? ".down" : ".proj"), shapes.down.in, shapes.down.out,
-                  {.bias = config.bias, .init = residual_init(config)});
+                  {.bias = config.bias, .init = residual_init(config, training)});
 }
 
 Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {

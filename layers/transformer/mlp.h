@@ -11,7 +11,8 @@ namespace gradtile {
 /// y = down(activation(up(x))), x and y [.., C].
 ///   plain activation (GPT-2): up [.., C] -> [.., hidden]; parameters name.fc.*, name.proj.*
 ///   gated activation (Llama): up [.., C] -> [.., 2*hidden], gate and up packed; name.gate_up.*, name.down.*
-/// The last matrix starts with a standard deviation of 0.02 / sqrt(2 * layers), GPT-2's residual scaling.
+/// The last matrix starts with a standard deviation of 0.02 / sqrt(2 * layers), GPT-2's residual scaling, or
+/// at zero with training.zero_init.
 struct Mlp {
     struct Saved {
         Linear::Saved up;    // x [.., C]
@@ -22,7 +23,8 @@ struct Mlp {
     Activation activation;
     Linear up, down;
 
-    Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+    Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
+        const TrainingOptions& training = {});
 
     Tensor forward(const Context& ctx, const Normed& x, Saved& saved) const;
     /// Returns the stream's sum with dropout(y), see Linear::forward_onto().

@@ -1,10 +1,17 @@
 #include <gradtile/layers/transformer/model_config.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
 
 namespace gradtile {
+
+RopeFrequencies ModelConfig::rope_of(bool has_window) const {
+    if (has_window && window_rope_base != 0)
+        return rope_frequencies(rotated_width(), window_rope_base, context);
+    return rope_frequencies(rotated_width(), rope_base, context, rope_scaling);
+}
 
 BlockMatrices block_matrices(const ModelConfig& c) {
     const std::int64_t hidden = c.hidden_width();
@@ -78,10 +85,80 @@ ModelConfig as_llama(ModelConfig config) {
     return config;
 }
 
-void validate(const ModelConfig& c) {
-    check_range("layers", c.layers, model_limits::layers);
+namespace {
+
+/// The largest of a block's widths.
+std::int64_t widest_of(const ModelConfig& c) {
+    return std::max({c.width, c.hidden_width(), c.heads * c.head_dim()});
+}
+
+void check_heads(const ModelConfig& c) {
     check_range("heads", c.heads, model_limits::heads);
     check_range("kv-heads", c.kv_heads, model_limits::kv_heads);
+    check_range("head-width", c.head_width, model_limits::head_width);
+    check(c.head_width != 0 || c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ",
+          c.width);
+    check(c.head_dim() <= 256, "heads: ", c.heads, " heads and width ", c.width, " give a head width of ",
+          c.head_dim(), "; expected at most 256");
+    check(c.heads % c.key_value_heads() == 0, "kv-heads: ", c.kv_heads, " does not divide heads ", c.heads);
+    check_range("query-scalar", c.query_scalar, model_limits::query_scalar);
+    check(c.query_scalar == 0 || c.query_scalar >= model_limits::min_query_scalar,
+          "query-scalar: ", c.query_scalar, "; expected 0 (the head's width) or at least ",
+          model_limits::min_query_scalar);
+}
+
+void check_factors(const char* name, const std::vector<double>& factors, std::int64_t frequencies) {
+    check(std::ssize(factors) == frequencies, name, ": ", factors.size(), " numbers; expected ", frequencies,
+          ", one for each pair of rotated columns");
+    for (const double factor : factors) check_range(name, factor, model_limits::rope_parameter);
+}
+
+void check_rope_scaling(const ModelConfig& c) {
+    const RopeScaling& s = c.rope_scaling;
+    check_range("rope-factor", s.factor, model_limits::rope_factor);
+    check_range("rope-original-context", s.original_context, model_limits::rope_original_context);
+    for (const auto& [name, value] :
+         {std::pair{"rope-low-factor", s.low_factor}, std::pair{"rope-high-factor", s.high_factor},
+          std::pair{"rope-beta-fast", s.beta_fast}, std::pair{"rope-beta-slow", s.beta_slow}})
+        check_range(name, value, model_limits::rope_parameter);
+    for (const auto& [name, value] :
+         {std::pair{"rope-attention-factor", s.attention_factor}, std::pair{"rope-mscale", s.mscale},
+          std::pair{"rope-mscale-all-dim", s.mscale_all_dim}})
+        check_range(name, value, model_limits::rope_magnitude);
+    check(s.kind != RopeKind::llama3 || s.low_factor < s.high_factor, "rope-low-factor: ", s.low_factor,
+          "; expected less than rope-high-factor (", s.high_factor, ")");
+    check(s.kind != RopeKind::yarn || s.beta_slow < s.beta_fast, "rope-beta-slow: ", s.beta_slow,
+          "; expected less than rope-beta-fast (", s.beta_fast, ")");
+    check(s.kind != RopeKind::half_truncated || c.rotated_width() % 4 == 0,
+          "rope-scaling: half-truncated requires a rotary width divisible by 4; it is ", c.rotated_width());
+    if (s.kind != RopeKind::longrope) return;
+    check(s.original_context > 1, "rope-original-context: ", s.original_context,
+          "; longrope requires at least 2");
+    check_factors("rope-short-factors", s.short_factors, c.rotated_width() / 2);
+    check_factors("rope-long-factors", s.long_factors, c.rotated_width() / 2);
+}
+
+void check_rotation(const ModelConfig& c) {
+    check_range("rope-base", c.rope_base, model_limits::rope_base);
+    check_range("rotary-width", c.rotary_width, model_limits::rotary_width);
+    check_range("rope-pattern", c.rope_pattern, model_limits::rope_pattern);
+    check_range("window-rope-base", c.window_rope_base, model_limits::window_rope_base);
+    check(c.window_rope_base == 0 || c.window_rope_base > 1, "window-rope-base: ", c.window_rope_base,
+          "; expected 0 (as in other layers) or more than 1");
+    if (rotates_heads(c.positions)) {
+        check(c.rotated_width() <= c.head_dim(), "rotary-width: ", c.rotary_width,
+              "; expected at most the head width ", c.head_dim());
+        check(c.rotary_width % 2 == 0, "rotary-width: ", c.rotary_width, "; expected an even number");
+        check(c.rotated_width() % 2 == 0, "positions: rope requires an even head width; it is ",
+              c.head_dim());
+    }
+    check_rope_scaling(c);
+}
+
+}  // namespace
+
+void validate(const ModelConfig& c) {
+    check_range("layers", c.layers, model_limits::layers);
     check_range("width", c.width, model_limits::width);
     check_range("hidden", c.hidden, model_limits::hidden);
     check_range("context", c.context, model_limits::context);
@@ -91,17 +168,15 @@ void validate(const ModelConfig& c) {
     check_range("softcap", c.softcap, model_limits::softcap);
     check(c.softcap == 0 || c.softcap >= model_limits::min_softcap, "softcap: ", c.softcap,
           "; expected 0 (none) or at least ", model_limits::min_softcap);
+    check_range("logit-softcap", c.logit_softcap.limit, model_limits::logit_softcap);
+    check(c.logit_softcap.limit == 0 || c.logit_softcap.limit >= model_limits::min_logit_softcap,
+          "logit-softcap: ", c.logit_softcap.limit, "; expected 0 (none) or at least ",
+          model_limits::min_logit_softcap);
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
-    check_range("rope-base", c.rope_base, model_limits::rope_base);
-    check(c.width % c.heads == 0, "heads: ", c.heads, " does not divide width ", c.width);
-    check(c.head_dim() <= 256, "heads: ", c.heads, " heads and width ", c.width, " give a head width of ",
-          c.head_dim(), "; expected at most 256");
-    check(c.heads % c.key_value_heads() == 0, "kv-heads: ", c.kv_heads, " does not divide heads ", c.heads);
-    check(!rotates_heads(c.positions) || c.head_dim() % 2 == 0,
-          "positions: rope requires an even head width; it is ", c.head_dim());
+    check_heads(c);
+    check_rotation(c);
     // 7 * width * widest is an upper bound for a block's matrices. The ranges above limit the embeddings.
-    const std::int64_t widest = std::max(c.width, c.hidden_width());
-    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest}).has_value(),
+    check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest_of(c)}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
           " have too many parameters; expected at most 2^50");
 }
@@ -117,8 +192,7 @@ void validate(const AdapterOptions& adapters, const ModelConfig& c) {
     check(adapters.rank <= c.width, "lora-rank: ", adapters.rank, " is more than width ", c.width,
           ", the largest rank of attention's matrices");
     adapted_matrices(c, adapters);  // throws for unknown names
-    const std::int64_t widest = std::max(c.width, c.hidden_width());
-    check(product_up_to(model_limits::parameters, {c.layers, 16, adapters.rank, widest}).has_value(),
+    check(product_up_to(model_limits::parameters, {c.layers, 16, adapters.rank, widest_of(c)}).has_value(),
           "lora-rank: ", adapters.rank, " in ", c.layers, " layers of width ", c.width, " and MLP width ",
           c.hidden_width(), " has too many parameters; expected at most 2^50");
 }
@@ -126,7 +200,8 @@ void validate(const AdapterOptions& adapters, const ModelConfig& c) {
 bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {
     // An upper bound for a block's saved values: q, k, v, o, norms, residuals and the MLP. The head stores
     // logits only in chunks.
-    const std::int64_t token_activations = 16 * c.width + 6 * c.hidden_width() + 2 * c.heads;
+    const std::int64_t token_activations =
+        16 * std::max(c.width, c.heads * c.head_dim()) + 6 * c.hidden_width() + 2 * c.heads;
     return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, token_activations})
         .has_value();
 }

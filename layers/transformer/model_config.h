@@ -6,10 +6,21 @@
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/range.h>
 #include <gradtile/layers/activation.h>
+#include <gradtile/layers/logit_softcap.h>
+#include <gradtile/layers/rope_scaling.h>
 
 namespace gradtile {
 
 enum class Norm { layer, rms };
+/// How a block adds its branches, attention a and MLP m, to the residual stream x, with norms n_i:
+///   pre_norm       x += a(n_1(x));       x += m(n_2(x))        GPT-2, Llama
+///   output_norm    x += n_1(a(x));       x += n_2(m(x))        OLMo 2 (OLMo Team 2024, section 3)
+///   sandwich_norm  x += n_3(a(n_1(x)));  x += n_4(m(n_2(x)))   Gemma 2 (Gemma Team 2024)
+///   parallel       x += a(n_1(x)) + m(n_2(x))                  GPT-NeoX (Black et al. 2022)
+enum class BlockKind { pre_norm, output_norm, sandwich_norm, parallel };
+/// What QK-norm normalises (Henry et al. 2020): each head's q and k, with or without a gain [D], or all heads
+/// of a token together, with gains [Hq*D] and [Hkv*D] (OLMo 2).
+enum class QkNorm { head, head_without_gain, projection };
 /// How a model receives token positions: by a learned vector per position, by rotated queries and keys, or by
 /// ALiBi's score biases.
 enum class Positions { learned, rope, alibi };
@@ -43,24 +54,40 @@ constexpr bool rotates_heads(Positions positions) {
 /// algorithms.
 enum class Recompute { none, activations, block };
 
-/// A model's architecture, which a checkpoint's weights depend on. GPT-2 style and Llama style models differ
-/// only in these values.
+/// A model's architecture, which a checkpoint's weights depend on. GPT-2, Llama, Qwen, Gemma and other models
+/// differ only in these values.
 struct ModelConfig {
     std::int64_t layers = 4;
     std::int64_t heads = 4;
-    std::int64_t kv_heads = 0;  ///< 0: equal to heads; else heads must be divisible by it (GQA, MQA)
-    std::int64_t width = 128;   ///< divisible by heads
+    std::int64_t kv_heads = 0;    ///< 0: equal to heads; else heads must be divisible by it (GQA, MQA)
+    std::int64_t width = 128;     ///< divisible by heads, unless head_width is set
+    std::int64_t head_width = 0;  ///< elements of a head; 0: width / heads
     std::int64_t hidden = 0;    ///< width inside the MLP; 0: 4*width, or if gated 8/3*width rounded up to 64
     std::int64_t context = 64;  ///< maximum sequence length in tokens
     std::int64_t vocabulary = 0;  ///< 0: taken from the tokenizer
+    BlockKind block = BlockKind::pre_norm;
     Norm norm = Norm::layer;
+    bool norm_offset =
+        false;  ///< norms, QK-norm included, multiply by 1 + weight (Gemma); weights start at 0
     Activation activation = Activation::gelu_tanh;
     Positions positions = Positions::learned;
     double rope_base = 10000.0;
+    std::int64_t rotary_width = 0;  ///< columns of a head that are rotated, its first ones; 0: all
+    RopeScaling rope_scaling = {};
+    /// The base in layers with a window, whose frequencies are not scaled (Gemma 3); 0: as in other layers.
+    double window_rope_base = 0.0;
+    /// Every layer whose number, counted from 1, is divisible by rope_pattern rotates nothing (SmolLM3: 4);
+    /// 0: all layers rotate.
+    std::int64_t rope_pattern = 0;
     double norm_epsilon = 1e-5;
-    bool bias = true;       ///< biases in linear layers and layer norms
-    bool tied_head = true;  ///< the output head is the token embedding
-    bool qk_norm = false;   ///< RMSNorm over each head's q and k
+    bool bias = true;               ///< biases in linear layers and layer norms
+    bool qkv_bias = false;          ///< biases in the q, k and v projection, also without `bias` (Qwen2)
+    bool tied_head = true;          ///< the output head is the token embedding
+    bool scaled_embedding = false;  ///< token embeddings are multiplied by sqrt(width) (Gemma)
+    bool embedding_norm = false;    ///< a norm between the embeddings and the first block
+    bool qk_norm = false;           ///< RMSNorm of queries and keys; without it, qk_norm_kind has no effect
+    QkNorm qk_norm_kind = QkNorm::head;
+    double query_scalar = 0.0;  ///< attention's scores are q.k / sqrt(query_scalar); 0: the head's width
     /// Keys that a token sees in a layer with a window: itself and the window - 1 tokens before it. 0: all.
     std::int64_t window = 0;
     /// Every layer whose number, counted from 1, is divisible by window_pattern sees the whole context; 0: no
@@ -69,8 +96,17 @@ struct ModelConfig {
     std::int64_t window_pattern = 0;
     double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
+    LogitSoftcap logit_softcap = {};  ///< of the output logits, in the loss and in generation
 
-    std::int64_t head_dim() const { return width / heads; }
+    std::int64_t head_dim() const { return head_width != 0 ? head_width : width / heads; }
+    std::int64_t rotated_width() const { return rotary_width != 0 ? rotary_width : head_dim(); }
+    /// Whether layer `layer`, counted from 0, rotates its queries and keys.
+    bool rotates(std::int64_t layer) const {
+        return rotates_heads(positions) && (rope_pattern == 0 || (layer + 1) % rope_pattern != 0);
+    }
+    /// The rotary frequencies in layers with or without a window.
+    RopeFrequencies rope_of(bool has_window) const;
+    double norm_weight_offset() const { return norm_offset ? 1.0 : 0.0; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
     /// The window for layer `layer`, counted from 0. Returns 0 if the layer sees the whole context.
     std::int64_t window_of(std::int64_t layer) const {
@@ -89,6 +125,9 @@ struct TrainingOptions {
     double attention_dropout = 0.0;  ///< probability, for attention's probabilities
     Recompute recompute = Recompute::none;
     bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
+    /// The matrices whose output is added to the residual stream start at zero, so that every block is the
+    /// identity at first.
+    bool zero_init = false;
     bool operator==(const TrainingOptions&) const = default;
 };
 
@@ -140,13 +179,17 @@ ModelConfig as_llama(ModelConfig config);
 /// file is refused at once and no size product overflows.
 namespace model_limits {
 inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16}, width{1, 1 << 20},
-    hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
-    rope_base{.min = 1, .max = 1e12, .min_is_open = true},
-    norm_epsilon{.min = 0, .max = 1, .min_is_open = true}, dropout{.min = 0, .max = 1, .max_is_open = true},
-    window{0, 1 << 24}, window_pattern{0, 10'000}, softcap{0, 1e20}, lora_rank{0, 1 << 16},
-    lora_alpha{0, 1e6};
+    head_width{0, 256}, hidden{0, 1 << 22}, context{1, 1 << 24}, vocabulary{0, 1 << 27},
+    rope_base{.min = 1, .max = 1e12, .min_is_open = true}, window_rope_base{0, 1e12}, rotary_width{0, 256},
+    rope_pattern{0, 10'000}, rope_original_context{0, 1 << 24}, rope_factor{1, 1e6},
+    rope_parameter{.min = 0, .max = 1e6, .min_is_open = true}, rope_magnitude{0, 1e6}, query_scalar{0, 1e12},
+    logit_softcap{0, 1e6}, norm_epsilon{.min = 0, .max = 1, .min_is_open = true},
+    dropout{.min = 0, .max = 1, .max_is_open = true}, window{0, 1 << 24}, window_pattern{0, 10'000},
+    softcap{0, 1e20}, lora_rank{0, 1 << 16}, lora_alpha{0, 1e6};
 /// Smaller softcaps than this, except 0, are refused (attention::Options::softcap).
 inline constexpr double min_softcap = 1e-20;
+/// The same for query_scalar and logit_softcap, so that float32 scores and logits are finite.
+inline constexpr double min_query_scalar = 1e-6, min_logit_softcap = 1e-3;
 /// The maximum parameter count, and the maximum number of activation elements per micro-batch. Their sizes in
 /// bytes, including gradients and moments, can be added without overflow.
 inline constexpr std::int64_t parameters = std::int64_t{1} << 50, activations = std::int64_t{1} << 57;
@@ -167,6 +210,21 @@ template <>
 struct EnumNames<Norm> {
     static constexpr std::array names = {std::pair{Norm::layer, std::string_view("layer")},
                                          std::pair{Norm::rms, std::string_view("rms")}};
+};
+template <>
+struct EnumNames<BlockKind> {
+    static constexpr std::array names = {
+        std::pair{BlockKind::pre_norm, std::string_view("pre-norm")},
+        std::pair{BlockKind::output_norm, std::string_view("output-norm")},
+        std::pair{BlockKind::sandwich_norm, std::string_view("sandwich-norm")},
+        std::pair{BlockKind::parallel, std::string_view("parallel")}};
+};
+template <>
+struct EnumNames<QkNorm> {
+    static constexpr std::array names = {
+        std::pair{QkNorm::head, std::string_view("head")},
+        std::pair{QkNorm::head_without_gain, std::string_view("head-without-gain")},
+        std::pair{QkNorm::projection, std::string_view("projection")}};
 };
 template <>
 struct EnumNames<Positions> {

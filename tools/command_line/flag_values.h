@@ -48,10 +48,15 @@ const char* type_name() {
 /// A value's text in --help.
 template <class T>
 std::string text_of(const T& value) {
-    if constexpr (NamedEnum<T>)
+    if constexpr (NamedEnum<T>) {
         return std::string(name_of(value));
-    else
+    } else if constexpr (is_list<T>) {
+        std::string list;
+        for (const auto& element : value) list += concat(list.empty() ? "" : ",", element);
+        return list;
+    } else {
         return concat(value);
+    }
 }
 
 }  // namespace gradtile::cli

@@ -11,6 +11,8 @@ template <class Member>
 JsonValue json_of(const Member& value) {
     if constexpr (NamedEnum<Member>) {
         return name_of(value);
+    } else if constexpr (is_list<Member>) {
+        return JsonValue::Array(value.begin(), value.end());
     } else {
         return value;
     }

@@ -64,6 +64,9 @@ void visit_architecture_settings(Config& c, Visit& visit) {
                   model_limits::kv_heads, shape_users},
           c.model.kv_heads);
     visit(Setting{"width", "model width", architecture, model_limits::width, shape_users}, c.model.width);
+    visit(Setting{"head-width", "elements of a head's query, key and value; 0: width / heads", architecture,
+                  model_limits::head_width, shape_users},
+          c.model.head_width);
     visit(Setting{"hidden", "MLP width; 0: 4*width, 8/3*width if the activation is gated", architecture,
                   model_limits::hidden, shape_users},
           c.model.hidden);
@@ -72,21 +75,36 @@ void visit_architecture_settings(Config& c, Visit& visit) {
     visit(Setting{"vocabulary", "vocabulary size; 0: from the tokenizer", architecture,
                   model_limits::vocabulary, shape_users},
           c.model.vocabulary);
+    visit(Setting{"block", "where a block has its norms, and whether its branches have the same input",
+                  architecture, any_value, model_users},
+          c.model.block);
     visit(Setting{"norm", "normalisation", architecture, any_value, model_users}, c.model.norm);
+    visit(Setting{"norm-offset", "norms multiply by 1 + weight instead of weight (Gemma)", architecture},
+          c.model.norm_offset);
     visit(Setting{"activation", "MLP activation", architecture, any_value, product_users},
           c.model.activation);
     visit(Setting{"positions", "position encoding", architecture, any_value, model_users}, c.model.positions);
-    visit(Setting{"rope-base", "base of the rotary frequencies", architecture, model_limits::rope_base},
-          c.model.rope_base);
     visit(Setting{"norm-epsilon", "added to the variance in norms", architecture, model_limits::norm_epsilon},
           c.model.norm_epsilon);
     visit(Setting{"bias", "biases in linear layers and layer norms", architecture, any_value, product_users},
           c.model.bias);
+    visit(Setting{"qkv-bias", "biases in the projection to q, k and v, also with no-bias", architecture,
+                  any_value, product_users},
+          c.model.qkv_bias);
     visit(
         Setting{"tied-head", "output head shares the token embedding", architecture, any_value, model_users},
         c.model.tied_head);
-    visit(Setting{"qk-norm", "RMSNorm on every head's q and k", architecture, any_value, model_users},
-          c.model.qk_norm);
+    visit(Setting{"scaled-embedding", "token embeddings are multiplied by sqrt(width)", architecture},
+          c.model.scaled_embedding);
+    visit(Setting{"embedding-norm", "a norm between the embeddings and the first block", architecture},
+          c.model.embedding_norm);
+    visit(Setting{"qk-norm", "RMSNorm on q and k", architecture, any_value, model_users}, c.model.qk_norm);
+    visit(Setting{"qk-norm-kind", "qk-norm: of every head, or of all heads of a token together", architecture,
+                  any_value, model_users},
+          c.model.qk_norm_kind);
+    visit(Setting{"query-scalar", "attention's scores are q.k / sqrt(query-scalar); 0: the head width",
+                  architecture, model_limits::query_scalar},
+          c.model.query_scalar);
     visit(Setting{"window",
                   "number of keys that a token sees in attention, itself included; 0: all up to itself",
                   architecture, model_limits::window, model_users},
@@ -101,6 +119,64 @@ void visit_architecture_settings(Config& c, Visit& visit) {
     visit(Setting{"sinks", "one learned logit per head in attention's softmax, without a key and a value",
                   architecture, any_value, model_users},
           c.model.sinks);
+    visit(Setting{"logit-softcap", "output logits are limited to this size; 0: off", architecture,
+                  model_limits::logit_softcap, model_users},
+          c.model.logit_softcap.limit);
+    visit(Setting{"logit-softcap-form", "c*tanh(x/c), or x/sqrt(1 + (x/c)^2)", architecture},
+          c.model.logit_softcap.form);
+}
+
+/// Rotary positions.
+template <class Config, class Visit>
+void visit_rope_settings(Config& c, Visit& visit) {
+    using namespace setting_limits;
+    using enum SettingGroup;
+    visit(Setting{"rope-base", "base of the rotary frequencies", architecture, model_limits::rope_base},
+          c.model.rope_base);
+    visit(Setting{"rotary-width", "number of a head's first columns that are rotated; 0: all", architecture,
+                  model_limits::rotary_width},
+          c.model.rotary_width);
+    visit(Setting{"rope-pattern", "every N-th layer rotates nothing; 0: all layers rotate", architecture,
+                  model_limits::rope_pattern},
+          c.model.rope_pattern);
+    visit(Setting{"window-rope-base", "base in layers with a window, without rope-scaling; 0: rope-base",
+                  architecture, model_limits::window_rope_base},
+          c.model.window_rope_base);
+    auto& scaling = c.model.rope_scaling;
+    visit(
+        Setting{"rope-scaling", "how the rotary frequencies are changed, for longer contexts", architecture},
+        scaling.kind);
+    visit(Setting{"rope-factor", "rope-scaling: factor by which the context is extended", architecture,
+                  model_limits::rope_factor},
+          scaling.factor);
+    visit(Setting{"rope-original-context", "rope-scaling: context before the extension; 0: context",
+                  architecture, model_limits::rope_original_context},
+          scaling.original_context);
+    const auto visit_number = [&](const char* name, const char* help, const Range& range, auto& member) {
+        visit(Setting{name, help, architecture, range}, member);
+    };
+    visit_number("rope-low-factor",
+                 "llama3: frequencies with fewer rotations in the original context are low",
+                 model_limits::rope_parameter, scaling.low_factor);
+    visit_number("rope-high-factor", "llama3: frequencies with more rotations are high",
+                 model_limits::rope_parameter, scaling.high_factor);
+    visit_number("rope-beta-fast", "yarn: frequencies with more rotations stay unchanged",
+                 model_limits::rope_parameter, scaling.beta_fast);
+    visit_number("rope-beta-slow", "yarn: frequencies with fewer rotations are divided by the factor",
+                 model_limits::rope_parameter, scaling.beta_slow);
+    visit(Setting{"rope-truncate", "yarn: the ramp between them ends at whole indices", architecture},
+          scaling.truncate);
+    visit_number("rope-attention-factor",
+                 "yarn, longrope: factor on cosines and sines; 0: follows from rope-factor",
+                 model_limits::rope_magnitude, scaling.attention_factor);
+    visit_number("rope-mscale", "yarn: scale of the attention factor's numerator; 0: none",
+                 model_limits::rope_magnitude, scaling.mscale);
+    visit_number("rope-mscale-all-dim", "yarn: scale of the attention factor's denominator; 0: none",
+                 model_limits::rope_magnitude, scaling.mscale_all_dim);
+    visit(Setting{"rope-short-factors", "longrope: divisors up to the original context", architecture},
+          scaling.short_factors);
+    visit(Setting{"rope-long-factors", "longrope: divisors in a longer context", architecture},
+          scaling.long_factors);
 }
 
 /// How the blocks train: dropout, adapters and recomputation.
@@ -125,6 +201,9 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
                   adapters},
           c.adapters.on);
+    visit(
+        Setting{"zero-init", "matrices whose output is added to the residual stream start at zero", training},
+        c.training.zero_init);
     visit(Setting{"recompute",
                   "what backward recomputes to save memory: nothing, cheap activations, whole blocks",
                   training, any_value, step_users, OnResume::fixed, FlagTakes::list},
@@ -299,6 +378,7 @@ void visit_run_settings(Config& c, Visit& visit) {
 template <class Config, class Visit>
 void visit_settings(Config& c, Visit&& visit) {
     detail::visit_architecture_settings(c, visit);
+    detail::visit_rope_settings(c, visit);
     detail::visit_block_training_settings(c, visit);
     detail::visit_data_settings(c, visit);
     detail::visit_document_settings(c, visit);

@@ -32,6 +32,11 @@ JsonValue value_of(bool value) {
 JsonValue value_of(const std::string& value) {
     return value;
 }
+JsonValue value_of(const std::vector<double>& values) {
+    JsonValue::Array array;
+    for (const double value : values) array.push_back(value);
+    return array;
+}
 template <NamedEnum Enum>
 JsonValue value_of(Enum value) {
     return std::string(name_of(value));
@@ -67,6 +72,11 @@ void assign(bool& member, const JsonValue& value, const std::string& where) {
 void assign(std::string& member, const JsonValue& value, const std::string& where) {
     if (!value.is_string()) wrong_type(where, value, "a string");
     member = value.get<std::string>();
+}
+void assign(std::vector<double>& member, const JsonValue& value, const std::string& where) {
+    if (!value.is_array()) wrong_type(where, value, "an array of numbers");
+    member.clear();
+    for (const JsonValue& element : value.elements()) assign(member.emplace_back(), element, where);
 }
 template <NamedEnum Enum>
 void assign(Enum& member, const JsonValue& value, const std::string& where) {
