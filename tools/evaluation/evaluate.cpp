@@ -24,7 +24,7 @@ struct TextLengths {
         for (std::int32_t id = 0; id < known; ++id) {
             if (!tokenizer->has_text(id)) continue;
             const auto index = static_cast<std::size_t>(id);
-            for (const char byte : tokenizer->decode(std::span(&id, 1))) {
+            for (const char byte : tokenizer->decode(std::span(&id, 1), TextPlace::middle)) {
                 ++bytes[index];
                 // Counts every byte that is not a UTF-8 continuation byte.
                 characters[index] += (byte & 0xc0) != 0x80;

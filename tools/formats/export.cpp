@@ -105,7 +105,8 @@ class Exporter {
             note_tokenizer("tokenizer.json");
             return texts;
         }
-        texts["tokenizer.json"] = tokenizer_->tokenizer_json();
+        const TokenizerSource tokenizer = tokenizer_->file();
+        texts[tokenizer.name] = tokenizer.content;
         // Without this file transformers chooses a class by the model's type, which has its own pattern.
         if (!texts.contains("tokenizer_config.json"))
             texts["tokenizer_config.json"] = tokenizer_config().dump(2) + '\n';

@@ -34,6 +34,10 @@ std::string split_name(const BytePairVocabulary& vocabulary, const std::string& 
 /// spelling.
 GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64_t size,
                                 const std::string& source) {
+    check(vocabulary.model == SubwordModel::byte_pairs, source,
+          ": GGUF: the tokenizer is a model of SentencePiece; expected byte-level BPE");
+    check(vocabulary.normalizer.empty(), source,
+          ": GGUF has no key for the tokenizer's normalizer; expected a tokenizer without one");
     std::vector<std::string> tokens(static_cast<std::size_t>(size)), merges;
     std::vector<std::int32_t> types(tokens.size(), unused_token);
     for (std::size_t id = 0; id < tokens.size(); ++id) tokens[id] = concat("[PAD", id, "]");

@@ -38,10 +38,15 @@ std::vector<std::int32_t> start_tokens(const Tokenizer& tokenizer) {
     std::vector<std::int32_t> begin = tokenizer.encode("", "sample", {.add_special_tokens = true});
     if (!begin.empty()) return begin;
     try {
-        return tokenizer.encode("\n", "sample");
+        begin = tokenizer.encode("\n", "sample");
     } catch (const Error&) {
-        return {0};  // the vocabulary has no line break
+        // The vocabulary has no line break.
     }
+    return begin.empty() ? std::vector<std::int32_t>{0} : begin;
+}
+
+TextPlace place_after(const std::string& prompt) {
+    return prompt.empty() ? TextPlace::start : TextPlace::middle;
 }
 
 const Tokenizer& sampled_tokenizer(const LanguageModel& model) {
@@ -322,8 +327,8 @@ std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::s
 }
 
 SampledTextBuilder::SampledTextBuilder(const LanguageModel& model, const SampleOptions& options,
-                                       PieceHandler on_text)
-    : decoder_(sampled_tokenizer(model)), stop_(options.stop), on_text_(std::move(on_text)) {
+                                       TextPlace place, PieceHandler on_text)
+    : decoder_(sampled_tokenizer(model), place), stop_(options.stop), on_text_(std::move(on_text)) {
     if (!options.ignore_eos) end_tokens_ = end_tokens_of(model);
 }
 
@@ -352,7 +357,7 @@ SampledText SampledTextBuilder::finish() {
 SampledText sample_text(const LanguageModel& model, const SampleOptions& options,
                         const SampledTextBuilder::PieceHandler& on_text) {
     const std::vector<std::int32_t> prompt = prompt_tokens(model, options.prompt);
-    SampledTextBuilder text(model, options, on_text);
+    SampledTextBuilder text(model, options, place_after(options.prompt), on_text);
     sample_tokens(model, prompt, options, [&](std::int32_t token) { return text.add(token); });
     return text.finish();
 }
@@ -389,7 +394,8 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
         const auto piece_of = [&handler, i](std::string_view piece) {
             if (handler.on_text) handler.on_text(i, piece);
         };
-        return growing.try_emplace(i, model, options, piece_of).first->second;
+        return growing.try_emplace(i, model, options, place_after(prompts[i / samples]), piece_of)
+            .first->second;
     };
     sample_token_batch(model, requests, options, batch,
                        {.on_token = [&](std::size_t i, std::int32_t token) { return text_of(i).add(token); },

@@ -150,8 +150,9 @@ class SampledTextBuilder {
   public:
     /// Receives the text piece by piece, in whole characters.
     using PieceHandler = std::function<void(std::string_view piece)>;
-    /// Throws Error if the model has no tokenizer.
-    SampledTextBuilder(const LanguageModel& model, const SampleOptions& options, PieceHandler on_text);
+    /// `place` is the first token's: after a prompt the middle. Throws Error if the model has no tokenizer.
+    SampledTextBuilder(const LanguageModel& model, const SampleOptions& options, TextPlace place,
+                       PieceHandler on_text);
 
     /// Returns false once a stop text or an end token was found.
     bool add(std::int32_t token);

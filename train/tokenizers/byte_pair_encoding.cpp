@@ -1,6 +1,8 @@
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/with_source.h>
@@ -19,12 +21,39 @@ std::string shown_bytes(std::string_view bytes) {
     return concat('\'', text, bytes.size() > max_shown ? "...'" : "'");
 }
 
+/// SentencePiece's name for the token of a byte: <0x00> to <0xFF>.
+std::string byte_token(std::size_t byte) {
+    constexpr std::string_view digits = "0123456789ABCDEF";
+    return concat("<0x", digits[byte >> 4], digits[byte & 15], '>');
+}
+
+/// Returns each score's place among the different scores, the highest first.
+std::vector<std::uint32_t> ranks_by_score(const std::vector<double>& scores) {
+    std::vector<double> sorted = scores;
+    std::ranges::sort(sorted, std::greater{});
+    std::vector<std::uint32_t> ranks;
+    for (const double score : scores)
+        ranks.push_back(static_cast<std::uint32_t>(std::ranges::lower_bound(sorted, score, std::greater{}) -
+                                                   sorted.begin()));
+    return ranks;
+}
+
 }  // namespace
 
 BytePairEncoding::BytePairEncoding(BytePairVocabulary vocabulary, std::string_view source)
     : vocabulary_(std::move(vocabulary)), tables_(std::make_unique<Tables>(vocabulary_, source)) {
     add_tokens(source);
-    add_merges(source);
+    if (vocabulary_.model != SubwordModel::byte_pairs) {
+        check_model(source);
+        decode_tokens();
+    }
+    if (vocabulary_.model == SubwordModel::unigram) {
+        tables_->unigram.emplace(vocabulary_);
+    } else if (vocabulary_.merges_by_id) {
+        add_derived_merges();
+    } else {
+        add_listed_merges(source);
+    }
 }
 
 BytePairEncoding::~BytePairEncoding() = default;
@@ -80,22 +109,72 @@ void BytePairEncoding::add_added_token(const AddedToken& token, std::string_view
         refuse(" has id ", token.id, ", which is ", shown_bytes(vocabulary_.tokens[index]));
     if (const auto known = added_token(token.text); known && *known != token.id)
         refuse(" occurs twice, with ids ", token.id, " and ", *known);
+    std::string_view name = token.text;
+    // The tokenizers library normalizes these texts, SentencePiece does not normalize its symbols.
+    if (token.normalized && !tables_->normalizer.keeps_symbols())
+        name = tables_->normalized_names.emplace_back(tables_->normalizer.run(token.text));
+    check(!name.empty(), source, ": added token ", token.id, ": its normalized text is empty");
     AddedTokenFinder& finder = token.normalized ? tables_->added_normalized : tables_->added;
-    finder.add(token.text, token.id, token.special);
+    finder.add({.text = name,
+                .id = token.id,
+                .special = token.special,
+                .lstrip = token.lstrip,
+                .rstrip = token.rstrip,
+                .single_word = token.single_word},
+               source);
     added_by_id_.push_back(&token);
     vocab_size_ = std::max(vocab_size_, std::int64_t{token.id} + 1);
 }
 
-void BytePairEncoding::add_merges(std::string_view source) {
-    if (vocabulary_.merges_by_id) {
-        std::vector<BytePairMerge> pairs;
-        for_each_merge_by_id(vocabulary_.tokens, tables_->token_index,
-                             [&](const BytePairMerge& merge) { pairs.push_back(merge); });
-        tables_->pairs = PairTable(pairs.size());
-        for (const BytePairMerge& pair : pairs)
-            tables_->pairs.set(pair.left, pair.right, {static_cast<std::uint32_t>(pair.result), pair.result});
-        return;
+/// Checks what SentencePiece's models have in addition, and finds the tokens for bytes.
+void BytePairEncoding::check_model(std::string_view source) {
+    const std::vector<std::string>& tokens = vocabulary_.tokens;
+    const bool is_unigram = vocabulary_.model == SubwordModel::unigram;
+    check(is_unigram ? vocabulary_.scores.size() == tokens.size()
+                     : vocabulary_.scores.empty() || vocabulary_.merges_by_id,
+          source, ": ", vocabulary_.scores.size(), " scores of ", tokens.size(), " tokens");
+    for (std::size_t id = 0; id < vocabulary_.scores.size(); ++id)
+        if (!std::isfinite(vocabulary_.scores[id]))
+            throw Error(concat(source, ": token ", id, ": its score is not a finite number"));
+    const std::int32_t unknown = vocabulary_.unknown;
+    check(unknown < std::ssize(tokens) && (unknown < 0 || !tokens[static_cast<std::size_t>(unknown)].empty()),
+          source, ": the unknown token ", unknown, " is not in the vocabulary");
+    tables_->byte_ids.fill(-1);
+    for (std::size_t byte = 0; byte < tables_->byte_ids.size(); ++byte) {
+        const std::string name = byte_token(byte);
+        tables_->byte_ids[byte] = tables_->token_index.find(name);
+        check(!vocabulary_.byte_fallback || tables_->byte_ids[byte] >= 0, source,
+              ": byte_fallback: the vocabulary has no token ", name);
     }
+}
+
+/// Decodes all tokens: bytes, and blanks for blank_symbol.
+void BytePairEncoding::decode_tokens() {
+    std::vector<std::string>& decoded = tables_->decoded;
+    decoded.resize(static_cast<std::size_t>(vocab_size_));
+    const auto decode = [&](std::size_t id, std::string_view text) {
+        decoded[id] = vocabulary_.decodes_blanks ? replaced(text, blank_symbol, " ") : std::string(text);
+    };
+    for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) decode(id, vocabulary_.tokens[id]);
+    for (const AddedToken& token : vocabulary_.added) decode(static_cast<std::size_t>(token.id), token.text);
+    if (!vocabulary_.byte_fallback) return;
+    for (std::size_t byte = 0; byte < tables_->byte_ids.size(); ++byte)
+        decoded[static_cast<std::size_t>(tables_->byte_ids[byte])] = std::string(1, static_cast<char>(byte));
+}
+
+void BytePairEncoding::add_derived_merges() {
+    std::vector<BytePairMerge> pairs;
+    for_each_merge_by_id(vocabulary_, tables_->token_index,
+                         [&](const BytePairMerge& merge) { pairs.push_back(merge); });
+    const std::vector<std::uint32_t> ranks = ranks_by_score(vocabulary_.scores);
+    tables_->pairs = PairTable(pairs.size());
+    for (const BytePairMerge& pair : pairs) {
+        const auto result = static_cast<std::uint32_t>(pair.result);
+        tables_->pairs.set(pair.left, pair.right, {ranks.empty() ? result : ranks[result], pair.result});
+    }
+}
+
+void BytePairEncoding::add_listed_merges(std::string_view source) {
     // A list may repeat merges. Different merges that make the same token cut it at different places.
     std::size_t cuts = 0;
     for (const std::string& token : vocabulary_.tokens) cuts += token.empty() ? 0 : token.size() - 1;
@@ -122,6 +201,9 @@ void BytePairEncoding::add_merges(std::string_view source) {
 std::optional<std::string_view> BytePairEncoding::text_of(std::int32_t id) const {
     if (id < 0 || id >= vocab_size()) return std::nullopt;
     const auto index = static_cast<std::size_t>(id);
+    if (!tables_->decoded.empty())
+        return tables_->decoded[index].empty() ? std::nullopt
+                                               : std::optional<std::string_view>(tables_->decoded[index]);
     if (index < vocabulary_.tokens.size() && !vocabulary_.tokens[index].empty())
         return vocabulary_.tokens[index];
     const auto added = std::ranges::lower_bound(added_by_id_, id, {}, &AddedToken::id);

@@ -1,11 +1,11 @@
 // Encodes a long text on several threads, with the ids that one thread gives.
 //
-// The text is cut into jobs at added tokens and invalid UTF-8, where pieces end anyway. A long run between
-// them is cut into chunks at arbitrary characters. Where a piece ends depends only on the text and on where
-// the piece starts. So if two scans have one piece border in common, they have all later borders in common.
-// Each chunk is therefore encoded from its first character, although a piece may not begin there. joined()
-// then drops the chunk's first pieces, up to a border that the previous chunk's scan also has. Usually one of
-// the first borders is such a border.
+// The text is cut into jobs at added tokens and invalid UTF-8, where pieces end anyway, and at BlankBorders
+// if the tokenizer has them. Else a long run between them is cut into chunks at arbitrary characters. Where a
+// piece ends depends only on the text and on where the piece starts. So if two scans have one piece border in
+// common, they have all later borders in common. Each chunk is therefore encoded from its first character,
+// although a piece may not begin there. joined() then drops the chunk's first pieces, up to a border that the
+// previous chunk's scan also has. Usually one of the first borders is such a border.
 #include <algorithm>
 #include <mutex>
 
@@ -27,8 +27,8 @@ class BytePairEncoding::ParallelEncoding {
     ParallelEncoding(const BytePairEncoding& encoding, std::string_view text, std::string_view source,
                      const EncodeOptions& options)
         : encoding_(encoding), text_(text), source_(source) {
-        for_each_added_token(text, *encoding.tables_, options.special_tokens,
-                             [&](std::string_view part, std::int32_t id) { add_part(part, id); });
+        encoding.tables_->for_each_part(text, options.special_tokens, normalized_,
+                                        [&](std::string_view part, std::int32_t id) { add_part(part, id); });
     }
 
     std::vector<std::int32_t> run(int threads) {
@@ -109,6 +109,14 @@ class BytePairEncoding::ParallelEncoding {
     }
 
     void add_run(std::string_view run) {
+        const BlankBorders& borders = encoding_.tables_->borders;
+        if (encoding_.tables_->splitter.patterns() == 0 && borders.cuts()) {
+            for (std::size_t begin = 0, end = 0; begin < run.size(); begin = end) {
+                end = borders.next(run, std::min(begin + chunk_bytes, run.size()) - 1);
+                add_short({run.substr(begin, end - begin), -1});
+            }
+            return;
+        }
         // If there are several patterns, the text between two matches may be long, and two scans would rarely
         // have a border in common.
         if (run.size() < 2 * chunk_bytes || encoding_.tables_->splitter.patterns() != 1)
@@ -197,6 +205,7 @@ class BytePairEncoding::ParallelEncoding {
 
     const BytePairEncoding& encoding_;
     std::string_view text_, source_;
+    std::deque<std::string> normalized_;  // the texts that jobs_ refers to, unless they are in text_
     std::vector<Job> jobs_;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Worker>> idle_;

@@ -1,8 +1,12 @@
 #pragma once
-/// The parts of a byte-level BPE tokenizer, the same for every file format.
+/// The parts of a subword tokenizer, the same for every file format: normalizer, pre-tokenizer, model and the
+/// tokens around a text.
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace gradtile {
@@ -21,7 +25,56 @@ struct AddedToken {
     bool special = true;  ///< the token controls the model; see SpecialTokens
     /// The token is searched for only in the text between tokens with normalized == false.
     bool normalized = false;
+    /// The token includes the whitespace on its left or right side.
+    bool lstrip = false, rstrip = false;
+    bool single_word = false;  ///< the token is not found within a word
     bool operator==(const AddedToken&) const = default;
+};
+
+/// The character U+2581, which SentencePiece's vocabularies have in place of a blank.
+inline constexpr std::string_view blank_symbol = "\u2581";
+
+/// Unicode normalization (Unicode Standard Annex #15).
+enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
+/// Replaces each character by its lowercase mapping; the context of a character does not matter.
+struct LowercaseStep {
+    bool operator==(const LowercaseStep&) const = default;
+};
+/// Puts `text` before a text that is not empty.
+struct PrependStep {
+    std::string text;
+    bool operator==(const PrependStep&) const = default;
+};
+/// Replaces `from` wherever it occurs, from left to right.
+struct ReplaceStep {
+    std::string from, to;
+    bool operator==(const ReplaceStep&) const = default;
+};
+/// SentencePiece's normalizer: the rules in a model file's NormalizerSpec.
+struct SentencePieceStep {
+    std::string character_map{};  ///< see CharacterMap; empty: characters remain as they are
+    bool adds_blank = true;       ///< add_dummy_prefix
+    bool blank_at_end = false;    ///< treat_whitespace_as_suffix: the blank is added after the text
+    bool removes_extra_blanks = true;
+    bool escapes_blanks = true;               ///< writes blank_symbol for a blank
+    std::vector<std::string> kept_symbols{};  ///< texts that the character map does not change
+    bool operator==(const SentencePieceStep&) const = default;
+};
+using NormalizerStep = std::variant<UnicodeForm, LowercaseStep, PrependStep, ReplaceStep, SentencePieceStep>;
+
+/// The pre-tokenizer Metaspace: writes blank_symbol for each blank, and may put one before the text.
+struct Metaspace {
+    enum class Prepend { always, first, never };  ///< first: only at the beginning of the whole text
+    Prepend prepend = Prepend::always;
+    bool splits = true;  ///< a piece ends before each blank_symbol
+    bool operator==(const Metaspace&) const = default;
+};
+
+/// What the model computes a piece's tokens from.
+enum class SubwordModel {
+    byte_pairs,       ///< merges of bytes (byte-level BPE)
+    character_pairs,  ///< merges of characters (SentencePiece's BPE)
+    unigram           ///< the most probable sequence of tokens (Kudo 2018, section 3.2)
 };
 
 /// A regular expression that cuts text into pieces: each match is a piece, and so is the text between two
@@ -35,17 +88,32 @@ struct SplitPattern {
 };
 
 struct BytePairVocabulary {
-    /// Each id's bytes; empty if the id belongs to an added token, whose text is in `added`, or to no token.
+    SubwordModel model = SubwordModel::byte_pairs;
+    /// Each id's bytes, for SentencePiece's models as the model file spells them; empty if the id belongs to
+    /// an added token, whose text is in `added`, or to no token.
     std::vector<std::string> tokens{};
     /// The merges in priority order. The list is empty if merges_by_id is true.
     std::vector<BytePairMerge> merges{};
     /// tiktoken's rule: two adjacent tokens are merged if their concatenated bytes are a token. The merge
-    /// with the smallest resulting id comes first.
+    /// with the smallest resulting id comes first; with `scores`, the one with the highest score.
     bool merges_by_id = false;
     /// If a whole piece is a token, the piece becomes this token without merges (`ignore_merges` in
     /// tokenizer.json).
     bool whole_pieces = false;
+
+    // Of character_pairs and unigram only.
+    std::vector<double> scores{};  ///< by id; of unigram the logarithms of probabilities
+    bool sums_in_float32 = false;  ///< SentencePiece adds scores in float32, tokenizers in float64
+    std::vector<bool> is_piece{};  ///< by id: text may become this token; empty: any token
+    std::int32_t unknown = -1;     ///< the id for characters without a token; -1: they are refused
+    bool fuses_unknown = false;    ///< adjacent unknown characters become one id
+    bool byte_fallback = false;    ///< characters without a token become the tokens <0x00> to <0xFF>
+    /// Decoding writes a blank for blank_symbol, and removes the blank that begins a text.
+    bool decodes_blanks = false, removes_first_blank = false;
+
     std::vector<AddedToken> added{};
+    std::vector<NormalizerStep> normalizer{};
+    std::optional<Metaspace> metaspace{};
     /// The second pattern cuts the pieces from the first pattern, and so on.
     std::vector<SplitPattern> patterns{};
     /// The ids that EncodeOptions::add_special_tokens puts before and after a text, for example the token

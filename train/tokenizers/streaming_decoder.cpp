@@ -34,7 +34,8 @@ std::size_t complete_length(std::string_view text) {
 }  // namespace
 
 std::string StreamingDecoder::next(std::int32_t id) {
-    std::string text = std::exchange(incomplete_, {}) + tokenizer_.decode(std::span(&id, 1));
+    std::string text = std::exchange(incomplete_, {}) + tokenizer_.decode(std::span(&id, 1), place_);
+    place_ = TextPlace::middle;
     const std::size_t complete = complete_length(text);
     incomplete_ = text.substr(complete);
     text.resize(complete);

@@ -11,7 +11,9 @@ namespace gradtile {
 /// character. All these texts and finish()'s text together equal Tokenizer::decode() for all ids.
 class StreamingDecoder {
   public:
-    explicit StreamingDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+    /// `place` is the first token's.
+    explicit StreamingDecoder(const Tokenizer& tokenizer, TextPlace place = TextPlace::start)
+        : tokenizer_(tokenizer), place_(place) {}
 
     /// Returns the text that is complete with this token. The text is empty while a character is incomplete.
     /// Bytes that cannot become a character are returned unchanged. Throws Error for an id outside the
@@ -22,6 +24,7 @@ class StreamingDecoder {
 
   private:
     Tokenizer tokenizer_;
+    TextPlace place_;
     std::string incomplete_;
 };
 

@@ -7,11 +7,15 @@
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
+#include <gradtile/train/tokenizers/internal/base64.h>
+#include <gradtile/train/tokenizers/internal/sentencepiece_model.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_json_reader.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
 namespace gradtile {
 namespace {
+
+constexpr std::string_view model_file_name = "tokenizer.model";
 
 /// Calls visit(code point, byte offset) for every character. Throws Error with the position where the text is
 /// not UTF-8. The message ends with `advice`.
@@ -53,7 +57,7 @@ Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view sourc
 }
 
 Tokenizer Tokenizer::byte_pairs(BytePairVocabulary vocabulary, std::string_view source,
-                                std::shared_ptr<const std::string> file) {
+                                std::shared_ptr<const TokenizerSource> file) {
     return Tokenizer(
         BytePairs{std::make_shared<const BytePairEncoding>(std::move(vocabulary), source), std::move(file)});
 }
@@ -85,7 +89,9 @@ std::int64_t Tokenizer::vocab_size() const {
 }
 
 std::string Tokenizer::name() const {
-    const std::string kind_name(name_of(kind()));
+    const BytePairEncoding* const encoding = byte_pair_encoding();
+    const bool is_unigram = encoding && encoding->vocabulary().model == SubwordModel::unigram;
+    const std::string kind_name(is_unigram ? "unigram" : name_of(kind()));
     return kind() == TokenizerKind::bytes ? kind_name : concat(kind_name, " (", vocab_size(), ")");
 }
 
@@ -109,7 +115,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_v
     return ids;
 }
 
-std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+std::string Tokenizer::decode(std::span<const std::int32_t> ids, TextPlace place) const {
     std::string text;
     text.reserve(ids.size());
     if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
@@ -119,6 +125,8 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
                   vocab_size());
             text += *token;
         }
+        if (place == TextPlace::start && encoding->vocabulary().removes_first_blank && text.starts_with(' '))
+            text.erase(0, 1);
         return text;
     }
     const auto* rules = std::get_if<Characters>(&rules_);
@@ -144,26 +152,34 @@ std::string Tokenizer::to_json() const {
         for (const char32_t c : rules->alphabet) append_utf8(alphabet, c);
         writer.write("characters", alphabet);
     }
-    if (const BytePairEncoding* const encoding = byte_pair_encoding()) {
-        writer.write("merges_by_id", encoding->vocabulary().merges_by_id);
-        writer.write_name("file");
-        writer.write_text(tokenizer_json());
+    if (const auto* rules = std::get_if<BytePairs>(&rules_)) {
+        const BytePairVocabulary& vocabulary = rules->encoding->vocabulary();
+        if (rules->file && rules->file->name == model_file_name) {
+            writer.write("before", vocabulary.before);
+            writer.write("after", vocabulary.after);
+            writer.write_name("model");
+            writer.write_text(base64_of_bytes(rules->file->content));
+        } else {
+            writer.write("merges_by_id", vocabulary.merges_by_id);
+            writer.write_name("file");
+            writer.write_text(file().content);
+        }
     }
     writer.end();
     writer.finish();
     return text;
 }
 
-std::string Tokenizer::tokenizer_json() const {
+TokenizerSource Tokenizer::file() const {
     const auto* rules = std::get_if<BytePairs>(&rules_);
     check(rules != nullptr, "tokenizer.json holds BPE tokenizers; this one is ", name());
     if (rules->file) return *rules->file;
-    std::string text;
-    JsonWriter writer(text, 2);
+    TokenizerSource source{.name = "tokenizer.json"};
+    JsonWriter writer(source.content, 2);
     write_tokenizer_json(writer, rules->encoding->vocabulary());
     writer.finish();
-    text += '\n';
-    return text;
+    source.content += '\n';
+    return source;
 }
 
 Tokenizer Tokenizer::characters_from_json(const JsonValue& value, const std::string& source) {
@@ -193,23 +209,38 @@ Tokenizer Tokenizer::from_json(std::string_view text, std::string_view file) {
         case TokenizerKind::bpe:
             break;
     }
+    if (value.contains("model")) return model_from_json(value, source);
     const JsonValue* const by_id = value.find("merges_by_id");
     const bool has_file = value.contains("file") && value["file"].is_string();
     check((has_file || value.contains("tokenizer")) && by_id && by_id->is_boolean(), source,
           ": expected members file and merges_by_id");
     const bool merges_by_id = by_id->boolean();
-    std::shared_ptr<const std::string> whole_file;
+    std::shared_ptr<const TokenizerSource> whole_file;
     if (has_file) {
         std::string file = value.take_text("file");
         file.shrink_to_fit();  // the parser's text may have twice its size
-        whole_file = std::make_shared<const std::string>(std::move(file));
+        whole_file = std::make_shared<const TokenizerSource>("tokenizer.json", std::move(file));
     }
     BytePairVocabulary vocabulary =
-        whole_file ? vocabulary_of_tokenizer_json(*whole_file, source)
+        whole_file ? vocabulary_of_tokenizer_json(whole_file->content, source)
                    : with_source(source, [&] { return reader.read_tokenizer(value["tokenizer"]); });
     vocabulary.merges_by_id = merges_by_id;
     if (merges_by_id) std::vector<BytePairMerge>().swap(vocabulary.merges);
     return byte_pairs(std::move(vocabulary), source, std::move(whole_file));
+}
+
+Tokenizer Tokenizer::model_from_json(JsonValue& value, const std::string& source) {
+    check(value["model"].is_string(), source, ": model: expected a text");
+    std::optional<std::string> bytes = bytes_of_base64(value["model"].text());
+    check(bytes.has_value(), source, ": model: expected base64");
+    BytePairVocabulary vocabulary = vocabulary_of_sentencepiece(*bytes, source);
+    with_source(source, [&] {
+        vocabulary.before = value["before"].get<std::vector<std::int32_t>>();
+        vocabulary.after = value["after"].get<std::vector<std::int32_t>>();
+    });
+    return byte_pairs(
+        std::move(vocabulary), source,
+        std::make_shared<const TokenizerSource>(std::string(model_file_name), *std::move(bytes)));
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, std::int64_t vocabulary, std::string_view source) {

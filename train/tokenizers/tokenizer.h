@@ -19,6 +19,7 @@ namespace gradtile {
 class BytePairEncoding;
 struct BytePairVocabulary;
 
+/// bpe: all tokenizers that are read from a file, those of type Unigram, too.
 enum class TokenizerKind { characters, bytes, bpe };
 
 template <>
@@ -28,17 +29,26 @@ struct EnumNames<TokenizerKind> {
                                          std::pair{TokenizerKind::bpe, std::string_view("bpe")}};
 };
 
+/// Whether ids begin a text or continue one. A tokenizer that encodes a blank before each text decodes this
+/// blank to nothing where the text begins.
+enum class TextPlace { start, middle };
+
+/// The file that a tokenizer was read from, under its usual name: tokenizer.json or tokenizer.model.
+struct TokenizerSource {
+    std::string name = {};
+    std::string content = {};
+};
+
 /// An immutable value. Equal tokenizers give the same ids for every text. BPE tokenizers are compared by
 /// their vocabularies (BytePairVocabulary), so two unequal BPE tokenizers may also give the same ids.
 ///
 /// bytes: the token id is the byte, vocabulary 256; accepts any text, UTF-8 or not.
 /// characters: a text's distinct code points in increasing order, as nanoGPT numbers them; accepts UTF-8.
-/// bpe: byte-level byte-pair encoding, see BytePairEncoding; accepts any text. load_tokenizer() reads one
-/// from a file.
+/// bpe: tokens of several characters, see BytePairEncoding. load_tokenizer() reads one from a file.
 ///
-/// Nothing is normalised: a carriage return or a byte order mark is a token like any other, and
-/// decode(encode(text)) == text. (load_dataset() first drops a byte order mark at a file's start; see
-/// dataset.h.)
+/// Unless a tokenizer's file has a normalizer, nothing is normalised: a carriage return or a byte order mark
+/// is a token like any other, and decode(encode(text)) == text. (load_dataset() first drops a byte order mark
+/// at a file's start; see dataset.h.)
 class Tokenizer {
   public:
     static Tokenizer bytes();
@@ -46,10 +56,10 @@ class Tokenizer {
     /// text is empty, or if it is not UTF-8, with the byte offset.
     static Tokenizer characters_of(std::string_view text, std::string_view source);
 
-    /// Throws Error that begins with `source`; see BytePairEncoding. `file` is the text of the tokenizer.json
-    /// that the vocabulary was read from; null if it was read from another file, or has changed since.
+    /// Throws Error that begins with `source`; see BytePairEncoding. `file` is the file that the vocabulary
+    /// was read from; null if it was read from a file of another kind, or has changed since.
     static Tokenizer byte_pairs(BytePairVocabulary vocabulary, std::string_view source,
-                                std::shared_ptr<const std::string> file = nullptr);
+                                std::shared_ptr<const TokenizerSource> file = nullptr);
 
     TokenizerKind kind() const;
     /// Returns the vocabulary size. Every id is less than this number. A BPE vocabulary may have ids without
@@ -58,10 +68,10 @@ class Tokenizer {
     bool has_text(std::int32_t id) const;
     /// Returns null if the tokenizer is not a BPE tokenizer.
     const BytePairEncoding* byte_pair_encoding() const;
-    /// Returns the tokenizer.json text for a BPE tokenizer: the text of the file that it was read from, else
-    /// a text from which the tokenizers library computes the same ids.
-    std::string tokenizer_json() const;
-    /// "bytes", "characters (65)" or "bpe (50257)".
+    /// Returns a file from which load_tokenizer() reads the same BPE tokenizer: the file that it was read
+    /// from, else a tokenizer.json from which the tokenizers library computes the same ids.
+    TokenizerSource file() const;
+    /// "bytes", "characters (65)", "bpe (50257)" or "unigram (32000)".
     std::string name() const;
 
     /// Returns a text's ids. An empty text has no ids. Throws Error naming `source` and the byte offset of
@@ -70,10 +80,12 @@ class Tokenizer {
                                      const EncodeOptions& options = {}) const;
     /// Returns the ids' text. Throws Error for an id without a text. Bytes that are not valid UTF-8 are
     /// returned unchanged. StreamingDecoder returns whole characters.
-    std::string decode(std::span<const std::int32_t> ids) const;
+    std::string decode(std::span<const std::int32_t> ids, TextPlace place = TextPlace::start) const;
 
-    /// Returns the JSON text for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters": "..."}
-    /// or {"kind": "bpe", "merges_by_id": false, "file": "..."}, with the tokenizer.json text.
+    /// Returns the JSON text for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters":
+    /// "..."},
+    /// {"kind": "bpe", "merges_by_id": false, "file": "..."} with the tokenizer.json text, or {"kind": "bpe",
+    /// "model": "..."} with the tokenizer.model in base64, and the ids "before" and "after" a text.
     std::string to_json() const;
     /// Throws Error naming `source` when the text is not one that to_json() returns. Older versions wrote
     /// tokenizer.json's object as "tokenizer".
@@ -93,7 +105,7 @@ class Tokenizer {
     };
     struct BytePairs {
         std::shared_ptr<const BytePairEncoding> encoding;
-        std::shared_ptr<const std::string> file;  ///< see byte_pairs()
+        std::shared_ptr<const TokenizerSource> file;  ///< see byte_pairs()
         bool operator==(const BytePairs& other) const;
     };
     using Rules = std::variant<Bytes, Characters, BytePairs>;
@@ -101,6 +113,7 @@ class Tokenizer {
     explicit Tokenizer(Rules rules) : rules_(std::move(rules)) {}
     static Tokenizer characters(std::vector<char32_t> alphabet);
     static Tokenizer characters_from_json(const JsonValue& value, const std::string& source);
+    static Tokenizer model_from_json(JsonValue& value, const std::string& source);
 
     Rules rules_;
 };

@@ -1,7 +1,6 @@
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 
@@ -10,6 +9,8 @@
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
+#include <gradtile/train/tokenizers/internal/base64.h>
+#include <gradtile/train/tokenizers/internal/sentencepiece_model.h>
 #include <gradtile/train/tokenizers/internal/tokenizer_file.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
@@ -72,36 +73,6 @@ BytePairVocabulary vocabulary_of_file_pair(const std::string& encoder, const std
     return vocabulary_of_encoder_json(tokenizer_file_text(encoder), tokenizer_file_text(merges), encoder);
 }
 
-constexpr std::array<std::int8_t, 256> base64_values() {
-    std::array<std::int8_t, 256> values{};
-    values.fill(-1);
-    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for (std::size_t i = 0; i < digits.size(); ++i)
-        values[static_cast<unsigned char>(digits[i])] = static_cast<std::int8_t>(i);
-    return values;
-}
-
-/// Returns the bytes that a base64 text (RFC 4648) encodes; nullopt if the text is not base64.
-std::optional<std::string> bytes_of_base64(std::string_view text) {
-    static constexpr std::array values = base64_values();
-    if (text.empty() || text.size() % 4 != 0) return std::nullopt;
-    const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
-    text.remove_suffix(padding);
-    std::string bytes;
-    unsigned bits = 0;
-    int held = 0;
-    for (const char c : text) {
-        const std::int8_t value = values[static_cast<unsigned char>(c)];
-        if (value < 0) return std::nullopt;
-        bits = bits << 6 | static_cast<unsigned>(value);
-        held += 6;
-        if (held < 8) continue;
-        held -= 8;
-        bytes += static_cast<char>(bits >> held & 0xFF);
-    }
-    return bytes;
-}
-
 struct KnownRanks {
     std::string_view name;  // a part of the file's name that selects this row
     std::string_view (*pattern)();
@@ -142,11 +113,16 @@ BytePairVocabulary vocabulary_of_tiktoken(const std::string& path) {
     return vocabulary;
 }
 
-/// Llama 3's tokenizer.model is a rank file. SentencePiece's models have the same name, but are binary.
-BytePairVocabulary vocabulary_of_llama3_model(const std::string& path) {
-    const std::string text = tokenizer_file_text(path);
-    check(text.find('\0') == std::string::npos && is_utf8(text), path,
-          ": is a model of SentencePiece; expected Llama 3's tokenizer.model, or a tokenizer.json");
+/// Llama 3's tokenizer.model is a rank file, which is text. SentencePiece's models are binary.
+bool is_rank_file(std::string_view text) {
+    return text.find('\0') == std::string_view::npos && is_utf8(text);
+}
+
+std::shared_ptr<const TokenizerSource> source_of(const char* name, std::string content) {
+    return std::make_shared<const TokenizerSource>(name, std::move(content));
+}
+
+BytePairVocabulary vocabulary_of_llama3_model(std::string_view text, const std::string& path) {
     BytePairVocabulary vocabulary = vocabulary_of_ranks(text, path);
     vocabulary.patterns.push_back({std::string(llama3_pattern())});
     constexpr std::int32_t special_tokens = 256;
@@ -200,16 +176,19 @@ TokenizerFile read_tokenizer_file(const std::string& path) {
     if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
         return {vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path)};
     if (name.ends_with(".tiktoken")) return {vocabulary_of_tiktoken(path)};
-    if (name == "tokenizer.model") return {vocabulary_of_llama3_model(path)};
     std::string text = tokenizer_file_text(path);
+    if (name.find(".model") != std::string::npos) {
+        if (is_rank_file(text)) return {vocabulary_of_llama3_model(text, path)};
+        BytePairVocabulary vocabulary = vocabulary_of_sentencepiece(text, path);
+        return {std::move(vocabulary), source_of("tokenizer.model", std::move(text))};
+    }
     ModelFinder finder;
     if (name != "tokenizer.json") read_json(text, path, finder);
     if (finder.is_object_without_model())
         return {vocabulary_of_encoder_json(
             std::move(text), tokenizer_file_text(file_beside(path, {"vocab.bpe", "merges.txt"})), path)};
-    auto file = std::make_shared<const std::string>(std::move(text));
-    BytePairVocabulary vocabulary = vocabulary_of_tokenizer_json(*file, path);
-    return {std::move(vocabulary), std::move(file)};
+    BytePairVocabulary vocabulary = vocabulary_of_tokenizer_json(text, path);
+    return {std::move(vocabulary), source_of("tokenizer.json", std::move(text))};
 }
 
 Tokenizer load_tokenizer(const std::string& path) {
@@ -253,7 +232,7 @@ std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
 void save_tokenizer(const std::string& path, const Tokenizer& tokenizer) {
     check(tokenizer.kind() == TokenizerKind::bpe, path, ": tokenizer.json holds BPE tokenizers; this one is ",
           tokenizer.name());
-    const std::string text = tokenizer.tokenizer_json();
+    const std::string text = tokenizer.file().content;
     WholeFile(path, {std::as_bytes(std::span(text))}).commit();
 }
 

@@ -7,7 +7,7 @@
 
 namespace gradtile {
 
-/// Reads a byte-level BPE tokenizer from
+/// Reads a tokenizer from
 /// - tokenizer.json (see tokenizer_json.h);
 /// - a directory with tokenizer.json, or vocab.json and merges.txt, as transformers reads it, with its
 ///   tokenizer_config.json and other files (see tokenizer_folder.h);
@@ -16,7 +16,8 @@ namespace gradtile {
 ///   tokens: cl100k_base.tiktoken, o200k_base.tiktoken, r50k_base.tiktoken, p50k_base.tiktoken. Another name
 ///   that contains "cl100k", "o200k", "llama3" or "gpt2" has the same pattern and no special tokens;
 /// - Llama 3's tokenizer.model, a rank file with 128,000 tokens, which 256 special tokens follow. Their
-///   texts are those in Llama 3.0; Llama 3.1 gave three reserved tokens a meaning.
+///   texts are those in Llama 3.0; Llama 3.1 gave three reserved tokens a meaning;
+/// - a model file of SentencePiece, whose name contains ".model".
 /// Throws Error naming the file.
 Tokenizer load_tokenizer(const std::string& path);
 /// Returns the files that load_tokenizer(path) may read. They need not exist.

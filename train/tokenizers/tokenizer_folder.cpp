@@ -87,7 +87,7 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"use_fast", harmless},
     {"verbose", harmless},
     {"vocab_file", harmless},
-    {"add_prefix_space", refused, "[false]"},
+    {"add_prefix_space"},
     {"auto_map", refused},
     {"do_lower_case", refused, "[false]"},
     {"fix_mistral_regex", refused, "[false]"},
@@ -100,9 +100,9 @@ constexpr auto token_members = std::to_array<KnownMember>({
     {"__type", harmless},
     {"normalized", harmless},
     {"special", harmless},
-    {"lstrip", refused, "[false]"},
-    {"rstrip", refused, "[false]"},
-    {"single_word", refused, "[false]"},
+    {"lstrip"},
+    {"rstrip"},
+    {"single_word"},
 });
 
 JsonValue object_of(const std::string& text, const std::string& source,
@@ -117,12 +117,10 @@ class FolderReader {
     FolderReader(const std::string& folder, UnknownMembers& unknown) : folder_(folder), unknown_(unknown) {}
 
     TokenizerFolder read(const std::string& tokenizer_class) {
-        const std::string file = path_of("tokenizer.json"), encoder = path_of("vocab.json");
-        has_tokenizer_json_ = fs::exists(file);
-        if (!has_tokenizer_json_ && !fs::exists(encoder)) return {};
-        TokenizerFile read = read_tokenizer_file(has_tokenizer_json_ ? file : encoder);
+        if (!choose_file()) return {};
+        TokenizerFile read = read_tokenizer_file(path_of(file_name_));
         vocabulary_ = std::move(read.vocabulary);
-        if (!has_tokenizer_json_) vocab_index_.emplace(vocabulary_.tokens);
+        if (!has_added_tokens_) vocab_index_.emplace(vocabulary_.tokens);
         for (std::size_t i = 0; i < vocabulary_.added.size(); ++i)
             added_places_.emplace(vocabulary_.added[i].text, i);
         for (const char* const name : tokenizer_folder_files)
@@ -138,6 +136,7 @@ class FolderReader {
         check_members(config, tokenizer_members_of(config), path_of("tokenizer_config.json"), unknown_);
         check_members(named, tokenizer_members_of(named), path_of("special_tokens_map.json"), unknown_);
         check_class(text_or(config, "tokenizer_class", tokenizer_class));
+        check_prefix(config);
         read_added_tokens(config);
         read_named_tokens(config, path_of("tokenizer_config.json"));
         read_named_tokens(named, path_of("special_tokens_map.json"));
@@ -149,6 +148,18 @@ class FolderReader {
     }
 
   private:
+    /// Chooses the file as transformers does. Returns false if there is none.
+    bool choose_file() {
+        for (const char* const name : {"tokenizer.json", "vocab.json", "tokenizer.model"}) {
+            if (!fs::exists(path_of(name))) continue;
+            file_name_ = name;
+            has_tokenizer_json_ = file_name_ == std::string_view("tokenizer.json");
+            has_added_tokens_ = file_name_ != std::string_view("vocab.json");
+            return true;
+        }
+        return false;
+    }
+
     std::string path_of(const char* name) const { return (fs::path(folder_) / name).string(); }
 
     JsonValue object_in(const char* name, const std::vector<JsonRoute>& routes = {}) const {
@@ -184,20 +195,40 @@ class FolderReader {
 
     void check_class(const std::string& name) {
         is_gpt2_ = name == "GPT2Tokenizer" || name == "GPT2TokenizerFast";
-        // These classes take a byte-level tokenizer.json as it is.
-        const bool is_plain = name.empty() || name == "PreTrainedTokenizerFast" ||
-                              name == "TokenizersBackend" || name == "LlamaTokenizer" ||
-                              name == "LlamaTokenizerFast";
+        // These classes take a tokenizer.json as it is.
+        constexpr std::array<std::string_view, 7> plain_classes = {"",
+                                                                   "PreTrainedTokenizerFast",
+                                                                   "TokenizersBackend",
+                                                                   "LlamaTokenizer",
+                                                                   "LlamaTokenizerFast",
+                                                                   "GemmaTokenizer",
+                                                                   "GemmaTokenizerFast"};
+        const bool is_plain = std::ranges::find(plain_classes, name) != plain_classes.end();
         const std::string place = path_of("tokenizer_config.json");
         check(is_gpt2_ || is_plain, place, ": tokenizer_class: '", printable_name(name),
-              "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer or ",
-              "GPT2Tokenizer, or --tokenizer with the file of the tokenizer");
+              "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer, ",
+              "GemmaTokenizer or GPT2Tokenizer, or --tokenizer with the file of the tokenizer");
         // Of tokenizer.json, transformers 5 reads only vocabulary, merges and post-processor for this class.
         const bool is_gpt2_split =
             vocabulary_.patterns == std::vector{SplitPattern{std::string(gpt2_pattern())}};
         check(!is_gpt2_ || (is_gpt2_split && !vocabulary_.whole_pieces), place, ": tokenizer_class: '", name,
               "' cuts text as GPT-2 does, but tokenizer.json does not; --tokenizer with the path of "
               "tokenizer.json uses that file alone");
+    }
+
+    /// transformers makes another tokenizer if add_prefix_space differs from tokenizer.json.
+    void check_prefix(const JsonValue& config) const {
+        const std::optional<bool> wanted = flag(config, "add_prefix_space");
+        const auto prepends = [](const NormalizerStep& step) {
+            const auto* const model = std::get_if<SentencePieceStep>(&step);
+            return std::holds_alternative<PrependStep>(step) || (model && model->adds_blank);
+        };
+        const auto& metaspace = vocabulary_.metaspace;
+        const bool has_prefix = (metaspace && metaspace->prepend != Metaspace::Prepend::never) ||
+                                std::ranges::any_of(vocabulary_.normalizer, prepends);
+        check(!wanted || *wanted == has_prefix, path_of("tokenizer_config.json"),
+              ": add_prefix_space: ", wanted.value_or(false) ? "true" : "false", ", but ", file_name_,
+              " puts ", has_prefix ? "a blank" : "no blank", " before a text");
     }
 
     /// Returns a token's text; the token is written as a text or as an object.
@@ -229,8 +260,17 @@ class FolderReader {
                 const auto parsed = std::from_chars(id.data(), id.data() + id.size(), number);
                 check(parsed.ec == std::errc() && parsed.ptr == id.data() + id.size() && number >= 0, place,
                       ": '", printable_name(id), "'; expected a token id");
-                const JsonValue* const special = token.find("special");
-                add_token(token_text(token, place), number, special && *special == true, place);
+                const auto is_set = [&token = token](const char* name) {
+                    const JsonValue* const found = token.find(name);
+                    return found && *found == true;
+                };
+                add_token({.id = number,
+                           .text = token_text(token, place),
+                           .special = is_set("special"),
+                           .lstrip = is_set("lstrip"),
+                           .rstrip = is_set("rstrip"),
+                           .single_word = is_set("single_word")},
+                          place);
             }
         }
         const JsonValue tokens = object_in("added_tokens.json");
@@ -239,18 +279,21 @@ class FolderReader {
             check(id.fits<std::int32_t>() && id.get<std::int32_t>() >= 0 &&
                       id.get<std::int32_t>() < max_byte_pair_vocabulary,
                   place, ": ", json_excerpt(text), ": ", json_excerpt(id), "; expected a token id");
-            add_token(text, id.get<std::int32_t>(), /*special=*/false, place);
+            add_token({.id = id.get<std::int32_t>(), .text = text, .special = false}, place);
         }
     }
 
-    /// Adds a token to vocab.json's vocabulary. tokenizer.json must have it already.
-    void add_token(const std::string& text, std::int32_t id, bool special, const std::string& place) {
-        const AddedToken* const known = added(text);
-        check(
-            known ? known->id == id : !has_tokenizer_json_, place, ": ", json_excerpt(text), " has id ", id,
-            "; expected ",
-            known ? concat("its id ", known->id) : std::string("a token of added_tokens in tokenizer.json"));
-        if (!known) append({.id = id, .text = text, .special = special}, place);
+    /// Adds a token to vocab.json's vocabulary. Another file must have it already.
+    void add_token(const AddedToken& token, const std::string& place) {
+        const AddedToken* const known = added(token.text);
+        check(known ? known->id == token.id : !has_added_tokens_, place, ": ", json_excerpt(token.text),
+              " has id ", token.id, "; expected ",
+              known ? concat("its id ", known->id) : concat("a token of added_tokens in ", file_name_));
+        if (!known) return append(token, place);
+        check(!has_tokenizer_json_ || (known->lstrip == token.lstrip && known->rstrip == token.rstrip &&
+                                       known->single_word == token.single_word),
+              place, ": ", json_excerpt(token.text),
+              " has another lstrip, rstrip or single_word than in tokenizer.json");
     }
 
     /// A named token becomes an added token: its text has its id wherever it occurs.
@@ -258,12 +301,13 @@ class FolderReader {
         if (token.is_null()) return;
         const std::string text = token_text(token, place);
         if (AddedToken* const known = added(text)) {
-            if (!has_tokenizer_json_) known->special = true;
+            if (!has_added_tokens_) known->special = true;
             return;
         }
         const std::int32_t id = vocab_index_ ? vocab_index_->find(text) : -1;
-        check(id >= 0, place, ": ", json_excerpt(text), " is not ",
-              has_tokenizer_json_ ? "one of added_tokens in tokenizer.json" : "in vocab.json");
+        check(
+            id >= 0, place, ": ", json_excerpt(text), " is not ",
+            has_added_tokens_ ? concat("one of added_tokens in ", file_name_) : std::string("in vocab.json"));
         append({.id = id, .text = text}, place);
     }
 
@@ -290,12 +334,12 @@ class FolderReader {
     }
 
     /// Returns the id for bos_token or eos_token.
-    std::int32_t id_of_named(const JsonValue& config, const JsonValue& named, const char* name) {
+    std::int32_t id_of_named(const JsonValue& config, const JsonValue& named, const char* name,
+                             const std::string& default_text) {
         const std::string place = concat(path_of("tokenizer_config.json"), ": ", name);
         const JsonValue& holder = config.contains(name) ? config : named;
-        const std::string text = holder.contains(name) && !holder[name].is_null()
-                                     ? token_text(holder[name], place)
-                                     : std::string(end_of_text);
+        const std::string text =
+            holder.contains(name) && !holder[name].is_null() ? token_text(holder[name], place) : default_text;
         const AddedToken* const token = added(text);
         check(token != nullptr, place, ": ", json_excerpt(text), " is not a token of the vocabulary");
         return token->id;
@@ -303,12 +347,16 @@ class FolderReader {
 
     void read_text_template(const JsonValue& config, const JsonValue& named) {
         const struct {
-            const char *member, *token;
+            const char *member, *token, *text_in_model;
+            bool in_model;  // whether transformers adds it to SentencePiece's models unless a file says
+                            // otherwise
             std::vector<std::int32_t>& ids;
-        } sides[] = {{"add_bos_token", "bos_token", vocabulary_.before},
-                     {"add_eos_token", "eos_token", vocabulary_.after}};
+        } sides[] = {{"add_bos_token", "bos_token", "<s>", true, vocabulary_.before},
+                     {"add_eos_token", "eos_token", "</s>", false, vocabulary_.after}};
+        const bool is_model = has_added_tokens_ && !has_tokenizer_json_;
         for (const auto& side : sides) {
-            const std::optional<bool> adds = flag(config, side.member);
+            std::optional<bool> adds = flag(config, side.member);
+            if (!adds && is_model) adds = side.in_model;
             // Whether the member or the post-processor counts depends on the transformers version.
             check(!adds || !has_tokenizer_json_ || *adds == !side.ids.empty(),
                   path_of("tokenizer_config.json"), ": ", side.member, ": ",
@@ -316,7 +364,8 @@ class FolderReader {
                   side.ids.empty() ? "no token" : "one",
                   "; --tokenizer with the path of tokenizer.json uses that file alone");
             if (adds.value_or(false) && !has_tokenizer_json_)
-                side.ids.push_back(id_of_named(config, named, side.token));
+                side.ids.push_back(id_of_named(config, named, side.token,
+                                               is_model ? side.text_in_model : std::string(end_of_text)));
         }
     }
 
@@ -331,7 +380,9 @@ class FolderReader {
 
     std::string folder_;
     UnknownMembers& unknown_;
+    const char* file_name_ = "";
     bool has_tokenizer_json_ = false, is_gpt2_ = false;
+    bool has_added_tokens_ = false;  // the file has all added tokens, as each file but vocab.json
     BytePairVocabulary vocabulary_;
     std::unordered_map<std::string, std::size_t> added_places_;  // of vocabulary_.added, by text
     std::optional<TokenIndex> vocab_index_;                      // of vocab.json

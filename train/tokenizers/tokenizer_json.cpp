@@ -133,7 +133,7 @@ void for_each_merge_text(const BytePairVocabulary& vocabulary,
         visit(characters(merge.left) + ' ' + characters(merge.right));
     };
     if (vocabulary.merges_by_id)
-        return for_each_merge_by_id(vocabulary.tokens, TokenIndex(vocabulary.tokens), visit_merge);
+        return for_each_merge_by_id(vocabulary, TokenIndex(vocabulary.tokens), visit_merge);
     for (const BytePairMerge& merge : vocabulary.merges) visit_merge(merge);
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -97,27 +98,63 @@ std::vector<JsonRoute> TokenizerJsonReader::encoder_routes() {
 BytePairVocabulary TokenizerJsonReader::read_tokenizer(const JsonValue& value) {
     check(value.is_object(), "expected an object, as tokenizer.json has");
     const JsonValue& model = object(value, "model");
-    // Old files have no member "type".
-    if (const JsonValue* const type = model.find("type"); type && *type != "BPE")
-        refuse("model.type", *type, "\"BPE\"");
-    require_absent(value, "normalizer");
-    require_absent(model, "continuing_subword_prefix");
-    require_absent(model, "end_of_word_suffix");
-    if (const JsonValue* const dropout = model.find("dropout");
-        dropout && !dropout->is_null() && *dropout != 0)
-        refuse("model.dropout", *dropout, "null");
-    if (flag(model, "byte_fallback")) refuse("model.byte_fallback", true, "false");
-    vocabulary_.whole_pieces = flag(model, "ignore_merges");
-    if (const JsonValue* const added = value.find("added_tokens"); added && !added->is_null())
-        array(value, "added_tokens");
-    object(model, "vocab");
-    array(model, "merges");
-    const JsonValue* const pre_tokenizer = value.find("pre_tokenizer");
-    read_pre_tokenizer(pre_tokenizer ? *pre_tokenizer : JsonValue(), "pre_tokenizer");
-    check(is_byte_level_, "pre_tokenizer: has no ByteLevel; only byte-level BPE is supported");
-    const JsonValue* const post_processor = value.find("post_processor");
-    if (post_processor && !post_processor->is_null()) read_post_processor(*post_processor);
+    const auto present = [&](const char* name) {
+        const JsonValue* const found = value.find(name);
+        return found && !found->is_null() ? found : nullptr;
+    };
+    if (present("added_tokens")) array(value, "added_tokens");
+    if (const JsonValue* const normalizer = present("normalizer")) read_normalizer(*normalizer);
+    if (const JsonValue* const pre_tokenizer = present("pre_tokenizer"))
+        read_pre_tokenizer(*pre_tokenizer, "pre_tokenizer");
+    if (const JsonValue* const post_processor = present("post_processor"))
+        read_post_processor(*post_processor);
+    read_model(model);
+    if (const JsonValue* const decoder = present("decoder"); decoder && !is_byte_level_)
+        read_decoder(*decoder);
     return take_vocabulary();
+}
+
+void TokenizerJsonReader::read_model(const JsonValue& model) {
+    // Old files have no member "type".
+    const JsonValue* const type = model.find("type");
+    if (type && *type != "BPE" && *type != "Unigram") refuse("model.type", *type, "\"BPE\" or \"Unigram\"");
+    if (type && *type == "Unigram") {
+        check(!is_byte_level_, "pre_tokenizer: has ByteLevel, which is not supported with Unigram");
+        vocabulary_.model = SubwordModel::unigram;
+        vocabulary_.fuses_unknown = true;
+        array(model, "vocab");
+    } else {
+        vocabulary_.model = is_byte_level_ ? SubwordModel::byte_pairs : SubwordModel::character_pairs;
+        require_absent(model, "continuing_subword_prefix");
+        require_absent(model, "end_of_word_suffix");
+        if (const JsonValue* const dropout = model.find("dropout");
+            dropout && !dropout->is_null() && *dropout != 0)
+            refuse("model.dropout", *dropout, "null");
+        vocabulary_.whole_pieces = flag(model, "ignore_merges");
+        vocabulary_.fuses_unknown = flag(model, "fuse_unk") && !is_byte_level_;
+        object(model, "vocab");
+        array(model, "merges");
+    }
+    vocabulary_.byte_fallback = flag(model, "byte_fallback");
+    if (is_byte_level_ && vocabulary_.byte_fallback)
+        refuse("model.byte_fallback", true, "false with ByteLevel");
+    if (!is_byte_level_) read_unknown(model);
+}
+
+/// Reads the token for characters without a token: BPE has its text, Unigram its id.
+void TokenizerJsonReader::read_unknown(const JsonValue& model) {
+    const bool is_unigram = vocabulary_.model == SubwordModel::unigram;
+    const JsonValue* const unknown = model.find(is_unigram ? "unk_id" : "unk_token");
+    if (!unknown || unknown->is_null()) return;
+    if (is_unigram) {
+        vocabulary_.unknown = id_of(*unknown, "unk_id");
+        return;
+    }
+    if (!unknown->is_string()) refuse("model.unk_token", *unknown, "a text");
+    PackedTexts::Reader names(names_);
+    for (const std::int32_t id : ids_)
+        if (names.next() == unknown->text()) vocabulary_.unknown = id;
+    if (vocabulary_.unknown < 0) refuse("model.unk_token", *unknown, "a token of the vocabulary");
 }
 
 BytePairVocabulary TokenizerJsonReader::read_encoder(const JsonValue& value, std::string_view merges) {
@@ -141,6 +178,18 @@ void TokenizerJsonReader::add_token(std::string_view name, const JsonValue& id) 
     names_.add(name);
 }
 
+void TokenizerJsonReader::add_scored_token(const JsonValue& pair) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_number())
+        refuse("vocab", pair, "a token and its score");
+    const std::string& name = pair[0].text();
+    check(std::ssize(ids_) < max_byte_pair_vocabulary, "vocab: more than ", max_byte_pair_vocabulary,
+          " tokens");
+    check(!name.empty(), "vocab: token ", ids_.size(), " is empty");
+    ids_.push_back(static_cast<std::int32_t>(ids_.size()));
+    names_.add(name);
+    vocabulary_.scores.push_back(pair[1].get<double>());
+}
+
 void TokenizerJsonReader::add_encoder_token(const std::string& name, const JsonValue& id) {
     add_token(name, id);
     // "<|endoftext|>" is an added token, not a byte sequence.
@@ -156,10 +205,11 @@ void TokenizerJsonReader::add_added_token(const JsonValue& token) {
           " tokens");
     AddedToken added{.text = text(token, "content"),
                      .special = flag(token, "special"),
-                     .normalized = flag(token, "normalized", true)};
+                     .normalized = flag(token, "normalized", true),
+                     .lstrip = flag(token, "lstrip"),
+                     .rstrip = flag(token, "rstrip"),
+                     .single_word = flag(token, "single_word")};
     added.id = id_of(member(token, "id"), added.text);
-    for (const char* name : {"lstrip", "rstrip", "single_word"})
-        if (flag(token, name)) refuse(concat("added_tokens: ", name), true, "false");
     vocabulary_.added.push_back(std::move(added));
 }
 
@@ -208,18 +258,41 @@ void TokenizerJsonReader::add_tokens() {
         const auto index = static_cast<std::size_t>(id);
         check(!seen[index], "vocab: id ", id, " occurs twice");
         seen[index] = true;
-        std::optional<std::string> bytes = bytes_of_characters(name);
-        // An added token's text is plain text. It is not written in the characters that represent bytes.
-        if (bytes != name && added.contains(id, name)) {
-            added_names_.add(name);
-            continue;
+        if (is_byte_level_) {
+            add_byte_token(id, name, added.contains(id, name));
+        } else {
+            check(!name.empty(), "vocab: token ", id, " is empty");
+            tokens[index] = name;
         }
-        check(bytes.has_value() && !bytes->empty(), "vocab: token ", id, ", ", json_excerpt(name),
-              ", is not written in the characters that stand for bytes");
-        tokens[index] = std::move(*bytes);
     }
     names_.release();
     std::vector<std::int32_t>().swap(ids_);
+    if (vocabulary_.model != SubwordModel::unigram) return;
+    // In the tokenizers library, text becomes special tokens even if they are not asked for. Here it never
+    // does.
+    vocabulary_.is_piece.assign(tokens.size(), true);
+    if (vocabulary_.unknown >= 0 && vocabulary_.unknown < std::ssize(tokens))
+        vocabulary_.is_piece[static_cast<std::size_t>(vocabulary_.unknown)] = false;
+    for (const AddedToken& token : vocabulary_.added)
+        if (token.special && token.id < std::ssize(tokens))
+            vocabulary_.is_piece[static_cast<std::size_t>(token.id)] = false;
+}
+
+void TokenizerJsonReader::add_byte_token(std::int32_t id, std::string_view name, bool is_added) {
+    std::optional<std::string> bytes = bytes_of_characters(name);
+    // An added token's text is plain text. It is not written in the characters that represent bytes.
+    if (bytes != name && is_added) {
+        added_names_.add(name);
+        return;
+    }
+    check(bytes.has_value() && !bytes->empty(), "vocab: token ", id, ", ", json_excerpt(name),
+          ", is not written in the characters that stand for bytes");
+    vocabulary_.tokens[static_cast<std::size_t>(id)] = std::move(*bytes);
+}
+
+/// Returns a token's bytes; empty if its name represents none.
+std::string TokenizerJsonReader::bytes_of(std::string_view name) const {
+    return is_byte_level_ ? bytes_of_characters(name).value_or("") : std::string(name);
 }
 
 void TokenizerJsonReader::add_merges(const TokenIndex& index) {
@@ -236,15 +309,40 @@ void TokenizerJsonReader::add_merges(const TokenIndex& index) {
     for (std::size_t i = 0; i < merge_parts_.size(); i += 2) {
         const std::string_view left = parts.next(), right = parts.next();
         BytePairMerge merge;
-        bytes = bytes_of_characters(right).value_or("");
+        bytes = bytes_of(right);
         merge.right = id_of_bytes(right);
-        bytes = bytes_of_characters(left).value_or("");
+        bytes = bytes_of(left);
         merge.left = id_of_bytes(left);
         bytes += vocabulary_.tokens[static_cast<std::size_t>(merge.right)];
         merge.result = id_of_bytes(left, right);
         vocabulary_.merges.push_back(merge);
     }
     merge_parts_.release();
+}
+
+void TokenizerJsonReader::read_normalizer(const JsonValue& value) {
+    if (!value.is_object()) refuse("normalizer", value, "an object");
+    constexpr std::array forms = {std::pair{"NFC", UnicodeForm::nfc}, std::pair{"NFD", UnicodeForm::nfd},
+                                  std::pair{"NFKC", UnicodeForm::nfkc}, std::pair{"NFKD", UnicodeForm::nfkd}};
+    const std::string& type = text(value, "type");
+    std::vector<NormalizerStep>& steps = vocabulary_.normalizer;
+    if (const auto form =
+            std::ranges::find(forms, type, [](const auto& pair) { return std::string(pair.first); });
+        form != forms.end()) {
+        steps.push_back(form->second);
+    } else if (type == "Sequence") {
+        for (const JsonValue& step : array(value, "normalizers").elements()) read_normalizer(step);
+    } else if (type == "Lowercase") {
+        steps.push_back(LowercaseStep{});
+    } else if (type == "Prepend") {
+        steps.push_back(PrependStep{text(value, "prepend")});
+    } else if (type == "Replace") {
+        const JsonValue& pattern = object(value, "pattern");
+        if (!pattern.contains("String")) refuse("normalizer.pattern", pattern, "a String");
+        steps.push_back(ReplaceStep{text(pattern, "String"), text(value, "content")});
+    } else {
+        refuse("normalizer.type", type, "Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Prepend or Replace");
+    }
 }
 
 void TokenizerJsonReader::read_pre_tokenizer(const JsonValue& value, const char* place) {
@@ -259,9 +357,13 @@ void TokenizerJsonReader::read_pre_tokenizer(const JsonValue& value, const char*
         read_split(value);
     } else if (type == "Digits") {
         add_pattern(flag(value, "individual_digits") ? "\\p{N}" : "\\p{N}+");
+    } else if (type == "Metaspace") {
+        read_metaspace(value);
     } else {
-        refuse(concat(place, ".type"), type, "Sequence, ByteLevel, Split or Digits");
+        refuse(concat(place, ".type"), type, "Sequence, ByteLevel, Metaspace, Split or Digits");
     }
+    check(!vocabulary_.metaspace || (!is_byte_level_ && vocabulary_.patterns.empty()),
+          "pre_tokenizer: has Metaspace and another step, which is not supported");
 }
 
 void TokenizerJsonReader::add_pattern(std::string regex, bool must_cover) {
@@ -279,12 +381,43 @@ void TokenizerJsonReader::read_byte_level(const JsonValue& value) {
     is_byte_level_ = true;
 }
 
+void TokenizerJsonReader::read_metaspace(const JsonValue& value) {
+    if (text(value, "replacement") != blank_symbol)
+        refuse("pre_tokenizer.replacement", text(value, "replacement"), "U+2581");
+    check(!vocabulary_.metaspace, "pre_tokenizer: has Metaspace twice");
+    Metaspace& metaspace = vocabulary_.metaspace.emplace();
+    metaspace.splits = flag(value, "split", true);
+    // Older files have add_prefix_space in place of prepend_scheme.
+    const JsonValue* const scheme = value.find("prepend_scheme");
+    if (!scheme || scheme->is_null()) {
+        metaspace.prepend =
+            flag(value, "add_prefix_space", true) ? Metaspace::Prepend::always : Metaspace::Prepend::never;
+    } else if (*scheme == "first") {
+        metaspace.prepend = Metaspace::Prepend::first;
+    } else if (*scheme == "never") {
+        metaspace.prepend = Metaspace::Prepend::never;
+    } else if (*scheme != "always") {
+        refuse("pre_tokenizer.prepend_scheme", *scheme, "always, first or never");
+    }
+}
+
+/// Whether the normalizer replaces each `text`, so that no Split at it finds one.
+bool TokenizerJsonReader::is_replaced(const std::string& text) const {
+    if (vocabulary_.normalizer.empty()) return false;
+    const auto* const last = std::get_if<ReplaceStep>(&vocabulary_.normalizer.back());
+    return last && last->from == text && last->to.find(text.front()) == std::string::npos;
+}
+
 void TokenizerJsonReader::read_split(const JsonValue& value) {
     const JsonValue& pattern = object(value, "pattern");
     const bool invert = flag(value, "invert");
     const std::string& behavior = text(value, "behavior");
     // Inverted "Removed" removes the text between matches.
     const bool must_cover = behavior == "Removed" && invert;
+    // Gemma's files cut at blanks, of which the normalizer leaves none.
+    if (pattern.contains("String") && text(pattern, "String").size() == 1 &&
+        is_replaced(text(pattern, "String")))
+        return;
     if (behavior != "Isolated" && !must_cover) refuse("pre_tokenizer.behavior", behavior, "\"Isolated\"");
     if (pattern.contains("Regex")) return add_pattern(text(pattern, "Regex"), must_cover);
     std::string literal;
@@ -294,6 +427,33 @@ void TokenizerJsonReader::read_split(const JsonValue& value) {
     }
     check(!literal.empty(), "pre_tokenizer: an empty pattern");
     add_pattern(std::move(literal), must_cover);
+}
+
+/// The decoder of a model of characters. A byte-level model has only one.
+void TokenizerJsonReader::read_decoder(const JsonValue& value) {
+    if (!value.is_object()) refuse("decoder", value, "an object");
+    const std::string& type = text(value, "type");
+    if (type == "Sequence") {
+        for (const JsonValue& step : array(value, "decoders").elements()) read_decoder(step);
+    } else if (type == "Metaspace") {
+        vocabulary_.decodes_blanks = true;
+        const JsonValue* const scheme = value.find("prepend_scheme");
+        vocabulary_.removes_first_blank = scheme ? *scheme != "never" : flag(value, "add_prefix_space", true);
+    } else if (type == "Replace") {
+        const JsonValue& pattern = object(value, "pattern");
+        if (!pattern.contains("String") || text(pattern, "String") != blank_symbol ||
+            text(value, "content") != " ")
+            refuse("decoder", value, "a blank for U+2581");
+        vocabulary_.decodes_blanks = true;
+    } else if (type == "Strip") {
+        if (text(value, "content") != " " || member(value, "start") != 1 || member(value, "stop") != 0)
+            refuse("decoder", value, "one blank at the start");
+        vocabulary_.removes_first_blank = true;
+    } else if (type == "ByteLevel") {
+        refuse("decoder.type", type, "another one, because the pre_tokenizer has no ByteLevel");
+    } else if (type != "ByteFallback" && type != "Fuse") {
+        refuse("decoder.type", type, "Sequence, Metaspace, Replace, ByteFallback, Fuse or Strip");
+    }
 }
 
 void TokenizerJsonReader::read_post_processor(const JsonValue& value) {

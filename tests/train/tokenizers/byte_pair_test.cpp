@@ -310,15 +310,24 @@ TEST_F(BytePairs, HostileJsonIsRefusedByName) {
     EXPECT_THAT(with("/model/merges/0", 3), HasSubstr("merges: 3"));
     EXPECT_THAT(with("/model/merges/0", json::array({"a"})), HasSubstr("merges"));
     EXPECT_THAT(with("/model/merges", nullptr), HasSubstr("merges"));
-    EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("model.type: \"Unigram\""));
+    EXPECT_THAT(with("/model/type", "WordPiece"), HasSubstr("model.type: \"WordPiece\""));
+    EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("ByteLevel, which is not supported with Unigram"));
+    EXPECT_THAT(with("/model/byte_fallback", true), HasSubstr("model.byte_fallback"));
     EXPECT_THAT(with("/model/dropout", 0.1), HasSubstr("model.dropout"));
-    EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}), HasSubstr("normalizer"));
+    EXPECT_THAT(with("/normalizer", {{"type", "StripAccents"}}),
+                HasSubstr("normalizer.type: \"StripAccents\""));
+    EXPECT_THAT(with("/normalizer", {{"type", "Prepend"}, {"prepend", std::string(65, 'a')}}),
+                HasSubstr("normalizer: a text of 65 bytes; expected at most 64"));
+    EXPECT_THAT(with("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}}),
+                HasSubstr("normalizer.pattern"));
     EXPECT_THAT(with("/pre_tokenizer/add_prefix_space", true), HasSubstr("add_prefix_space"));
-    EXPECT_THAT(with("/pre_tokenizer/type", "Metaspace"), HasSubstr("\"Metaspace\""));
+    EXPECT_THAT(with("/pre_tokenizer/type", "WhitespaceSplit"), HasSubstr("\"WhitespaceSplit\""));
+    EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}}),
+                HasSubstr("pre_tokenizer.replacement: \"_\""));
     EXPECT_THAT(with("/pre_tokenizer", nullptr), HasSubstr("pre_tokenizer"));
     EXPECT_THAT(with("/added_tokens/0/id", 5), HasSubstr("has id 5, which is"));
     EXPECT_THAT(with("/added_tokens/0/content", ""), HasSubstr("is empty"));
-    EXPECT_THAT(with("/added_tokens/0/lstrip", true), HasSubstr("lstrip"));
+    EXPECT_THAT(with("/added_tokens/0/lstrip", 1), HasSubstr("lstrip"));
     EXPECT_THAT(with("/added_tokens/0", 1), HasSubstr("added_tokens"));
     EXPECT_THAT(with("/model", json::array()), HasSubstr("model"));
     EXPECT_THAT(refusal_of("text"), HasSubstr("expected an object"));

@@ -18,7 +18,7 @@ class BytePairEncoding::Worker {
     /// `text` is the text to encode. It must outlive the worker.
     Worker(const BytePairEncoding& encoding, std::string_view text, std::string_view source)
         : tables_(*encoding.tables_),
-          whole_pieces_(encoding.vocabulary_.whole_pieces),
+          vocabulary_(encoding.vocabulary_),
           text_(text),
           source_(source),
           cutter_(tables_.splitter),
@@ -29,6 +29,7 @@ class BytePairEncoding::Worker {
     void encode_all(SpecialTokens special, Ids& out);
     /// Encodes text in which added tokens are not searched for.
     void encode_plain(std::string_view part, Ids& out) {
+        part_ = part;
         cutter_.cut(part, [&](std::string_view piece) { encode_piece(piece, out); });
         refuse_gap(take_gap());
     }
@@ -40,44 +41,38 @@ class BytePairEncoding::Worker {
     /// Encodes valid UTF-8 piece by piece up to the next match, and returns the match's end; see
     /// TextSplitter::Cutter::cut_next.
     std::size_t encode_next(std::string_view run, std::size_t from, Ids& out) {
+        part_ = run;
         return cutter_.cut_next(run, from, [&](std::string_view piece) { encode_piece(piece, out); });
     }
     std::optional<std::size_t> encode_next_in_part(std::string_view part, std::size_t from, Ids& out) {
+        part_ = part;
         return cutter_.cut_next_in_part(part, from,
                                         [&](std::string_view piece) { encode_piece(piece, out); });
     }
-    /// Encodes one piece, which no pattern cuts.
-    void encode_piece(std::string_view piece, Ids& out);
 
   private:
-    void merge_piece(std::string_view piece);
+    /// Encodes one piece, which no pattern cuts.
+    void encode_piece(std::string_view piece, Ids& out);
+    /// Encodes a piece, or a word in it.
+    void encode_word(std::string_view word, Ids& out);
+    /// Sets merged_ to the word's ids.
+    void compute(std::string_view word);
+    void merge_bytes(std::string_view word);
+    void merge_characters(std::string_view word);
+    void choose_tokens(std::string_view word);
+    void add_unknown(std::string_view character);
     [[noreturn]] void refuse_byte(const char& byte) const;
+    std::string place_of(const char* place) const;
 
     const Tables& tables_;
-    bool whole_pieces_;
+    const BytePairVocabulary& vocabulary_;
     std::string_view text_, source_;
+    std::string_view part_;  // the normalized text that is encoded now
     TextSplitter::Cutter cutter_;
     BytePairMerging merging_;
+    Unigram::Scratch unigram_scratch_;
     PieceCache cache_;
-    Ids merged_;  // merge_piece's result
+    Ids merged_;  // compute()'s result
 };
-
-/// Calls visit(part, id) for a text's parts in order: added tokens with their ids, and the text between them
-/// with -1.
-template <class Tables, class Visit>
-void for_each_added_token(std::string_view text, const Tables& tables, SpecialTokens special, Visit&& visit) {
-    const auto split = [special](std::string_view full_text, const AddedTokenFinder& finder, auto&& found) {
-        for (std::size_t position = 0; position < full_text.size();) {
-            const AddedTokenFinder::Found token = finder.find(full_text, position, special);
-            if (token.begin > position) found(full_text.substr(position, token.begin - position), -1);
-            if (token.length > 0) found(full_text.substr(token.begin, token.length), token.id);
-            position = token.begin + token.length;
-        }
-    };
-    split(text, tables.added, [&](std::string_view part, std::int32_t id) {
-        if (id >= 0) return visit(part, id);
-        split(part, tables.added_normalized, visit);
-    });
-}
 
 }  // namespace gradtile

@@ -11,10 +11,11 @@ namespace gradtile {
 
 /// Visits merges that give the same ids as tiktoken's rule. They are ordered by result, then by their parts.
 template <class Visit>
-void for_each_merge_by_id(const std::vector<std::string>& tokens, const TokenIndex& index, Visit&& visit) {
+void for_each_merge_by_id(const BytePairVocabulary& vocabulary, const TokenIndex& index, Visit&& visit) {
     std::vector<std::pair<std::int32_t, std::int32_t>> parts;
-    for (std::size_t id = 0; id < tokens.size(); ++id) {
-        const std::string_view text = tokens[id];
+    for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+        if (!vocabulary.is_piece.empty() && !vocabulary.is_piece[id]) continue;
+        const std::string_view text = vocabulary.tokens[id];
         parts.clear();
         for (std::size_t cut = 1; cut < text.size(); ++cut) {
             const std::int32_t left = index.find(text.substr(0, cut));
