@@ -37,6 +37,9 @@ DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& sto
             .vocabulary = config.model.vocabulary,
             .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
             .chat_template = config.chat_template,
+            .train_on = config.train_on,
+            .text_column = config.text_column,
+            .token_cache = config.token_cache,
             .stories = stories};
 }
 
@@ -298,7 +301,8 @@ void Trainer::check_sampling() const {
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.
 void Trainer::choose_document_token(const Dataset& dataset) {
     if (config_.document_token < 0) config_.document_token = dataset.separator;
-    const DocumentRule rule = packing_of(config_, dataset.tokenizer).rule;
+    if (dataset.train.examples()) return;  // documents begin with each example
+    const DocumentRule rule = document_rule(config_.document_token, dataset.tokenizer);
     const bool is_unknown =
         rule.kind == DocumentRule::Kind::separator && rule.token >= config_.model.vocabulary;
     if (is_unknown) return;  // check_token_ids() refuses it

@@ -34,16 +34,16 @@ std::uint32_t power_of_x8(std::uint64_t exponent) {
     return result;
 }
 
-constexpr std::array<std::uint32_t, 256> make_table() {
+constexpr std::array<std::uint32_t, 256> make_table(std::uint32_t polynomial) {
     std::array<std::uint32_t, 256> table{};
     for (std::uint32_t i = 0; i < 256; ++i) {
         std::uint32_t value = i;
-        for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1u) ? kPolynomial : 0u);
+        for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1u) ? polynomial : 0u);
         table[i] = value;
     }
     return table;
 }
-constexpr auto kTable = make_table();
+constexpr auto kTable = make_table(kPolynomial);
 
 #ifdef __SSE4_2__
 
@@ -166,6 +166,14 @@ std::uint32_t fletcher32(std::span<const std::byte> bytes) {
         return static_cast<std::uint32_t>(any && swapped == 0 ? kModulus : swapped);
     };
     return written(sum2) << 16 | written(sum1);
+}
+
+std::uint32_t crc32(std::span<const std::byte> bytes) {
+    static constexpr auto table = make_table(0xedb88320u);
+    std::uint32_t state = ~0u;
+    for (const std::byte byte : bytes)
+        state = state >> 8 ^ table[(state ^ std::to_integer<std::uint32_t>(byte)) & 255u];
+    return ~state;
 }
 
 }  // namespace gradtile

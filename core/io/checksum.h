@@ -1,6 +1,6 @@
 #pragma once
-/// Checksums for checkpoint files: CRC-32C over tensors and whole files, and the Fletcher-32 that HDF5 stores
-/// with each chunk.
+/// Checksums: for checkpoint files CRC-32C over tensors and whole files, and the Fletcher-32 that HDF5 stores
+/// with each chunk; for Parquet pages CRC-32.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,6 +18,9 @@ std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uin
 /// Fletcher-32 over big-endian 16-bit words with end-around carry, as HDF5's fletcher32 filter stores it. An
 /// odd last byte is a word's high half.
 std::uint32_t fletcher32(std::span<const std::byte> bytes);
+
+/// CRC-32 (reflected polynomial 0xedb88320, RFC 1952 section 8), as gzip and Parquet store it.
+std::uint32_t crc32(std::span<const std::byte> bytes);
 
 namespace detail {
 /// CRC-32C from a table, for machines without a CRC instruction. A test compares it with crc32c().

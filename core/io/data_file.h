@@ -21,6 +21,8 @@ class DataFile {
     const std::string& path() const { return path_; }
     /// The size in bytes when the file was opened.
     std::int64_t size() const { return size_; }
+    /// The modification time when the file was opened, in nanoseconds since 1970.
+    std::int64_t modified() const { return changed_; }
 
     /// Fills `out` with the bytes from `offset` on; the range is within size(). Throws Error "FILE: ends at
     /// byte N; expected M (it was changed while it was read)" when the file became shorter, and on a read

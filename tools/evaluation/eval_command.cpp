@@ -16,15 +16,15 @@
 #include <gradtile/tools/evaluation/evaluate.h>
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/tools/formats/safetensors.h>
-#include <gradtile/tools/tokenizer/tokenize_files.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/readers/byte_source.h>
 
 namespace gradtile::cli {
 namespace {
 
 struct Flags {
     ModelArgument model;
-    std::string data, task, logits;
+    std::string data, text_column, task, logits;
     TokenType token_type = TokenType::automatic;
     std::int64_t batch = 12, stride = 0;
     bool json = false;
@@ -65,7 +65,9 @@ void eval_text(const Flags& flags, const LanguageModel& model) {
                     {.vocabulary = model.transformer.config.vocabulary,
                      .token_type = flags.token_type,
                      .special_tokens = model.packing ? SpecialTokens::recognised : SpecialTokens::as_text,
-                     .chat_template = model.chat_template});
+                     .chat_template = model.chat_template,
+                     .train_on = model.train_on,
+                     .text_column = flags.text_column});
     if (!flags.logits.empty()) write_logits(flags.logits, model, data.tokens);
     LineProgress progress;
     const Evaluation result = evaluate(model, data.tokens,
@@ -104,7 +106,7 @@ JsonValue json_of_answer(const ChoiceAnswer& answer, const ChoiceQuestion& quest
 
 void eval_task(const Flags& flags, const LanguageModel& model) {
     const std::vector<ChoiceQuestion> questions =
-        parse_choice_questions(document_text(flags.task), flags.task);
+        parse_choice_questions(open_text(flags.task).read_all(3), flags.task);
     LineProgress progress;
     const ChoiceEvaluation result = evaluate_choices(
         model, questions, {.batch = flags.batch, .on_progress = [&](std::int64_t done, std::int64_t choices) {
@@ -177,7 +179,13 @@ void add_eval(CommandLine& program) {
     Command command = program.add_command(
         "eval", "Measure the loss of a trained model on a file, or its answers to questions");
     flags->model.add_to(command);
-    command.add_value("--data", flags->data, "text file, conversations (.jsonl) or token file (.bin)");
+    command.add_value(
+        "--data", flags->data,
+        "file, folder or pattern: text, JSON Lines or Parquet, each also .gz or .zst, or tokens (.bin)");
+    command.add_value(
+        "--text-column", flags->text_column,
+        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
+        "completion, or text");
     command.add_value(
         "--task", flags->task,
         "multiple-choice questions instead: JSON Lines with ctx, endings and label, as HellaSwag "

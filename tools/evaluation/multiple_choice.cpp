@@ -7,7 +7,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/layers/vocabulary.h>
-#include <gradtile/train/data/json_lines.h>
+#include <gradtile/train/data/readers/json_lines.h>
 
 namespace gradtile {
 namespace {

@@ -14,7 +14,7 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/generation/sampling_flags.h>
-#include <gradtile/train/data/json_lines.h>
+#include <gradtile/train/data/readers/json_lines.h>
 
 namespace gradtile::cli {
 namespace {

@@ -20,8 +20,9 @@ void print_written(const std::string& path, std::int64_t documents, std::int64_t
 }
 
 void check_outputs(const TokenizeOptions& options, const std::string& tokenizer) {
-    std::vector<std::string> inputs = options.files;
-    for (std::string& file : tokenizer_inputs(tokenizer)) inputs.push_back(std::move(file));
+    std::vector<std::string> inputs = files_of(options.files);
+    if (tokenizer != name_of(TokenizerKind::bytes))
+        for (std::string& file : tokenizer_inputs(tokenizer)) inputs.push_back(std::move(file));
     check_not_an_input("--out", options.out, inputs);
     if (options.val_out.empty()) return;
     check_not_an_input("--val-out", options.val_out, inputs);
@@ -38,11 +39,19 @@ void add_tokenize(CommandLine& program) {
         std::int64_t threads = 0;
     };
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("tokenize", "Encode texts as a token file to train on");
+    Command command = program.add_command("tokenize", "Encode documents as a token file to train on");
     TokenizeOptions& options = flags->options;
-    command.add_positionals("files", options.files, "texts; each is one document");
+    command.add_positionals(
+        "files", options.files,
+        "files, folders or patterns: text (each file is one document), JSON Lines or Parquet, "
+        "each also .gz or .zst; -: standard input");
     command.add_value("--tokenizer", flags->tokenizer,
-                      "tokenizer.json, encoder.json with vocab.bpe, or a rank file of tiktoken");
+                      "tokenizer.json, encoder.json with vocab.bpe, or a rank file of tiktoken; or bytes");
+    command.add_value(
+        "--text-column", options.text_column,
+        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
+        "completion, or text");
+    command.add_value("--chat-template", options.chat_template, "how conversations become text");
     command.add_value("--format", options.style, "llm.c's shards, or nanoGPT's files without a header");
     command.add_value("--out", options.out, "token file to write (.bin)");
     command.add_value("--separator", options.separator,
@@ -60,7 +69,10 @@ void add_tokenize(CommandLine& program) {
         check_outputs(chosen, flags->tokenizer);
         LineProgress progress;
         chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show_bytes(bytes, of); };
-        const TokenizeResult result = tokenize_files(load_tokenizer(flags->tokenizer), chosen);
+        const TokenizeResult result = tokenize_files(flags->tokenizer == name_of(TokenizerKind::bytes)
+                                                         ? Tokenizer::bytes()
+                                                         : load_tokenizer(flags->tokenizer),
+                                                     chosen);
         progress.end();
         print_written(chosen.out, result.documents, result.tokens, result.format);
         if (result.val_documents > 0)

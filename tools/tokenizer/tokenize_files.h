@@ -1,11 +1,12 @@
 #pragma once
-/// Converts texts to token files.
+/// Converts documents to token files.
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
@@ -24,16 +25,19 @@ struct EnumNames<TokenFileStyle> {
 };
 
 struct TokenizeOptions {
-    std::vector<std::string> files{};  ///< each is a document, or several (see separator)
+    /// Files, folders and patterns (documents.h), and "-" for standard input.
+    std::vector<std::string> files{};
+    std::string text_column{};                             ///< see RowColumns
+    ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
     TokenFileStyle style = TokenFileStyle::llmc;
     std::string out{};
-    /// An added token of the tokenizer. Files are cut into documents where its text occurs, and its id is
-    /// written before each document. Empty: no separators; each file is a document.
+    /// An added token of the tokenizer. Texts are cut into documents where its text occurs, and its id is
+    /// written before each text and after each completion. Empty: no separators.
     std::string separator{};
     double val_fraction = 0.0;  ///< this last fraction of the documents goes to val_out
     std::string val_out{};
     int threads = 0;  ///< thread count; 0: one per core
-    /// Called with the number of bytes done and in all.
+    /// Called with the number of bytes done and in all, without those of standard input.
     std::function<void(std::int64_t bytes, std::int64_t of)> on_progress{};
 };
 
@@ -42,11 +46,14 @@ struct TokenizeResult {
     TokenFormat format{};
 };
 
-/// Reads a text into memory. Throws Error naming the file when it and its tokens would not fit.
-std::string document_text(const std::string& path);
+/// Returns the files that all names stand for, in their order.
+std::vector<std::string> files_of(const std::vector<std::string>& names);
+/// Returns how many bytes the files have, without standard input.
+std::int64_t bytes_of_files(const std::vector<std::string>& files);
 
-/// Encodes files in their order and writes one token file, or two with a val_fraction. Documents are encoded
-/// one by one; empty ones are left out. All tokens are held in memory until they are written.
+/// Encodes documents in their order and writes one token file, or two with a val_fraction. Empty documents
+/// are left out. Memory holds some MiB of text, of a plain text all of it, and with a val_fraction 8 bytes
+/// for each document. A token file does not tell which tokens are targets.
 ///
 /// Throws Error naming the file or the option when a file cannot be read, the tokenizer has no such
 /// separator, the format cannot hold the vocabulary, or the documents are too few to be split.

@@ -1,7 +1,6 @@
 // gradtile tokenizer: trains tokenizers.
 #include <iostream>
 
-#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
@@ -10,6 +9,7 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/tokenizer/byte_pair_trainer.h>
 #include <gradtile/tools/tokenizer/tokenize_files.h>
+#include <gradtile/train/data/documents.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile::cli {
@@ -18,13 +18,13 @@ namespace {
 struct Flags {
     BytePairTrainerOptions options{.vocabulary = 32768};
     std::vector<std::string> data;
-    std::string out;
+    std::string text_column, out;
     std::int64_t threads = 0;
 };
 
 int train_tokenizer(Flags& flags) {
     check_flag("--threads", flags.threads, {0, 4096});
-    check_not_an_input("--out", flags.out, flags.data);
+    check_not_an_input("--out", flags.out, files_of(flags.data));
     flags.options.threads = static_cast<int>(flags.threads);
     std::erase(flags.options.special_tokens, "");
     LineProgress progress;
@@ -32,12 +32,12 @@ int train_tokenizer(Flags& flags) {
         progress.show(concat(grouped(merges), " of ", grouped(of), " merges"));
     };
     BytePairTrainer trainer(flags.options);
-    std::int64_t all_bytes = 0, done = 0;
-    for (const std::string& path : flags.data) all_bytes += DataFile(path).size();
-    for (const std::string& path : flags.data) {
-        const std::string text = document_text(path);
-        trainer.add(text);
-        progress.show_bytes(done += std::ssize(text), all_bytes);
+    const std::vector<std::string> files = files_of(flags.data);
+    const std::int64_t all_bytes = bytes_of_files(files);
+    DocumentReader reader(files, flags.text_column);
+    for (Document document; reader.next(document);) {
+        for (const std::string& text : texts_of(document)) trainer.add(text);
+        progress.show_bytes(std::min(reader.bytes_done(), all_bytes), all_bytes);
     }
     check(trainer.distinct_pieces() > 0, flags.data.front(), ": is empty; expected text");
     const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train(), flags.out);
@@ -57,7 +57,11 @@ void add_tokenizer(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
     Command command = program.add_command("tokenizer", "Make a tokenizer for text of your own")
                           .add_command("train", "Train a byte-level BPE tokenizer with GPT-2's split");
-    command.add_list("--data", flags->data, "texts to train on");
+    command.add_list("--data", flags->data, "files, folders or patterns to train on, as tokenize reads them");
+    command.add_value(
+        "--text-column", flags->text_column,
+        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
+        "completion, or text");
     command.add_value("--vocabulary", flags->options.vocabulary, "number of tokens");
     command.add_value("--out", flags->out, "tokenizer.json to write");
     command.add_list("--special-tokens", flags->options.special_tokens,

@@ -206,7 +206,10 @@ int print_config(const Flags& flags) {
                           .val_fraction = config.val_fraction,
                           .tokenizer = tokenizer_kind_of(config.tokenizer),
                           .token_type = config.token_type,
-                          .chat_template = config.chat_template},
+                          .chat_template = config.chat_template,
+                          .train_on = config.train_on,
+                          .text_column = config.text_column,
+                          .token_cache = config.token_cache},
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
     std::cout << to_json(config).dump(2) << '\n';

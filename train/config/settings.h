@@ -216,12 +216,26 @@ void visit_data_settings(Config& c, Visit& visit) {
     using namespace setting_limits;
     using enum SettingGroup;
     using enum OnResume;
-    visit(Setting{"data", "text file, conversations (.jsonl) or token file (.bin) to train on", training,
-                  any_value, train_only, may_change},
-          c.data);
-    visit(Setting{"val-data", "file to validate on; empty: the last part of data", training, any_value,
+    visit(
+        Setting{"data",
+                "file, folder or pattern to train on: text, JSON Lines or Parquet, each also .gz or .zst, or "
+                "tokens (.bin)",
+                training, any_value, train_only, may_change},
+        c.data);
+    visit(Setting{"val-data", "the same, to validate on; empty: the last part of data", training, any_value,
                   train_only, may_change},
           c.val_data);
+    visit(
+        Setting{
+            "text-column",
+            "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
+            "completion, or text",
+            training},
+        c.text_column);
+    visit(Setting{"token-cache",
+                  "directory that keeps the tokens of documents, so that they are encoded once; empty: none",
+                  training, any_value, train_only, may_change},
+          c.token_cache);
     visit(Setting{"val-fraction", "fraction of data kept for validation", training, proper_fraction},
           c.val_fraction);
     visit(Setting{"tokenizer",
@@ -244,6 +258,10 @@ void visit_document_settings(Config& c, Visit& visit) {
                   "how conversations become text; auto: by the tokenizer's special tokens, else plain",
                   training},
           c.chat_template);
+    visit(
+        Setting{"train-on",
+                "targets in conversations and in prompts with completions: answers, or all tokens", training},
+        c.train_on);
     visit(Setting{"packed",
                   "attention within each document, whose positions start at 0; documents begin at the "
                   "end-of-text token of llm.c's shards and of BPE tokenizers, with each conversation, and "

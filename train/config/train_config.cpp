@@ -11,7 +11,6 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/config/settings.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile {
@@ -174,7 +173,8 @@ std::int64_t max_documents_of(const TrainConfig& c) {
 
 Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
     if (!c.packed) return {};
-    if (is_conversation_file(c.data)) return {{.kind = DocumentRule::Kind::examples}, max_documents_of(c)};
+    const bool finds_none = c.document_token < 0 && (!tokenizer || tokenizer->kind() == TokenizerKind::bpe);
+    if (finds_none) return {{.kind = DocumentRule::Kind::examples}, max_documents_of(c)};
     return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
 }
 
@@ -249,6 +249,7 @@ void make_paths_absolute(TrainConfig& config) {
     };
     make_absolute("data", config.data);
     make_absolute("val-data", config.val_data);
+    make_absolute("token-cache", config.token_cache);
     if (tokenizer_kind_of(config.tokenizer) == TokenizerKind::bpe)
         make_absolute("tokenizer", config.tokenizer);
     make_absolute("tensorboard", config.tensorboard);

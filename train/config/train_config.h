@@ -29,14 +29,17 @@ struct TrainConfig {
     AdapterOptions adapters;
 
     // Data
-    std::string data;                      ///< text, conversations (.jsonl) or tokens (.bin)
+    std::string data;                      ///< text, documents or tokens (.bin); see DatasetOptions
     std::string val_data;                  ///< empty: the last part of data
     double val_fraction = 0.1;             ///< fraction of data kept for validation when val_data is empty
     std::string tokenizer = "characters";  ///< or "bytes", or a BPE tokenizer's file (load_tokenizer)
     TokenType token_type = TokenType::automatic;  ///< for token files without a header
     std::int64_t ignore_token = -1;               ///< targets with this id do not count in the loss; -1: none
+    std::string text_column;                      ///< column of documents that holds texts; see RowColumns
+    std::string token_cache;                      ///< directory for the tokens of documents; empty: none
     /// Template for conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
+    TrainOn train_on = TrainOn::answers;  ///< targets of completions and conversations
 
     bool packed = false;               ///< attention within documents, which begin inside windows
     std::int64_t document_token = -1;  ///< packed: id that begins documents; -1: the data's own rule
@@ -105,8 +108,8 @@ constexpr DType storage_dtype(TrainDType dtype) {
 /// Returns the largest document count in a window; 0 unless config.packed.
 std::int64_t max_documents_of(const TrainConfig& config);
 
-/// Returns the packing for a run's windows; none unless config.packed. Throws Error if it is not known where
-/// documents begin.
+/// Returns the packing for a run's windows; none unless config.packed. If neither the settings nor the
+/// tokenizer say where documents begin, examples alone are documents.
 Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run with

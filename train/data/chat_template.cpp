@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_jinja.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
@@ -12,24 +13,26 @@ namespace {
 /// A template's texts. A message is written between its role's header and an end.
 struct TemplateTexts {
     std::string begin{};  ///< the text that begins a conversation
-    std::array<std::string, 3> headers{};
+    std::array<std::string, 4> headers{};
     std::string before_message{};
     std::string end{};        ///< ends a turn; after an assistant's turn it is a target
     std::string after_end{};  ///< the text after `end`; never a target
     std::vector<std::string> special_tokens{};
 };
 
-std::array<std::string, 3> headers_of(const std::string& before, const std::array<const char*, 3>& roles,
+std::array<std::string, 4> headers_of(const std::string& before, const std::array<const char*, 4>& roles,
                                       const std::string& after) {
-    return {before + roles[0] + after, before + roles[1] + after, before + roles[2] + after};
+    return {before + roles[0] + after, before + roles[1] + after, before + roles[2] + after,
+            before + roles[3] + after};
 }
 
-constexpr std::array role_words = {"system", "user", "assistant"};
+constexpr std::array role_words = {"system", "user", "assistant", "tool"};
 
 TemplateTexts texts_of(ChatTemplate chat_template) {
     switch (chat_template) {
         case ChatTemplate::plain:
-            return {.headers = headers_of("\n", {"System", "User", "Assistant"}, ":"), .before_message = " "};
+            return {.headers = headers_of("\n", {"System", "User", "Assistant", "Tool"}, ":"),
+                    .before_message = " "};
         case ChatTemplate::chatml:
             return {.headers = headers_of("<|im_start|>", role_words, "\n"),
                     .end = "<|im_end|>",
@@ -54,6 +57,12 @@ const std::string& header_of(const TemplateTexts& texts, ChatRole role) {
 bool has_token(const Tokenizer& tokenizer, const std::string& text) {
     const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
     return encoding != nullptr && encoding->added_token(text).has_value();
+}
+
+/// Returns whether the user's header that follows a message is a target: it ends an answer if the template
+/// has no text for this.
+bool ends_answer(const ChatMessage& message) {
+    return message.role == ChatRole::assistant && message.train.value_or(true);
 }
 
 }  // namespace
@@ -81,8 +90,28 @@ std::vector<std::int32_t> end_tokens_of(const Tokenizer& tokenizer, ChatTemplate
 std::string template_alphabet(ChatTemplate chat_template) {
     const TemplateTexts texts = texts_of(chat_template);
     std::string all = texts.begin + texts.before_message + texts.end + texts.after_end;
-    for (const std::string& header : texts.headers) all += header;
+    for (const ChatRole role : {ChatRole::system, ChatRole::user, ChatRole::assistant})
+        all += header_of(texts, role);
     return all;
+}
+
+std::string role_header(ChatTemplate chat_template, ChatRole role) {
+    return header_of(texts_of(chat_template), role);
+}
+
+std::string message_text(const ChatMessage& message, ChatTemplate chat_template) {
+    std::string text = message.content;
+    for (const ToolCall& call : message.tool_calls) {
+        const std::string name = JsonValue(call.name).dump();
+        if (!text.empty()) text += '\n';
+        if (chat_template == ChatTemplate::llama3) {
+            text += concat("{\"name\": ", name, ", \"parameters\": ", call.arguments, '}');
+        } else {
+            text += concat("<tool_call>\n{\"name\": ", name, ", \"arguments\": ", call.arguments,
+                           "}\n</tool_call>");
+        }
+    }
+    return text;
 }
 
 ChatFormat::ChatFormat(ChatTemplate chat_template, Tokenizer tokenizer)
@@ -94,7 +123,7 @@ std::vector<std::string> ChatFormat::missing_tokens() const {
     return missing;
 }
 
-void ChatFormat::add(EncodedConversation& to, std::string_view text, bool is_target, SpecialTokens special,
+void ChatFormat::add(EncodedDocument& to, std::string_view text, bool is_target, SpecialTokens special,
                      std::string_view source) const {
     const std::vector<std::int32_t> ids =
         tokenizer_.encode(text, source, {.special_tokens = special, .threads = 1});
@@ -102,45 +131,48 @@ void ChatFormat::add(EncodedConversation& to, std::string_view text, bool is_tar
     to.is_target.resize(to.ids.size(), is_target);
 }
 
-void ChatFormat::add_turn(EncodedConversation& to, const ChatMessage& message,
-                          std::string_view source) const {
+void ChatFormat::add_turn(EncodedDocument& to, const ChatMessage& message, std::string_view source,
+                          TrainOn train_on) const {
     const TemplateTexts texts = texts_of(template_);
     const std::string template_source = concat("chat template ", name_of(template_));
-    const bool is_answer = message.role == ChatRole::assistant;
-    add(to, header_of(texts, message.role), false, SpecialTokens::recognised, template_source);
+    const bool trains_all = train_on == TrainOn::all && message.train.value_or(true);
+    const bool is_target = message.train.value_or(message.role == ChatRole::assistant || trains_all);
+    const std::string written = message_text(message, template_);
     const std::string_view content =
-        template_ == ChatTemplate::llama3 ? trimmed(message.content) : std::string_view(message.content);
+        template_ == ChatTemplate::llama3 ? trimmed(written) : std::string_view(written);
+    add(to, header_of(texts, message.role), trains_all, SpecialTokens::recognised, template_source);
     // With BPE, the blank and the message are encoded together, because a token may begin with the blank
     // before a word. With other tokenizers the message is encoded alone, so that the byte offset in an error
     // is an offset in the message.
     if (tokenizer_.kind() == TokenizerKind::bpe) {
-        add(to, texts.before_message + std::string(content), is_answer, SpecialTokens::as_text, source);
+        add(to, texts.before_message + std::string(content), is_target, SpecialTokens::as_text, source);
     } else {
-        add(to, texts.before_message, is_answer, SpecialTokens::as_text, source);
-        add(to, content, is_answer, SpecialTokens::as_text, source);
+        add(to, texts.before_message, is_target, SpecialTokens::as_text, source);
+        add(to, content, is_target, SpecialTokens::as_text, source);
     }
-    add(to, texts.end, is_answer, SpecialTokens::recognised, template_source);
-    add(to, texts.after_end, false, SpecialTokens::recognised, template_source);
+    add(to, texts.end, is_target, SpecialTokens::recognised, template_source);
+    add(to, texts.after_end, trains_all, SpecialTokens::recognised, template_source);
 }
 
-EncodedConversation ChatFormat::encode(std::span<const ChatMessage> messages, std::string_view source) const {
+EncodedDocument ChatFormat::encode(std::span<const ChatMessage> messages, std::string_view source,
+                                   TrainOn train_on) const {
     const TemplateTexts texts = texts_of(template_);
     const std::string template_source = concat("chat template ", name_of(template_));
-    EncodedConversation all;
-    add(all, texts.begin, false, SpecialTokens::recognised, template_source);
+    EncodedDocument all;
+    add(all, texts.begin, train_on == TrainOn::all, SpecialTokens::recognised, template_source);
     for (std::size_t i = 0; i < messages.size(); ++i) {
         const std::size_t begin = all.ids.size();
-        add_turn(all, messages[i], source);
-        if (!texts.end.empty() || i == 0 || messages[i - 1].role != ChatRole::assistant ||
+        add_turn(all, messages[i], source, train_on);
+        if (!texts.end.empty() || i == 0 || !ends_answer(messages[i - 1]) ||
             messages[i].role != ChatRole::user)
             continue;
-        // The user's header ends the answer before it.
-        EncodedConversation header;
+        EncodedDocument header;
         add(header, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, template_source);
         std::fill_n(all.is_target.begin() + static_cast<std::ptrdiff_t>(begin), header.ids.size(), true);
     }
     if (texts.end.empty() && !messages.empty() && messages.back().role == ChatRole::assistant)
-        add(all, header_of(texts, ChatRole::user), true, SpecialTokens::recognised, template_source);
+        add(all, header_of(texts, ChatRole::user), ends_answer(messages.back()), SpecialTokens::recognised,
+            template_source);
     if (!all.is_target.empty()) all.is_target.front() = false;
     return all;
 }
@@ -149,9 +181,9 @@ std::vector<std::int32_t> ChatFormat::prompt(std::span<const ChatMessage> messag
                                              std::string_view source) const {
     const TemplateTexts texts = texts_of(template_);
     const std::string template_source = concat("chat template ", name_of(template_));
-    EncodedConversation all;
+    EncodedDocument all;
     add(all, texts.begin, false, SpecialTokens::recognised, template_source);
-    for (const ChatMessage& message : messages) add_turn(all, message, source);
+    for (const ChatMessage& message : messages) add_turn(all, message, source, TrainOn::answers);
     add(all, header_of(texts, ChatRole::assistant), false, SpecialTokens::recognised, template_source);
     return std::move(all.ids);
 }

@@ -74,10 +74,25 @@ DataContent content_of(const DataFile& file) {
     return {file.size(), (file.size() <= max_whole_bytes ? "sha256:" : "sha256-sampled:") + hash.digits()};
 }
 
-DataContent content_of(std::string_view text) {
+DataContent full_content_of(const DataFile& file) {
+    Sha256 hash;
+    std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(file.size(), mebibyte)));
+    for (std::int64_t begin = 0; begin < file.size(); begin += std::ssize(buffer)) {
+        buffer.resize(static_cast<std::size_t>(std::min(mebibyte, file.size() - begin)));
+        file.read(begin, buffer);
+        hash.add(buffer);
+    }
+    return {file.size(), "sha256:" + hash.digits()};
+}
+
+std::string sha256(std::string_view text) {
     Sha256 hash;
     hash.add(std::as_bytes(std::span(text)));
-    return {std::ssize(text), "sha256:" + hash.digits()};
+    return hash.digits();
+}
+
+DataContent content_of(std::string_view text) {
+    return {std::ssize(text), "sha256:" + sha256(text)};
 }
 
 void require_unchanged(const DataFile& file, const DataContent& content) {

@@ -32,8 +32,13 @@ void visit_samples(const DataFile& file, const std::function<void(std::span<cons
 
 /// Returns a file's content, hashed by those samples.
 DataContent content_of(const DataFile& file);
+/// Returns a file's content, hashed by every byte.
+DataContent full_content_of(const DataFile& file);
 /// Returns an in-memory text's content, hashed by every byte.
 DataContent content_of(std::string_view text);
+
+/// Returns a text's SHA-256 as 64 hexadecimal digits.
+std::string sha256(std::string_view text);
 
 /// Throws Error when the open file no longer holds `content`. A different length fails at once; if only the
 /// modification time differs, the samples are compared. Makes one system call when the file was not changed.

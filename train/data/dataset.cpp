@@ -1,33 +1,20 @@
 #include <gradtile/train/data/dataset.h>
 
 #include <algorithm>
+#include <array>
 
-#include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
-#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/packing.h>
+#include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/data/tokenized_documents.h>
 
 namespace gradtile {
 namespace {
-
-/// Reads a file's text into memory.
-std::string read_text(const std::string& path, TokenizerKind kind) {
-    const DataFile file(path);
-    // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
-    const std::size_t bytes_each = kind == TokenizerKind::bytes ? 1 : 5;
-    const std::size_t available = available_memory(Device::cpu());
-    check(static_cast<std::size_t>(file.size()) <= available / bytes_each, path, ": ", file.size(),
-          " bytes of text need ", bytes_each, " times that in memory; ", available,
-          " bytes are available (token files stay on disk)");
-    std::string text(static_cast<std::size_t>(file.size()), '\0');
-    file.read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-}
 
 /// Returns the text for the tokenizer: a character tokenizer starts after a byte order mark.
 std::string_view part_to_tokenize(std::string_view text, TokenizerKind kind, const std::string& path) {
@@ -45,7 +32,8 @@ struct Source {
     bool vocabulary_of_ids = false;  // see TokenFile::vocabulary_of_ids
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
-    std::vector<Conversation> conversations{};
+    std::vector<std::int64_t>
+        document_begins{};  // and the token count; empty for one text and for token files
     std::optional<ChatTemplate> chat_template{};
     std::vector<DataContent> contents{};
     std::string description{};
@@ -55,8 +43,9 @@ struct SourceOptions {
     std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: the tokenizer is made from the text
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
-    SpecialTokens special_tokens = SpecialTokens::as_text;
-    ChatTemplate chat_template = ChatTemplate::automatic;
+    DocumentEncoderOptions encoding = {};
+    std::string text_column = {};
+    std::string token_cache = {};
     JsonValue expected_content = {};  ///< content list, or null
     StoryParser stories = {};
 };
@@ -96,10 +85,12 @@ Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::st
     throw Error("tokenizer: unknown kind");
 }
 
-Source open_text(const std::string& path, const SourceOptions& options) {
+Source open_plain_text(const std::string& path, const SourceOptions& options) {
     const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
-    std::string text = read_text(path, kind);
-    Source source{.contents = {content_of(text)}};
+    const std::string file = data_files(path).front();
+    // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
+    std::string text = open_text(file).read_all(kind == TokenizerKind::bytes ? 1 : 5);
+    Source source{.contents = {full_content_of(DataFile(file))}};
     require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
@@ -110,49 +101,53 @@ Source open_text(const std::string& path, const SourceOptions& options) {
         source.tokens = TokenSequence::from_bytes(std::move(text), path);
     } else {
         source.tokens = TokenSequence(
-            source.tokenizer->encode(part, path, {.special_tokens = options.special_tokens}), path);
+            source.tokenizer->encode(part, path, {.special_tokens = options.encoding.special_tokens}), path);
     }
     source.description = concat("text, ", grouped(source.tokens.size()), " ",
                                 kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind));
     return source;
 }
 
-TokenSequence sequence_of(const std::vector<Conversation>& conversations, const Source& source,
-                          const std::string& path) {
-    const ChatFormat format(*source.chat_template, *source.tokenizer);
-    EncodedConversations encoded = encode_conversations(conversations, format, path);
-    return TokenSequence::from_examples(std::move(encoded.ids), std::move(encoded.examples), path);
-}
-
 /// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
-std::string conversations_description(const Source& source, const TokenSequence& tokens) {
-    const ChatTemplate chat_template = *source.chat_template;
-    const TokenizerKind kind = source.tokenizer->kind();
-    std::string text =
-        concat(grouped(tokens.examples()->count()), " conversations in the template ", name_of(chat_template),
-               ", ", grouped(tokens.size()), " ", kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind),
-               ", ", grouped(tokens.examples()->targets()), " of them targets");
-    const std::vector<std::string> missing = ChatFormat(chat_template, *source.tokenizer).missing_tokens();
+std::string description_of(const TokenizedDocuments& documents, std::size_t files) {
+    constexpr std::array one{"document", "prompt with its completion", "conversation"};
+    constexpr std::array many{"documents", "prompts with completions", "conversations"};
+    const auto kind = static_cast<std::size_t>(documents.kind);
+    const TokenizerKind tokenizer = documents.tokenizer->kind();
+    const bool is_chat = documents.kind == DocumentKind::conversations;
+    std::string text = concat(files > 1 ? concat(files, " files, ") : "", grouped(documents.count()), ' ',
+                              documents.count() == 1 ? one[kind] : many[kind],
+                              is_chat ? concat(" in the template ", name_of(documents.chat_template)) : "",
+                              ", ", grouped(documents.tokens.size()), ' ',
+                              tokenizer == TokenizerKind::bpe ? "BPE tokens" : name_of(tokenizer));
+    if (const Examples* const examples = documents.tokens.examples())
+        text += concat(", ", grouped(examples->targets()), " of them targets");
+    if (!is_chat) return text;
+    const std::vector<std::string> missing =
+        ChatFormat(documents.chat_template, *documents.tokenizer).missing_tokens();
     for (std::size_t i = 0; i < missing.size(); ++i)
         text += concat(i == 0 ? "; spelled out, because the tokenizer lacks them: " : ", ", missing[i]);
     return text;
 }
 
-Source open_conversations(const std::string& path, const SourceOptions& options) {
-    const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
-    const std::string text = read_text(path, kind);
-    Source source{.conversations = parse_conversations(text, path), .contents = {content_of(text)}};
-    require_same_content(path, source.contents, options.expected_content);
-    // Only BPE tokenizers, which are not made from the text, have a template's special tokens.
-    const ChatTemplate text_template =
-        options.chat_template == ChatTemplate::automatic ? ChatTemplate::plain : options.chat_template;
-    source.tokenizer = options.tokenizer
-                           ? *options.tokenizer
-                           : new_tokenizer(kind, text_of(source.conversations, text_template), path);
-    source.chat_template = resolved_template(options.chat_template, *source.tokenizer);
-    source.vocabulary = source.tokenizer->vocab_size();
-    source.tokens = sequence_of(source.conversations, source, path);
-    source.description = conversations_description(source, source.tokens);
+Source open_documents(const std::string& path, const SourceOptions& options) {
+    const std::vector<std::string> files = data_files(path);
+    TokenizedDocuments documents = tokenize_documents({.files = files,
+                                                       .source = path,
+                                                       .text_column = options.text_column,
+                                                       .encoding = options.encoding,
+                                                       .cache = options.token_cache},
+                                                      options.tokenizer, options.kind);
+    require_same_content(path, documents.contents, options.expected_content);
+    Source source{.vocabulary = documents.tokenizer->vocab_size(),
+                  .description = description_of(documents, files.size())};
+    if (documents.kind == DocumentKind::text)
+        source.separator = separator_of(*documents.tokenizer).value_or(-1);
+    if (documents.kind == DocumentKind::conversations) source.chat_template = documents.chat_template;
+    source.tokens = std::move(documents.tokens);
+    source.tokenizer = std::move(documents.tokenizer);
+    source.document_begins = std::move(documents.begins);
+    source.contents = std::move(documents.contents);
     return source;
 }
 
@@ -175,7 +170,8 @@ Source open_tokens(const std::string& path, const SourceOptions& options) {
 
 Source open_source(const std::string& path, const SourceOptions& options) {
     if (is_token_file(path)) return open_tokens(path, options);
-    return is_conversation_file(path) ? open_conversations(path, options) : open_text(path, options);
+    return is_plain_text(path, options.text_column) ? open_plain_text(path, options)
+                                                    : open_documents(path, options);
 }
 
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
@@ -189,23 +185,21 @@ JsonValue contents_to_json(const std::vector<DataContent>& contents) {
     return list;
 }
 
-void split_conversations(Dataset& dataset, Source& source, double val_fraction) {
-    const auto count = static_cast<double>(source.conversations.size());
-    const auto border =
-        source.conversations.begin() + static_cast<std::ptrdiff_t>((1.0 - val_fraction) * count);
-    const std::string& path = source.tokens.source();
-    if (border == source.conversations.end() || border == source.conversations.begin()) {
-        dataset.train = std::move(source.tokens);  // one conversation is not divided
-        return;
-    }
-    dataset.train = sequence_of({source.conversations.begin(), border}, source, path);
-    dataset.validation = sequence_of({border, source.conversations.end()}, source, path);
+/// Splits the documents: training gets the first ones. A single document is not divided.
+void split_documents(Dataset& dataset, const Source& source, double val_fraction) {
+    const std::vector<std::int64_t>& begins = source.document_begins;
+    const auto count =
+        static_cast<std::size_t>((1.0 - val_fraction) * static_cast<double>(begins.size() - 1));
+    const std::int64_t border = count == 0 ? begins.back() : begins[count];
+    dataset.train = source.tokens.slice(0, border);
+    dataset.validation = source.tokens.slice(border, begins.back());
 }
 
 /// Splits the sequence at the border between training and validation.
 void split(Dataset& dataset, Source& source, double val_fraction) {
     const TokenSequence& all = source.tokens;
-    if (all.examples()) return split_conversations(dataset, source, val_fraction);
+    if (all.examples() || source.document_begins.size() > 2)
+        return split_documents(dataset, source, val_fraction);
     const double kept = 1.0 - val_fraction;
     // Above 2^53 tokens the product may be rounded up.
     auto border = std::min(static_cast<std::int64_t>(kept * static_cast<double>(all.size())), all.size());
@@ -228,8 +222,10 @@ LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>
     Source source =
         open_source(path, {.tokenizer = tokenizer,
                            .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                           .special_tokens = options.special_tokens,
-                           .chat_template = options.chat_template});
+                           .encoding = {.chat_template = options.chat_template,
+                                        .train_on = options.train_on,
+                                        .special_tokens = options.special_tokens},
+                           .text_column = options.text_column});
     return {std::move(source.tokens), std::move(source.description)};
 }
 
@@ -240,8 +236,11 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     SourceOptions how{.tokenizer = tokenizer,
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                      .special_tokens = options.special_tokens,
-                      .chat_template = options.chat_template,
+                      .encoding = {.chat_template = options.chat_template,
+                                   .train_on = options.train_on,
+                                   .special_tokens = options.special_tokens},
+                      .text_column = options.text_column,
+                      .token_cache = options.token_cache,
                       .expected_content = member_or_null(options.expected_content, "data"),
                       .stories = options.stories};
     Source source = open_source(options.data, how);

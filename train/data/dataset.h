@@ -16,7 +16,7 @@
 namespace gradtile {
 
 struct DatasetOptions {
-    /// File name: text, conversations (.jsonl) or tokens (.bin; a pattern selects several shards).
+    /// A file, a folder or a pattern: text, documents (documents.h) or tokens (.bin).
     std::string data{};
     /// The validation file; empty: the last part of `data`.
     std::string val_data{};
@@ -28,6 +28,9 @@ struct DatasetOptions {
     /// token need this option.
     SpecialTokens special_tokens = SpecialTokens::as_text;
     ChatTemplate chat_template = ChatTemplate::automatic;  ///< for conversations
+    TrainOn train_on = TrainOn::answers;                   ///< for completions and conversations
+    std::string text_column{};                             ///< see RowColumns
+    std::string token_cache{};                             ///< see TokenizeDocumentsOptions
     /// The resumed run's Dataset::content: data with another content is refused. null means that nothing is
     /// compared.
     JsonValue expected_content{};
@@ -54,10 +57,11 @@ struct Dataset {
 };
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
-/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N conversations. A story text (see
+/// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N documents. A story text (see
 /// DatasetOptions::stories) is split at the nearest border between two stories. A byte order mark at a text's
-/// start is dropped, unless the tokenizer is `bytes`. Text is read into memory; token files stay on disk. If
-/// the vocabulary comes from the ids in a token file without a header, val_data's ids count, too.
+/// start is dropped, unless the tokenizer is `bytes`. A plain text is read into memory, and so are the ids of
+/// documents without a token cache; token files stay on disk. If the vocabulary comes from the ids in a token
+/// file without a header, val_data's ids count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
@@ -76,9 +80,11 @@ struct LoadTokensOptions {
     TokenType token_type = TokenType::automatic;
     SpecialTokens special_tokens = SpecialTokens::as_text;  ///< see DatasetOptions
     ChatTemplate chat_template = ChatTemplate::automatic;   ///< for conversations
+    TrainOn train_on = TrainOn::answers;                    ///< for completions and conversations
+    std::string text_column{};                              ///< see RowColumns
 };
 
-/// Loads text or conversations with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
+/// Loads text or documents with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options = {});
 

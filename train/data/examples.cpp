@@ -2,10 +2,22 @@
 
 #include <algorithm>
 
+#include <gradtile/core/check.h>
+
 namespace gradtile {
 
 std::int64_t Examples::targets() const {
     return std::ranges::count(is_target, true);
+}
+
+Examples Examples::slice(std::int64_t begin, std::int64_t end, std::string_view source) const {
+    const auto first = std::ranges::lower_bound(begins, begin), last = std::ranges::lower_bound(begins, end);
+    check(first != begins.end() && last != begins.end() && *first == begin && *last == end, source,
+          ": tokens [", begin, ", ", end, ") were requested, which divide an example");
+    Examples part{.begins = {first, last + 1},
+                  .is_target = {is_target.begin() + begin, is_target.begin() + end}};
+    for (std::int64_t& place : part.begins) place -= begin;
+    return part;
 }
 
 std::vector<TokenWindow> windows_of(const Examples& examples, std::int64_t context, const Packing& packing) {

@@ -1,6 +1,7 @@
 #pragma once
 /// Examples: parts of a token sequence that are trained on one by one, such as conversations.
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/train/data/packing.h>
@@ -17,6 +18,8 @@ struct Examples {
 
     std::int64_t count() const { return std::ssize(begins) - 1; }
     std::int64_t targets() const;
+    /// Returns the examples in tokens [begin, end). Throws Error, with `source`, when an example is divided.
+    Examples slice(std::int64_t begin, std::int64_t end, std::string_view source) const;
 };
 
 /// Returns an epoch's windows, in example order. A window holds one example, or with packing as many

@@ -1,10 +1,9 @@
 #include <gradtile/train/data/token_file.h>
 
-#include <glob.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -12,6 +11,8 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/formatted.h>
+#include <gradtile/core/text/with_source.h>
+#include <gradtile/train/data/readers/data_files.h>
 
 namespace gradtile {
 namespace {
@@ -186,22 +187,6 @@ std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t
     return largest;
 }
 
-/// A checkpoint records three JSON values for each training and validation file (max_json_values).
-constexpr std::size_t max_data_files = 5'000;
-
-std::vector<std::string> matching_files(const std::string& pattern) {
-    glob_t matches{};
-    const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
-    std::vector<std::string> paths;
-    if (outcome == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-    ::globfree(&matches);
-    check(outcome == 0 || outcome == GLOB_NOMATCH, pattern, ": cannot be searched: ", std::strerror(errno));
-    check(!paths.empty(), pattern, ": no file matches");
-    check(paths.size() <= max_data_files, pattern, ": matches ", paths.size(), " files; expected at most ",
-          max_data_files, ", which a checkpoint can list");
-    return paths;  // sorted by glob()
-}
-
 TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
     const auto file = std::make_shared<const DataFile>(path);
     const Layout layout = layout_of(*file, options.type);
@@ -247,8 +232,8 @@ std::string TokenFile::description() const {
 
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options) {
     check(options.vocabulary >= 0, path, ": vocabulary: ", options.vocabulary, "; expected 0 or more");
-    if (path.find_first_of("*?[") == std::string::npos) return open_one(path, options);
-    const std::vector<std::string> names = matching_files(path);
+    if (!is_pattern(path)) return open_one(path, options);
+    const std::vector<std::string> names = data_files(path);
     raise_open_file_limit(names.size());
     std::vector<TokenSequence> parts;
     TokenFile full;
@@ -266,26 +251,91 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
     return full;
 }
 
-WholeFile new_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
-    const TokenFormatTraits& traits = traits_of(format);
-    const bool wide = traits.ids == TokenType::uint32;
-    const std::int64_t limit = wide ? std::numeric_limits<std::int32_t>::max() : 65535;
+TokenFileWriter::TokenFileWriter(const std::string& path, TokenFormat format) : path_(path), format_(format) {
+    with_source(path_, [&] {
+        const bool exists = std::filesystem::exists(path);
+        check(!std::filesystem::is_directory(path), "is a directory; expected a file");
+        if (exists && !std::filesystem::is_regular_file(path)) {
+            memory_ = OpenFile(FileSystem::posix(), ::memfd_create("tokens", MFD_CLOEXEC));
+            return;
+        }
+        file_ = std::make_unique<DurableFile>(exists ? std::filesystem::canonical(path)
+                                                     : std::filesystem::path(path));
+    });
+}
+TokenFileWriter::~TokenFileWriter() = default;
+
+const OpenFile& TokenFileWriter::file() const {
+    return file_ ? file_->file() : memory_;
+}
+
+std::uint64_t TokenFileWriter::offset_of(std::int64_t token) const {
+    const TokenFormatTraits& traits = traits_of(format_);
+    return static_cast<std::uint64_t>((has_header(traits) ? header_bytes : 0) + token * id_bytes(traits));
+}
+
+void TokenFileWriter::append(std::span<const std::int32_t> ids) {
+    const TokenFormatTraits& traits = traits_of(format_);
+    const bool is_wide = traits.ids == TokenType::uint32;
+    constexpr std::int32_t max_narrow = std::numeric_limits<std::uint16_t>::max();
     for (std::size_t i = 0; i < ids.size(); ++i)
-        check(ids[i] >= 0 && ids[i] <= limit, path, ": token ", i, " has id ", ids[i], "; a ", traits.name,
-              " file holds 0 to ", limit);
-    std::vector<ShardHeader> header;
-    if (has_header(traits)) {
-        check(std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path, ": ", ids.size(),
-              " tokens are more than a shard's header can count");
-        header.push_back({traits.magic, traits.version, static_cast<std::int32_t>(ids.size())});
+        check(ids[i] >= 0 && (is_wide || ids[i] <= max_narrow), path_, ": token ",
+              count_ + static_cast<std::int64_t>(i), " has id ", ids[i], "; a ", traits.name,
+              " file holds 0 to ", is_wide ? std::numeric_limits<std::int32_t>::max() : max_narrow);
+    check(!has_header(traits) || count_ + std::ssize(ids) <= std::numeric_limits<std::int32_t>::max(), path_,
+          ": ", count_ + std::ssize(ids), " tokens are more than a shard's header can count");
+    const std::size_t bytes = static_cast<std::size_t>(id_bytes(traits));
+    std::size_t place = buffer_.size();
+    buffer_.resize(place + ids.size() * bytes);
+    for (const std::int32_t id : ids) {
+        std::memcpy(buffer_.data() + place, &id, bytes);  // little-endian: the low half comes first
+        place += bytes;
     }
-    if (wide) return WholeFile(path, {std::as_bytes(std::span(header)), std::as_bytes(ids)});
-    const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
-    return WholeFile(path, {std::as_bytes(std::span(header)), std::as_bytes(std::span(narrow))});
+    count_ += std::ssize(ids);
+    constexpr std::size_t enough = std::size_t{1} << 20;
+    if (buffer_.size() >= enough) flush();
+}
+
+void TokenFileWriter::flush() {
+    with_source(path_, [&] { file().write(buffer_.data(), buffer_.size(), offset_of(flushed_)); });
+    flushed_ = count_;
+    buffer_.clear();
+}
+
+void TokenFileWriter::move_tail(std::int64_t first, TokenFileWriter& to) {
+    flush();
+    const auto bytes = static_cast<std::size_t>(id_bytes(traits_of(format_)));
+    constexpr std::int64_t most = 1 << 18;
+    std::vector<std::int32_t> ids;
+    for (std::int64_t begin = first; begin < count_; begin += std::ssize(ids)) {
+        ids.assign(static_cast<std::size_t>(std::min(most, count_ - begin)), 0);
+        std::vector<std::byte> stored(ids.size() * bytes);
+        with_source(path_, [&] { file().read(stored.data(), stored.size(), offset_of(begin)); });
+        for (std::size_t i = 0; i < ids.size(); ++i) std::memcpy(&ids[i], stored.data() + i * bytes, bytes);
+        to.append(ids);
+    }
+    count_ = flushed_ = first;
+}
+
+void TokenFileWriter::commit() {
+    flush();
+    const TokenFormatTraits& traits = traits_of(format_);
+    const ShardHeader header{traits.magic, traits.version, static_cast<std::int32_t>(count_)};
+    with_source(path_, [&] {
+        if (has_header(traits))
+            file().write(reinterpret_cast<const std::byte*>(header.data()), sizeof header, 0);
+        if (file_) file_->commit(offset_of(count_), DurableFile::Sync::none);
+    });
+    if (file_) return;
+    std::vector<std::byte> content(static_cast<std::size_t>(offset_of(count_)));
+    memory_.read(content.data(), content.size(), 0);
+    WholeFile(path_, {content}).commit();
 }
 
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids) {
-    new_token_file(path, format, ids).commit();
+    TokenFileWriter writer(path, format);
+    writer.append(ids);
+    writer.commit();
 }
 
 }  // namespace gradtile

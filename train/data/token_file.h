@@ -12,11 +12,14 @@
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/io/data_file.h>
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/data/token_type.h>
 
 namespace gradtile {
+
+class DurableFile;
 
 enum class TokenFormat {
     gpt2_shard,        ///< a GPT-2 token shard, as llm.c writes it
@@ -101,10 +104,35 @@ bool is_token_file(std::string_view path);
 /// position).
 TokenFile open_token_file(const std::string& path, const TokenFileOptions& options = {});
 
-class WholeFile;
-/// Writes a token file under a temporary name; commit() gives it its own. Throws Error when an id does not
-/// fit the format or the file cannot be written.
-WholeFile new_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
+/// Writes a token file piece by piece, under a temporary name until commit(). Holds a small part in memory,
+/// unless the path is a pipe or a device.
+class TokenFileWriter {
+  public:
+    /// Throws Error naming the file when it cannot be written.
+    TokenFileWriter(const std::string& path, TokenFormat format);
+    ~TokenFileWriter();
+
+    std::int64_t count() const { return count_; }
+    /// Throws Error when an id does not fit the format, or when there are more than a header can count.
+    void append(std::span<const std::int32_t> ids);
+    /// Appends the tokens from `first` on to a writer of the same format, and removes them from this one.
+    void move_tail(std::int64_t first, TokenFileWriter& to);
+    /// Writes the header, and gives the file its name.
+    void commit();
+
+  private:
+    void flush();
+    const OpenFile& file() const;
+    std::uint64_t offset_of(std::int64_t token) const;
+
+    std::string path_;
+    TokenFormat format_;
+    std::unique_ptr<DurableFile> file_;
+    OpenFile memory_;  // instead of file_, for a pipe or a device
+    std::vector<std::byte> buffer_;
+    std::int64_t count_ = 0, flushed_ = 0;  // in tokens
+};
+
 void write_token_file(const std::string& path, TokenFormat format, std::span<const std::int32_t> ids);
 
 }  // namespace gradtile

@@ -109,12 +109,21 @@ TokenSequence TokenSequence::from_file(FileTokens tokens) {
 
 TokenSequence TokenSequence::from_examples(std::vector<std::int32_t> ids, Examples examples,
                                            std::string source) {
-    check(examples.begins.back() == std::ssize(ids) && std::ssize(examples.is_target) == std::ssize(ids),
-          source, ": examples of ", examples.begins.back(), " tokens and ", examples.is_target.size(),
-          " marks for ", ids.size(), " ids");
-    TokenSequence sequence(std::move(ids), std::move(source));
-    sequence.examples_ = std::make_shared<const Examples>(std::move(examples));
-    return sequence;
+    return from_examples(TokenSequence(std::move(ids), std::move(source)), std::move(examples));
+}
+
+TokenSequence TokenSequence::from_examples(TokenSequence tokens, Examples examples) {
+    check(examples.begins.back() == tokens.size() && std::ssize(examples.is_target) == tokens.size(),
+          tokens.source(), ": examples of ", examples.begins.back(), " tokens and ",
+          examples.is_target.size(), " marks for ", tokens.size(), " ids");
+    tokens.examples_ = std::make_shared<const Examples>(std::move(examples));
+    return tokens;
+}
+
+TokenSequence TokenSequence::named(std::string source) const {
+    TokenSequence copy = *this;
+    copy.source_ = std::move(source);
+    return copy;
 }
 
 TokenSequence TokenSequence::joined(std::span<const TokenSequence> parts, std::string source) {
@@ -155,9 +164,8 @@ void TokenSequence::require_unchanged() const {
 TokenSequence TokenSequence::slice(std::int64_t begin, std::int64_t end) const {
     check(begin >= 0 && begin <= end && end <= size_, source_, ": tokens [", begin, ", ", end, ") of ",
           size_);
-    check(!examples_ || end - begin == size_, source_, ": a part of its examples was requested");
     TokenSequence part;
-    part.examples_ = examples_;
+    if (examples_) part.examples_ = std::make_shared<const Examples>(examples_->slice(begin, end, source_));
     part.source_ = source_;
     for (Piece piece : pieces_) {
         const std::int64_t first = std::max(begin, piece.begin);

@@ -30,6 +30,9 @@ class TokenSequence {
     static TokenSequence from_file(FileTokens tokens);
     /// Ids that are trained on example by example. `examples` covers exactly these ids.
     static TokenSequence from_examples(std::vector<std::int32_t> ids, Examples examples, std::string source);
+    static TokenSequence from_examples(TokenSequence tokens, Examples examples);
+    /// The same tokens with another name in messages.
+    TokenSequence named(std::string source) const;
 
     /// Concatenates several sequences.
     static TokenSequence joined(std::span<const TokenSequence> parts, std::string source);
@@ -46,8 +49,8 @@ class TokenSequence {
     void read(std::int64_t begin, std::span<std::int32_t> out) const;
     /// Throws Error when a file in this sequence was changed since it was opened; see require_unchanged().
     void require_unchanged() const;
-    /// Returns tokens [begin, end) as a sequence without copying them. For a sequence with examples(), throws
-    /// Error unless the range is the whole sequence.
+    /// Returns tokens [begin, end) as a sequence without copying them. Throws Error when this divides one of
+    /// the sequence's examples().
     TokenSequence slice(std::int64_t begin, std::int64_t end) const;
 
   private:

@@ -166,6 +166,7 @@ std::unique_ptr<LanguageModel> load_model(const std::filesystem::path& path, con
         tokenizer_of(checkpoint, source), FlatOptions{.gradients = false});
     model->ignore_token = config.ignore_token;
     model->chat_template = config.chat_template;
+    model->train_on = config.train_on;
     model->imported_text = imported_text_of(checkpoint, config.model.vocabulary, source);
     model->packing = packing_of(config, model->tokenizer);
     copy_parameters(model->ctx, model->parameters, checkpoint, source);

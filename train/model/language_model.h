@@ -35,6 +35,7 @@ struct LanguageModel {
     Packing packing = {};  ///< how the windows that the model was trained on were packed
     /// The template for the conversations that the model was trained on.
     ChatTemplate chat_template = ChatTemplate::automatic;
+    TrainOn train_on = TrainOn::answers;  ///< the targets in conversations and completions
     ImportedText imported_text = {};
 
     bool has_adapters() const { return transformer.adapters.rank > 0; }

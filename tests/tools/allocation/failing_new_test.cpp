@@ -7,13 +7,13 @@
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/tools/formats/internal/weight_files.h>
 #include <gradtile/train/config/train_config.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
+#include <support/documents.h>
 #include <support/temporary_directory.h>
 
 #include "counted_new.h"
@@ -134,17 +134,16 @@ TEST(FailingNew, WhileWeightsAreListed) {
 }
 
 TEST(FailingNew, WhileLinesAreRead) {
-    expect_survival([] {
-        parse_conversations(R"({"messages":[{"role":"user","content":"a text of more than fifteen bytes"}]})"
-                            "\n{\"messages\":[{\"role\":[{}]}]}\n",
-                            "c.jsonl");
-    });
+    const TemporaryDirectory place;
+    const std::string conversations = place.write(
+        "c.jsonl", R"({"messages":[{"role":"user","content":"a text of more than fifteen bytes"}]})"
+                   "\n{\"messages\":[{\"role\":[{}]}]}\n");
+    expect_survival([&] { test::documents_in({conversations}); });
     expect_survival([] {
         parse_choice_questions(R"({"ctx":"a text of more than fifteen bytes","endings":["b","c"],"label":0})"
                                "\n{\"ctx\":{\"a\":[1]}}\n",
                                "q.jsonl");
     });
-    const TemporaryDirectory place;
     const std::string metrics = place.write("metrics.jsonl",
                                             "{\"step\":1,\"loss\":2.5,\"x\":[{\"y\":1}]}\n[[1],[2]]\n"
                                             "{\"event\":\"checkpoint\",\"step\":1}\n");

@@ -10,13 +10,13 @@
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/tools/formats/internal/weight_files.h>
 #include <gradtile/train/config/train_config.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/tokenizers/tokenizer_json.h>
 
+#include <support/documents.h>
 #include <support/error_message.h>
 #include <support/resealed_checkpoint.h>
 #include <support/temporary_directory.h>
@@ -308,8 +308,10 @@ TEST(JsonMemory, IndicesOfWeights) {
 }
 
 TEST(JsonMemory, JsonLines) {
-    const auto expect_small_lines = [](const std::string& text, const std::string& what) {
-        expect_small(what, text.size(), [&] { message_of([&] { parse_conversations(text, "c.jsonl"); }); });
+    const TemporaryDirectory place;
+    const auto expect_small_lines = [&](const std::string& text, const std::string& what) {
+        const std::string path = place.write("c.jsonl", text);
+        expect_small(what, text.size(), [&] { message_of([&] { test::documents_in({path}); }); });
         expect_small(what, text.size(),
                      [&] { message_of([&] { parse_choice_questions(text, "q.jsonl"); }); });
     };
@@ -322,8 +324,9 @@ TEST(JsonMemory, JsonLines) {
     }
     const std::string filler(1'000'000, ' ');
     conversations += R"({"messages":[{"role":"user","content":")" + filler + "\"}]}\n";
+    const std::string path = place.write("c.jsonl", conversations);
     expect_small("conversations", conversations.size(),
-                 [&] { EXPECT_EQ(parse_conversations(conversations, "c.jsonl").size(), 20'001u); });
+                 [&] { EXPECT_EQ(test::documents_in({path}).size(), 20'001u); });
     questions += R"({"ctx":")" + filler + R"(","endings":["b","c"],"label":0})" + "\n";
     expect_small("questions", questions.size(),
                  [&] { EXPECT_EQ(parse_choice_questions(questions, "q.jsonl").size(), 20'001u); });

@@ -6,9 +6,9 @@
 
 #include <gradtile/tools/corpus/dialogues.h>
 #include <gradtile/train/config/train_config.h>
-#include <gradtile/train/data/conversation_file.h>
 #include <gradtile/train/data/examples.h>
 
+#include <support/documents.h>
 #include <support/error_message.h>
 
 namespace gradtile {
@@ -73,19 +73,16 @@ TEST(Dialogues, AnswersAgreeWithEarlierLines) {
 
 /// Otherwise chat-demo would learn from conversations without their beginnings.
 TEST(Dialogues, FitTheContextOfThePresetThatLearnsThem) {
-    const std::vector<Conversation> conversations =
-        parse_conversations(conversations_text(generate_dialogues(3000, Seed{1})), "text");
-    const Examples examples =
-        encode_conversations(conversations, ChatFormat(ChatTemplate::plain, Tokenizer::bytes()), "text")
-            .examples;
+    const ChatFormat format(ChatTemplate::plain, Tokenizer::bytes());
     const std::int64_t context = preset("chat-demo").model.context;
-    for (std::size_t i = 0; i + 1 < examples.begins.size(); ++i)
-        EXPECT_LE(examples.begins[i + 1] - examples.begins[i], context + 1);
+    for (const Conversation& conversation :
+         test::conversations_in(conversations_text(generate_dialogues(3000, Seed{1}))))
+        EXPECT_LE(std::ssize(format.encode(conversation, "text").ids), context + 1);
 }
 
 TEST(Dialogues, AreWrittenAsConversations) {
     const std::vector<DialogueLines> dialogues = generate_dialogues(20, Seed{3});
-    const std::vector<Conversation> read = parse_conversations(conversations_text(dialogues), "text");
+    const std::vector<Conversation> read = test::conversations_in(conversations_text(dialogues));
     ASSERT_EQ(read.size(), 20u);
     for (std::size_t i = 0; i < read.size(); ++i) {
         ASSERT_EQ(read[i].size(), dialogues[i].size());

@@ -85,7 +85,8 @@ TEST_F(BadInput, RefusesPathsThatAreNotUtf8) {
 TEST_F(BadInput, NamesUnreadableData) {
     expect_data_refused((place_ / "missing.txt").string(), {"missing.txt", "No such file"});
     expect_data_refused(place_.write("empty.txt", ""), {"empty.txt", "is empty; expected text"});
-    expect_data_refused(place_.path().string(), {place_.path().string(), "is a directory; expected a file"});
+    std::filesystem::create_directory(place_ / "folder");
+    expect_data_refused(place_ / "folder", {"folder: is a folder without files"});
     const Outcome none = run({"train", "--out", (place_ / "run").string()});
     expect_refused(none, {"--data FILE"});
 }

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/layers/vocabulary.h>
-#include <gradtile/train/data/conversation_file.h>
+#include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/examples.h>
 
+#include <support/documents.h>
 #include <support/error_message.h>
 #include <support/temporary_directory.h>
 
@@ -26,9 +27,10 @@ const Conversation two_turns{{ChatRole::system, "Be kind."},
                              {ChatRole::assistant, "See you"}};
 
 /// A conversation's text, with brackets around the tokens that are targets.
-std::string marked(ChatTemplate chat_template, const Conversation& conversation) {
-    const EncodedConversation encoded =
-        ChatFormat(chat_template, Tokenizer::bytes()).encode(conversation, "test");
+std::string marked(ChatTemplate chat_template, const Conversation& conversation,
+                   TrainOn train_on = TrainOn::answers) {
+    const EncodedDocument encoded =
+        ChatFormat(chat_template, Tokenizer::bytes()).encode(conversation, "test", train_on);
     EXPECT_EQ(encoded.ids.size(), encoded.is_target.size());
     std::string text;
     bool inside = false;
@@ -57,9 +59,49 @@ TEST(ChatTemplates, OnlyTheAnswersWithTheirEndsAreTargets) {
               "<|start_header_id|>assistant<|end_header_id|>\n\n[See you<|eot_id|>]");
 }
 
+TEST(ChatTemplates, WithTrainOnAllEveryTokenButTheFirstIsATarget) {
+    for (const ChatTemplate chat_template :
+         {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
+        const std::string text = marked(chat_template, two_turns, TrainOn::all);
+        EXPECT_EQ(text.find('['), 1u);
+        EXPECT_EQ(text.find(']'), text.size() - 1);
+    }
+}
+
+TEST(ChatTemplates, AMessageSaysWhetherItIsTrained) {
+    Conversation turns = two_turns;
+    turns[2].train = false;
+    EXPECT_EQ(
+        marked(ChatTemplate::plain, turns),
+        "\nSystem: Be kind.\nUser: Hi\nAssistant: Hello\nyou\nUser:   Bye \nAssistant:[ See you\nUser:]");
+    EXPECT_EQ(
+        marked(ChatTemplate::plain, turns, TrainOn::all),
+        "\n[System: Be kind.\nUser: Hi]\nAssistant: Hello\nyou[\nUser:   Bye \nAssistant: See you\nUser:]");
+    turns[1].train = true;
+    turns[4].train = false;
+    EXPECT_EQ(
+        marked(ChatTemplate::chatml, turns),
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n[Hi<|im_end|>]\n<|im_start|>assistant\n"
+        "Hello\nyou<|im_end|>\n<|im_start|>user\n  Bye <|im_end|>\n<|im_start|>assistant\nSee "
+        "you<|im_end|>\n");
+}
+
+TEST(ChatTemplates, ToolsAndTheirCallsAreText) {
+    const Conversation turns{{ChatRole::user, "Sum?"},
+                             {ChatRole::assistant, "Let me see.", {{"add", "{\"a\": 1}"}, {"wait", "{}"}}},
+                             {ChatRole::tool, "3"}};
+    EXPECT_EQ(
+        marked(ChatTemplate::chatml, turns),
+        "<|im_start|>user\nSum?<|im_end|>\n<|im_start|>assistant\n[Let me see.\n<tool_call>\n"
+        "{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n"
+        "{\"name\": \"wait\", \"arguments\": {}}\n</tool_call><|im_end|>]\n<|im_start|>tool\n3<|im_end|>\n");
+    EXPECT_EQ(message_text({ChatRole::assistant, "", {{"add", "{\"a\": 1}"}}}, ChatTemplate::llama3),
+              "{\"name\": \"add\", \"parameters\": {\"a\": 1}}");
+}
+
 TEST(ChatTemplates, TheFirstTokenIsNeverATarget) {
     for (const ChatTemplate chat_template : {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3})
-        for (const ChatRole role : {ChatRole::system, ChatRole::user, ChatRole::assistant})
+        for (const ChatRole role : {ChatRole::system, ChatRole::user, ChatRole::assistant, ChatRole::tool})
             EXPECT_FALSE(ChatFormat(chat_template, Tokenizer::bytes())
                              .encode(Conversation{{role, ""}}, "test")
                              .is_target.front());
@@ -85,42 +127,7 @@ TEST(ChatTemplates, AutomaticIsPlainWithoutSpecialTokens) {
                 ElementsAre("<|im_start|>", "<|im_end|>"));
     EXPECT_THAT(ChatFormat(ChatTemplate::chatml, Tokenizer::bytes()).stop_texts(), ElementsAre("<|im_end|>"));
     EXPECT_THAT(ChatFormat(ChatTemplate::plain, Tokenizer::bytes()).stop_texts(),
-                ElementsAre("\nSystem:", "\nUser:", "\nAssistant:"));
-}
-
-TEST(ConversationFile, IsReadLineByLine) {
-    const std::vector<Conversation> conversations = parse_conversations(
-        "\xEF\xBB\xBF{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"a\\nb\"}]}\r\n"
-        "\n"
-        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"name\": \"x\"}, "
-        "{\"role\": \"system\", \"content\": \"\\u00e9\"}]}",
-        "f");
-    ASSERT_EQ(conversations.size(), 2u);
-    EXPECT_EQ(conversations[0][0].role, ChatRole::user);
-    EXPECT_EQ(conversations[0][0].content, "a\nb");
-    EXPECT_EQ(conversations[1][0].content, "");
-    EXPECT_EQ(conversations[1][1].content, "é");
-}
-
-TEST(ConversationFile, NamesTheLineThatIsWrong) {
-    const auto refusal = [](const std::string& line) {
-        return message_of([&] {
-            parse_conversations("{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}\n" + line, "f.jsonl");
-        });
-    };
-    EXPECT_THAT(refusal("{"), HasSubstr("f.jsonl: line 2: not JSON"));
-    EXPECT_THAT(refusal("[]"), HasSubstr("f.jsonl: line 2: expected an object with an array named messages"));
-    EXPECT_THAT(refusal("{\"text\": \"a\"}"), HasSubstr("array named messages"));
-    EXPECT_THAT(refusal("{\"messages\": []}"), HasSubstr("line 2: messages is empty"));
-    EXPECT_THAT(refusal("{\"messages\": [3]}"), HasSubstr("line 2: message 1: expected an object"));
-    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}"),
-                HasSubstr("message 1: expected an object with the texts role and content"));
-    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}"),
-                HasSubstr("line 2: message 1: role: 'tool' is unknown; expected system, user or assistant"));
-    EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: nested more than 64 levels"));
-    EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: 'messages' occurs twice"));
-    EXPECT_THAT(message_of([] { parse_conversations("\n \n", "f.jsonl"); }),
-                HasSubstr("f.jsonl: has no conversation"));
+                ElementsAre("\nSystem:", "\nUser:", "\nAssistant:", "\nTool:"));
 }
 
 /// Examples with 5, 3, 9, 2 and 4 tokens; the ids count from 100, and even ids are targets.
@@ -141,6 +148,16 @@ std::vector<std::pair<std::int64_t, std::int64_t>> windows(std::int64_t context,
     for (const TokenWindow& window : windows_of(*tokens.examples(), context, packing))
         pairs.emplace_back(window.begin, window.end);
     return pairs;
+}
+
+TEST(Examples, ASliceHoldsWholeExamples) {
+    const TokenSequence part = numbered_examples().slice(5, 19);
+    EXPECT_THAT(part.examples()->begins, ElementsAre(0, 3, 12, 14));
+    EXPECT_EQ(part.examples()->is_target,
+              std::vector<bool>(numbered_examples().examples()->is_target.begin() + 5,
+                                numbered_examples().examples()->is_target.begin() + 19));
+    EXPECT_THAT(message_of([] { numbered_examples().slice(5, 18); }),
+                HasSubstr("examples: tokens [5, 18) were requested, which divide an example"));
 }
 
 TEST(Examples, AWindowHoldsOneExampleOrAPartOfALongOne) {

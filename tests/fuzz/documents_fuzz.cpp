@@ -1,0 +1,68 @@
+// Fuzzes the readers of documents (JSON Lines, Parquet, gzip, zstd, plain text): any bytes give one Error, or
+// documents that become tokens, examples and windows.
+#include "memory_file.h"
+
+#include <gradtile/core/check.h>
+#include <gradtile/train/data/document_encoder.h>
+#include <gradtile/train/data/examples.h>
+
+namespace {
+
+using namespace gradtile;
+using fuzz::MemoryFile;
+using fuzz::require;
+
+/// Documents that are encoded: a small Parquet file can hold millions.
+constexpr int max_documents = 1000;
+
+void require_windows(const Examples& examples) {
+    for (const std::int64_t context : {1, 7, 1000}) {
+        for (const Packing& packing : {Packing{}, Packing{{DocumentRule::Kind::examples}, 4}}) {
+            std::int64_t targets = 0;
+            for (const TokenWindow& window : windows_of(examples, context, packing)) {
+                require(window.begin >= 0 && window.begin < window.end &&
+                        window.end - window.begin <= context && window.end < examples.begins.back());
+                for (std::int64_t i = window.begin + 1; i <= window.end; ++i)
+                    targets += examples.is_target[static_cast<std::size_t>(i)];
+            }
+            require(targets == examples.targets());
+        }
+    }
+}
+
+void read_documents(const std::string& path, ChatTemplate chat_template, TrainOn train_on) {
+    DocumentReader reader({path});
+    const DocumentEncoder encoder(Tokenizer::bytes(),
+                                  {.chat_template = chat_template, .train_on = train_on, .text_end = "\n"});
+    Examples examples;
+    std::int64_t tokens = 0;
+    Document document;
+    for (int i = 0; i < max_documents && reader.next(document); ++i) {
+        require(!reader.where().empty());
+        const EncodedDocument encoded = encoder.encode(document, reader.where());
+        if (reader.kind() == DocumentKind::text) continue;
+        require(encoded.is_target.size() == encoded.ids.size());
+        require(encoded.is_target.empty() || !encoded.is_target.front());
+        examples.begins.push_back(tokens += std::ssize(encoded.ids));
+        examples.is_target.insert(examples.is_target.end(), encoded.is_target.begin(),
+                                  encoded.is_target.end());
+    }
+    if (examples.count() > 0) require_windows(examples);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    static const MemoryFile bytes;
+    bytes.write({data, size});
+    for (const auto& [chat_template, train_on] :
+         {std::pair{ChatTemplate::plain, TrainOn::answers}, std::pair{ChatTemplate::chatml, TrainOn::all},
+          std::pair{ChatTemplate::llama3, TrainOn::answers}}) {
+        try {
+            read_documents(bytes.path(), chat_template, train_on);
+        } catch (const Error&) {
+            // The reader refused the file.
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,196 @@
+// Documents in JSON Lines and in plain text: which members are read, how formats are recognised, and what is
+// refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/train/data/documents.h>
+#include <gradtile/train/data/readers/data_files.h>
+
+#include <support/documents.h>
+#include <support/error_message.h>
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::conversations_in;
+using test::documents_in;
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> texts_in(std::vector<std::string> files, const std::string& column = {}) {
+    std::vector<std::string> texts;
+    for (const Document& document : documents_in(std::move(files), column))
+        texts.push_back(std::get<std::string>(document));
+    return texts;
+}
+
+/// Returns the refusal of a file's second line, after a sound first one.
+std::string refusal(const std::string& line,
+                    const std::string& first = R"({"messages":[{"role":"user","content":""}]})") {
+    return message_of([&] { conversations_in(first + "\n" + line, "f.jsonl"); });
+}
+
+TEST(Documents, ConversationsAreReadLineByLine) {
+    const std::vector<Conversation> conversations = conversations_in(
+        "\xEF\xBB\xBF{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"a\\nb\"}]}\r\n"
+        "\n"
+        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"name\": \"x\"}, "
+        "{\"role\": \"system\", \"content\": \"\\u00e9\", \"train\": true}]}");
+    ASSERT_EQ(conversations.size(), 2u);
+    EXPECT_EQ(conversations[0][0].role, ChatRole::user);
+    EXPECT_EQ(conversations[0][0].content, "a\nb");
+    EXPECT_EQ(conversations[1][0].content, "");
+    EXPECT_EQ(conversations[1][0].train, std::nullopt);
+    EXPECT_EQ(conversations[1][1].content, "é");
+    EXPECT_EQ(conversations[1][1].train, true);
+}
+
+TEST(Documents, TheLineThatIsWrongIsNamed) {
+    EXPECT_THAT(refusal("{"), HasSubstr("f.jsonl: line 2: not JSON"));
+    EXPECT_THAT(refusal("[]"),
+                HasSubstr("f.jsonl: line 2: expected an object with messages, as the first row has"));
+    EXPECT_THAT(refusal("{\"text\": \"a\"}"), HasSubstr("line 2: expected an object with messages"));
+    EXPECT_THAT(refusal("{\"messages\": []}"), HasSubstr("line 2: messages is empty"));
+    EXPECT_THAT(refusal("{\"messages\": 3}"),
+                HasSubstr("line 2: messages: 3; expected an array of messages"));
+    EXPECT_THAT(refusal("{\"messages\": [3]}"), HasSubstr("line 2: message 1: expected an object"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}"),
+                HasSubstr("message 1: expected an object with the texts role and content"));
+    EXPECT_THAT(
+        refusal("{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}"),
+        HasSubstr("line 2: message 1: role: 'critic' is unknown; expected system, user, assistant or tool"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"train\": 1}]}"),
+                HasSubstr("message 1: train: 1; expected true or false"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"weight\": 0}]}"),
+                HasSubstr("message 1: weight: expected 1"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}"),
+                HasSubstr("line 2: tools: definitions of tools are not a part of the chat template"));
+    EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: nested more than 64 levels"));
+    EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: 'messages' occurs twice"));
+    EXPECT_THAT(
+        message_of([] { conversations_in("{\"body\": \"a\"}"); }),
+        HasSubstr("c.jsonl: line 1: expected an object with an array named messages or conversations, with "
+                  "prompt and completion, or with text (another name: --text-column NAME); it has: body"));
+}
+
+TEST(Documents, ToolCallsHaveTheFormsThatOpenAiAndTransformersWrite) {
+    const std::vector<Conversation> conversations = conversations_in(
+        R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"type":"function","id":"1",)"
+        R"("function":{"name":"add","arguments":"{\"b\": 1, \"a\": 2}"}},{"name":"sub","arguments":{"a":3}}]},)"
+        R"({"role":"tool","content":"3","tool_call_id":"1"}]})");
+    ASSERT_EQ(conversations[0][0].tool_calls.size(), 2u);
+    EXPECT_EQ(conversations[0][0].tool_calls[0].name, "add");
+    EXPECT_EQ(conversations[0][0].tool_calls[0].arguments, "{\"b\": 1, \"a\": 2}");
+    EXPECT_EQ(conversations[0][0].tool_calls[1].arguments, "{\"a\":3}");
+    EXPECT_EQ(conversations[0][1].role, ChatRole::tool);
+    EXPECT_THAT(
+        refusal(R"({"messages":[{"role":"assistant","tool_calls":[{"name":"add","arguments":"{"}]}]})"),
+        HasSubstr("line 2: message 1: tool call 1: arguments: not JSON"));
+    EXPECT_THAT(refusal(R"({"messages":[{"role":"assistant","tool_calls":[{"name":"add","arguments":3}]}]})"),
+                HasSubstr("tool call 1: arguments: 3; expected an object or its JSON text"));
+}
+
+TEST(Documents, ShareGptIsAConversation) {
+    const std::vector<Conversation> conversations = conversations_in(
+        R"({"system":"Be kind.","conversations":[{"from":"human","value":"Hi"},{"from":"gpt","value":"Hello"},)"
+        R"({"from":"observation","value":"3"}]})");
+    ASSERT_EQ(conversations[0].size(), 4u);
+    EXPECT_EQ(conversations[0][0].role, ChatRole::system);
+    EXPECT_EQ(conversations[0][1].role, ChatRole::user);
+    EXPECT_EQ(conversations[0][2].content, "Hello");
+    EXPECT_EQ(conversations[0][3].role, ChatRole::tool);
+    EXPECT_THAT(refusal(R"({"conversations":[{"from":"bing","value":"a"}]})",
+                        R"({"conversations":[{"from":"human","value":"a"}]})"),
+                HasSubstr("line 2: message 1: from: 'bing' is unknown"));
+}
+
+TEST(Documents, APromptWithItsCompletionIsTwoTextsOrTwoListsOfMessages) {
+    const TemporaryDirectory place;
+    const auto documents =
+        documents_in({place.write("p.jsonl", R"({"prompt":"1 + 1 = ","completion":"2","text":"other"})")});
+    EXPECT_EQ(std::get<Completion>(documents.at(0)).prompt, "1 + 1 = ");
+    EXPECT_EQ(std::get<Completion>(documents.at(0)).completion, "2");
+    const Conversation conversation =
+        conversations_in(R"({"prompt":[{"role":"assistant","content":"a"},{"role":"user","content":"b"}],)"
+                         R"("completion":[{"role":"assistant","content":"c"}]})")
+            .at(0);
+    ASSERT_EQ(conversation.size(), 3u);
+    EXPECT_EQ(conversation[0].train, false);
+    EXPECT_EQ(conversation[2].train, true);
+    EXPECT_THAT(refusal(R"({"prompt":"a"})", R"({"prompt":"a","completion":"b"})"),
+                HasSubstr("line 2: completion: missing; expected a text"));
+}
+
+TEST(Documents, TextsAreInTheNamedColumn) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("t.jsonl", R"({"text":"a","body":["b","","c"],"messages":[]})");
+    EXPECT_THAT(texts_in({path}, "text"), ElementsAre("a"));
+    EXPECT_THAT(texts_in({path}, "body"), ElementsAre("b", "c")) << "empty documents are left out";
+    EXPECT_THAT(
+        message_of([&] { texts_in({path}, "title"); }),
+        HasSubstr("t.jsonl: line 1: has no column 'title' (text-column); it has: body, messages, text"));
+    EXPECT_THAT(message_of([&] { texts_in({place.write("n.jsonl", "{\"text\": null}")}); }),
+                HasSubstr("n.jsonl: line 1: text: null; expected a text"));
+    EXPECT_THAT(message_of([&] { texts_in({place.write("p.txt", "plain")}, "body"); }),
+                HasSubstr("p.txt: holds plain text; expected rows with a column 'body' (text-column)"));
+}
+
+TEST(Documents, AFormatFollowsFromTheContent) {
+    const TemporaryDirectory place;
+    EXPECT_THAT(texts_in({place.write("a.txt", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n")}),
+                ElementsAre("a", "b"));
+    EXPECT_THAT(texts_in({place.write("b.txt", "{\"other\": \"a\"}\n")}),
+                ElementsAre("{\"other\": \"a\"}\n"));
+    EXPECT_THAT(texts_in({place.write("c.json", "{\n\"text\": \"a\"}\n")}),
+                ElementsAre("{\n\"text\": \"a\"}\n"));
+    const std::string longer(100'000, 'x');
+    EXPECT_THAT(texts_in({place.write("d", "{\"text\": \"" + longer + "\"}")}), ElementsAre(longer));
+    EXPECT_THAT(message_of([&] { texts_in({place.write("e.parquet", "text")}); }),
+                HasSubstr("e.parquet: is no Parquet file: it does not begin with PAR1"));
+    EXPECT_THAT(message_of([&] { texts_in({place.write("f.json", "[{\"text\": \"a\"}]")}); }),
+                HasSubstr("f.json: is one JSON array; expected JSON Lines"));
+    EXPECT_TRUE(is_plain_text(place.write("g.txt", "text"), ""));
+    EXPECT_FALSE(is_plain_text(place.write("h.txt", "{\"text\": \"a\"}"), ""));
+}
+
+TEST(Documents, AllDocumentsHaveOneKind) {
+    const TemporaryDirectory place;
+    const std::string rows = place.write("a.jsonl", "{\"text\": \"a\"}"), plain = place.write("b.txt", "b"),
+                      pairs = place.write("c.jsonl", R"({"text":"a","prompt":"a","completion":"b"})");
+    EXPECT_THAT(message_of([&] {
+                    texts_in({rows, plain});
+                }),
+                HasSubstr(concat("b.txt: holds plain text; the file before it, ", rows, ", holds rows")));
+    EXPECT_THAT(texts_in({rows, pairs}), ElementsAre("a", "a")) << "the first row chooses the column";
+    EXPECT_THAT(
+        message_of([&] {
+            documents_in({place.write("d.jsonl", R"({"prompt":"a","completion":"b"})"
+                                                 "\n"
+                                                 R"({"prompt":[{"role":"user","content":"a"}],)"
+                                                 R"("completion":[{"role":"user","content":"a"}]})")});
+        }),
+        HasSubstr("d.jsonl: line 2: holds a conversation, but the documents before it are a prompt with a "
+                  "completion each"));
+}
+
+TEST(DataFiles, AreSortedByPath) {
+    const TemporaryDirectory place;
+    std::filesystem::create_directories(place / "data" / "b");
+    std::filesystem::create_directories(place / "data" / ".git");
+    for (const char* name : {"data/c.txt", "data/a.txt", "data/b/d.txt", "data/.hidden", "data/.git/config"})
+        place.write(name, name);
+    const std::string folder = place / "data";
+    EXPECT_THAT(data_files(folder), ElementsAre(folder + "/a.txt", folder + "/b/d.txt", folder + "/c.txt"));
+    EXPECT_THAT(data_files(folder + "/*.txt"), ElementsAre(folder + "/a.txt", folder + "/c.txt"));
+    EXPECT_THAT(data_files(folder + "/c.txt"), ElementsAre(folder + "/c.txt"));
+    EXPECT_THAT(message_of([&] { data_files(folder + "/.git"); }), "no error");
+    EXPECT_THAT(message_of([&] { data_files(folder + "/*.md"); }), HasSubstr("*.md: no file matches"));
+    EXPECT_THAT(message_of([&] { texts_in({place.write("t.bin", "ab")}); }),
+                HasSubstr("t.bin: is a token file"));
+}
+
+}  // namespace
+}  // namespace gradtile

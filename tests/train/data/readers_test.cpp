@@ -1,0 +1,165 @@
+// Bytes, lines and compressed data.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <gradtile/core/io/checksum.h>
+#include <gradtile/train/data/readers/byte_source.h>
+#include <gradtile/train/data/readers/decompressor.h>
+
+#include <support/error_message.h>
+#include <support/temporary_directory.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::TemporaryDirectory;
+using testing::HasSubstr;
+
+std::string from_hexadecimal(std::string_view digits) {
+    std::string bytes;
+    for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
+        bytes += static_cast<char>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16));
+    return bytes;
+}
+
+// "one\ntwo\n" by Python's gzip, and by zstandard with write_checksum.
+const std::string gzip_lines = from_hexadecimal("1f8b08000000000002ffcbcf4be52a29cfe70200e60bba1208000000");
+const std::string zstd_lines = from_hexadecimal("28b52ffd24084100006f6e650a74776f0ae6a60e40");
+
+std::string all_text(const std::string& path) {
+    return open_text(path).read_all(1);
+}
+
+/// Skips the test in a build without the library.
+#define SKIP_WITHOUT_LIBRARY(path)                                                                \
+    if (message_of([&] { all_text(path); }).find("when gradtile was built") != std::string::npos) \
+    GTEST_SKIP() << "this build has no such library"
+
+void expect_compressed_text(const std::string& data) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("lines.txt", data);
+    SKIP_WITHOUT_LIBRARY(path);
+    EXPECT_EQ(all_text(path), "one\ntwo\n");
+    EXPECT_EQ(all_text(place.write("twice", data + data)), "one\ntwo\none\ntwo\n");
+    for (std::size_t size = 4; size < data.size(); ++size)
+        EXPECT_THAT(message_of([&] { all_text(place.write("short", data.substr(0, size))); }),
+                    HasSubstr("short: its compressed data end too early (the file is truncated)"));
+    std::string damaged = data;
+    damaged[damaged.size() - 9] = static_cast<char>(damaged[damaged.size() - 9] ^ 1);
+    EXPECT_THAT(message_of([&] { all_text(place.write("damaged", damaged)); }),
+                HasSubstr("damaged: damaged "));
+    EXPECT_THAT(message_of([&] { all_text(place.write("rest", data + "rest")); }),
+                HasSubstr("rest: damaged "));
+}
+
+TEST(Readers, GzipDataAreDecompressed) {
+    expect_compressed_text(gzip_lines);
+}
+
+TEST(Readers, ZstdDataAreDecompressed) {
+    expect_compressed_text(zstd_lines);
+}
+
+TEST(Readers, LinesOfAnyLengthAreRead) {
+    std::string text;
+    for (const std::size_t length : {0, 1, 300'000, 0, 262'144, 5}) text += std::string(length, 'x') + "\n";
+    text += "last";
+    TextReader reader(text, "lines");
+    EXPECT_EQ(reader.peek(3), "\nx\n");
+    std::string joined;
+    std::string_view line;
+    while (reader.next_line(line, 300'000)) joined += std::string(line) + "\n";
+    EXPECT_EQ(joined, text + "\n");
+    TextReader again(text, "lines");
+    again.next_line(line, 10);
+    again.next_line(line, 10);
+    EXPECT_EQ(message_of([&] { again.next_line(line, 10); }), "lines: line 3: more than 10 bytes");
+}
+
+std::string snappy(std::string_view block, std::size_t size) {
+    std::string out(size, '\0');
+    decompress_snappy(std::as_bytes(std::span(block)), std::as_writable_bytes(std::span(out)), "block");
+    return out;
+}
+
+/// The elements are those in Snappy's description of its format.
+TEST(Snappy, LiteralsAndCopiesAreDecompressed) {
+    EXPECT_EQ(snappy(std::string("\x03\x08"
+                                 "abc",
+                                 5),
+                     3),
+              "abc");
+    EXPECT_EQ(snappy(std::string("\x0a\x04"
+                                 "ab"
+                                 "\x11\x02",
+                                 6),
+                     10),
+              "ababababab")
+        << "offset of 11 bits; overlaps";
+    EXPECT_EQ(snappy(std::string("\x0a\x04"
+                                 "ab"
+                                 "\x1e\x02\x00",
+                                 7),
+                     10),
+              "ababababab")
+        << "offset of 16 bits";
+    EXPECT_EQ(snappy(std::string("\x0a\x04"
+                                 "ab"
+                                 "\x1f\x02\x00\x00\x00",
+                                 9),
+                     10),
+              "ababababab")
+        << "32 bits";
+    const std::string literal(300, 'z');
+    EXPECT_EQ(snappy(std::string("\xac\x02\xf4\x2b\x01", 5) + literal, 300), literal)
+        << "length in two bytes";
+}
+
+TEST(Snappy, DamagedBlocksAreRefused) {
+    const auto refusal = [](std::string_view block, std::size_t size) {
+        return message_of([&] { snappy(block, size); });
+    };
+    EXPECT_THAT(refusal("", 0), HasSubstr("block: damaged: a Snappy block ends too early"));
+    EXPECT_THAT(refusal(std::string("\x03\x08"
+                                    "ab",
+                                    4),
+                        3),
+                HasSubstr("ends too early"));
+    EXPECT_THAT(refusal(std::string("\x03\x08"
+                                    "abc",
+                                    5),
+                        4),
+                HasSubstr("has 3 bytes; expected 4"));
+    EXPECT_THAT(refusal(std::string("\x02\x08"
+                                    "abc",
+                                    5),
+                        2),
+                HasSubstr("has more than 2 bytes"));
+    EXPECT_THAT(refusal(std::string("\x0a\x04"
+                                    "ab"
+                                    "\x11\x03",
+                                    6),
+                        10),
+                HasSubstr("copies bytes 3 before byte 2"));
+    EXPECT_THAT(refusal(std::string("\x0a\x04"
+                                    "ab"
+                                    "\x11\x00",
+                                    6),
+                        10),
+                HasSubstr("copies bytes 0 before byte 2"));
+    EXPECT_THAT(refusal(std::string("\x0a\x04"
+                                    "ab",
+                                    4),
+                        10),
+                HasSubstr("has 2 bytes; expected 10"));
+    EXPECT_THAT(refusal(std::string("\xff\xff\xff\xff\xff\xff", 6), 10), HasSubstr("no valid length"));
+}
+
+TEST(Crc32, GivesThePublishedValue) {
+    EXPECT_EQ(crc32(std::as_bytes(std::span(std::string_view("123456789")))), 0xcbf43926u);  // RFC 1952's CRC
+    EXPECT_EQ(crc32({}), 0u);
+}
+
+}  // namespace
+}  // namespace gradtile

@@ -1,0 +1,121 @@
+#include <gradtile/train/data/document_encoder.h>
+
+#include <algorithm>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/thread_pool.h>
+#include <gradtile/train/data/packing.h>
+
+namespace gradtile {
+namespace {
+
+std::size_t bytes_of(const Document& document) {
+    if (const auto* const text = std::get_if<std::string>(&document)) return text->size();
+    if (const auto* const completion = std::get_if<Completion>(&document))
+        return completion->prompt.size() + completion->completion.size();
+    std::size_t bytes = 0;
+    for (const ChatMessage& message : std::get<Conversation>(document)) bytes += message.content.size();
+    return bytes;
+}
+
+/// Documents with their places in the files.
+struct PlacedDocument {
+    Document document;
+    std::string where;
+};
+
+/// Reads the next documents, some MiB of text. Returns none at the end.
+std::vector<PlacedDocument> read_batch(DocumentReader& reader, const std::string& cut_at) {
+    constexpr std::size_t enough_bytes = std::size_t{4} << 20, enough_documents = 4096;
+    std::vector<PlacedDocument> batch;
+    std::size_t bytes = 0;
+    for (Document document;
+         bytes < enough_bytes && batch.size() < enough_documents && reader.next(document);) {
+        bytes += bytes_of(document);
+        const auto* const text = std::get_if<std::string>(&document);
+        if (cut_at.empty() || text == nullptr) {
+            batch.push_back({std::move(document), reader.where()});
+            continue;
+        }
+        for (std::string_view rest = *text; !rest.empty();) {
+            const std::size_t end = std::min(rest.find(cut_at), rest.size());
+            if (end > 0) batch.push_back({std::string(rest.substr(0, end)), reader.where()});
+            rest.remove_prefix(std::min(end + cut_at.size(), rest.size()));
+        }
+    }
+    return batch;
+}
+
+}  // namespace
+
+DocumentEncoder::DocumentEncoder(Tokenizer tokenizer, DocumentEncoderOptions options)
+    : tokenizer_(std::move(tokenizer)),
+      options_(std::move(options)),
+      format_(options_.chat_template, tokenizer_) {}
+
+EncodedDocument DocumentEncoder::encode_text(std::string_view text, std::string_view where,
+                                             int threads) const {
+    EncodedDocument encoded;
+    const EncodeOptions how{.special_tokens = options_.special_tokens, .threads = threads};
+    encoded.ids = tokenizer_.encode(text, where, how);
+    if (options_.separator) encoded.ids.insert(encoded.ids.begin(), *options_.separator);
+    if (options_.separator || options_.text_end.empty()) return encoded;
+    const std::vector<std::int32_t> end = tokenizer_.encode(options_.text_end, where, how);
+    encoded.ids.insert(encoded.ids.end(), end.begin(), end.end());
+    return encoded;
+}
+
+EncodedDocument DocumentEncoder::encode_completion(const Completion& completion,
+                                                   std::string_view where) const {
+    const EncodeOptions how{.threads = 1};
+    EncodedDocument encoded{.ids = tokenizer_.encode(completion.prompt, where, how), .is_target = {}};
+    encoded.is_target.assign(encoded.ids.size(), options_.train_on == TrainOn::all);
+    const auto add_targets = [&](const std::vector<std::int32_t>& ids) {
+        encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+        encoded.is_target.resize(encoded.ids.size(), true);
+    };
+    add_targets(tokenizer_.encode(completion.completion, where, how));
+    add_targets(options_.separator ? std::vector{*options_.separator}
+                                   : tokenizer_.encode(options_.text_end, where, how));
+    if (!encoded.ids.empty()) encoded.is_target.front() = false;
+    return encoded;
+}
+
+EncodedDocument DocumentEncoder::encode(const Document& document, std::string_view where, int threads) const {
+    if (const auto* const text = std::get_if<std::string>(&document))
+        return encode_text(*text, where, threads);
+    if (const auto* const completion = std::get_if<Completion>(&document))
+        return encode_completion(*completion, where);
+    return format_.encode(std::get<Conversation>(document), where, options_.train_on);
+}
+
+void DocumentEncoder::encode_all(DocumentReader& reader,
+                                 const std::function<void(const EncodedDocument&)>& visit) const {
+    ThreadPool pool(options_.threads);
+    std::vector<EncodedDocument> encoded;
+    while (true) {
+        const std::vector<PlacedDocument> batch = read_batch(reader, options_.cut_at);
+        if (batch.empty()) return;
+        encoded.assign(batch.size(), {});
+        // A long text is divided between the threads; several documents are encoded at the same time.
+        const int threads = batch.size() == 1 ? options_.threads : 1;
+        const auto encode_one = [&](std::int64_t i) {
+            const auto index = static_cast<std::size_t>(i);
+            encoded[index] = encode(batch[index].document, batch[index].where, threads);
+        };
+        if (batch.size() == 1) {
+            encode_one(0);
+        } else {
+            pool.run(std::ssize(batch), encode_one);
+        }
+        for (const EncodedDocument& document : encoded) visit(document);
+    }
+}
+
+DocumentEncoderOptions with_document_borders(DocumentEncoderOptions options, const Tokenizer& tokenizer) {
+    options.separator = separator_of(tokenizer);
+    options.text_end = blank_line;
+    return options;
+}
+
+}  // namespace gradtile

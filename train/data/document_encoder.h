@@ -1,0 +1,54 @@
+#pragma once
+/// Documents as tokens.
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <gradtile/train/data/documents.h>
+
+namespace gradtile {
+
+struct DocumentEncoderOptions {
+    ChatTemplate chat_template = ChatTemplate::automatic;   ///< for conversations
+    TrainOn train_on = TrainOn::answers;                    ///< for completions and conversations
+    SpecialTokens special_tokens = SpecialTokens::as_text;  ///< for texts
+    /// The id before each text and after each completion; empty: text_end follows instead.
+    std::optional<std::int32_t> separator = {};
+    std::string text_end = {};
+    /// Texts are cut into several documents where this text occurs; empty: they are not cut.
+    std::string cut_at = {};
+    int threads = 0;  ///< 0: one per core
+};
+
+class DocumentEncoder {
+  public:
+    DocumentEncoder(Tokenizer tokenizer, DocumentEncoderOptions options);
+
+    const Tokenizer& tokenizer() const { return tokenizer_; }
+    const DocumentEncoderOptions& options() const { return options_; }
+    const ChatFormat& chat_format() const { return format_; }
+
+    /// Throws Error that begins with `where` when the tokenizer cannot encode the document.
+    EncodedDocument encode(const Document& document, std::string_view where, int threads = 1) const;
+    /// Calls visit for each of a reader's documents, in order. Several documents are encoded at the same
+    /// time, and some MiB of text are in memory.
+    void encode_all(DocumentReader& reader, const std::function<void(const EncodedDocument&)>& visit) const;
+
+  private:
+    EncodedDocument encode_text(std::string_view text, std::string_view where, int threads) const;
+    EncodedDocument encode_completion(const Completion& completion, std::string_view where) const;
+
+    Tokenizer tokenizer_;
+    DocumentEncoderOptions options_;
+    ChatFormat format_;
+};
+
+/// Ends documents of training data if the tokenizer has no <|endoftext|>.
+inline constexpr std::string_view blank_line = "\n\n";
+/// Where documents of training data begin and end: with the tokenizer's <|endoftext|>, or if it has none,
+/// with a blank line at the end.
+DocumentEncoderOptions with_document_borders(DocumentEncoderOptions options, const Tokenizer& tokenizer);
+
+}  // namespace gradtile

@@ -1,0 +1,354 @@
+#include <gradtile/train/data/documents.h>
+
+#include <algorithm>
+#include <array>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/io/data_file.h>
+#include <gradtile/core/text/json_reader.h>
+#include <gradtile/core/text/utf8.h>
+#include <gradtile/train/data/readers/data_files.h>
+#include <gradtile/train/data/readers/json_lines.h>
+#include <gradtile/train/data/readers/parquet_rows.h>
+
+namespace gradtile {
+namespace {
+
+/// The members of a message that are read; a Parquet file may have more.
+const std::vector<std::string> message_members{"role",  "content",    "from",  "value",
+                                               "train", "tool_calls", "weight"};
+
+const JsonValue* member_of(const JsonValue& object, std::string_view name) {
+    const JsonValue* const member = object.find(name);
+    return member == nullptr || member->is_null() ? nullptr : member;
+}
+
+std::string text_member(const JsonValue& row, const std::string& name, const std::string& where) {
+    const JsonValue* const member = row.find(name);
+    check(member != nullptr && member->is_string(), where, ": ", shown_in_message(name), ": ",
+          member == nullptr ? "missing" : json_excerpt(*member), "; expected a text");
+    return member->text();
+}
+
+ChatRole role_of_sharegpt(const std::string& from, const std::string& where) {
+    constexpr std::array roles{std::pair{std::string_view("human"), ChatRole::user},
+                               std::pair{std::string_view("gpt"), ChatRole::assistant},
+                               std::pair{std::string_view("function_call"), ChatRole::assistant},
+                               std::pair{std::string_view("observation"), ChatRole::tool}};
+    for (const auto& [name, role] : roles)
+        if (name == from) return role;
+    return enum_named<ChatRole>(from, where + ": from");
+}
+
+/// Returns a call's arguments as a JSON text; OpenAI's form has them as a string that holds the text.
+std::string arguments_text(const JsonValue& arguments, const std::string& where) {
+    if (!arguments.is_string()) {
+        check(arguments.is_object(), where, ": arguments: ", json_excerpt(arguments),
+              "; expected an object or its JSON text");
+        return arguments.dump();
+    }
+    parse_json(arguments.text(), where + ": arguments");
+    return arguments.text();
+}
+
+std::vector<ToolCall> tool_calls_of(const JsonValue& message, const std::string& where) {
+    const JsonValue* const calls = member_of(message, "tool_calls");
+    if (calls == nullptr) return {};
+    check(calls->is_array(), where, ": tool_calls: ", json_excerpt(*calls), "; expected an array");
+    std::vector<ToolCall> result;
+    for (const JsonValue& call : calls->elements()) {
+        const std::string here = concat(where, ": tool call ", result.size() + 1);
+        const JsonValue* const wrapped = member_of(call, "function");
+        const JsonValue& function = wrapped == nullptr ? call : *wrapped;
+        const JsonValue* const arguments = member_of(function, "arguments");
+        check(arguments != nullptr, here, ": expected an object with name and arguments");
+        result.push_back({text_member(function, "name", here), arguments_text(*arguments, here)});
+    }
+    return result;
+}
+
+ChatMessage message_of_row(const JsonValue& value, const std::string& where) {
+    ChatMessage message;
+    message.tool_calls = tool_calls_of(value, where);
+    if (value.contains("from")) {
+        message.role = role_of_sharegpt(text_member(value, "from", where), where);
+        message.content = text_member(value, "value", where);
+    } else {
+        const bool has_content = member_of(value, "content") != nullptr;
+        check(value.contains("role") && value["role"].is_string() &&
+                  (has_content ? value["content"].is_string() : !message.tool_calls.empty()),
+              where, ": expected an object with the texts role and content");
+        message.role = enum_named<ChatRole>(value["role"].text(), where + ": role");
+        if (has_content) message.content = value["content"].text();
+    }
+    if (const JsonValue* const train = member_of(value, "train")) {
+        check(train->is_boolean(), where, ": train: ", json_excerpt(*train), "; expected true or false");
+        message.train = train->boolean();
+    }
+    const JsonValue* const weight = member_of(value, "weight");
+    check(weight == nullptr || *weight == JsonValue(1), where,
+          ": weight: expected 1; \"train\": false leaves a message out of the loss");
+    return message;
+}
+
+Conversation messages_of(const JsonValue& list, const std::string& where, const char* what) {
+    check(list.is_array(), where, ": ", what, ": ", json_excerpt(list), "; expected an array of messages");
+    check(list.size() > 0, where, ": ", what, " is empty");
+    Conversation conversation;
+    for (const JsonValue& message : list.elements())
+        conversation.push_back(message_of_row(message, concat(where, ": message ", conversation.size() + 1)));
+    return conversation;
+}
+
+/// ShareGPT: a system message may be a member of its own.
+Conversation sharegpt_of(const JsonValue& row, const std::string& where) {
+    Conversation conversation = messages_of(row["conversations"], where, "conversations");
+    if (member_of(row, "system") == nullptr) return conversation;
+    std::string system = text_member(row, "system", where);
+    if (!system.empty()) conversation.insert(conversation.begin(), {ChatRole::system, std::move(system)});
+    return conversation;
+}
+
+Document completion_of(const JsonValue& row, const std::string& where) {
+    const JsonValue& prompt = row["prompt"];
+    if (!prompt.is_array())
+        return Completion{text_member(row, "prompt", where), text_member(row, "completion", where)};
+    Conversation conversation = messages_of(prompt, where, "prompt");
+    for (ChatMessage& message : conversation)
+        if (!message.train) message.train = false;
+    Conversation answer = messages_of(row["completion"], where, "completion");
+    for (ChatMessage& message : answer)
+        if (!message.train) message.train = true;
+    conversation.insert(conversation.end(), std::make_move_iterator(answer.begin()),
+                        std::make_move_iterator(answer.end()));
+    return conversation;
+}
+
+std::vector<std::string> names_of(const JsonValue& row) {
+    std::vector<std::string> names;
+    if (!row.is_object()) return names;
+    for (const JsonValue::Member& member : row.items()) names.push_back(member.name);
+    return names;
+}
+
+}  // namespace
+
+std::vector<std::string> RowColumns::columns_in(const std::vector<std::string>& members) const {
+    const auto has = [&](std::string_view name) { return std::ranges::find(members, name) != members.end(); };
+    std::vector<std::string> found;
+    if (!text_column_.empty()) {
+        if (has(text_column_)) found = {text_column_};
+        return found;
+    }
+    if (has("messages")) {
+        found = {"messages"};
+    } else if (has("conversations")) {
+        found = {"conversations"};
+        if (has("system")) found.emplace_back("system");
+    } else if (has("prompt") && has("completion")) {
+        found = {"prompt", "completion"};
+    } else if (has("text")) {
+        found = {"text"};
+    }
+    if (!found.empty() && found.front() != "text" && has("tools")) found.emplace_back("tools");
+    return found;
+}
+
+void RowColumns::choose(const std::vector<std::string>& members, const std::string& where) {
+    chosen_ = columns_in(members);
+    if (!chosen_.empty()) return;
+    std::string list;
+    for (std::size_t i = 0; i < std::min<std::size_t>(members.size(), 20); ++i)
+        list += (i == 0 ? "" : ", ") + shown_in_message(members[i]);
+    check(text_column_.empty(), where, ": has no column '", text_column_, "' (text-column); it has: ", list);
+    throw Error(concat(where,
+                       ": expected an object with an array named messages or conversations, with prompt and "
+                       "completion, or with text (another name: --text-column NAME)",
+                       members.empty() ? "" : "; it has: ", list));
+}
+
+bool RowColumns::finds_document(const JsonValue& row) const {
+    return !columns_in(names_of(row)).empty();
+}
+
+void RowColumns::read(const JsonValue& row, const std::string& where, std::deque<Document>& documents) const {
+    const std::string& first = chosen_.front();
+    check(row.is_object() && row.contains(first), where, ": expected an object with ",
+          shown_in_message(first), ", as the first row has");
+    const JsonValue* const tools =
+        text_column_.empty() && first != "text" ? member_of(row, "tools") : nullptr;
+    check(tools == nullptr || tools->size() == 0, where,
+          ": tools: definitions of tools are not a part of the chat template; expected them in a system "
+          "message");
+    if (!text_column_.empty() || first == "text") {
+        if (!row[first].is_array()) return documents.push_back(text_member(row, first, where));
+        for (const JsonValue& text : row[first].elements()) {
+            check(text.is_string(), where, ": ", shown_in_message(first), ": a list with ",
+                  json_excerpt(text), "; expected texts");
+            documents.push_back(text.text());
+        }
+    } else if (first == "messages") {
+        documents.push_back(messages_of(row[first], where, "messages"));
+    } else if (first == "conversations") {
+        documents.push_back(sharegpt_of(row, where));
+    } else {
+        check(row.contains("completion"), where, ": completion: missing; expected a text");
+        documents.push_back(completion_of(row, where));
+    }
+}
+
+namespace {
+
+/// Returns the name without the ending of its compression.
+std::string_view uncompressed_name(std::string_view path) {
+    for (const std::string_view ending : {".gz", ".zst"})
+        if (path.ends_with(ending)) path.remove_suffix(ending.size());
+    return path;
+}
+
+bool is_json_lines_name(std::string_view path) {
+    const std::string_view name = uncompressed_name(path);
+    return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+}
+
+/// Returns whether a text without such a name holds JSON Lines: its first line is an object with a document.
+/// Of a line that is longer than the part that is examined, only the beginning is compared.
+bool begins_as_json_lines(TextReader& text, const RowColumns& columns) {
+    constexpr std::size_t examined = std::size_t{1} << 16;
+    std::string_view begin = text.peek(examined);
+    if (begin.starts_with(utf8_byte_order_mark)) begin.remove_prefix(utf8_byte_order_mark.size());
+    if (!begin.starts_with("{\"")) return false;
+    if (const std::size_t end = begin.find('\n'); end != std::string_view::npos || begin.size() < examined)
+        return columns.finds_document(parse_json_or_null(begin.substr(0, end)));
+    const std::string_view name = begin.substr(2, begin.find('"', 2) - 2);
+    return columns.finds_document(JsonValue::object({{std::string(name), JsonValue()}}));
+}
+
+bool is_parquet_file(const std::string& path) {
+    return path != standard_input_name && parquet::is_parquet(DataFile(path));
+}
+
+}  // namespace
+
+DocumentReader::DocumentReader(std::vector<std::string> files, std::string text_column)
+    : files_(std::move(files)), columns_(std::move(text_column)) {}
+DocumentReader::~DocumentReader() = default;
+
+void DocumentReader::set_format(Format format) {
+    check(format_ == Format::none || format_ == format, files_[next_file_ - 1], ": holds ",
+          format == Format::text ? "plain text" : "rows", "; the file before it, ", files_[next_file_ - 2],
+          ", holds ", format_ == Format::text ? "plain text" : "rows",
+          " (a pattern, such as 'DIR/*.parquet', selects files)");
+    check(format == Format::rows || columns_.text_column().empty(), files_[next_file_ - 1],
+          ": holds plain text; expected rows with a column '", columns_.text_column(), "' (text-column)");
+    format_ = format;
+}
+
+void DocumentReader::open_rows(std::unique_ptr<RowSource> rows) {
+    set_format(Format::rows);
+    rows_ = std::move(rows);
+}
+
+void DocumentReader::open_next_file() {
+    const std::string& path = files_[next_file_++];
+    check(!path.ends_with(".bin"), path,
+          ": is a token file by its name; expected text (tokens: 'DIR/*.bin')");
+    if (is_parquet_file(path)) {
+        auto parquet = std::make_unique<ParquetRows>(path);
+        if (columns_.is_chosen()) {
+            RowColumns here = columns_;
+            here.choose(parquet->columns(), path);
+            check(here.chosen() == columns_.chosen(), path, ": has the column ", here.chosen().front(),
+                  "; the files before it ", columns_.chosen().front());
+        } else {
+            columns_.choose(parquet->columns(), path);
+        }
+        parquet->select(columns_.chosen(), message_members);
+        return open_rows(std::move(parquet));
+    }
+    check(!path.ends_with(".parquet"), path, ": is no Parquet file: it does not begin with PAR1");
+    TextReader text = open_text(path);
+    const std::string_view begin = text.peek(4);
+    check(begin != "PAR1", text.name(),
+          ": is a Parquet file, which is read at any offset; expected a file that is ",
+          path == standard_input_name ? "named" : "not compressed as a whole");
+    if (is_json_lines_name(path) || begins_as_json_lines(text, columns_))
+        return open_rows(std::make_unique<JsonLines>(std::move(text)));
+    check(!uncompressed_name(path).ends_with(".json") || !begin.starts_with('['), path,
+          ": is one JSON array; expected JSON Lines: one object per line");
+    set_format(Format::text);
+    text_ = std::move(text);
+}
+
+/// Refuses a document of another kind than the documents before it.
+void DocumentReader::require_one_kind(const Document& document) {
+    constexpr std::array names{"a text", "a prompt with a completion", "a conversation"};
+    if (!kind_) kind_ = document.index();
+    check(document.index() == *kind_, where(), ": holds ", names[document.index()],
+          ", but the documents before it are ", names[*kind_], " each; expected one kind");
+}
+
+bool DocumentReader::begins_with_plain_text() {
+    if (next_file_ == 0) open_next_file();
+    return text_.has_value();
+}
+
+/// Reads a row, a plain text or the beginning of a file. Returns false at the end of the last file.
+bool DocumentReader::read_more() {
+    if (text_) {
+        // Beside the text, its ids take less than two bytes for a byte: an id has 4 bytes, and a token has
+        // about three.
+        waiting_.emplace_back(text_->read_all(3));
+        bytes_before_ += std::exchange(text_, {})->file_bytes();
+    } else if (rows_) {
+        JsonValue row;
+        if (rows_->next(row)) {
+            if (!columns_.is_chosen()) columns_.choose(names_of(row), rows_->where());
+            columns_.read(row, rows_->where(), waiting_);
+        } else {
+            bytes_before_ += std::exchange(rows_, {})->file_bytes();
+        }
+    } else if (next_file_ < files_.size()) {
+        open_next_file();
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool DocumentReader::next(Document& document) {
+    do {
+        while (waiting_.empty())
+            if (!read_more()) return false;
+        document = std::move(waiting_.front());
+        waiting_.pop_front();
+    } while (std::holds_alternative<std::string>(document) && std::get<std::string>(document).empty());
+    require_one_kind(document);
+    return true;
+}
+
+std::string DocumentReader::where() const {
+    if (rows_) return rows_->where();
+    const std::string& path = files_[next_file_ == 0 ? 0 : next_file_ - 1];
+    return path == standard_input_name ? "standard input" : path;
+}
+
+std::int64_t DocumentReader::bytes_done() const {
+    return bytes_before_ + (rows_ ? rows_->file_bytes() : 0);
+}
+
+bool is_plain_text(const std::string& path, const std::string& text_column) {
+    std::vector<std::string> files = data_files(path);
+    return files.size() == 1 && DocumentReader(std::move(files), text_column).begins_with_plain_text();
+}
+
+std::vector<std::string> texts_of(const Document& document) {
+    if (const auto* const text = std::get_if<std::string>(&document)) return {*text};
+    if (const auto* const completion = std::get_if<Completion>(&document))
+        return {completion->prompt, completion->completion};
+    std::vector<std::string> texts;
+    for (const ChatMessage& message : std::get<Conversation>(document)) texts.push_back(message.content);
+    return texts;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,64 @@
+#include <gradtile/train/data/readers/data_files.h>
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+namespace {
+
+/// A checkpoint records three JSON values for each training and validation file (max_json_values).
+constexpr std::size_t max_data_files = 5'000;
+
+std::vector<std::string> matching_files(const std::string& pattern) {
+    glob_t matches{};
+    const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+    std::vector<std::string> paths;
+    if (outcome == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+    ::globfree(&matches);
+    check(outcome == 0 || outcome == GLOB_NOMATCH, pattern, ": cannot be searched: ", std::strerror(errno));
+    check(!paths.empty(), pattern, ": no file matches");
+    return paths;  // sorted by glob()
+}
+
+std::vector<std::string> files_in_folder(const std::string& folder) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    auto entry = std::filesystem::recursive_directory_iterator(folder, error);
+    for (const auto end = std::filesystem::recursive_directory_iterator(); !error && entry != end;
+         entry.increment(error)) {
+        const bool is_hidden = entry->path().filename().string().starts_with('.');
+        if (is_hidden) entry.disable_recursion_pending();
+        if (!is_hidden && !entry->is_directory(error)) paths.push_back(entry->path().string());
+    }
+    check(!error, folder, ": cannot be searched: ", error.message());
+    check(!paths.empty(), folder, ": is a folder without files");
+    std::ranges::sort(paths);
+    return paths;
+}
+
+}  // namespace
+
+bool is_pattern(std::string_view path) {
+    return path.find_first_of("*?[") != std::string_view::npos;
+}
+
+std::vector<std::string> data_files(const std::string& path) {
+    std::error_code error;
+    std::vector<std::string> paths{path};
+    if (std::filesystem::is_directory(path, error)) {
+        paths = files_in_folder(path);
+    } else if (is_pattern(path)) {
+        paths = matching_files(path);
+    }
+    check(paths.size() <= max_data_files, path, ": names ", paths.size(), " files; expected at most ",
+          max_data_files, ", which a checkpoint can list");
+    return paths;
+}
+
+}  // namespace gradtile

@@ -1,0 +1,31 @@
+#include <gradtile/train/data/readers/json_lines.h>
+
+#include <gradtile/core/check.h>
+#include <gradtile/core/text/json_reader.h>
+#include <gradtile/core/text/utf8.h>
+
+namespace gradtile {
+
+bool JsonLines::next(JsonValue& row) {
+    std::string_view line;
+    while (text_.next_line(line, max_json_line_bytes)) {
+        if (++line_ == 1 && line.starts_with(utf8_byte_order_mark))
+            line.remove_prefix(utf8_byte_order_mark.size());
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        row = parse_json(line, where());
+        return true;
+    }
+    return false;
+}
+
+std::string JsonLines::where() const {
+    return concat(text_.name(), ": line ", line_);
+}
+
+void for_each_json_line(std::string_view text, std::string_view source,
+                        const std::function<void(const JsonValue& value, const std::string& where)>& visit) {
+    JsonLines lines(TextReader(text, std::string(source)));
+    for (JsonValue value; lines.next(value);) visit(value, lines.where());
+}
+
+}  // namespace gradtile

@@ -1,0 +1,23 @@
+#pragma once
+/// Rows of a data file, one after another.
+#include <cstdint>
+#include <string>
+
+#include <gradtile/core/text/json_value.h>
+
+namespace gradtile {
+
+/// Holds a small part of the file in memory, whatever its size.
+class RowSource {
+  public:
+    virtual ~RowSource() = default;
+    /// Sets `row` to the next row; returns false at the end. Throws Error that begins with the file's name
+    /// and the row's place.
+    virtual bool next(JsonValue& row) = 0;
+    /// Returns the place of the last row, for error messages: "FILE: line 7".
+    virtual std::string where() const = 0;
+    /// How many bytes of the file have been read so far.
+    virtual std::int64_t file_bytes() const = 0;
+};
+
+}  // namespace gradtile
