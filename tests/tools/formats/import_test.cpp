@@ -203,7 +203,8 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         const char* expected;
     };
     const std::vector<Change> changes = {
-        {"gpt2", "model_type", "gpt_neox", "model_type: 'gpt_neox'"},
+        {"gpt2", "model_type", "bloom", "model_type: 'bloom'"},
+        {"gpt2", "vision_config", {{"model_type", "siglip"}}, "vision_config"},
         {"gpt2", "activation_function", "silu", "activation_function: 'silu'"},
         {"gpt2", "scale_attn_weights", false, "scale_attn_weights"},
         {"gpt2", "scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx"},
@@ -219,12 +220,12 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         {"gpt2", "layer_norm_epsilon", 0, "norm-epsilon"},
         {"gpt2", "quantization_config", nlohmann::json::object(), "quantization_config"},
         {"llama_bfloat16", "hidden_act", "gelu", "hidden_act: 'gelu'"},
-        {"llama_bfloat16", "head_dim", 8, "head_dim: 8"},
+        {"llama_bfloat16", "head_dim", "8", "head_dim: \"8\""},
         {"llama_bfloat16", "attention_bias", true, "attention_bias and mlp_bias differ"},
         {"llama_bfloat16", "num_key_value_heads", 3, "kv-heads"},
-        {"llama_bfloat16", "rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}, "rope_type 'linear'"},
-        {"llama_bfloat16", "rope_scaling", {{"type", "yarn"}}, "rope_type 'yarn'"},
-        {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "rope_type 'llama3'"},
+        {"llama_bfloat16", "rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}, "rope_type: 'mrope'"},
+        {"llama_bfloat16", "rope_scaling", {{"type", "yarn"}}, "has no factor"},
+        {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "has no factor"},
         {"llama_bfloat16", "rope_parameters", 3, "rope_parameters: expected an object"},
         {"llama_bfloat16", "rope_theta", -1, "rope-base"},
         {"llama_bfloat16", "partial_rotary_factor", 0.5, "partial_rotary_factor"}};

@@ -10,6 +10,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/tools/formats/export.h>
+#include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/imported_run.h>
 #include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
@@ -32,6 +33,27 @@ inline ModelConfig small_llama() {
     ModelConfig config = as_llama({.layers = 2, .heads = 4, .width = 32, .context = 8, .vocabulary = 30});
     config.kv_heads = 2;
     return config;
+}
+
+/// A small model of a family.
+struct SmallModel {
+    std::string_view family;
+    ModelConfig config = {};
+};
+/// One for each family, in the families' order.
+inline std::vector<SmallModel> small_models() {
+    const ModelConfig llama = small_llama();
+    const auto with = [](ModelConfig config, const auto& change) {
+        change(config);
+        return config;
+    };
+    return {
+        {"gpt2", small_gpt2()}, {"llama", llama}, {"mistral", with(llama, [](auto& c) { c.window = 3; })}};
+}
+
+/// The config.json with which a family describes the model.
+inline std::string config_text(std::string_view family, const ModelConfig& config) {
+    return huggingface_config_of(*find_family(family), config, {}, DType::f32, {}, "test").dump(2);
 }
 
 /// A model whose elements all differ, so that a test notices when two elements are swapped.

@@ -1,0 +1,91 @@
+#include <gradtile/tools/formats/families/decoder_members.h>
+
+#include <gradtile/core/check.h>
+
+namespace gradtile {
+
+void map_llama_sizes(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
+    m.map("num_hidden_layers", c.layers);
+    m.map("num_attention_heads", c.heads);
+    m.map_null("num_key_value_heads", c.kv_heads, std::int64_t{0});
+    m.map("hidden_size", c.width);
+    m.map("intermediate_size", c.hidden);
+    m.map("max_position_embeddings", c.context);
+    m.map("vocab_size", c.vocabulary);
+    m.map("rms_norm_eps", c.norm_epsilon);
+    m.map("tie_word_embeddings", c.tied_head);
+    m.write("attention_dropout", training.attention_dropout);
+}
+
+void map_head_dim(ConfigMembers& m, ModelConfig& c, HeadDim written) {
+    const std::int64_t usual = c.heads > 0 && c.width % c.heads == 0 ? c.width / c.heads : 0;
+    if (m.reads() || written == HeadDim::written || c.head_width != usual)
+        m.map_null("head_dim", c.head_width, std::int64_t{0});
+    if (m.reads() && c.head_width == usual) c.head_width = 0;
+}
+
+void map_biases(ConfigMembers& m, ModelConfig& c) {
+    bool mlp = c.bias;
+    m.map("attention_bias", c.bias);
+    m.map("mlp_bias", mlp);
+    check(c.bias == mlp, m.source(),
+          ": attention_bias and mlp_bias differ; expected biases in all linear layers or in none");
+}
+
+std::int64_t pattern_of(const std::vector<bool>& is_special, const ConfigMembers& m,
+                        std::string_view member) {
+    std::size_t pattern = 0;
+    while (pattern < is_special.size() && !is_special[pattern]) ++pattern;
+    if (pattern == is_special.size()) return 0;
+    ++pattern;
+    for (std::size_t i = 0; i < is_special.size(); ++i)
+        check(is_special[i] == ((i + 1) % pattern == 0), m.source(), ": ", member, ": layer ", i + 1,
+              " breaks the pattern of the first ", pattern,
+              "; expected that every N-th layer is the exception");
+    return static_cast<std::int64_t>(pattern);
+}
+
+void map_layer_types(ConfigMembers& m, ModelConfig& c) {
+    constexpr const char *name = "layer_types", *windowed = "sliding_attention", *full = "full_attention";
+    if (!m.reads()) {
+        JsonValue::Array types;
+        for (std::int64_t layer = 0; layer < c.layers; ++layer)
+            types.emplace_back(c.window_of(layer) != 0 ? windowed : full);
+        return m.write(name, types);
+    }
+    const JsonValue* const types = m.find(name);
+    if (!types || types->is_null()) return;
+    check(types->is_array() && std::cmp_equal(types->size(), c.layers), m.source(), ": ", name, ": ",
+          json_excerpt(*types), "; expected a list of ", c.layers, " types, one for each layer");
+    std::vector<bool> is_full;
+    for (const JsonValue& type : types->elements()) {
+        check(type == full || type == windowed, m.source(), ": ", name, ": ", json_excerpt(type),
+              " is not supported; expected ", windowed, " or ", full);
+        is_full.push_back(type == full);
+    }
+    c.window_pattern = pattern_of(is_full, m, name);
+    // Every layer sees all keys.
+    if (c.window_pattern == 1) c.window = c.window_pattern = 0;
+    check(c.window_pattern == 1 || c.window != 0 || c.layers == 0 || is_full.front(), m.source(), ": ", name,
+          ": \"", windowed, "\", but no sliding_window; expected a window");
+}
+
+void map_qwen_window(ConfigMembers& m, ModelConfig& c) {
+    // The members describe how many of the first layers see all keys, layer_types any set of layers.
+    bool has_window = c.window != 0;
+    std::int64_t window = has_window ? c.window : 4096, first = has_window ? 0 : c.layers;
+    m.map("use_sliding_window", has_window);
+    m.map_null("sliding_window", window, std::int64_t{0});
+    m.map("max_window_layers", first);
+    if (m.reads()) {
+        c.window = has_window ? window : 0;
+        c.window_pattern = 0;
+        const bool has_types = m.has("layer_types");
+        check(c.window == 0 || has_types || first == 0 || first >= c.layers, m.source(),
+              ": max_window_layers: ", first, " is not supported; expected 0, or at least num_hidden_layers");
+        if (!has_types && first >= c.layers) c.window = 0;
+    }
+    map_layer_types(m, c);
+}
+
+}  // namespace gradtile
