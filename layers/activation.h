@@ -6,10 +6,11 @@
 namespace gradtile {
 
 enum class Activation {
-    gelu_tanh,  ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's approximation of gelu
-    gelu,       ///< x Phi(x) (Hendrycks and Gimpel 2016)
-    swiglu,     ///< silu(gate) * up with silu(a) = a * sigmoid(a) (Shazeer 2020, section 2)
-    relu2,      ///< max(x, 0)^2 (So et al. 2021, "Primer")
+    gelu_tanh,   ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's approximation of gelu
+    gelu,        ///< x Phi(x) (Hendrycks and Gimpel 2016)
+    swiglu,      ///< silu(gate) * up with silu(a) = a * sigmoid(a) (Shazeer 2020, section 2)
+    relu2,       ///< max(x, 0)^2 (So et al. 2021, "Primer")
+    geglu_tanh,  ///< gelu_tanh(gate) * up (Shazeer 2020, with GPT-2's approximation; Gemma)
 };
 
 struct ActivationTraits {
@@ -29,6 +30,8 @@ inline constexpr std::array activation_table{
     ActivationTraits{.activation = Activation::gelu, .name = "gelu", .gated = false, .roundings = 20},
     ActivationTraits{.activation = Activation::swiglu, .name = "swiglu", .gated = true, .roundings = 12},
     ActivationTraits{.activation = Activation::relu2, .name = "relu2", .gated = false, .roundings = 2},
+    ActivationTraits{
+        .activation = Activation::geglu_tanh, .name = "geglu-tanh", .gated = true, .roundings = 24},
 };
 
 template <>

@@ -34,9 +34,9 @@ struct RingOfRows {
     static constexpr std::int64_t min_row_bytes = 48 << 10;
 };
 
-template <class L>
+template <class L, class Cap>
 struct ClusterRows {
-    CrossEntropy<L> c;
+    CrossEntropy<L, Cap> c;
     int cluster;       ///< thread blocks that hold a row together
     int part_vectors;  ///< 16-byte vectors per row part; the last block may hold fewer
 };
@@ -123,7 +123,8 @@ struct PartOfRow {
     /// first: the part's first logit, as an index in the row; length: how many logits the part has.
     int first, length;
 
-    __device__ __forceinline__ PartOfRow(const ClusterRows<L>& rows, std::int64_t row)
+    template <class Cap>
+    __device__ __forceinline__ PartOfRow(const ClusterRows<L, Cap>& rows, std::int64_t row)
         : first(device::rank_in_cluster() * rows.part_vectors * n),
           length(max(0, min(rows.c.width - first, rows.part_vectors * n))) {
         logits = rows.c.logits + row * rows.c.stride + first;
@@ -133,8 +134,8 @@ struct PartOfRow {
 
 /// Calls process(row, target) for this cluster's rows. Reads a row's target while the previous row is
 /// processed.
-template <class L, class Process>
-__device__ __forceinline__ void for_each_row(const ClusterRows<L>& rows, Process&& process) {
+template <class L, class Cap, class Process>
+__device__ __forceinline__ void for_each_row(const ClusterRows<L, Cap>& rows, Process&& process) {
     const int clusters = static_cast<int>(gridDim.x) / rows.cluster;
     std::int64_t row = static_cast<int>(blockIdx.x) / rows.cluster;
     int next_target = rows.c.targets[row];  // the grid has no more clusters than there are rows
@@ -146,8 +147,8 @@ __device__ __forceinline__ void for_each_row(const ClusterRows<L>& rows, Process
 }
 
 /// One thread fills the ring with the rows that have a valid target.
-template <class Tiles, class L>
-__device__ __forceinline__ void load_rows(const ClusterRows<L>& rows, device::Ring<Tiles::stages>& ring,
+template <class Tiles, class L, class Cap>
+__device__ __forceinline__ void load_rows(const ClusterRows<L, Cap>& rows, device::Ring<Tiles::stages>& ring,
                                           const uint4* data) {
     device::RingPosition<Tiles::stages> place(ring);
     for_each_row(rows, [&](std::int64_t row, int target) {
@@ -181,8 +182,9 @@ struct VectorsOfStage {
 };
 
 /// The softmax over this thread's logits in the part.
-template <class Tiles, class L>
-__device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, const uint4* data,
+template <class Tiles, class L, class Cap>
+__device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, const Cap& cap,
+                                                     const uint4* data,
                                                      device::RingPosition<Tiles::stages>& place) {
     constexpr int n = PartOfRow<L>::n;
     Softmax<float> own;
@@ -193,6 +195,8 @@ __device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, c
 #pragma unroll
         for (int k = 0; k < vectors.count; ++k) {
             device::unpack<L>(values + k * n, vectors.packed[k]);
+#pragma unroll
+            for (int j = 0; j < n; ++j) values[k * n + j] = cap.value(values[k * n + j]);
             // The stage holds other bytes beyond the row's end.
             if (const int left = part.length - vectors.logit(begin, k); left < n) {
 #pragma unroll
@@ -225,10 +229,10 @@ struct OwnTarget {
 };
 
 /// Writes the part's gradient and frees its stages. `target` is an index in the part, or outside it.
-template <class Tiles, class L>
+template <class Tiles, class L, class Cap>
 __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, const uint4* data,
                                                     device::RingPosition<Tiles::stages>& place, int target,
-                                                    const RowGradient<float>& gradient) {
+                                                    const RowGradient<float, Cap>& gradient) {
     constexpr int n = PartOfRow<L>::n;
     OwnTarget own;
     for (int begin = 0; begin < part.vectors(); begin += Tiles::stage_vectors) {
@@ -247,7 +251,7 @@ __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, co
                 for (int j = 0; j < n; ++j)
                     if (j == offset) {
                         own = {true, values[j]};
-                        gradients[j] -= gradient.factor;
+                        gradients[j] -= gradient.target_term(values[j]);
                     }
             }
             store_vector(part.logits + first, gradients, part.length - first);
@@ -257,8 +261,8 @@ __device__ __forceinline__ OwnTarget write_gradient(const PartOfRow<L>& part, co
 }
 
 /// Writes the loss and the gradient for a row without a valid target: 0 if the target is ignored, else NaN.
-template <class Tiles, class L>
-__device__ void write_part_without_target(const ClusterRows<L>& rows, std::int64_t row, bool ignored) {
+template <class Tiles, class L, class Cap>
+__device__ void write_part_without_target(const ClusterRows<L, Cap>& rows, std::int64_t row, bool ignored) {
     constexpr int n = PartOfRow<L>::n;
     const PartOfRow<L> part(rows, row);
     if (part.first == 0 && threadIdx.x == 0)
@@ -270,9 +274,10 @@ __device__ void write_part_without_target(const ClusterRows<L>& rows, std::int64
         store_vector(part.logits + i * n, values, part.length - i * n);
 }
 
-template <class Tiles, class L>
-__device__ __forceinline__ void process_rows(const ClusterRows<L>& rows, device::Ring<Tiles::stages>& ring,
-                                             const uint4* data, SoftmaxExchange<Tiles> exchange) {
+template <class Tiles, class L, class Cap>
+__device__ __forceinline__ void process_rows(const ClusterRows<L, Cap>& rows,
+                                             device::Ring<Tiles::stages>& ring, const uint4* data,
+                                             SoftmaxExchange<Tiles> exchange) {
     const float factor = gradient_factor(rows.c);
     device::RingPosition<Tiles::stages> place(ring);
     for_each_row(rows, [&](std::int64_t row, int target) {
@@ -282,18 +287,18 @@ __device__ __forceinline__ void process_rows(const ClusterRows<L>& rows, device:
         }
         const PartOfRow<L> part(rows, row);
         device::RingPosition<Tiles::stages> again = place;
-        const Softmax<float> all = exchange.combine(softmax_of<Tiles>(part, data, place));
-        const RowGradient<float> gradient{all.largest, factor / all.sum, factor};
+        const Softmax<float> all = exchange.combine(softmax_of<Tiles>(part, rows.c.cap, data, place));
+        const RowGradient<float, Cap> gradient{all.largest, factor / all.sum, factor, rows.c.cap};
         const OwnTarget own = write_gradient<Tiles>(part, data, again, target - part.first, gradient);
-        if (own.found) rows.c.losses[row] = loss_of_row(all, own.logit);
+        if (own.found) rows.c.losses[row] = loss_of_row(all, rows.c.cap.value(own.logit));
     });
 }
 
 #endif
 
-template <class L, class Tiles>
+template <class L, class Cap, class Tiles>
 __global__ void __launch_bounds__(Tiles::threads + 32, Tiles::blocks)
-    cross_entropy_clusters_kernel(const ClusterRows<L> rows) {
+    cross_entropy_clusters_kernel(const ClusterRows<L, Cap> rows) {
 #ifdef GRADTILE_HAS_CLUSTERS
     extern __shared__ uint4 ring_of_rows[];
     __shared__ device::Ring<Tiles::stages> ring;
@@ -316,9 +321,9 @@ __global__ void __launch_bounds__(Tiles::threads + 32, Tiles::blocks)
 }
 
 /// How many clusters can run at the same time.
-template <class L, class Tiles>
+template <class L, class Cap, class Tiles>
 int clusters_at_once(int cluster) {
-    constexpr auto kernel = cross_entropy_clusters_kernel<L, Tiles>;
+    constexpr auto kernel = cross_entropy_clusters_kernel<L, Cap, Tiles>;
     int device = 0;
     cuda_check(cudaGetDevice(&device));
     thread_local std::map<std::pair<int, int>, int> known;  // asking CUDA takes longer than a launch
@@ -346,14 +351,14 @@ int cluster_for(std::int64_t row_vectors) {
 }
 
 /// Whether every row begins on a 16-byte boundary.
-template <class L>
-bool has_aligned_rows(const CrossEntropy<L>& c) {
+template <class L, class Cap>
+bool has_aligned_rows(const CrossEntropy<L, Cap>& c) {
     return reinterpret_cast<std::uintptr_t>(c.logits) % 16 == 0 && c.stride % device::vector_length<L> == 0;
 }
 
-template <class L, class Tiles>
-bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L>& c) {
-    constexpr auto kernel = cross_entropy_clusters_kernel<L, Tiles>;
+template <class Tiles, class L, class Cap>
+bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L, Cap>& c) {
+    constexpr auto kernel = cross_entropy_clusters_kernel<L, Cap, Tiles>;
     use_device(ctx.device());
     const std::int64_t vectors = ceil_div(std::int64_t{c.width}, std::int64_t{device::vector_length<L>});
     const int cluster = cluster_for<Tiles>(vectors);
@@ -362,9 +367,9 @@ bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L>& c) {
         shared_memory_of_a_block() < Tiles::bytes + Tiles::bytes_of_barriers)
         return false;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::bytes));
-    const std::int64_t clusters = std::min<std::int64_t>(c.rows, clusters_at_once<L, Tiles>(cluster));
+    const std::int64_t clusters = std::min<std::int64_t>(c.rows, clusters_at_once<L, Cap, Tiles>(cluster));
     if (clusters == 0) return false;
-    const ClusterRows<L> rows{c, cluster, static_cast<int>(ceil_div(vectors, std::int64_t{cluster}))};
+    const ClusterRows<L, Cap> rows{c, cluster, static_cast<int>(ceil_div(vectors, std::int64_t{cluster}))};
     launch_clusters(ctx, kernel, dim3(static_cast<unsigned>(clusters * cluster)),
                     static_cast<unsigned>(cluster),
                     Block{.threads = Tiles::threads + 32,
@@ -376,12 +381,15 @@ bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L>& c) {
 
 }  // namespace
 
-template <class L>
-bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L>& rows) {
-    return launch_clusters_of_rows<L, RingOfRows>(ctx, rows);
+template <class L, class Cap>
+bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L, Cap>& rows) {
+    return launch_clusters_of_rows<RingOfRows>(ctx, rows);
 }
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float>&);
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16>&);
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, NoSoftcap>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, NoSoftcap>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, NoSoftcap>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, DeviceSoftcap<float>>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, DeviceSoftcap<float>>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, DeviceSoftcap<float>>&);
 
 }  // namespace gradtile::cuda

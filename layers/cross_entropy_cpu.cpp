@@ -1,10 +1,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include <gradtile/core/cpu/lanes.h>
 #include <gradtile/core/cpu/vector_math.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
+#include <gradtile/layers/internal/softcap_formulas.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile::cpu {
@@ -23,15 +25,30 @@ void store_scaled(Out* to, const Sum* row, std::int64_t width, Sum factor) {
     }
 }
 
-template <class Sum, class Out>
-void loss_of_row(double& loss, Out* d_logits, Sum* logits, std::int64_t width, std::int32_t target,
-                 Sum scale) {
-    if (target == ignored_target) {
-        loss = 0.0;
-        if (d_logits != nullptr)
-            std::memset(static_cast<void*>(d_logits), 0, static_cast<std::size_t>(width) * sizeof(Out));
-        return;
+struct SoftcapMath {
+    template <class S>
+    static S tanh(S x) {
+        return vector_math::tanh(x);
     }
+    template <class S>
+    static S sqrt(S x) {
+        return std::sqrt(x);
+    }
+};
+
+/// Caps a row's logits, and stores the cap's slopes if they are wanted.
+template <class Sum>
+void cap_row(Sum* __restrict logits, Sum* __restrict slopes, std::int64_t width,
+             const Softcap<SoftcapMath, Sum>& softcap) {
+    for (std::int64_t i = 0; i < width; ++i) logits[i] = softcap.value(logits[i]);
+    if (slopes == nullptr) return;
+    for (std::int64_t i = 0; i < width; ++i) slopes[i] = softcap.slope(logits[i]);
+}
+
+/// `slopes` are the derivatives of the logits, or null if these are 1.
+template <class Sum, class Out>
+void loss_of_row(double& loss, Out* d_logits, Sum* logits, const Sum* slopes, std::int64_t width,
+                 std::int32_t target, Sum scale) {
     Lanes<Sum> maxima(-std::numeric_limits<Sum>::infinity());
     for_lanes(width, [&](std::int64_t i, int lane) {
         maxima[lane] = maxima[lane] < logits[i] ? logits[i] : maxima[lane];  // a NaN makes the sum NaN
@@ -46,9 +63,34 @@ void loss_of_row(double& loss, Out* d_logits, Sum* logits, std::int64_t width, s
     loss = std::log(static_cast<double>(sum)) +
            (static_cast<double>(largest) - static_cast<double>(target_logit));
     if (d_logits == nullptr) return;
-    const Sum p_target = logits[target] / sum;
+    const Sum p_target = logits[target] / sum, target_slope = slopes == nullptr ? Sum(1) : slopes[target];
+    if (slopes != nullptr)
+        for (std::int64_t i = 0; i < width; ++i) logits[i] *= slopes[i];
     store_scaled(d_logits, logits, width, scale / sum);
-    d_logits[target] = convert<Out>((p_target - 1) * scale);
+    d_logits[target] = convert<Out>((p_target - 1) * scale * target_slope);
+}
+
+/// The losses and gradients of rows [begin, end).
+template <class Sum, class Out>
+void losses_of_rows(double* losses, Out* d_logits, std::int64_t d_stride, const Tensor& logits,
+                    const std::int32_t* targets, Sum scale, const LogitSoftcap& softcap, std::int64_t begin,
+                    std::int64_t end) {
+    const std::int64_t width = logits.size(1);
+    const bool caps = softcap.limit > 0, needs_slopes = caps && d_logits != nullptr;
+    std::vector<Sum> slopes(needs_slopes ? static_cast<std::size_t>(width) : 0);
+    for (std::int64_t r = begin; r < end; ++r) {
+        Sum* const row = logits.data<Sum>() + r * logits.stride(0);
+        Out* const d_row = d_logits == nullptr ? nullptr : d_logits + r * d_stride;
+        if (targets[r] == ignored_target) {
+            losses[r] = 0.0;
+            if (d_row != nullptr)
+                std::memset(static_cast<void*>(d_row), 0, static_cast<std::size_t>(width) * sizeof(Out));
+            continue;
+        }
+        Sum* const row_slopes = needs_slopes ? slopes.data() : nullptr;
+        if (caps) cap_row(row, row_slopes, width, Softcap<SoftcapMath, Sum>(softcap));
+        loss_of_row(losses[r], d_row, row, row_slopes, width, targets[r], scale);
+    }
 }
 
 }  // namespace
@@ -66,7 +108,8 @@ void count_targets(const Context&, const Tensor& count, const Tensor& targets, s
 }
 
 void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
-                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale) {
+                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale,
+                        const LogitSoftcap& softcap) {
     const std::int64_t width = logits.size(1);
     const double counted = *count.data<double>();
     const double factor = counted > 0 ? scale / counted : 0.0;
@@ -75,20 +118,32 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
     visit_floating(logits.dtype(), [&]<class Sum>(TypeTag<Sum>) {
         visit_floating(d_logits.defined() ? d_logits.dtype() : logits.dtype(), [&]<class Out>(TypeTag<Out>) {
             if constexpr (sizeof(Out) <= sizeof(Sum) && std::is_same_v<Accumulator<Out>, Sum>) {
-                Sum* rows = logits.data<Sum>();
-                Out* d_rows = d_logits.defined() ? d_logits.data<Out>() : nullptr;
-                parallel_ranges(
-                    ctx, logits.size(0), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
-                        for (std::int64_t r = begin; r < end; ++r)
-                            loss_of_row(
-                                loss[r], d_rows == nullptr ? nullptr : d_rows + r * d_logits.stride(0),
-                                rows + r * logits.stride(0), width, target[r], static_cast<Sum>(factor));
-                    });
+                Out* const d_rows = d_logits.defined() ? d_logits.data<Out>() : nullptr;
+                const std::int64_t d_stride = d_logits.defined() ? d_logits.stride(0) : 0;
+                parallel_ranges(ctx, logits.size(0), rows_per_block(width),
+                                [&](std::int64_t begin, std::int64_t end) {
+                                    losses_of_rows(loss, d_rows, d_stride, logits, target,
+                                                   static_cast<Sum>(factor), softcap, begin, end);
+                                });
             } else {
                 throw Error(
                     concat("cross_entropy: d_logits are ", d_logits.dtype(), " and logits ", logits.dtype()));
             }
         });
+    });
+}
+
+void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& softcap) {
+    visit_floating(logits.dtype(), [&]<class T>(TypeTag<T>) {
+        if constexpr (std::is_same_v<T, Accumulator<T>>) {
+            const Softcap<SoftcapMath, T> cap(softcap);
+            parallel_ranges(ctx, logits.elements(), rows_per_block(1),
+                            [&](std::int64_t begin, std::int64_t end) {
+                                cap_row<T>(logits.data<T>() + begin, nullptr, end - begin, cap);
+                            });
+        } else {
+            throw Error(concat("cross_entropy: logits ", logits, "; expected float32 or float64"));
+        }
     });
 }
 

@@ -7,6 +7,7 @@
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/cross_entropy_rows.cuh>
+#include <gradtile/layers/device/map_rows.cuh>
 #include <gradtile/layers/device/vectors.cuh>
 
 namespace gradtile::cuda {
@@ -46,17 +47,17 @@ template <class S>
 inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
 
 /// Writes the loss and returns the function that computes the gradient.
-template <class L, class S = Accumulator<L>>
-__device__ RowGradient<S> finish_loss(const CrossEntropy<L>& c, std::int64_t row, const Softmax<S>& all,
-                                      S target_logit, bool writes) {
-    if (writes) c.losses[row] = loss_of_row(all, target_logit);
+template <class L, class Cap, class S = Accumulator<L>>
+__device__ RowGradient<S, Cap> finish_loss(const CrossEntropy<L, Cap>& c, std::int64_t row,
+                                           const Softmax<S>& all, S target_logit, bool writes) {
+    if (writes) c.losses[row] = loss_of_row(all, c.cap.value(target_logit));
     const S factor = gradient_factor(c);
-    return {all.largest, factor / all.sum, factor};
+    return {all.largest, factor / all.sum, factor, c.cap};
 }
 
 /// Writes the loss and gradient for a row without a valid target: 0 if the target is ignored, else NaN.
-template <int team, class L>
-__device__ void write_row_without_target(const CrossEntropy<L>& c, std::int64_t row, int thread,
+template <int team, class L, class Cap>
+__device__ void write_row_without_target(const CrossEntropy<L, Cap>& c, std::int64_t row, int thread,
                                          bool ignored) {
     if (thread == 0) c.losses[row] = ignored ? 0.0 : std::numeric_limits<double>::quiet_NaN();
     if (!c.gradients) return;
@@ -73,8 +74,8 @@ constexpr int narrow_threads = 256;
 template <class L>
 inline constexpr int narrow = 32 * items<Accumulator<L>>;
 
-template <class L>
-__global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<L> c) {
+template <class L, class Cap>
+__global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntropy<L, Cap> c) {
     using S = Accumulator<L>;
     device::await_predecessor();
     const std::int64_t row = blockIdx.x * std::int64_t{narrow_threads / 32} + threadIdx.x / 32;
@@ -91,16 +92,21 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
         values[k] = lane + k * 32 < c.width ? device::convert<S>(logits[lane + k * 32])
                                             : -std::numeric_limits<S>::infinity();
     const S target_logit = device::convert<S>(logits[target]);
+    S capped[items<S>];
+#pragma unroll
+    for (int k = 0; k < items<S>; ++k)
+        capped[k] = lane + k * 32 < c.width ? c.cap.value(values[k]) : values[k];
     Softmax<S> own;
-    own.add(values);
-    const RowGradient<S> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
+    own.add(capped);
+    const RowGradient<S, Cap> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
     if (!c.gradients) return;
     __syncwarp();  // the target's logit must be read before it is overwritten
 #pragma unroll
     for (int k = 0; k < items<S>; ++k) {
         const int i = lane + k * 32;
         if (i < c.width)
-            logits[i] = device::convert<L>(gradient(values[k]) - (i == target ? gradient.factor : S(0)));
+            logits[i] = device::convert<L>(gradient(values[k]) -
+                                           (i == target ? gradient.target_term(values[k]) : S(0)));
     }
 }
 
@@ -151,8 +157,8 @@ struct WideRow {
 
 /// Adds this thread's next `held` vectors, starting at the row's vector `begin`. vector_of(i, k) returns the
 /// row's vector i, which is the thread's k-th vector.
-template <class L, class S, class VectorOf>
-__device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, int begin,
+template <class L, class Cap, class S, class VectorOf>
+__device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& row, const Cap& cap, int begin,
                                             VectorOf&& vector_of) {
     S values[row.held][row.n];
 #pragma unroll
@@ -160,6 +166,8 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
         const int i = begin + static_cast<int>(threadIdx.x) + k * wide_threads;
         if (i < row.vectors) {
             device::unpack<L>(values[k], vector_of(i, k));
+#pragma unroll
+            for (int j = 0; j < row.n; ++j) values[k][j] = cap.value(values[k][j]);
         } else {
 #pragma unroll
             for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
@@ -170,51 +178,51 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
 
 /// Returns the softmax over this thread's elements in the row. The elements are in `kept`. If `kept` is null,
 /// `packed` holds the first elements, and the function loads the others.
-template <class L, class S = Accumulator<L>>
-__device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, uint4 (&packed)[WideRow<L>::held],
-                                                 const uint4* kept) {
+template <class L, class Cap, class S = Accumulator<L>>
+__device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, const Cap& cap,
+                                                 uint4 (&packed)[WideRow<L>::held], const uint4* kept) {
     Softmax<S> own;
     if (row.has_edge()) {
-        const S edge[1] = {device::convert<S>(row.data[row.edge()])};
+        const S edge[1] = {cap.value(device::convert<S>(row.data[row.edge()]))};
         own.add(edge);
     }
     const int thread = static_cast<int>(threadIdx.x);
     if (kept != nullptr) {
         for (int begin = 0; begin + thread < row.vectors; begin += row.step)
-            add_vectors(own, row, begin, [&](int i, int) { return kept[i]; });
+            add_vectors(own, row, cap, begin, [&](int i, int) { return kept[i]; });
         return own;
     }
     for (int begin = 0; begin + thread < row.vectors; begin += row.step) {
-        add_vectors(own, row, begin, [&](int, int k) { return packed[k]; });
+        add_vectors(own, row, cap, begin, [&](int, int k) { return packed[k]; });
         row.load(packed, begin + row.step);
     }
     return own;
 }
 
 /// Computes gradient vector i from the logits and writes it.
-template <class L, class S = Accumulator<L>>
-__device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& logits, int target,
-                                             const RowGradient<S>& gradient) {
-    S values[row.n];
-    device::unpack<L>(values, logits);
+template <class L, class Cap, class S = Accumulator<L>>
+__device__ __forceinline__ void write_vector(const WideRow<L>& row, int i, const uint4& packed, int target,
+                                             const RowGradient<S, Cap>& gradient) {
+    S logits[row.n], values[row.n];
+    device::unpack<L>(logits, packed);
 #pragma unroll
-    for (int j = 0; j < row.n; ++j) values[j] = gradient(values[j]);
+    for (int j = 0; j < row.n; ++j) values[j] = gradient(logits[j]);
     if (const int place = target - row.head - i * row.n; place >= 0 && place < row.n) {
 #pragma unroll
         for (int j = 0; j < row.n; ++j)
-            if (j == place) values[j] -= gradient.factor;
+            if (j == place) values[j] -= gradient.target_term(logits[j]);
     }
     *row.vector(i) = device::pack<L>(values);
 }
 
 /// Writes the gradient for the elements before and after the vectors.
-template <class L, class S = Accumulator<L>>
+template <class L, class Cap, class S = Accumulator<L>>
 __device__ __forceinline__ void write_edges(const WideRow<L>& row, int target,
-                                            const RowGradient<S>& gradient) {
+                                            const RowGradient<S, Cap>& gradient) {
     if (!row.has_edge()) return;
     L& edge = row.data[row.edge()];
-    edge = device::convert<L>(gradient(device::convert<S>(edge)) -
-                              (row.edge() == target ? gradient.factor : S(0)));
+    const S logit = device::convert<S>(edge);
+    edge = device::convert<L>(gradient(logit) - (row.edge() == target ? gradient.target_term(logit) : S(0)));
 }
 
 /// Starts copying a row's vector i to shared memory.
@@ -229,9 +237,9 @@ __device__ __forceinline__ void keep_vector(const WideRow<L>& row, uint4* kept, 
 template <class L>
 inline constexpr int wide_blocks = sizeof(L) == 2 ? 2 : 1;
 
-template <class L>
+template <class L, class Cap>
 __global__ void __launch_bounds__(wide_threads, wide_blocks<L>)
-    wide_kernel(const CrossEntropy<L> c, bool keep_row) {
+    wide_kernel(const CrossEntropy<L, Cap> c, bool keep_row) {
     using S = Accumulator<L>;
     extern __shared__ uint4 shared_row[];
     uint4* const kept = keep_row ? shared_row : nullptr;
@@ -255,10 +263,10 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>)
         const bool valid = is_valid_target(c, target);
         const S target_logit = valid ? device::convert<S>(logits.data[target]) : S(0);
         if (row + gridDim.x < c.rows) target = c.targets[row + gridDim.x];
-        RowGradient<S> gradient{};
+        RowGradient<S, Cap> gradient{0, 0, 0, c.cap};
         device::wait_for_copies<0>();
         if (valid) {
-            const Softmax<S> all = combined<wide_threads>(softmax_of(logits, packed, kept));
+            const Softmax<S> all = combined<wide_threads>(softmax_of(logits, c.cap, packed, kept));
             gradient = finish_loss(c, row, all, target_logit, thread == 0);
         } else {
             write_row_without_target<wide_threads>(c, row, thread, row_target == ignored_target);
@@ -285,13 +293,13 @@ __global__ void __launch_bounds__(wide_threads, wide_blocks<L>)
     }
 }
 
-template <class L>
-void launch_wide(const Context& ctx, const CrossEntropy<L>& c) {
+template <class L, class Cap>
+void launch_wide(const Context& ctx, const CrossEntropy<L, Cap>& c) {
     const std::size_t row_bytes = static_cast<std::size_t>(c.width) * sizeof(L) / 16 * 16;
     const std::size_t max_kept_bytes = static_cast<std::size_t>(shared_memory_of_a_block()) - bytes_of_sums;
     const bool keep_row = c.gradients && row_bytes <= max_kept_bytes;
     const int blocks = processors_of(ctx) * (keep_row && row_bytes > max_kept_bytes / 2 ? 1 : wide_blocks<L>);
-    launch(ctx, wide_kernel<L>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
+    launch(ctx, wide_kernel<L, Cap>, blocks_for(std::min<std::int64_t>(c.rows, blocks), 1),
            Block{wide_threads, keep_row ? row_bytes : 0}, c, keep_row);
 }
 
@@ -303,7 +311,8 @@ void count_targets(const Context& ctx, const Tensor& count, const Tensor& target
 }
 
 void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
-                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale) {
+                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale,
+                        const LogitSoftcap& softcap) {
     const std::int64_t rows = logits.size(0), width = logits.size(1);
     if (rows == 0) return;
     check(width < std::numeric_limits<int>::max() / 2, "cross_entropy: a vocabulary of ", width,
@@ -313,22 +322,58 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                                 d_logits.dtype() == logits.dtype() && d_logits.strides() == logits.strides()),
         "cross_entropy: d_logits ", d_logits, " and logits ", logits, "; expected the same memory");
     visit_floating(logits.dtype(), [&]<class L>(TypeTag<L>) {
-        const CrossEntropy<L> arguments{.losses = losses.data<double>(),
-                                        .logits = logits.data<L>(),
-                                        .stride = logits.stride(0),
-                                        .rows = rows,
-                                        .width = static_cast<int>(width),
-                                        .targets = targets.data<std::int32_t>(),
-                                        .count = count.data<double>(),
-                                        .scale = scale,
-                                        .gradients = d_logits.defined()};
-        if (width <= narrow<L>) {
-            launch(ctx, narrow_kernel<L>, blocks_for(rows, narrow_threads / 32),
-                   Block{.threads = narrow_threads, .starts_early = true}, arguments);
+        const auto launch_with = [&]<class Cap>(const Cap& cap) {
+            const CrossEntropy<L, Cap> arguments{.cap = cap,
+                                                 .losses = losses.data<double>(),
+                                                 .logits = logits.data<L>(),
+                                                 .stride = logits.stride(0),
+                                                 .rows = rows,
+                                                 .width = static_cast<int>(width),
+                                                 .targets = targets.data<std::int32_t>(),
+                                                 .count = count.data<double>(),
+                                                 .scale = scale,
+                                                 .gradients = d_logits.defined()};
+            if (width <= narrow<L>) {
+                launch(ctx, narrow_kernel<L, Cap>, blocks_for(rows, narrow_threads / 32),
+                       Block{.threads = narrow_threads, .starts_early = true}, arguments);
+            } else {
+                if constexpr (!std::is_same_v<L, double>)
+                    if (cross_entropy_in_clusters(ctx, arguments)) return;
+                launch_wide(ctx, arguments);
+            }
+        };
+        if (softcap.limit > 0) {
+            launch_with(DeviceSoftcap<Accumulator<L>>(softcap));
         } else {
-            if constexpr (!std::is_same_v<L, double>)
-                if (cross_entropy_in_clusters(ctx, arguments)) return;
-            launch_wide(ctx, arguments);
+            launch_with(NoSoftcap());
+        }
+    });
+}
+
+namespace {
+
+template <class S>
+struct CapLogits {
+    DeviceSoftcap<S> cap;
+
+    template <int n>
+    __device__ void operator()(S (&out)[1][n], const S (&in)[1][n], device::Place) const {
+#pragma unroll
+        for (int i = 0; i < n; ++i) out[0][i] = cap.value(in[0][i]);
+    }
+};
+
+}  // namespace
+
+void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& softcap) {
+    visit_floating(logits.dtype(), [&]<class T>(TypeTag<T>) {
+        if constexpr (std::is_same_v<T, Accumulator<T>>) {
+            map_rows<device::vector_length<T>, T, 1, 1>(
+                ctx, {device::DeviceRows<T>(logits, "cross_entropy")},
+                {device::DeviceRows<const T>(logits, "cross_entropy")},
+                CapLogits<T>{DeviceSoftcap<T>(softcap)});
+        } else {
+            throw Error(concat("cross_entropy: logits ", logits, "; expected float32 or float64"));
         }
     });
 }

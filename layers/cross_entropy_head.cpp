@@ -109,7 +109,7 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
         gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
                   d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
-                  in.targets.slice(0, begin, length), count, gradient_scale);
+                  in.targets.slice(0, begin, length), count, gradient_scale, softcap);
         if (padding > 0) fill(ctx, d_logits.slice(1, vocabulary, padding), 0.0);
         gemm(ctx, dx.slice(0, begin, length), d_logits, projection.weight);
         if (weight.is_frozen()) continue;
@@ -145,7 +145,8 @@ Tensor CrossEntropyHead::row_losses(const Context& ctx, const Tensor& x, const T
         const Tensor logits = chunk_logits.slice(0, 0, length);
         gemm(ctx, logits, x.slice(0, begin, length), projection.weight, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
-                  Tensor(), logits.slice(1, 0, vocabulary), targets.slice(0, begin, length), count, 1.0);
+                  Tensor(), logits.slice(1, 0, vocabulary), targets.slice(0, begin, length), count, 1.0,
+                  softcap);
     }
     return losses;
 }
@@ -177,9 +178,11 @@ Tensor CrossEntropyHead::logits(const Context& ctx, const Normed& normed, Tensor
     const bool in_one_kernel =
         normed.inference && fuses_products(ctx, x) &&
         fused_linear_in_one_kernel(ctx, result, x, {.norm = normed.norm, .weight = weight.value()});
-    if (in_one_kernel) return result;
-    const Tensor rows = normed.value(ctx).reshape({-1, x.size(-1)});
-    gemm(ctx, result.reshape({rows.size(0), shape[-1]}), rows, weight.value(), {.trans_b = true});
+    if (!in_one_kernel) {
+        const Tensor rows = normed.value(ctx).reshape({-1, x.size(-1)});
+        gemm(ctx, result.reshape({rows.size(0), shape[-1]}), rows, weight.value(), {.trans_b = true});
+    }
+    if (softcap.limit > 0) on_device(ctx, cpu::cap_logits, cuda::cap_logits, result, softcap);
     return result;
 }
 

@@ -5,16 +5,17 @@
 
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/fused_linear.h>
+#include <gradtile/layers/logit_softcap.h>
 
 namespace gradtile {
 
-/// logits = x weight^T; loss = mean(logsumexp(logits) - logits[target]) over all targets that are not
-/// ignored. x [..,C] has the weight's dtype; targets [..] are int32, and -1 means "ignored". On the CPU, any
-/// other target outside [0, V) throws Error with position, value and V. A GPU step does not wait for the
-/// device, so there such a target makes the loss NaN, and the trainer refuses the step; the host checks data
-/// files against the vocabulary when it opens them. Logits, softmax and loss are float32 (float64 for float64
-/// x), and the mean is summed in float64. Only in training on a GPU, logits of a 16-bit x are rounded to x's
-/// type.
+/// logits = x weight^T, limited by the softcap if there is one; loss = mean(logsumexp(logits) -
+/// logits[target]) over all targets that are not ignored. x [..,C] has the weight's dtype; targets [..] are
+/// int32, and -1 means "ignored". On the CPU, any other target outside [0, V) throws Error with position,
+/// value and V. A GPU step does not wait for the device, so there such a target makes the loss NaN, and the
+/// trainer refuses the step; the host checks data files against the vocabulary when it opens them. Logits,
+/// softmax and loss are float32 (float64 for float64 x), and the mean is summed in float64. Only in training
+/// on a GPU, logits of a 16-bit x are rounded to x's type.
 struct CrossEntropyHead {
     /// forward computes the gradients together with the loss, chunk by chunk, so backward only computes dx.
     struct Saved {
@@ -58,6 +59,7 @@ struct CrossEntropyHead {
     Tensor logits(const Context& ctx, const Normed& x, Tensor result = {}) const;
 
     Parameter weight;
+    LogitSoftcap softcap = {};
 
   private:
     /// Returns the losses of rows x [N,C], and writes to `count` how many targets [N] are not ignored.

@@ -13,7 +13,7 @@
 
 namespace gradtile::cuda {
 
-void norm_forward(const Context&, const NormOutputs&, const Residual&, const Tensor&, const Tensor&, double) {
+void norm_forward(const Context&, const NormOutputs&, const Residual&, const NormParameters&) {
     operator_absent();
 }
 void norm_backward(const Context&, const NormGradients&, const NormInputs&) {
@@ -94,7 +94,10 @@ void count_targets(const Context&, const Tensor&, const Tensor&, std::int64_t) {
     operator_absent();
 }
 void cross_entropy_rows(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                        const Tensor&, double) {
+                        const Tensor&, double, const LogitSoftcap&) {
+    operator_absent();
+}
+void cap_logits(const Context&, const Tensor&, const LogitSoftcap&) {
     operator_absent();
 }
 void sum_losses(const Context&, const Tensor&, const Tensor&, const Tensor&) {

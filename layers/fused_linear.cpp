@@ -94,9 +94,7 @@ Tensor Normed::value(const Context& ctx) const {
     const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
                           .mean = norm->centred ? empty(ctx, {rows}, statistic) : Tensor(),
                           .rstd = empty(ctx, {rows}, statistic)};
-    if (x.elements() > 0)
-        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, norm->weight, norm->bias,
-                  norm->eps);
+    if (x.elements() > 0) on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, *norm);
     return out.y;
 }
 

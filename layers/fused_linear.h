@@ -8,17 +8,13 @@
 
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/activation.h>
+#include <gradtile/layers/residual.h>
 
 namespace gradtile {
 
 /// y = f(norm(x) W^T + b) + residual. Every part but the weight may be absent.
 struct FusedLinear {
-    struct Norm {
-        Tensor weight;     ///< [in]
-        Tensor bias = {};  ///< [in] or undefined
-        double eps = 1e-5;
-        bool centred = true;  ///< LayerNorm; false: RMSNorm
-    };
+    using Norm = NormParameters;
     std::optional<Norm> norm = {};
     Tensor weight;     ///< [out, in], or [2 out, in] with a gated activation: gate, then up
     Tensor bias = {};  ///< [out] or [2 out]

@@ -28,7 +28,7 @@ struct FusedLinearParameters {
     void* y;
     std::int64_t x_stride, weight_stride, residual_stride, y_stride;  // between rows, in elements
     int rows, in, out;
-    float eps;
+    float eps, norm_weight_offset;
     bool centred, gated, y_is_f32, has_activation;
     Activation activation;  // with has_activation
     int parts_log2;         // 2^parts_log2 warps share a weight row
@@ -130,7 +130,8 @@ __device__ __forceinline__ void load_rows(const FusedLinearParameters<T>& p, uin
         if (p.norm_bias != nullptr)
             unpack<T>(bias, i == lane ? first_bias : reinterpret_cast<const uint4*>(p.norm_bias)[i]);
 #pragma unroll
-        for (int k = 0; k < n; ++k) x[k] = (x[k] - mean) * rstd * weight[k] + bias[k];
+        for (int k = 0; k < n; ++k)
+            x[k] = (x[k] - mean) * rstd * (p.norm_weight_offset + weight[k]) + bias[k];
         own[i] = pack<T>(x);
     }
 }
@@ -348,6 +349,7 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
                                          .in = static_cast<int>(in),
                                          .out = static_cast<int>(out),
                                          .eps = static_cast<float>(norm.eps),
+                                         .norm_weight_offset = static_cast<float>(norm.weight_offset),
                                          .centred = norm.centred,
                                          .gated = gated,
                                          .y_is_f32 = y.dtype() == DType::f32,

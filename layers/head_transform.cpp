@@ -7,7 +7,9 @@ namespace gradtile {
 namespace {
 
 void check_transform(const Tensor& y, const Tensor& rstd, const Tensor& x, const HeadTransform& transform) {
-    const auto& [queries, q_weight, k_weight, epsilon, angles] = transform;
+    const std::int64_t queries = transform.queries;
+    const Tensor &q_weight = transform.q_weight, &k_weight = transform.k_weight;
+    const Rope::Angles& angles = transform.angles;
     check(transform.has_norm() || transform.rotates(), "head_transform: neither a norm nor a rotation");
     check(x.rank() == 4 && x.stride(3) == 1 && y.shape() == x.shape() && y.dtype() == x.dtype() &&
               y.stride(3) == 1,
@@ -15,8 +17,9 @@ void check_transform(const Tensor& y, const Tensor& rstd, const Tensor& x, const
     const std::int64_t dim = x.size(3);
     check(queries >= 0 && queries <= x.size(2), "head_transform: ", queries, " queries among ", x.size(2),
           " heads");
-    check(q_weight.defined() == k_weight.defined() && rstd.defined() == q_weight.defined(),
+    check(q_weight.defined() == k_weight.defined() && rstd.defined() == transform.has_norm(),
           "head_transform: weights of queries and keys, and rstd, must all be present or all be absent");
+    check(!transform.without_gain || !q_weight.defined(), "head_transform: weights of a norm without a gain");
     if (q_weight.defined())
         for (const Tensor* weight : {&q_weight, &k_weight})
             check(weight->shape() == Shape{dim} && weight->dtype() == x.dtype() && weight->is_contiguous(),

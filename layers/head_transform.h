@@ -10,12 +10,15 @@ namespace gradtile {
 /// How x [B,T,H,D] is transformed. The first `queries` heads are queries, the others keys.
 struct HeadTransform {
     std::int64_t queries = 0;
-    /// [D], in x's dtype: the query norm and key norm weights. Both are undefined if there is no norm.
+    /// [D], in x's dtype: the query norm and key norm weights. Both are undefined if there is no norm, or a
+    /// norm without a gain.
     Tensor q_weight = {}, k_weight = {};
+    bool without_gain = false;   ///< there is a norm, without weights
+    double weight_offset = 0.0;  ///< the gain is weight_offset + weight
     double epsilon = 0.0;
     Rope::Angles angles = {};  ///< for T tokens, [T, D/2]; undefined if heads are not rotated
 
-    bool has_norm() const { return q_weight.defined(); }
+    bool has_norm() const { return q_weight.defined() || without_gain; }
     bool rotates() const { return angles.cosines.defined(); }
 };
 
@@ -31,7 +34,7 @@ struct HeadWeightGradients {
 void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
                      const HeadTransform& transform);
 /// Replaces the gradient with respect to y, in `gradient` [B,T,H,D], by the gradient with respect to x. With
-/// a norm, also writes the weight gradients; x and rstd are those from the forward pass.
+/// a norm, also writes the weight gradients, if it has weights; x and rstd are those from the forward pass.
 void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
                          const HeadTransform& transform, const HeadWeightGradients& weights = {});
 

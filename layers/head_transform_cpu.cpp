@@ -40,21 +40,20 @@ S reciprocal_norm(const T* x, std::int64_t dim, S epsilon) {
     return 1 / std::sqrt(squares.sum() / static_cast<S>(dim) + epsilon);
 }
 
-/// y = x rstd weight.
+/// y = x rstd gain.
 template <class T, class S>
-void scale_row(T* __restrict y, const T* __restrict x, const T* __restrict weight, std::int64_t dim, S rstd) {
-    for (std::int64_t i = 0; i < dim; ++i) y[i] = convert<T>(convert<S>(x[i]) * rstd * convert<S>(weight[i]));
+void scale_row(T* __restrict y, const T* __restrict x, const S* __restrict gain, std::int64_t dim, S rstd) {
+    for (std::int64_t i = 0; i < dim; ++i) y[i] = convert<T>(convert<S>(x[i]) * rstd * gain[i]);
 }
 
-/// y = x rstd weight, rotated by the token's angles.
+/// y = x rstd gain, rotated by the token's angles.
 template <class T, class S>
-void scale_and_rotate_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
-                          std::int64_t half, S rstd, const TokenAngles<S>& angles) {
+void scale_and_rotate_row(T* __restrict y, const T* __restrict x, const S* __restrict gain, std::int64_t half,
+                          S rstd, const TokenAngles<S>& angles) {
     const S* __restrict cosines = angles.cosines;
     const S* __restrict sines = angles.sines;
     for (std::int64_t i = 0; i < half; ++i) {
-        const S u = convert<S>(x[i]) * rstd * convert<S>(weight[i]),
-                v = convert<S>(x[i + half]) * rstd * convert<S>(weight[i + half]);
+        const S u = convert<S>(x[i]) * rstd * gain[i], v = convert<S>(x[i + half]) * rstd * gain[i + half];
         y[i] = convert<T>(u * cosines[i] - v * sines[i]);
         y[i + half] = convert<T>(v * cosines[i] + u * sines[i]);
     }
@@ -73,20 +72,20 @@ void rotate_row(T* __restrict first, T* __restrict second, std::int64_t half, co
     }
 }
 
-/// gradient = rstd (g - n mean(g n)) and d_weight += d n, with n = x rstd, g = d weight, and d [dim], the
-/// gradient with respect to n weight.
+/// gradient = rstd (g - n mean(g n)) and d_weight += d n, with n = x rstd, g = d gain, and d [dim], the
+/// gradient with respect to n gain.
 template <class T, class S>
 void differentiate_row(T* __restrict gradient, S* __restrict d_weight, const S* __restrict d,
-                       const T* __restrict x, const T* __restrict weight, std::int64_t dim, S rstd) {
+                       const T* __restrict x, const S* __restrict gain, std::int64_t dim, S rstd) {
     Lanes<S> sums;
     for_lanes(dim, [&](std::int64_t i, int lane) {
         const S n = convert<S>(x[i]) * rstd;
         d_weight[i] += d[i] * n;
-        sums[lane] += d[i] * convert<S>(weight[i]) * n;
+        sums[lane] += d[i] * gain[i] * n;
     });
     const S mean = sums.sum() / static_cast<S>(dim);
     for (std::int64_t i = 0; i < dim; ++i)
-        gradient[i] = convert<T>(rstd * (d[i] * convert<S>(weight[i]) - convert<S>(x[i]) * rstd * mean));
+        gradient[i] = convert<T>(rstd * (d[i] * gain[i] - convert<S>(x[i]) * rstd * mean));
 }
 
 template <class T>
@@ -98,9 +97,31 @@ TokenAngles<Accumulator<T>> angles_of(const HeadTransform& transform, std::int64
     return {transform.angles.cosines.data<S>() + row * half, transform.angles.sines.data<S>() + row * half};
 }
 
-const Tensor& weight_of(const HeadTransform& transform, std::int64_t head) {
-    return head < transform.queries ? transform.q_weight : transform.k_weight;
-}
+/// The gains of the norms of queries and of keys.
+template <class S>
+struct Gains {
+    Gains(const HeadTransform& transform, std::int64_t dim)
+        : queries(transform.queries),
+          q(gain_of(transform, transform.q_weight, dim)),
+          k(gain_of(transform, transform.k_weight, dim)) {}
+    const S* of(std::int64_t head) const { return head < queries ? q.data() : k.data(); }
+
+  private:
+    static std::vector<S> gain_of(const HeadTransform& transform, const Tensor& weight, std::int64_t dim) {
+        std::vector<S> gain(transform.has_norm() ? static_cast<std::size_t>(dim) : 0, S(1));
+        if (weight.defined())
+            visit_floating(weight.dtype(), [&]<class T>(TypeTag<T>) {
+                std::transform(weight.data<T>(), weight.data<T>() + dim, gain.begin(), [&](T w) {
+                    return static_cast<S>(transform.weight_offset) +
+                           static_cast<S>(convert<Accumulator<T>>(w));
+                });
+            });
+        return gain;
+    }
+
+    std::int64_t queries;
+    std::vector<S> q, k;
+};
 
 /// Tokens per partial sum. There are at most 64 partial sums. Each but the last covers at least 16 rows.
 std::int64_t tokens_per_partial(std::int64_t tokens, std::int64_t heads) {
@@ -116,6 +137,7 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
         const S sign = inverse ? S(-1) : S(1), epsilon = static_cast<S>(transform.epsilon);
+        const Gains<S> gains(transform, dim);
         for_rows(ctx, x.size(0) * x.size(1), heads * dim, [&](std::int64_t token) {
             const TokenAngles<S> angles = angles_of<T>(transform, token);
             const TokenHeads<const T> from(x, token);
@@ -125,13 +147,13 @@ void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, co
                     rotate_row(to[head], to[head] + dim / 2, dim / 2, angles, sign);
                     continue;
                 }
-                const T* const weight = weight_of(transform, head).template data<T>();
+                const S* const gain = gains.of(head);
                 const S scale = reciprocal_norm(from[head], dim, epsilon);
                 rstd.data<S>()[token * heads + head] = scale;
                 if (transform.rotates()) {
-                    scale_and_rotate_row(to[head], from[head], weight, dim / 2, scale, angles);
+                    scale_and_rotate_row(to[head], from[head], gain, dim / 2, scale, angles);
                 } else {
-                    scale_row(to[head], from[head], weight, dim, scale);
+                    scale_row(to[head], from[head], gain, dim, scale);
                 }
             }
         });
@@ -149,6 +171,7 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
         const std::int64_t grain = tokens_per_partial(tokens, heads);
+        const Gains<S> gains(transform, dim);
         S* const sums = partials.data<S>();
         parallel_ranges(ctx, tokens, grain, [&](std::int64_t begin, std::int64_t end) {
             S* const d_weights = sums + begin / grain * 2 * dim;
@@ -163,8 +186,7 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
                     std::transform(row, row + dim, d.begin(), [](T value) { return convert<S>(value); });
                     if (transform.rotates()) rotate_row(d.data(), d.data() + dim / 2, dim / 2, angles, S(-1));
                     S* const d_weight = d_weights + (head < transform.queries ? 0 : dim);
-                    differentiate_row(row, d_weight, d.data(), xs[head],
-                                      weight_of(transform, head).template data<T>(), dim,
+                    differentiate_row(row, d_weight, d.data(), xs[head], gains.of(head), dim,
                                       rstd.data<S>()[token * heads + head]);
                 }
             }

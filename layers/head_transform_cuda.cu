@@ -47,9 +47,10 @@ struct HeadTensor {
 template <class T>
 struct HeadArguments {
     HeadTensor<const T> x;
-    HeadTensor<T> y;  ///< backward: the gradient
-    const T *q_weight, *k_weight;
-    Accumulator<T>* rstd;
+    HeadTensor<T> y;               ///< backward: the gradient
+    const T *q_weight, *k_weight;  ///< null without a norm, and with a norm without a gain
+    Accumulator<T> weight_offset;  ///< without a gain 1, and the weights that are not read are 0
+    Accumulator<T>* rstd;          ///< null without a norm
     const Accumulator<T>*cosines, *sines;
     Accumulator<T>* partials;
     Divisor length;  ///< T
@@ -152,8 +153,8 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
     const HeadPlace<Team> head_place(p);
     await_predecessor();
     HeadRow<Team, T> weight{}, next{};
-    const bool has_norm = p.q_weight != nullptr;
-    if (has_norm)
+    const bool has_norm = p.rstd != nullptr;
+    if (p.q_weight != nullptr)
         weight.read(head_place.head < p.queries ? p.q_weight : p.k_weight, head_place, p.half, p.dim);
     // From the last token to the first, see map_rows.cuh.
     const auto fetch = [&](std::int64_t index) {
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(head_threads, forward_blocks) transform_kernel
                 S w[Team::n];
                 weight.piece[j].values(w);
 #pragma unroll
-                for (int i = 0; i < Team::n; ++i) x[j][i] *= rstd * w[i];
+                for (int i = 0; i < Team::n; ++i) x[j][i] *= rstd * (p.weight_offset + w[i]);
             }
         }
         if (!has_row) continue;
@@ -227,8 +228,8 @@ __device__ __forceinline__ void store_weight_sums(const HeadArguments<T>& p,
     }
 }
 
-/// With n = x rstd, d the gradient with respect to n weight, and g = d weight: gradient = rstd (g - n mean(g
-/// n)); the weight gradients are the sums of d n.
+/// With n = x rstd, d the gradient with respect to n gain, and g = d gain: gradient = rstd (g - n mean(g n));
+/// the weight gradients are the sums of d n.
 template <class Team, class T>
 __global__ void __launch_bounds__(head_threads, backward_blocks)
     differentiate_kernel(const HeadArguments<T> p) {
@@ -236,7 +237,8 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
     const HeadPlace<Team> head_place(p);
     await_predecessor();
     HeadRow<Team, T> weight{}, next_x{}, next_d{};
-    weight.read(head_place.head < p.queries ? p.q_weight : p.k_weight, head_place, p.half, p.dim);
+    if (p.q_weight != nullptr)
+        weight.read(head_place.head < p.queries ? p.q_weight : p.k_weight, head_place, p.half, p.dim);
     S next_rstd = 0;
     const auto fetch = [&](std::int64_t index) {
         if (index >= p.tokens) return;
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
                 for (int i = 0; i < Team::n; ++i) {
                     const S term = d[j][i] * x[i] * rstd;
                     sums[j][i] += term;
-                    sum += term * w[i];
+                    sum += term * (p.weight_offset + w[i]);
                 }
             }
         }
@@ -281,7 +283,8 @@ __global__ void __launch_bounds__(head_threads, backward_blocks)
             row.piece[j].values(x);
             weight.piece[j].values(w);
 #pragma unroll
-            for (int i = 0; i < Team::n; ++i) d[j][i] = rstd * (d[j][i] * w[i] - x[i] * rstd * mean);
+            for (int i = 0; i < Team::n; ++i)
+                d[j][i] = rstd * (d[j][i] * (p.weight_offset + w[i]) - x[i] * rstd * mean);
         }
         write_row<Team>(p.y.data + offset_of(p.y, p.length, token, head_place.head), d, head_place, p.half,
                         p.dim);
@@ -322,27 +325,29 @@ void with_arguments(const Tensor& y, const Tensor& rstd, const Tensor& x, const 
                     F&& launch_for) {
     using S = Accumulator<T>;
     const std::int64_t dim = x.size(3);
-    HeadArguments<T> p{.x = HeadTensor<const T>(x),
-                       .y = HeadTensor<T>(y),
-                       .q_weight = nullptr,
-                       .k_weight = nullptr,
-                       .rstd = nullptr,
-                       .cosines = nullptr,
-                       .sines = nullptr,
-                       .partials = nullptr,
-                       .length = Divisor(x.size(1)),
-                       .tokens = x.size(0) * x.size(1),
-                       .heads = static_cast<int>(x.size(2)),
-                       .queries = static_cast<int>(transform.queries),
-                       .half = static_cast<int>(ceil_div(dim, std::int64_t{2})),
-                       .dim = static_cast<int>(dim),
-                       .epsilon = static_cast<S>(transform.epsilon),
-                       .sign = 1};
+    HeadArguments<T> p{
+        .x = HeadTensor<const T>(x),
+        .y = HeadTensor<T>(y),
+        .q_weight = nullptr,
+        .k_weight = nullptr,
+        .weight_offset = static_cast<S>(transform.without_gain ? 1.0 : transform.weight_offset),
+        .rstd = nullptr,
+        .cosines = nullptr,
+        .sines = nullptr,
+        .partials = nullptr,
+        .length = Divisor(x.size(1)),
+        .tokens = x.size(0) * x.size(1),
+        .heads = static_cast<int>(x.size(2)),
+        .queries = static_cast<int>(transform.queries),
+        .half = static_cast<int>(ceil_div(dim, std::int64_t{2})),
+        .dim = static_cast<int>(dim),
+        .epsilon = static_cast<S>(transform.epsilon),
+        .sign = 1};
     bool vectors = p.x.in_vectors() && p.y.in_vectors() && dim % (2 * vector_length<T>) == 0;
-    if (transform.has_norm()) {
+    if (transform.has_norm()) p.rstd = rstd.data<S>();
+    if (transform.q_weight.defined()) {
         p.q_weight = transform.q_weight.data<T>();
         p.k_weight = transform.k_weight.data<T>();
-        p.rstd = rstd.data<S>();
         vectors &= on_vector_boundary(transform.q_weight) && on_vector_boundary(transform.k_weight);
     }
     if (transform.rotates()) {

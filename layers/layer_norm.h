@@ -8,17 +8,19 @@
 
 namespace gradtile {
 
-/// y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias for each row of x [.., C]. Rows are contiguous;
-/// leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for float64 x).
+/// y = (x - mean(x)) / sqrt(var(x) + eps) * (weight_offset + weight) + bias for each row of x [.., C]. Rows
+/// are contiguous; leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for
+/// float64 x).
 struct LayerNorm {
     struct Saved {
         Tensor x;           ///< [.., C]: the input, or a residual's sum
         Tensor mean, rstd;  ///< [rows]
     };
 
-    /// Registers name.weight (ones) and, when bias is set, name.bias (zeros), both [C].
+    /// Registers name.weight, which starts at 1 - weight_offset, and, when bias is set, name.bias (zeros),
+    /// both [C].
     LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool bias,
-              double eps = 1e-5);
+              double eps = 1e-5, double weight_offset = 0.0);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
@@ -31,8 +33,11 @@ struct LayerNorm {
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip) const;
 
+    NormParameters parameters() const;
+
     Parameter weight, bias;
     double eps;
+    double weight_offset;
 };
 
 }  // namespace gradtile

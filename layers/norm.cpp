@@ -13,24 +13,23 @@ struct Normalized {
     Tensor y, x, mean, rstd;
 };
 
-Normalized normalize(const Context& ctx, const char* op, const Residual& residual, const Parameter& weight,
-                     const Tensor& bias, double eps, bool centred) {
+Normalized normalize(const Context& ctx, const char* op, const Residual& residual,
+                     const NormParameters& norm) {
     const Tensor &x = residual.x, &branch = residual.branch;
-    check(x.rank() >= 1 && x.size(-1) == weight.shape()[0], op, ": x ", x, "; expected [.., ",
-          weight.shape()[0], "]");
-    check(x.dtype() == weight.value().dtype(), op, ": x ", x, " and weights in ", weight.value().dtype(),
+    check(x.rank() >= 1 && x.size(-1) == norm.weight.size(0), op, ": x ", x, "; expected [.., ",
+          norm.weight.size(0), "]");
+    check(x.dtype() == norm.weight.dtype(), op, ": x ", x, " and weights in ", norm.weight.dtype(),
           "; dtypes must be equal");
     check(!branch.defined() || (branch.shape() == x.shape() && branch.dtype() == x.dtype()), op,
           ": residual ", x, " + branch ", branch, "; shapes and dtypes must be equal");
     check_sharing(ctx, op, {"branch", branch}, {{"x", x}}, Sharing::same_view);
-    check_sharing(ctx, op, {"branch", branch}, {{"weight", weight.value()}, {"bias", bias}});
+    check_sharing(ctx, op, {"branch", branch}, {{"weight", norm.weight}, {"bias", norm.bias}});
     const std::int64_t rows = row_layout(x, op).rows;
     const DType statistic = accumulator_of(x.dtype());
     const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
-                          .mean = centred ? empty(ctx, {rows}, statistic) : Tensor(),
+                          .mean = norm.centred ? empty(ctx, {rows}, statistic) : Tensor(),
                           .rstd = empty(ctx, {rows}, statistic)};
-    if (x.elements() > 0)
-        on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, residual, weight.value(), bias, eps);
+    if (x.elements() > 0) on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, residual, norm);
     return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
@@ -72,12 +71,26 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     return out.column_sums;
 }
 
+/// A norm's gain starts at 1.
+Init first_weight(double offset) {
+    return {Init::Kind::constant, 1.0 - offset};
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool with_bias,
-                     double epsilon)
-    : weight(parameters.add(name + ".weight", {width}, Init::ones())), eps(epsilon) {
+                     double epsilon, double offset)
+    : weight(parameters.add(name + ".weight", {width}, first_weight(offset))),
+      eps(epsilon),
+      weight_offset(offset) {
     if (with_bias) bias = parameters.add(name + ".bias", {width}, Init::zeros());
+}
+
+NormParameters LayerNorm::parameters() const {
+    return {.weight = weight.value(),
+            .bias = bias.defined() ? bias.value() : Tensor(),
+            .eps = eps,
+            .weight_offset = weight_offset};
 }
 
 Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
@@ -85,22 +98,22 @@ Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) con
 }
 
 Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized normalized = normalize(ctx, "layer_norm", residual, weight,
-                                            bias.defined() ? bias.value() : Tensor(), eps, /*centred=*/true);
+    const Normalized normalized = normalize(ctx, "layer_norm", residual, parameters());
     saved = {normalized.x, normalized.mean, normalized.rstd};
     return normalized.y;
 }
 
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value(), weight_offset},
                   {.dx = dx, .weight = weight.begin_gradient_write(), .bias = bias.begin_gradient_write()});
     return dx;
 }
 
 SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                        const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+    return {dx, differentiate(ctx, "layer_norm",
+                              {dy, saved.x, saved.mean, saved.rstd, weight.value(), weight_offset},
                               {.dx = dx,
                                .accumulate_dx = true,
                                .weight = weight.begin_gradient_write(),
@@ -108,23 +121,29 @@ SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, con
                               sums)};
 }
 
-RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double epsilon)
-    : weight(parameters.add(name + ".weight", {width}, Init::ones())), eps(epsilon) {}
+RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double epsilon,
+                 double offset)
+    : weight(parameters.add(name + ".weight", {width}, first_weight(offset))),
+      eps(epsilon),
+      weight_offset(offset) {}
+
+NormParameters RMSNorm::parameters() const {
+    return {.weight = weight.value(), .eps = eps, .centred = false, .weight_offset = weight_offset};
+}
 
 Tensor RMSNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     return forward(ctx, Residual{x}, saved);
 }
 
 Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized normalized =
-        normalize(ctx, "rms_norm", residual, weight, Tensor(), eps, /*centred=*/false);
+    const Normalized normalized = normalize(ctx, "rms_norm", residual, parameters());
     saved = {normalized.x, normalized.rstd};
     return normalized.y;
 }
 
 Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+    differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value(), weight_offset},
                   {.dx = dx, .weight = weight.begin_gradient_write()});
     return dx;
 }
@@ -132,7 +151,7 @@ Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& save
 SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                      const Tensor& dx, ColumnSums sums) const {
     return {dx,
-            differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value()},
+            differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value(), weight_offset},
                           {.dx = dx, .accumulate_dx = true, .weight = weight.begin_gradient_write()}, sums)};
 }
 

@@ -40,46 +40,46 @@ Statistics<S> statistics_of(const T* x, std::int64_t width, S eps) {
 
 template <bool has_bias, class T, class S = Accumulator<T>>
 void normalize_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
-                   const T* __restrict bias, std::int64_t width, Statistics<S> row) {
+                   const T* __restrict bias, std::int64_t width, Statistics<S> row, S offset) {
     for (std::int64_t i = 0; i < width; ++i) {
-        S value = (convert<S>(x[i]) - row.mean) * row.rstd * convert<S>(weight[i]);
+        S value = (convert<S>(x[i]) - row.mean) * row.rstd * (offset + convert<S>(weight[i]));
         if constexpr (has_bias) value += convert<S>(bias[i]);
         y[i] = convert<T>(value);
     }
 }
 
 template <class T, bool centred>
-void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const Tensor& weight,
-             const Tensor& bias, double eps) {
+void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const NormParameters& norm) {
     using S = Accumulator<T>;
     const TensorRows<T> xs(x, "norm"), ys(out.y, "norm");
     const std::int64_t width = xs.width();
     S* means = centred ? out.mean.data<S>() : nullptr;
     S* rstds = out.rstd.data<S>();
-    const T* w = weight.data<T>();
-    const T* b = bias.defined() ? bias.data<T>() : nullptr;
+    const T* w = norm.weight.data<T>();
+    const T* b = norm.bias.defined() ? norm.bias.data<T>() : nullptr;
+    const S eps = static_cast<S>(norm.eps), offset = static_cast<S>(norm.weight_offset);
     for_rows(ctx, xs.count(), width, [&](std::int64_t r) {
-        const auto row = statistics_of<centred>(xs[r], width, static_cast<S>(eps));
+        const auto row = statistics_of<centred>(xs[r], width, eps);
         if (centred) means[r] = row.mean;
         rstds[r] = row.rstd;
         if (b != nullptr) {
-            normalize_row<true>(ys[r], xs[r], w, b, width, row);
+            normalize_row<true>(ys[r], xs[r], w, b, width, row, offset);
         } else {
-            normalize_row<false>(ys[r], xs[r], w, b, width, row);
+            normalize_row<false>(ys[r], xs[r], w, b, width, row, offset);
         }
     });
 }
 
-/// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
-/// the root-mean-square norm; dweight += dy n; dbias += dy.
+/// With n = (x - mean) rstd and g = dy (offset + weight):  dx = rstd (g - mean(g) - n mean(g n)), where
+/// mean(g) is 0 for the root-mean-square norm; dweight += dy n; dbias += dy.
 template <bool centred, bool accumulate, class T, class S = Accumulator<T>>
 void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d_bias, const T* __restrict dy,
                        const T* __restrict x, const T* __restrict weight, std::int64_t width,
-                       Statistics<S> row) {
+                       Statistics<S> row, S offset) {
     Lanes<S> sum_g, sum_gn;
     for_lanes(width, [&](std::int64_t i, int lane) {
         const S n = (convert<S>(x[i]) - row.mean) * row.rstd, d = convert<S>(dy[i]);
-        const S g = d * convert<S>(weight[i]);
+        const S g = d * (offset + convert<S>(weight[i]));
         d_weight[i] += d * n;
         if constexpr (centred) {
             d_bias[i] += d;
@@ -91,7 +91,7 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
     const S mean_gn = sum_gn.sum() / static_cast<S>(width);
     for (std::int64_t i = 0; i < width; ++i) {
         const S n = (convert<S>(x[i]) - row.mean) * row.rstd;
-        const S g = convert<S>(dy[i]) * convert<S>(weight[i]);
+        const S g = convert<S>(dy[i]) * (offset + convert<S>(weight[i]));
         S value = row.rstd * (g - mean_g - n * mean_gn);
         if constexpr (accumulate) value += convert<S>(dx[i]);
         dx[i] = convert<T>(value);
@@ -108,6 +108,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
     const S* means = centred ? in.mean.data<S>() : nullptr;
     const S* rstds = in.rstd.data<S>();
     const T* w = in.weight.data<T>();
+    const S offset = static_cast<S>(in.weight_offset);
     S* partials = out.partials.data<S>();
     parallel_ranges(ctx, xs.count(), grain, [&](std::int64_t begin, std::int64_t end) {
         S* d_weight = partials + begin / grain * 2 * width;
@@ -115,7 +116,8 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
         std::fill(d_weight, d_weight + 2 * width, S(0));
         for (std::int64_t r = begin; r < end; ++r)
             differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
-                                                   Statistics<S>{centred ? means[r] : S(0), rstds[r]});
+                                                   Statistics<S>{centred ? means[r] : S(0), rstds[r]},
+                                                   offset);
     });
     add_partials<S, 2>({out.weight, out.bias}, out.partials);
 }
@@ -126,14 +128,14 @@ std::int64_t norm_partials(std::int64_t rows, std::int64_t) {
     return ceil_div(rows, rows_per_partial(rows));
 }
 
-void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
-                  const Tensor& bias, double eps) {
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,
+                  const NormParameters& norm) {
     const Tensor x = residual.sum(ctx);
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
         if (out.mean.defined()) {
-            forward<T, true>(ctx, out, x, weight, bias, eps);
+            forward<T, true>(ctx, out, x, norm);
         } else {
-            forward<T, false>(ctx, out, x, weight, bias, eps);
+            forward<T, false>(ctx, out, x, norm);
         }
     });
 }

@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(Team::threads) held_forward_kernel(const NormF
         if (norm.bias != nullptr) load<n>(bias, norm.bias + vector * n);
 #pragma unroll
         for (int i = 0; i < n; ++i)
-            x[k][i] = (x[k][i] - statistics.mean) * statistics.rstd * weight[i] + bias[i];
+            x[k][i] =
+                (x[k][i] - statistics.mean) * statistics.rstd * (norm.weight_offset + weight[i]) + bias[i];
         store<n>(to + vector * n, x[k]);
     }
 }
@@ -121,17 +122,18 @@ __global__ void __launch_bounds__(long_row_threads) long_forward_kernel(const No
         norm.rstd[row] = rstd;
     }
     for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
-        S value = (device::convert<S>(x[i]) - mean) * rstd * device::convert<S>(norm.weight[i]);
+        S value = (device::convert<S>(x[i]) - mean) * rstd *
+                  (norm.weight_offset + device::convert<S>(norm.weight[i]));
         if (norm.bias != nullptr) value += device::convert<S>(norm.bias[i]);
         y[i] = device::convert<T>(value);
     }
 }
 
 // ---- Backward ----
-// With n = (x - mean) rstd and g = dy weight:  dx = rstd (g - mean(g) - n mean(g n)), where mean(g) is 0 for
-// RMSNorm; dweight += dy n; dbias += dy. Every block sums the parameter gradients over its rows, each thread
-// for its own columns, and stores them in its part of `partials`. If requested, dx's column sums are computed
-// in the same way.
+// With n = (x - mean) rstd and g = dy (offset + weight):  dx = rstd (g - mean(g) - n mean(g n)), where
+// mean(g) is 0 for RMSNorm; dweight += dy n; dbias += dy. Every block sums the parameter gradients over its
+// rows, each thread for its own columns, and stores them in its part of `partials`. If requested, dx's column
+// sums are computed in the same way.
 
 /// A thread's vectors in the rows that its team processes next, in shared memory. No other thread reads them,
 /// so no barrier is needed.
@@ -211,6 +213,8 @@ __device__ __forceinline__ void differentiate_row(const NormBackward<T>& norm,
         } else {
             load<n>(weight, norm.weight + (lane + k * Team::team) * n);
         }
+#pragma unroll
+        for (int i = 0; i < n; ++i) weight[i] += norm.weight_offset;
     };
 #pragma unroll
     for (int k = 0; k < Team::held; ++k) {
@@ -352,9 +356,12 @@ __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const N
         const auto normalised = [&](std::int64_t i) {
             return (device::convert<S>(x[i]) - statistics.mean) * statistics.rstd;
         };
+        const auto gain = [&](std::int64_t i) {
+            return norm.weight_offset + device::convert<S>(norm.weight[i]);
+        };
         S sum_g = 0, sum_gn = 0;
         for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
-            const S d = device::convert<S>(dy[i]), g = d * device::convert<S>(norm.weight[i]);
+            const S d = device::convert<S>(dy[i]), g = d * gain(i);
             sum_g += g;
             sum_gn += g * normalised(i);
             d_weight[i] += d * normalised(i);
@@ -365,7 +372,7 @@ __global__ void __launch_bounds__(long_row_threads) long_backward_kernel(const N
         if (norm.mean != nullptr)
             mean_g = reduce_team<long_row_threads>(sum_g, Sum{}) / static_cast<S>(width);
         for (std::int64_t i = threadIdx.x; i < width; i += long_row_threads) {
-            const S g = device::convert<S>(dy[i]) * device::convert<S>(norm.weight[i]);
+            const S g = device::convert<S>(dy[i]) * gain(i);
             S value = statistics.rstd * (g - mean_g - normalised(i) * mean_gn);
             if (norm.accumulate_dx) value += device::convert<S>(dx[i]);
             dx[i] = device::convert<T>(value);
@@ -380,9 +387,10 @@ constexpr bool may_be_held = sizeof(T) <= 4;
 
 }  // namespace
 
-void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
-                  const Tensor& bias, double eps) {
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,
+                  const NormParameters& parameters) {
     const Tensor &x = residual.x, &branch = residual.branch;
+    const Tensor &weight = parameters.weight, &bias = parameters.bias;
     const DropoutMask mask =
         branch.defined() ? dropout_mask(residual.dropout.p, residual.key, branch) : DropoutMask{};
     visit_floating(x.dtype(), [&]<class T>(TypeTag<T>) {
@@ -395,7 +403,8 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
                             .rstd = out.rstd.data<S>(),
                             .weight = weight.data<T>(),
                             .bias = bias.defined() ? bias.data<T>() : nullptr,
-                            .eps = static_cast<S>(eps)};
+                            .eps = static_cast<S>(parameters.eps),
+                            .weight_offset = static_cast<S>(parameters.weight_offset)};
         const std::int64_t rows = norm.x.layout.rows;
         const auto add_first = [&] {
             norm.x = DeviceRows<const T>(residual.sum(ctx), "norm");
@@ -447,6 +456,7 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
             .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
             .rstd = in.rstd.data<S>(),
             .weight = in.weight.data<T>(),
+            .weight_offset = static_cast<S>(in.weight_offset),
             .partials = out.partials.data<S>(),
             .column_sums = out.column_sums.defined() ? out.column_sums.data<S>() : nullptr,
             .accumulate_dx = out.accumulate_dx};

@@ -1,8 +1,17 @@
 #pragma once
-/// The residual stream between the end of a branch and the next norm.
+/// The residual stream between the end of a branch and the next norm, and what that norm computes.
 #include <gradtile/layers/dropout.h>
 
 namespace gradtile {
+
+/// A norm over the last axis: y = (x - mean) / sqrt(var + eps) * (weight_offset + weight) + bias.
+struct NormParameters {
+    Tensor weight;     ///< [C]
+    Tensor bias = {};  ///< [C] or undefined
+    double eps = 1e-5;
+    bool centred = true;         ///< LayerNorm; false: RMSNorm, whose mean is 0
+    double weight_offset = 0.0;  ///< added to the weight before rounding; 1 in Gemma's norms
+};
 
 /// The sum x + dropout(branch), which is not computed yet. The next norm adds the two terms while it reads
 /// them, which saves one read of the sum. x and branch [B,..,C] have the same shape and dtype; rows are

@@ -8,16 +8,18 @@
 
 namespace gradtile {
 
-/// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [.., C]. Rows are contiguous; leading axes may be
-/// strided (two groups, see rows.h), so that heads [B,S,H,D] in a packed projection can be normalised.
+/// y = x / sqrt(mean(x^2) + eps) * (weight_offset + weight) for each row of x [.., C]. Rows are contiguous;
+/// leading axes may be strided (two groups, see rows.h), so that heads [B,S,H,D] in a packed projection can
+/// be normalised.
 struct RMSNorm {
     struct Saved {
         Tensor x;     ///< [.., C]: the input, or a residual's sum
         Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
     };
 
-    /// Registers name.weight [C] (ones).
-    RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5);
+    /// Registers name.weight [C], which starts at 1 - weight_offset.
+    RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5,
+            double weight_offset = 0.0);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
@@ -29,8 +31,11 @@ struct RMSNorm {
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
                                 ColumnSums sums = ColumnSums::skip) const;
 
+    NormParameters parameters() const;
+
     Parameter weight;
     double eps;
+    double weight_offset;
 };
 
 }  // namespace gradtile

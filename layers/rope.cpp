@@ -21,11 +21,13 @@ struct Rope::Tables {
         std::int64_t positions() const { return cosines.original().size(0); }
     };
 
-    Tables(std::int64_t d, std::int64_t n, double b) : head_dim(d), max_positions(n), base(b) {}
+    Tables(RopeFrequencies f, std::int64_t n) : frequencies(std::move(f)), max_positions(n) {}
     const Table& table_for(std::int64_t positions);
 
-    std::int64_t head_dim, max_positions;
-    double base;
+    std::int64_t half() const { return std::ssize(frequencies.values); }
+
+    RopeFrequencies frequencies;
+    std::int64_t max_positions;
 
   private:
     Table longer_table(std::int64_t positions) const;
@@ -46,33 +48,34 @@ Rope::Tables::Table Rope::Tables::longer_table(std::int64_t positions) const {
     constexpr std::uint64_t fewest = 64;
     const std::uint64_t power = std::bit_ceil(std::max(static_cast<std::uint64_t>(positions), fewest));
     const std::int64_t length = std::min(static_cast<std::int64_t>(power), max_positions);
-    const std::int64_t known = tables_.empty() ? 0 : tables_.back().positions(), half = head_dim / 2;
+    const std::int64_t known = tables_.empty() ? 0 : tables_.back().positions();
     const Context host(Device::cpu(), 1);
-    const Tensor cosines = empty(host, {length, half}, DType::f64), sines = empty_like(host, cosines);
+    const Tensor cosines = empty(host, {length, half()}, DType::f64), sines = empty_like(host, cosines);
     if (known > 0) {
         copy(host, cosines.slice(0, 0, known), tables_.back().cosines.original());
         copy(host, sines.slice(0, 0, known), tables_.back().sines.original());
     }
-    for (std::int64_t i = 0; i < half; ++i) {
-        const double frequency =
-            std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    for (std::int64_t i = 0; i < half(); ++i) {
+        const double frequency = frequencies.values[static_cast<std::size_t>(i)];
         for (std::int64_t t = known; t < length; ++t) {
-            cosines.data<double>()[t * half + i] = std::cos(static_cast<double>(t) * frequency);
-            sines.data<double>()[t * half + i] = std::sin(static_cast<double>(t) * frequency);
+            const double angle = static_cast<double>(t) * frequency;
+            cosines.data<double>()[t * half() + i] = frequencies.magnitude * std::cos(angle);
+            sines.data<double>()[t * half() + i] = frequencies.magnitude * std::sin(angle);
         }
     }
     return {DeviceCopies(cosines), DeviceCopies(sines)};
 }
 
-Rope::Rope(std::int64_t head_dim, std::int64_t max_positions, double base) {
-    check(head_dim > 0 && head_dim % 2 == 0, "rope: head_dim ", head_dim, " is not even");
+Rope::Rope(std::int64_t head_dim, std::int64_t max_positions, double base)
+    : Rope(rope_frequencies(head_dim, base, max_positions), max_positions) {}
+
+Rope::Rope(RopeFrequencies frequencies, std::int64_t max_positions) {
     check(max_positions >= 0, "rope: ", max_positions, " positions; expected 0 or more");
-    check(base > 0, "rope: base ", base, " is not positive");
-    tables_ = std::make_shared<Tables>(head_dim, max_positions, base);
+    tables_ = std::make_shared<Tables>(std::move(frequencies), max_positions);
 }
 
 std::int64_t Rope::head_dim() const {
-    return tables_->head_dim;
+    return 2 * tables_->half();
 }
 std::int64_t Rope::max_positions() const {
     return tables_->max_positions;

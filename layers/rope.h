@@ -3,18 +3,22 @@
 #include <memory>
 
 #include <gradtile/core/tensor.h>
+#include <gradtile/layers/rope_scaling.h>
 
 namespace gradtile {
 
-/// Rotates each pair (x[i], x[i + D/2]) in a head at position t by the angle t * base^(-2i/D). x [B,S,H,D]
-/// has any floating dtype and a contiguous last axis. Batch, position and head axes may be strided, so one
-/// call can rotate a packed projection's query and key heads in place.
+/// Rotates each pair (x[i], x[i + D/2]) in a head at position t by the angle t * f_i, with f_i = base^(-2i/D)
+/// or other frequencies, and multiplies it by their magnitude. x [B,S,H,D] has any floating dtype and a
+/// contiguous last axis. Batch, position and head axes may be strided, so one call can rotate a packed
+/// projection's query and key heads in place.
 class Rope {
   public:
     /// Rotates positions 0 .. max_positions-1. D must be even. The angles are computed in float64, in a table
     /// that grows with the positions in use: its memory depends on the texts, not on max_positions. On a GPU,
     /// growth copies the table to memory from the GPU's system allocator, and waits for the copy.
     Rope(std::int64_t head_dim, std::int64_t max_positions, double base = 10000.0);
+    /// The same with D/2 given frequencies.
+    Rope(RopeFrequencies frequencies, std::int64_t max_positions);
 
     /// Cosines and sines [N, D/2] for N tokens at any positions, in one dtype.
     struct Angles {

@@ -72,7 +72,7 @@ void divide(std::vector<double>& frequencies, const std::vector<double>& factors
 
 RopeFrequencies rope_frequencies(std::int64_t width, double base, std::int64_t context,
                                  const RopeScaling& s) {
-    check(width > 0 && width % 2 == 0, "rope: ", width, " rotated columns; expected an even number");
+    check(width > 0 && width % 2 == 0, "rope: ", width, " columns; expected an even number");
     check(base > 0, "rope: base ", base, " is not positive");
     const double original = real(s.original_context == 0 ? context : s.original_context);
     const double longer = std::max(real(context), original);

@@ -14,11 +14,11 @@ namespace gradtile {
 /// half_truncated computes what the function of its name in transformers' modeling_rope_utils computes:
 ///   none            unchanged (Su et al. 2021, "RoFormer")
 ///   linear          divided by `factor` (Chen et al. 2023, "Position Interpolation")
-///   dynamic         the base grows with context / original_context ("dynamic NTK", bloc97 and emozilla 2023)
-///   llama3          low frequencies are divided by `factor`, high ones are not (Dubey et al. 2024,
-///   Llama 3.1) yarn            the same with a linear ramp, and a factor on cosines and sines (Peng et al.
-///   2023) longrope        divided by a factor per frequency, with a factor on cosines and sines (Ding et al.
-///   2024) half_truncated  the first R/4 are spread from 1 to 1/base, the others are 0 (modded-nanogpt, 2024)
+///   dynamic         the base grows with context / original_context ("dynamic NTK", emozilla 2023)
+///   llama3          low frequencies are divided by `factor`, high ones are not (Llama 3.1)
+///   yarn            as llama3 with another ramp, and a factor on the rotations (Peng et al. 2023)
+///   longrope        a divisor per frequency, and a factor on the rotations (Ding et al. 2024)
+///   half_truncated  R/4 from 1 to 1/base, the others 0 (modded-nanogpt)
 enum class RopeKind { none, linear, dynamic, llama3, yarn, longrope, half_truncated };
 
 /// The kind and its parameters, which other kinds ignore. The defaults are transformers' or, for llama3,

@@ -5,16 +5,29 @@
 
 #include <gradtile/core/context.h>
 #include <gradtile/core/dtype.h>
+#include <gradtile/layers/internal/softcap_formulas.h>
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/layers/device/activation_math.cuh>
 
 namespace gradtile::cuda {
 
-/// L is the logits' type; sums are in S = Accumulator<L>.
-template <class L>
+struct SoftcapMath {
+    __device__ static float tanh(float x) { return tanhf(x); }
+    __device__ static double tanh(double x) { return ::tanh(x); }
+    __device__ static float sqrt(float x) { return sqrtf(x); }
+    __device__ static double sqrt(double x) { return ::sqrt(x); }
+};
+template <class S>
+using DeviceSoftcap = Softcap<SoftcapMath, S>;
+
+/// L is the logits' type; sums are in S = Accumulator<L>. Cap is NoSoftcap or DeviceSoftcap<S>.
+template <class L, class CapOfLogits>
 struct CrossEntropy {
     using S = Accumulator<L>;
+    using Logit = L;
+    using Cap = CapOfLogits;
+    Cap cap;
     double* losses;
     L* logits;
     std::int64_t stride, rows;
@@ -25,14 +38,14 @@ struct CrossEntropy {
     bool gradients;  // overwrite the logits with their gradients
 };
 
-template <class L>
-__device__ __forceinline__ bool is_valid_target(const CrossEntropy<L>& c, int target) {
+template <class L, class Cap>
+__device__ __forceinline__ bool is_valid_target(const CrossEntropy<L, Cap>& c, int target) {
     return target >= 0 && target < c.width;
 }
 
 /// The factor in all gradients: scale / count, and 0 if all targets are ignored.
-template <class L, class S = Accumulator<L>>
-__device__ __forceinline__ S gradient_factor(const CrossEntropy<L>& c) {
+template <class L, class Cap, class S = Accumulator<L>>
+__device__ __forceinline__ S gradient_factor(const CrossEntropy<L, Cap>& c) {
     return *c.count > 0 ? static_cast<S>(c.scale / *c.count) : S(0);
 }
 
@@ -83,17 +96,20 @@ __device__ Softmax<S> combined(const Softmax<S>& own) {
 }
 
 /// The gradient of a row's loss with respect to a logit. For the target's logit, the caller also subtracts
-/// `factor`.
-template <class S>
+/// target_term().
+template <class S, class Cap>
 struct RowGradient {
     S largest, share, factor;
+    Cap cap;
 
     __device__ __forceinline__ S operator()(S logit) const {
-        return device::exponential(logit - largest) * share;
+        const S capped = cap.value(logit);
+        return device::exponential(capped - largest) * share * cap.slope(capped);
     }
+    __device__ __forceinline__ S target_term(S logit) const { return factor * cap.slope(cap.value(logit)); }
 };
 
-/// -log of the target's probability.
+/// -log of the target's probability, from its capped logit.
 template <class S>
 __device__ __forceinline__ double loss_of_row(const Softmax<S>& all, S target_logit) {
     return log(static_cast<double>(all.sum)) +
@@ -104,7 +120,7 @@ __device__ __forceinline__ double loss_of_row(const Softmax<S>& all, S target_lo
 /// read once. Returns false, and launches nothing, if gradients are not requested, if the device has no
 /// clusters or too little shared memory, if a row is too short to gain or too long for a cluster, or if the
 /// rows are not aligned to 16 bytes. L is float, bfloat16 or float16.
-template <class L>
-bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L>& rows);
+template <class L, class Cap>
+bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L, Cap>& rows);
 
 }  // namespace gradtile::cuda

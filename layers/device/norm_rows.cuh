@@ -47,7 +47,7 @@ struct NormForward {
     DropoutFactors factors_of;
     Accumulator<T>*mean, *rstd;
     const T *weight, *bias;
-    Accumulator<T> eps;
+    Accumulator<T> eps, weight_offset;
 };
 
 template <class T>
@@ -56,6 +56,7 @@ struct NormBackward {
     DeviceRows<const T> dy, x;
     const Accumulator<T>*mean, *rstd;
     const T* weight;
+    Accumulator<T> weight_offset;
     Accumulator<T>* partials;     // [gridDim.x, 2, C]
     Accumulator<T>* column_sums;  // dx's partial column sums [gridDim.x, C], or null
     bool accumulate_dx;

@@ -71,6 +71,18 @@ struct SwiGlu {
     }
 };
 
+/// gelu_tanh(gate) * up.
+template <class Math, class S>
+struct GeGluTanh {
+    struct Gradient {
+        S gate, up;
+    };
+    GRADTILE_HOST_DEVICE static S value(S gate, S up) { return GeluTanh<Math, S>::value(gate) * up; }
+    GRADTILE_HOST_DEVICE static Gradient gradient(S dy, S gate, S up) {
+        return {dy * up * GeluTanh<Math, S>::slope(gate), dy * GeluTanh<Math, S>::value(gate)};
+    }
+};
+
 /// max(x, 0)^2; NaN stays NaN.
 template <class Math, class S>
 struct ReluSquared {
@@ -105,6 +117,8 @@ GRADTILE_HOST_DEVICE decltype(auto) visit(Activation activation, F&& f) {
             return detail::pass_formula<Activation::swiglu, SwiGlu<Math, S>>(f);
         case Activation::relu2:
             return detail::pass_formula<Activation::relu2, ReluSquared<Math, S>>(f);
+        case Activation::geglu_tanh:
+            return detail::pass_formula<Activation::geglu_tanh, GeGluTanh<Math, S>>(f);
     }
     refuse_unknown("activation: this activation has no formula");
 }

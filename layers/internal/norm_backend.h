@@ -10,6 +10,7 @@ struct NormInputs {
     Tensor dy, x;       ///< [.., C]
     Tensor mean, rstd;  ///< [rows]
     Tensor weight;      ///< [C]
+    double weight_offset = 0.0;
 };
 /// Outputs from norm_backward: dx and the parameter gradients, each overwritten or accumulated.
 struct NormGradients {
@@ -29,15 +30,15 @@ struct NormOutputs {
 
 namespace cpu {
 /// Stores the residual's sum in its branch.
-void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
-                  const Tensor& bias, double eps);
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,
+                  const NormParameters& norm);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
 /// How many partial sums each parameter gradient has. Each covers one row block; they are added in order.
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cpu
 namespace cuda {
-void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual, const Tensor& weight,
-                  const Tensor& bias, double eps);
+void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,
+                  const NormParameters& norm);
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cuda

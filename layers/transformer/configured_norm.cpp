@@ -10,15 +10,6 @@ const typename Layer::Saved& saved_of(const ConfiguredNorm::Saved& saved) {
     return *own;
 }
 
-FusedLinear::Norm parameters_of(const LayerNorm& layer) {
-    return {.weight = layer.weight.value(),
-            .bias = layer.bias.defined() ? layer.bias.value() : Tensor(),
-            .eps = layer.eps};
-}
-FusedLinear::Norm parameters_of(const RMSNorm& layer) {
-    return {.weight = layer.weight.value(), .eps = layer.eps, .centred = false};
-}
-
 void notify_norm_complete(const BackwardHooks& hooks, const LayerNorm& layer) {
     notify_gradients_complete(hooks, layer.weight, layer.bias);
 }
@@ -42,9 +33,11 @@ ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& na
     : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
           switch (config.norm) {
               case Norm::layer:
-                  return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon);
+                  return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon,
+                                   config.norm_weight_offset());
               case Norm::rms:
-                  return RMSNorm(parameters, name, config.width, config.norm_epsilon);
+                  return RMSNorm(parameters, name, config.width, config.norm_epsilon,
+                                 config.norm_weight_offset());
           }
           throw Error("norm: unknown kind");
       }()) {}
@@ -63,7 +56,7 @@ Normed ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& sa
             };
             if (residual.inference && fuses_products(ctx, residual.x)) {
                 replace_by(residual.sum(ctx));
-                return {residual.x, parameters_of(layer), /*in_inference=*/true};
+                return {residual.x, layer.parameters(), /*in_inference=*/true};
             }
             auto& own = saved.emplace<typename Layer::Saved>();
             const Tensor y = layer.forward(ctx, residual, own);

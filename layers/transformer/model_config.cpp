@@ -155,27 +155,6 @@ void check_rotation(const ModelConfig& c) {
     check_rope_scaling(c);
 }
 
-/// Throws Error for the settings whose mathematics are still missing.
-void refuse_unsupported(const ModelConfig& c) {
-    const ModelConfig plain;
-    const auto refuse = [](const char* name, bool is_plain) {
-        check(is_plain, name, ": is not supported yet");
-    };
-    refuse("head-width", c.head_width == plain.head_width);
-    refuse("block", c.block == plain.block);
-    refuse("norm-offset", c.norm_offset == plain.norm_offset);
-    refuse("rotary-width", c.rotary_width == plain.rotary_width);
-    refuse("rope-scaling", c.rope_scaling.kind == plain.rope_scaling.kind);
-    refuse("window-rope-base", c.window_rope_base == plain.window_rope_base);
-    refuse("rope-pattern", c.rope_pattern == plain.rope_pattern);
-    refuse("qkv-bias", c.qkv_bias == plain.qkv_bias);
-    refuse("scaled-embedding", c.scaled_embedding == plain.scaled_embedding);
-    refuse("embedding-norm", c.embedding_norm == plain.embedding_norm);
-    refuse("qk-norm-kind", c.qk_norm_kind == plain.qk_norm_kind);
-    refuse("query-scalar", c.query_scalar == plain.query_scalar);
-    refuse("logit-softcap", c.logit_softcap.limit == plain.logit_softcap.limit);
-}
-
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -196,7 +175,6 @@ void validate(const ModelConfig& c) {
     check_range("norm-epsilon", c.norm_epsilon, model_limits::norm_epsilon);
     check_heads(c);
     check_rotation(c);
-    refuse_unsupported(c);
     // 7 * width * widest is an upper bound for a block's matrices. The ranges above limit the embeddings.
     check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest_of(c)}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),

@@ -106,6 +106,7 @@ struct ModelConfig {
     }
     /// The rotary frequencies in layers with or without a window.
     RopeFrequencies rope_of(bool has_window) const;
+    double norm_weight_offset() const { return norm_offset ? 1.0 : 0.0; }
     std::int64_t key_value_heads() const { return kv_heads == 0 ? heads : kv_heads; }
     /// The window for layer `layer`, counted from 0. Returns 0 if the layer sees the whole context.
     std::int64_t window_of(std::int64_t layer) const {

@@ -1,5 +1,7 @@
 #include <gradtile/layers/transformer/multi_head_attention.h>
 
+#include <cmath>
+
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
 
@@ -24,20 +26,30 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
       heads(config.heads),
       kv_heads(config.key_value_heads()),
       head_dim(config.head_dim()),
-      options{.causal = true,
+      options{.scale = config.query_scalar == 0 ? std::optional<double>()
+                                                : std::optional(1 / std::sqrt(config.query_scalar)),
+              .causal = true,
               .window = {.left = config.window_of(layer) - 1},  // -1 is unbounded
               .deterministic = training.deterministic,
               .softcap = config.softcap,
               .dropout_p = training.attention_dropout},
       qkv(parameters, name + ".qkv", block_matrices(config).qkv.in, block_matrices(config).qkv.out,
-          {.bias = config.bias, .init = weight_init()}),
+          {.bias = config.bias || config.qkv_bias, .init = weight_init()}),
       proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,
-           {.bias = config.bias, .init = residual_init(config, training)}) {
-    if (config.qk_norm) {
-        q_norm.emplace(parameters, name + ".q_norm", head_dim, config.norm_epsilon);
-        k_norm.emplace(parameters, name + ".k_norm", head_dim, config.norm_epsilon);
+           {.bias = config.bias, .init = residual_init(config, training)}),
+      norm_epsilon(config.norm_epsilon),
+      has_window_angles(config.window_rope_base != 0 && config.window_of(layer) != 0) {
+    if (config.qk_norm) qk_norm = config.qk_norm_kind;
+    if (qk_norm && *qk_norm != QkNorm::head_without_gain) {
+        const bool over_heads = *qk_norm == QkNorm::projection;
+        const auto add_norm = [&](std::optional<RMSNorm>& norm, const char* suffix, std::int64_t count) {
+            norm.emplace(parameters, name + suffix, over_heads ? count * head_dim : head_dim,
+                         config.norm_epsilon, config.norm_weight_offset());
+        };
+        add_norm(q_norm, ".q_norm", heads);
+        add_norm(k_norm, ".k_norm", kv_heads);
     }
-    if (rotates_heads(config.positions)) rope.emplace(head_dim, config.context, config.rope_base);
+    if (config.rotates(layer)) rope.emplace(config.rope_of(has_window_angles), config.context);
     if (config.positions == Positions::alibi) alibi.emplace(heads);
     if (config.sinks) sinks = parameters.add(name + ".sinks", {heads}, Init::zeros());
 }
@@ -79,34 +91,58 @@ Rope::Angles MultiHeadAttention::angles_at(const Context& ctx, const TokenPositi
                                     : rope->angles_from(ctx, positions.start, length, dtype);
 }
 
+/// The norm and the rotation of whole heads.
 HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
-    HeadTransform transform{.queries = heads};
-    if (rope) transform.angles = angles;
-    if (q_norm) {
-        transform.q_weight = q_norm->weight.value();
-        transform.k_weight = k_norm->weight.value();
-        transform.epsilon = q_norm->eps;
-    }
+    HeadTransform transform{.queries = heads, .epsilon = norm_epsilon};
+    if (rotates_whole_heads()) transform.angles = angles;
+    if (!normalises_heads()) return transform;
+    transform.without_gain = *qk_norm == QkNorm::head_without_gain;
+    if (transform.without_gain) return transform;
+    transform.q_weight = q_norm->weight.value();
+    transform.k_weight = k_norm->weight.value();
+    transform.weight_offset = q_norm->weight_offset;
     return transform;
 }
 
-/// `projected` [B,T,Hq+Hkv,D] are the query and key heads. With a norm, writes rstd.
+/// Normalises all heads of a token together: x [B,T,H,D] as [B,T,H*D].
+Tensor MultiHeadAttention::normalised_projection(const Context& ctx, const RMSNorm& norm, const Tensor& x,
+                                                 RMSNorm::Saved& saved) const {
+    return norm.forward(ctx, x.reshape({x.size(0), x.size(1), x.size(2) * head_dim}), saved)
+        .reshape(x.shape());
+}
+
+/// Rotates the first columns of x [B,T,H,D] in place.
+void MultiHeadAttention::rotate(const Context& ctx, const Tensor& x, const Rope::Angles& angles) const {
+    if (rope) rope->forward(ctx, in_rows_of(angles, x).slice(3, 0, rope->head_dim()), angles);
+}
+
+/// `projected` [B,T,Hq+Hkv,D] are the query and key heads. With a norm, writes what its backward pass needs.
 MultiHeadAttention::QueriesAndKeys MultiHeadAttention::transformed(const Context& ctx,
                                                                    const Tensor& projected,
                                                                    const Rope::Angles& angles,
-                                                                   Tensor& rstd) const {
+                                                                   Saved& saved) const {
+    if (qk_norm == QkNorm::projection) {
+        const Tensor q = normalised_projection(ctx, *q_norm, projected.slice(2, 0, heads), saved.q_norm);
+        const Tensor k =
+            normalised_projection(ctx, *k_norm, projected.slice(2, heads, kv_heads), saved.k_norm);
+        rotate(ctx, q, angles);
+        rotate(ctx, k, angles);
+        return {q, k};
+    }
     Tensor all = projected;
     const HeadTransform transform = transform_of(angles);
-    if (q_norm) {
+    if (transform.has_norm()) {
         all = empty(ctx, projected.shape(), projected.dtype());
-        rstd = empty(ctx, {projected.size(0), projected.size(1), projected.size(2)},
-                     accumulator_of(projected.dtype()));
+        saved.rstd = empty(ctx, {projected.size(0), projected.size(1), projected.size(2)},
+                           accumulator_of(projected.dtype()));
     }
-    if (q_norm || rope) {
-        const Tensor x = in_rows_of(transform.angles, projected);
-        transform_heads(ctx, in_rows_of(transform.angles, all),
-                        q_norm ? rstd.reshape({x.size(0), x.size(1), x.size(2)}) : rstd, x, transform);
+    if (transform.has_norm() || transform.rotates()) {
+        const Tensor x = in_rows_of(angles, projected);
+        const Tensor rstd =
+            transform.has_norm() ? saved.rstd.reshape({x.size(0), x.size(1), x.size(2)}) : Tensor();
+        transform_heads(ctx, in_rows_of(angles, all), rstd, x, transform);
     }
+    if (!transform.rotates()) rotate(ctx, all, angles);
     return {all.slice(2, 0, heads), all.slice(2, heads, kv_heads)};
 }
 
@@ -115,19 +151,32 @@ MultiHeadAttention::QueriesAndKeys MultiHeadAttention::queries_and_keys(const Co
                                                                         const Rope::Angles& angles,
                                                                         Saved& saved) const {
     const Tensor projected = heads_of(packed, 0, heads + kv_heads);
-    if (q_norm) saved.projected = projected;
-    return transformed(ctx, projected, angles, saved.rstd);
+    if (qk_norm) saved.projected = projected;
+    return transformed(ctx, projected, angles, saved);
 }
 
 void MultiHeadAttention::differentiate_queries_and_keys(const Context& ctx, const Tensor& gradient,
                                                         const Rope::Angles& angles,
                                                         const Saved& saved) const {
     const HeadTransform transform = transform_of(angles);
-    const Tensor rows = in_rows_of(transform.angles, gradient);
-    if (!q_norm) return differentiate_heads(ctx, rows, {}, rows, transform);
-    differentiate_heads(ctx, rows, saved.rstd.reshape({rows.size(0), rows.size(1), rows.size(2)}),
-                        in_rows_of(transform.angles, saved.projected), transform,
-                        {q_norm->weight.begin_gradient_write(), k_norm->weight.begin_gradient_write()});
+    const Tensor rows = in_rows_of(angles, gradient);
+    if (rope && !transform.rotates()) rope->backward(ctx, rows.slice(3, 0, rope->head_dim()), angles);
+    if (qk_norm == QkNorm::projection) {
+        const auto differentiate = [&](const RMSNorm& norm, const Tensor& d_heads,
+                                       const RMSNorm::Saved& saved_norm) {
+            const Tensor dy = d_heads.reshape({d_heads.size(0), d_heads.size(1), d_heads.size(2) * head_dim});
+            copy(ctx, dy, norm.backward(ctx, dy, saved_norm));
+        };
+        differentiate(*q_norm, gradient.slice(2, 0, heads), saved.q_norm);
+        differentiate(*k_norm, gradient.slice(2, heads, kv_heads), saved.k_norm);
+    } else if (transform.has_norm()) {
+        HeadWeightGradients weights;
+        if (q_norm) weights = {q_norm->weight.begin_gradient_write(), k_norm->weight.begin_gradient_write()};
+        differentiate_heads(ctx, rows, saved.rstd.reshape({rows.size(0), rows.size(1), rows.size(2)}),
+                            in_rows_of(angles, saved.projected), transform, weights);
+    } else if (transform.rotates()) {
+        differentiate_heads(ctx, rows, {}, rows, transform);
+    }
 }
 
 attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved& saved) const {
@@ -135,7 +184,7 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
     if (operands.q.defined() && operands.k.defined()) return operands;
     const Documents& documents = saved.pass.documents;
     const Tensor& projected = saved.projected;
-    Tensor same;
+    Saved same;
     const Rope::Angles angles =
         angles_at(ctx, saved.pass.token_positions(), projected.size(1), projected.dtype());
     const auto [q, k] = transformed(ctx, projected, angles, same);
@@ -165,7 +214,7 @@ Tensor MultiHeadAttention::attended(const Context& ctx, const Normed& normed, co
         if constexpr (std::is_same_v<Kind, TrainingPass>) {
             angles = angles_at(ctx, kind.token_positions(), x.size(1), x.dtype());
         } else {
-            angles = kind.angles;
+            angles = has_window_angles ? kind.angles.windowed : kind.angles.common;
         }
         const QueriesAndKeys rotated = queries_and_keys(ctx, packed, angles, saved);
         return attend(ctx, kind, {rotated.q, rotated.k, heads_of(packed, heads + kv_heads, kv_heads)}, saved);
@@ -242,7 +291,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
         add_gradient(ctx, sinks, d_sink);
         notify_gradients_complete(hooks, sinks);
     }
-    if (q_norm || rope)
+    if (qk_norm || rope)
         differentiate_queries_and_keys(ctx, heads_of(d_packed, 0, heads + kv_heads),
                                        angles_at(ctx, saved.pass.token_positions(), dy.size(1), dy.dtype()),
                                        saved);

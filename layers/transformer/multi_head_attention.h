@@ -20,20 +20,22 @@ namespace gradtile {
 /// y = proj(attention(q, k, v)) with [q | k | v] = qkv(x); x and y [B,T,C].
 ///
 /// One matrix product computes all heads: row (b, t) of its result holds Hq query heads, then Hkv key heads,
-/// then Hkv value heads, with D = C / Hq elements each (Hkv < Hq: grouped queries). q, k and v are strided
-/// views [B,T,H,D] into this result, and their gradients are views in the same way, so nothing is copied.
-/// With config.qk_norm, each query and key head is first RMS-normalised over D, and the normalised heads are
-/// written to a new tensor. With Positions::rope, queries and keys are then rotated, in the same pass over
-/// memory; without a norm, in place. The config's window, softcap, sinks, dropout and Positions::alibi become
-/// attention operator options.
+/// then Hkv value heads, with D = config.head_dim() elements each (Hkv < Hq: grouped queries). q, k and v are
+/// strided views [B,T,H,D] into this result, and their gradients are views in the same way, so nothing is
+/// copied. With config.qk_norm, queries and keys are first RMS-normalised, over D or over all heads of a
+/// token, and written to a new tensor. With Positions::rope, queries and keys are then rotated, in the same
+/// pass over memory if whole heads are; without a norm, in place. The config's window, softcap, sinks,
+/// dropout and Positions::alibi become attention operator options.
 ///
-/// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight [D], name.sinks
-/// [Hq] (zeros at first).
+/// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight ([D], or [Hq*D]
+/// and [Hkv*D]), name.sinks [Hq] (zeros at first).
 struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
-        // With qk_norm: the query and key heads before the norm [B,T,Hq+Hkv,D], and their 1 / norm.
+        // With qk_norm: the query and key heads before the norm [B,T,Hq+Hkv,D], and their 1 / norm. A norm
+        // over all heads saves views [B,T,H*D] instead, and one number a token.
         Tensor projected, rstd;
+        RMSNorm::Saved q_norm, k_norm;
         // q, k, v, o, lse; nothing with T x T elements. With qk_norm, q and k may be undefined: backward then
         // recomputes them from `projected`.
         attention::Saved attention;
@@ -45,8 +47,11 @@ struct MultiHeadAttention {
     std::int64_t heads, kv_heads, head_dim;
     attention::Options options;  // without the tensors and the dropout key, which options_of_pass() adds
     Linear qkv, proj;
-    std::optional<RMSNorm> q_norm, k_norm;
-    std::optional<Rope> rope;
+    std::optional<QkNorm> qk_norm;
+    double norm_epsilon;
+    std::optional<RMSNorm> q_norm, k_norm;  // unless qk_norm has no gain
+    std::optional<Rope> rope;               // rotates the first rope->head_dim() columns of a head
+    bool has_window_angles;                 // the rope is that of layers with a window
     std::optional<AlibiSlopes> alibi;
     Parameter sinks;
 
@@ -92,9 +97,14 @@ struct MultiHeadAttention {
     Tensor attend(const Context& ctx, const CachedPass& pass, const Heads& heads, Saved& saved) const;
     Tensor attend(const Context& ctx, const StepPass& pass, const Heads& heads, Saved& saved) const;
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
+    bool normalises_heads() const { return qk_norm && *qk_norm != QkNorm::projection; }
+    bool rotates_whole_heads() const { return rope && rope->head_dim() == head_dim; }
     HeadTransform transform_of(const Rope::Angles& angles) const;
+    Tensor normalised_projection(const Context& ctx, const RMSNorm& norm, const Tensor& heads,
+                                 RMSNorm::Saved& saved) const;
+    void rotate(const Context& ctx, const Tensor& heads, const Rope::Angles& angles) const;
     QueriesAndKeys transformed(const Context& ctx, const Tensor& projected, const Rope::Angles& angles,
-                               Tensor& rstd) const;
+                               Saved& saved) const;
     attention::Saved operands_of(const Context& ctx, const Saved& saved) const;
 };
 

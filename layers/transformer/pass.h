@@ -21,6 +21,12 @@ struct TokenPositions {
     std::int64_t end = -1;   ///< all positions are below `end`; -1: below the context
 };
 
+/// The rotation angles for a pass's tokens, which the layers share; undefined without rotations.
+struct LayerAngles {
+    Rope::Angles common = {};
+    Rope::Angles windowed = {};  ///< in layers with a window, if these have a base of their own
+};
+
 /// The pass reads whole sequences [B,T], for training and evaluation. Attention uses only their keys and
 /// values. A backward pass may follow.
 struct TrainingPass {
@@ -43,7 +49,7 @@ struct CachedPass {
     std::vector<EqualTexts> texts;
     TokenPositions positions;
     const KeyValueCache& cache;
-    Rope::Angles angles = {};  ///< for the N tokens; undefined without rotations
+    LayerAngles angles = {};  ///< for the N tokens
 
     const TokenPositions& token_positions() const { return positions; }
 };
@@ -55,7 +61,7 @@ struct StepPass {
     Tensor slots;      ///< int32 [R]: the text's index in the cache's batch; all different
     const KeyValueCache& cache;
     const attention::DecodeScratch& scratch;  ///< for at least R rows, see Transformer::step_scratch()
-    Rope::Angles angles = {};                 ///< for the R tokens; undefined without rotations
+    LayerAngles angles = {};                  ///< for the R tokens
 
     TokenPositions token_positions() const { return {.each = positions.reshape({1, positions.elements()})}; }
 };

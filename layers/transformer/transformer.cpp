@@ -1,8 +1,10 @@
 #include <gradtile/layers/transformer/transformer.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <gradtile/core/internal/overlap.h>
+#include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
 
@@ -14,6 +16,13 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
     validate(training);
     check(config.vocabulary >= 1, "vocabulary: ", config.vocabulary, "; expected at least 1");
     return config;
+}
+
+double rounded_to(DType dtype, double x) {
+    return visit_floating(dtype, [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        return static_cast<double>(convert<S>(convert<T>(static_cast<S>(x))));
+    });
 }
 
 /// Throws Error unless every text's tokens fit its slot in the cache.
@@ -74,6 +83,10 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
               : std::nullopt),
+      norm_e(config.embedding_norm ? std::optional<ConfiguredNorm>(std::in_place, parameters,
+                                                                   norm_name(config.norm, "e"), config)
+                                   : std::nullopt),
+      last_embedding_parameter(parameters.parameters().back()),
       dropout{training.dropout},
       blocks([&] {
           std::vector<TransformerBlock> list;
@@ -85,13 +98,28 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
-    // All blocks share one angle table, or one slope table.
-    for (TransformerBlock& block : blocks) {
-        block.attn.rope = blocks.front().attn.rope;
-        block.attn.alibi = blocks.front().attn.alibi;
-    }
+    head.softcap = config.logit_softcap;
+    share_tables();
     last_parameter_ = parameters.parameters().back();
     add_adapters(parameters, adapter_options);
+}
+
+/// Blocks with the same frequencies share one angle table, and all blocks share one slope table.
+void Transformer::share_tables() {
+    std::optional<Rope> common, windowed;
+    for (TransformerBlock& block : blocks) {
+        block.attn.alibi = blocks.front().attn.alibi;
+        if (!block.attn.rope) continue;
+        std::optional<Rope>& shared = block.attn.has_window_angles ? windowed : common;
+        if (!shared) shared = block.attn.rope;
+        block.attn.rope = shared;
+    }
+}
+
+/// The factor on token embeddings, in the weights' dtype like Gemma's.
+double Transformer::embedding_factor() const {
+    if (!config.scaled_embedding) return 1.0;
+    return rounded_to(wte.weight.value().dtype(), std::sqrt(static_cast<double>(config.width)));
 }
 
 void Transformer::add_adapters(ParameterStore& parameters, const AdapterOptions& chosen) {
@@ -121,11 +149,13 @@ void Transformer::check_tokens(const Tensor& tokens) const {
 
 Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const {
     Tensor x = wte.forward(ctx, tokens, saved.wte);
+    if (config.scaled_embedding) x = scale(ctx, x, embedding_factor());
     if (wpe) {
         const TokenPositions positions = token_positions(pass);
         x = positions.each.defined() ? wpe->forward_at(ctx, x, positions.each, saved.wpe)
                                      : wpe->forward(ctx, x, saved.wpe, positions.start);
     }
+    if (norm_e) x = norm_e->forward(ctx, x, saved.norm_e);
     return dropout.forward(ctx, x, dropout_key(pass, 0), saved.dropout);
 }
 
@@ -136,7 +166,7 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
     const auto before_use = [&](const Parameter& last) {
         if (hooks.before_use) hooks.before_use(last);
     };
-    before_use(wpe ? wpe->weight : wte.weight);
+    before_use(last_embedding_parameter);
     Saved discarded;
     Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
@@ -171,10 +201,12 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     for (std::size_t i = blocks.size(); i-- > 0;)
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
+    if (norm_e) dx = norm_e->backward(ctx, dx, saved.norm_e, hooks);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
         notify_gradients_complete(hooks, wpe->weight);
     }
+    if (config.scaled_embedding) dx = scale(ctx, dx, embedding_factor());
     wte.backward(ctx, dx, saved.wte);
     notify_gradients_complete(hooks, wte.weight);
 }
@@ -205,10 +237,15 @@ Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
     return head.logits(ctx, norm_f.forward(ctx, last, discarded));
 }
 
-/// The rotation angles that all layers share; undefined without rotations.
-Rope::Angles Transformer::rotation_angles(const Context& ctx, const TokenPositions& positions,
-                                          std::int64_t length) const {
-    return blocks.front().attn.angles_at(ctx, positions, length, wte.weight.value().dtype());
+LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPositions& positions,
+                                         std::int64_t length) const {
+    LayerAngles angles;
+    for (const TransformerBlock& block : blocks) {
+        Rope::Angles& shared = block.attn.has_window_angles ? angles.windowed : angles.common;
+        if (!shared.cosines.defined())
+            shared = block.attn.angles_at(ctx, positions, length, wte.weight.value().dtype());
+    }
+    return angles;
 }
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
@@ -269,7 +306,8 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence, const A
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
     const double adapted = real(config.layers) * real(adapter_elements(config, adapters));
     return (adapted > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapted +
-           12.0 * real(config.layers) * width * mean_visible_keys(config, sequence);
+           12.0 * real(config.layers) * real(config.heads * config.head_dim()) *
+               mean_visible_keys(config, sequence);
 }
 
 }  // namespace gradtile

@@ -1,6 +1,6 @@
 #pragma once
-/// The language model. The config selects GPT-2 style (Radford et al. 2019), Llama style (Touvron et al.
-/// 2023), or a mixture.
+/// The language model. The config selects the style of GPT-2 (Radford et al. 2019), Llama (Touvron et al.
+/// 2023), Gemma 2 (Gemma Team 2024) or another model, or a mixture.
 #include <functional>
 #include <optional>
 #include <vector>
@@ -24,19 +24,22 @@ struct ForwardOptions {
     Documents documents = {};
 };
 
-/// Token embedding (+ learned positions), dropout, `layers` blocks, a last norm, the vocabulary head.
+/// Token embedding (+ learned positions), an optional norm, dropout, `layers` blocks, a last norm, the
+/// vocabulary head.
 ///
 /// Parameters (out x in), GPT-2 style:   wte.weight [V,C], wpe.weight [context,C],
 ///     h.I.{ln_1,ln_2}.{weight,bias}, h.I.attn.{qkv,proj}.{weight,bias}, h.I.mlp.{fc,proj}.{weight,bias},
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
-/// With qk_norm also h.I.attn.{q_norm,k_norm}.weight [D], with sinks h.I.attn.sinks [heads].
+/// With qk_norm also h.I.attn.{q_norm,k_norm}.weight, with sinks h.I.attn.sinks [heads], with embedding_norm
+/// ln_e or norm_e. Other kinds of block have other norms, see TransformerBlock.
 /// With adapters, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]: h.I.attn.qkv.lora_a
 /// [rank,in] and h.I.attn.qkv.lora_b [out,rank], after all other parameters.
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;
         PositionEmbedding::Saved wpe;
+        ConfiguredNorm::Saved norm_e;
         Dropout::Saved dropout;
         std::vector<TransformerBlock::Saved> blocks;
         ConfiguredNorm::Saved norm_f;
@@ -46,6 +49,8 @@ struct Transformer {
     AdapterOptions adapters;
     Embedding wte;
     std::optional<PositionEmbedding> wpe;
+    std::optional<ConfiguredNorm> norm_e;
+    Parameter last_embedding_parameter;  ///< the last one before the blocks, in the store's order
     Dropout dropout;
     std::vector<TransformerBlock> blocks;
     ConfiguredNorm norm_f;
@@ -106,8 +111,10 @@ struct Transformer {
     Residual forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
                             const ForwardHooks& hooks = {}) const;
     Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
-    Rope::Angles rotation_angles(const Context& ctx, const TokenPositions& positions,
-                                 std::int64_t length) const;
+    LayerAngles rotation_angles(const Context& ctx, const TokenPositions& positions,
+                                std::int64_t length) const;
+    void share_tables();
+    double embedding_factor() const;
 };
 
 /// The total number of parameter elements. Allocates nothing.
@@ -115,9 +122,9 @@ std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& ad
 
 /// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix
 /// element costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs 12 *
-/// width operations per layer (mean_visible_keys()). Recomputation is not counted, because the result is the
-/// numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because its gradient
-/// is not computed.
+/// heads * head_dim operations per layer (mean_visible_keys()). Recomputation is not counted, because the
+/// result is the numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because
+/// its gradient is not computed.
 double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters = {});
 
 }  // namespace gradtile

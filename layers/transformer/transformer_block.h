@@ -1,5 +1,5 @@
 #pragma once
-/// One pre-norm transformer block.
+/// One transformer block.
 #include <optional>
 #include <string>
 
@@ -10,7 +10,8 @@
 
 namespace gradtile {
 
-/// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C].
+/// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C]. Other kinds of block have
+/// norms at other places, see BlockKind.
 ///
 /// The values that forward saves, in units of x, for GPT-2's shapes (without LSE and statistics):
 ///   Recompute::none         16: x, norm_1's output, qkv 3, o, norm_2's input and output, MLP 4 + 4
@@ -19,15 +20,20 @@ namespace gradtile {
 ///   Recompute::block         1: x. Backward first repeats the forward pass with the same dropout masks,
 ///                               without the MLP's last product
 ///
-/// Parameters of block name: name.ln_1, name.attn, name.ln_2, name.mlp (Norm::rms: norm_1, norm_2).
+/// A norm of a branch's output also saves that output at the first two levels.
+///
+/// Parameters of block name: name.ln_1, name.attn, name.ln_post_1, name.ln_2, name.mlp, name.ln_post_2,
+/// without the norms that the kind of block does not have (Norm::rms: norm_1, norm_post_1 and so on).
 struct TransformerBlock {
     /// What the block's layers save.
     struct Activations {
         ConfiguredNorm::Saved norm_1;
         MultiHeadAttention::Saved attn;
+        ConfiguredNorm::Saved norm_post_1;
         Dropout::Saved attn_dropout;
         ConfiguredNorm::Saved norm_2;
         Mlp::Saved mlp;
+        ConfiguredNorm::Saved norm_post_2;
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
@@ -36,10 +42,13 @@ struct TransformerBlock {
         TrainingPass pass;
         std::optional<Activations> activations;
     };
-    ConfiguredNorm norm_1;
+    BlockKind kind;
+    std::optional<ConfiguredNorm> norm_1;  ///< of attention's input
     MultiHeadAttention attn;
-    ConfiguredNorm norm_2;
+    std::optional<ConfiguredNorm> norm_post_1;  ///< of attention's output
+    std::optional<ConfiguredNorm> norm_2;       ///< of the MLP's input
     Mlp mlp;
+    std::optional<ConfiguredNorm> norm_post_2;  ///< of the MLP's output
     Dropout dropout;
     Recompute recompute;
     Parameter last_parameter;  ///< the block's last parameter in the store's order
@@ -60,9 +69,14 @@ struct TransformerBlock {
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
                                Activations& saved) const;
+    Normed mlp_input(const Context& ctx, Residual& stream, Residual& middle, Activations& saved) const;
     Residual forward_layers(const Context& ctx, Residual& stream, const Pass& pass, Activations& saved) const;
     void drop_recomputable(Activations& kept) const;
     Activations recompute_activations(const Context& ctx, const Saved& inputs) const;
+    Tensor backward_mlp(const Context& ctx, const SummedGradient& dy, Activations& kept,
+                        const BackwardHooks& hooks) const;
+    Tensor backward_attention(const Context& ctx, const SummedGradient& dy, Activations& kept,
+                              const BackwardHooks& hooks) const;
 };
 
 }  // namespace gradtile

@@ -159,9 +159,10 @@ TEST(CrossEntropyHead, SeveralChunksGiveTheSameResultAsOne) {
     expect_close(Context(Device::cpu(), 2), several_chunks, DType::f32);
 }
 
-TEST(CrossEntropyHead, GradientsMatchFiniteDifferences) {
+void expect_gradients_of_differences(const LogitSoftcap& softcap) {
     const Context ctx(Device::cpu(), 2);
     Head test(ctx, 13, 6, DType::f64);
+    test.head.softcap = softcap;
     const Tensor targets = from_host(ctx, some_targets(20, 13, true), {4, 5});
     const Tensor x = randn(ctx, {4, 5, 6}, DType::f64, Seed{2});
     CrossEntropyHead::Saved saved;
@@ -179,6 +180,27 @@ TEST(CrossEntropyHead, GradientsMatchFiniteDifferences) {
         }};
     const auto report = gradient_check(ctx, function, {x}, test.store.parameters());
     EXPECT_TRUE(report.ok()) << report;
+}
+
+TEST(CrossEntropyHead, GradientsMatchFiniteDifferences) {
+    expect_gradients_of_differences({});
+    expect_gradients_of_differences({3, SoftcapForm::tanh});
+    expect_gradients_of_differences({3, SoftcapForm::root});
+}
+
+TEST(CrossEntropyHead, LogitsAreCapped) {
+    const Context ctx(Device::cpu(), 2);
+    Head test(ctx, 13, 6, DType::f64);
+    const Tensor x = randn(ctx, {4, 6}, DType::f64, Seed{2});
+    const auto logits = to_host(ctx, test.head.logits(ctx, x));
+    for (const SoftcapForm form : {SoftcapForm::tanh, SoftcapForm::root}) {
+        test.head.softcap = {2, form};
+        const auto capped = to_host(ctx, test.head.logits(ctx, x));
+        for (std::size_t i = 0; i < logits.size(); ++i) {
+            const double r = logits[i] / 2, tanh = 2 * std::tanh(r), root = logits[i] / std::sqrt(1 + r * r);
+            EXPECT_NEAR(capped[i], form == SoftcapForm::tanh ? tanh : root, 8 * 2 * 0x1p-53);
+        }
+    }
 }
 
 TEST(CrossEntropyHead, DoesNotDependOnTheNumberOfThreads) {

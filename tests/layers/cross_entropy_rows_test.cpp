@@ -90,7 +90,8 @@ struct Outputs {
 /// Every gradient has the factor 1/2: the scale is half the target count.
 constexpr double factor = 0.5;
 
-Outputs run_rows(const Context& ctx, const Rows& shape, const Inputs& inputs, DType dtype) {
+Outputs run_rows(const Context& ctx, const Rows& shape, const Inputs& inputs, DType dtype,
+                 const LogitSoftcap& softcap = {}) {
     const Tensor memory = from_host(ctx, inputs.memory, {shape.rows, shape.columns}, dtype);
     const Tensor logits = memory.slice(1, shape.first, shape.vocabulary);
     const Tensor targets = from_host(ctx, inputs.targets, {shape.rows});
@@ -99,7 +100,7 @@ Outputs run_rows(const Context& ctx, const Rows& shape, const Inputs& inputs, DT
     fill(ctx, losses, std::nan(""));
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, shape.vocabulary);
     on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses, logits, logits, targets, count,
-              factor * inputs.count);
+              factor * inputs.count, softcap);
     return {std::move(stored), to_host(ctx, losses), to_host(ctx, memory)};
 }
 
@@ -121,9 +122,30 @@ Precision precision_of(DType dtype) {
     }
 }
 
-/// Expects a row's loss and gradients within derived bounds of the textbook formulas in float64.
-void expect_row(std::span<const double> logits, std::int64_t target, double loss,
-                std::span<const double> gradients, const Precision& precision, double adders) {
+/// A logit's capped value and its derivative, as the definitions are written.
+struct Capped {
+    double value, slope;
+};
+Capped capped_of(double logit, const LogitSoftcap& softcap) {
+    const double c = softcap.limit, r = logit / c;
+    if (c == 0) return {logit, 1};
+    if (softcap.form == SoftcapForm::tanh) return {c * std::tanh(r), 1 / (std::cosh(r) * std::cosh(r))};
+    return {std::isinf(r) ? std::copysign(c, r) : logit / std::sqrt(1 + r * r), std::pow(1 + r * r, -1.5)};
+}
+
+/// Expects a row's loss and gradients within derived bounds of the textbook formulas in float64. A capped
+/// logit has at most 8 roundings, relative to the cap, and a slope 3 times as many.
+void expect_row(std::span<const double> given_logits, std::int64_t target, double loss,
+                std::span<const double> gradients, const Precision& precision, double adders,
+                const LogitSoftcap& softcap) {
+    std::vector<double> logits, slopes;
+    for (const double logit : given_logits) {
+        const Capped capped = capped_of(logit, softcap);
+        logits.push_back(capped.value);
+        slopes.push_back(capped.slope);
+    }
+    const double cap_error = 8 * precision.sums * softcap.limit,
+                 slope_error = softcap.limit > 0 ? 24 * precision.sums : 0;
     double largest = -std::numeric_limits<double>::infinity(), sum = 0;
     for (const double logit : logits) largest = std::max(largest, logit);
     for (const double logit : logits) sum += std::exp(logit - largest);
@@ -133,14 +155,18 @@ void expect_row(std::span<const double> logits, std::int64_t target, double loss
     const double added = size / adders;
     const double sum_error = (added + 4 * (added / 16 + 32) + 2 * std::log(size)) * precision.sums;
     const double exact_loss = std::log(sum) + largest - logits[static_cast<std::size_t>(target)];
-    ASSERT_NEAR(loss, exact_loss, sum_error + 0x1p-50 * (std::abs(largest) + std::abs(exact_loss)));
+    ASSERT_NEAR(loss, exact_loss,
+                3 * cap_error + sum_error + 0x1p-50 * (std::abs(largest) + std::abs(exact_loss)));
     for (std::size_t i = 0; i < logits.size(); ++i) {
         const double x = logits[i] - largest, p = std::exp(x) / sum;
-        const double exact = factor * (p - (static_cast<std::int64_t>(i) == target ? 1 : 0));
+        const double uncapped = factor * (p - (static_cast<std::int64_t>(i) == target ? 1 : 0)),
+                     exact = uncapped * slopes[i];
         const double p_error =
-            p > 0 ? p * (2 * std::abs(x) * precision.sums + 8 * precision.sums + sum_error) : 0;
+            p > 0 ? p * (2 * std::abs(x) * precision.sums + 8 * precision.sums + sum_error + 3 * cap_error)
+                  : 0;
         const double error = factor * p_error + precision.storage * (std::abs(exact) + factor * p_error) +
-                             2 * precision.sums * factor * (exact < 0 ? 1 : 0) + precision.smallest;
+                             2 * precision.sums * factor * (exact < 0 ? 1 : 0) +
+                             slope_error * std::abs(uncapped) + precision.smallest;
         if (!(std::abs(gradients[i] - exact) <= error))
             FAIL() << "token " << i << ", target " << target << ": gradient " << gradients[i] << "; expected "
                    << exact << " within " << error;
@@ -148,7 +174,7 @@ void expect_row(std::span<const double> logits, std::int64_t target, double loss
 }
 
 void expect_outputs(const Rows& shape, const Inputs& inputs, const Outputs& outputs, DType dtype,
-                    double adders) {
+                    double adders, const LogitSoftcap& softcap) {
     for (std::int64_t row = 0; row < shape.rows; ++row) {
         SCOPED_TRACE(concat("row ", row));
         const auto begin = static_cast<std::size_t>(row * shape.columns);
@@ -165,7 +191,7 @@ void expect_outputs(const Rows& shape, const Inputs& inputs, const Outputs& outp
             std::all_of(memory + shape.first + shape.vocabulary, memory + shape.columns, is_untouched))
             << "after the row";
         if (target != ignored_target) {
-            expect_row(logits, target, loss, gradients, precision_of(dtype), adders);
+            expect_row(logits, target, loss, gradients, precision_of(dtype), adders, softcap);
         } else {
             ASSERT_EQ(loss, 0.0);
             ASSERT_TRUE(std::all_of(gradients.begin(), gradients.end(), [](double g) { return g == 0; }));
@@ -174,15 +200,16 @@ void expect_outputs(const Rows& shape, const Inputs& inputs, const Outputs& outp
     }
 }
 
-void expect_rows(const Context& ctx, const Rows& shape, std::initializer_list<DType> dtypes) {
+void expect_rows(const Context& ctx, const Rows& shape, std::initializer_list<DType> dtypes,
+                 const LogitSoftcap& softcap = {}) {
     const Inputs inputs = inputs_of(shape);
     for (const DType dtype : dtypes) {
         SCOPED_TRACE(concat(shape.rows, " x ", shape.vocabulary, ", columns ", shape.columns, ", first ",
                             shape.first, ", ", dtype));
-        const Outputs outputs = run_rows(ctx, shape, inputs, dtype);
-        expect_outputs(shape, inputs, outputs, dtype, ctx.device().is_cpu() ? 1 : 512);
+        const Outputs outputs = run_rows(ctx, shape, inputs, dtype, softcap);
+        expect_outputs(shape, inputs, outputs, dtype, ctx.device().is_cpu() ? 1 : 512, softcap);
         if (testing::Test::HasFatalFailure()) return;
-        const Outputs again = run_rows(ctx, shape, inputs, dtype);
+        const Outputs again = run_rows(ctx, shape, inputs, dtype, softcap);
         EXPECT_EQ(outputs.losses, again.losses) << "two runs";
         for (std::size_t i = 0; i < again.memory.size(); ++i)
             ASSERT_TRUE(outputs.memory[i] == again.memory[i] || std::isnan(again.memory[i]))
@@ -193,6 +220,40 @@ void expect_rows(const Context& ctx, const Rows& shape, std::initializer_list<DT
 TEST(CrossEntropyRows, AreWithinRoundingBounds) {
     for (const std::int64_t vocabulary : {1, 7, 513, 50257})
         expect_rows(Context(Device::cpu(), 2), {16, vocabulary, vocabulary + 3}, {DType::f64, DType::f32});
+}
+
+constexpr LogitSoftcap softcaps[] = {
+    {30, SoftcapForm::tanh}, {15, SoftcapForm::root}, {2, SoftcapForm::root}};
+
+TEST(CrossEntropyRows, OfCappedLogitsAreWithinRoundingBounds) {
+    for (const LogitSoftcap& softcap : softcaps)
+        for (const std::int64_t vocabulary : {1, 7, 513, 5001})
+            expect_rows(Context(Device::cpu(), 2), {16, vocabulary, vocabulary + 3}, {DType::f64, DType::f32},
+                        softcap);
+}
+
+/// Rows in a warp, in a cluster, in a thread block, unaligned, and wider than shared memory.
+TEST_F(OnCuda, CrossEntropyOfCappedLogitsIsWithinRoundingBounds) {
+    for (const LogitSoftcap& softcap : softcaps) {
+        for (const std::int64_t vocabulary : {7, 512, 8191})
+            expect_rows(gpu(), {30, vocabulary, vocabulary + 3},
+                        {DType::f64, DType::f32, DType::bf16, DType::f16}, softcap);
+        expect_rows(gpu(), {300, 50257, 50304}, {DType::bf16, DType::f16, DType::f32}, softcap);
+        expect_rows(gpu(), {30, 50257, 50304, 3}, {DType::bf16, DType::f32}, softcap);
+        expect_rows(gpu(), {8, 655361, 655424}, {DType::bf16}, softcap);
+    }
+}
+
+TEST_F(OnCuda, CappedLogitsEqualThoseOfTheCpu) {
+    for (const LogitSoftcap& softcap : softcaps)
+        for (const DType dtype : {DType::f32, DType::f64}) {
+            const Tensor x = test::numbers(cpu, {3, 1003}, dtype, 1), y = to_device(gpu(), x);
+            cpu::cap_logits(cpu, x, softcap);
+            cuda::cap_logits(gpu(), y, softcap);
+            const auto expected = to_host(cpu, x), values = to_host(gpu(), y);
+            for (std::size_t i = 0; i < values.size(); ++i)
+                ASSERT_NEAR(values[i], expected[i], 16 * precision_of(dtype).sums * softcap.limit);
+        }
 }
 
 TEST_F(OnCuda, CrossEntropyOfNarrowRowsIsWithinRoundingBounds) {

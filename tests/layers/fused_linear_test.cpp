@@ -26,6 +26,7 @@ struct FusedCase {
     bool norm, centred, bias, residual;
     std::optional<Activation> activation;
     bool wide_result = false;
+    double weight_offset = 0.0;
 };
 
 /// Some widths of x are multiples of what a warp reads at once, others are not. y's columns do not always
@@ -43,8 +44,9 @@ const FusedCase fused_cases[] = {
     {8, 64, 3, false, false, false, false, std::nullopt, true},
     {1, 128, 5003, true, true, false, false, std::nullopt, true},  // two thread blocks per multiprocessor
     {7, 264, 1703, true, true, true, true, Activation::swiglu},    // the same
-    {9, 64, 32, true, true, true, true, Activation::gelu},         // more rows than the kernel accepts
-    {2, 30, 16, true, true, true, true, Activation::gelu},         // x's rows do not divide into vectors
+    {4, 264, 80, true, false, true, true, Activation::geglu_tanh, false, 1.0},
+    {9, 64, 32, true, true, true, true, Activation::gelu},  // more rows than the kernel accepts
+    {2, 30, 16, true, true, true, true, Activation::gelu},  // x's rows do not divide into vectors
 };
 
 /// The operands for one case in one dtype, from the same random numbers for every dtype.
@@ -61,7 +63,8 @@ Operands operands_of(const Context& ctx, const FusedCase& c, DType dtype) {
         made.op.norm =
             FusedLinear::Norm{.weight = randn(ctx, {c.in}, dtype, Seed{4}),
                               .bias = c.centred && c.bias ? randn(ctx, {c.in}, dtype, Seed{5}) : Tensor(),
-                              .centred = c.centred};
+                              .centred = c.centred,
+                              .weight_offset = c.weight_offset};
     made.op.activation = c.activation;
     if (c.residual) made.op.residual = randn(ctx, {c.rows, c.out}, dtype, Seed{6});
     return made;
@@ -103,10 +106,10 @@ std::vector<double> expected_of(const Context& ctx, const Context& cpu, const Op
     for (std::int64_t row = 0; row < rows; ++row)
         for (std::int64_t column = 0; column < out; ++column) {
             double sum = dot(row, column);
-            // |d f| <= |up| |d gate| * 1.1 + |silu(gate)| |d up|, both at most the product of the sums. The
-            // relu^2 slope is 2 x; GELU's slope is at most 1.13.
+            // |d f| <= |up| |d gate| * 1.13 + |f(gate)| |d up|, both at most the product of the sums. The
+            // relu^2 slope is 2 x; the slopes of SiLU and GELU are at most 1.13.
             if (gated) {
-                sum *= 2.1 * dot(row, out + column);
+                sum *= 2.13 * dot(row, out + column);
             } else if (in.op.activation == Activation::relu2) {
                 sum *= 2 * sum;
             } else if (in.op.activation) {

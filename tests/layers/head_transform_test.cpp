@@ -1,6 +1,7 @@
 // The norm and rotation of queries and keys, against the formulas in float64 and against separate operators.
 #include <gradtile/layers/head_transform.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -21,11 +22,14 @@ using test::floating_dtypes;
 struct HeadSizes {
     std::int64_t batch, length, queries, keys, dim;
     bool norm, rotates;
+    bool without_gain = false;
+    double offset = 0.0;
 
     std::int64_t heads() const { return queries + keys; }
     friend std::ostream& operator<<(std::ostream& out, const HeadSizes& h) {
         return out << '[' << h.batch << ", " << h.length << ", " << h.queries << " + " << h.keys << ", "
-                   << h.dim << ']' << (h.norm ? " norm" : "") << (h.rotates ? " rotated" : "");
+                   << h.dim << ']' << (h.norm ? " norm" : "") << (h.without_gain ? " without gain" : "")
+                   << (h.rotates ? " rotated" : "");
     }
 };
 constexpr double head_epsilon = 1e-5;
@@ -45,10 +49,12 @@ struct HeadProblem {
         x = heads_of(memory);
         gradient = heads_of(gradient_memory);
         transform = {.queries = h.queries, .epsilon = head_epsilon};
-        if (h.norm) {
+        if (h.norm) rstd = empty(ctx, {h.batch, h.length, h.heads()}, accumulator_of(dtype));
+        transform.without_gain = h.without_gain;
+        transform.weight_offset = h.offset;
+        if (h.norm && !h.without_gain) {
             transform.q_weight = random({h.dim}, 3);
             transform.k_weight = random({h.dim}, 4);
-            rstd = empty(ctx, {h.batch, h.length, h.heads()}, accumulator_of(dtype));
             for (GradientTarget* target : {&weights.q, &weights.k})
                 *target = {zeros(ctx, {h.dim}, accumulator_of(dtype)), GradientWrite::accumulate};
         }
@@ -79,7 +85,7 @@ struct ExactHeads {
 };
 ExactHeads exact_heads(const HeadProblem& p, const std::vector<double>& xs, const std::vector<double>& dys,
                        const std::vector<double>& q_weight, const std::vector<double>& k_weight) {
-    const auto& [batch, length, queries, keys, dim, norm, rotates] = p.heads;
+    const auto& [batch, length, queries, keys, dim, norm, rotates, without_gain, offset] = p.heads;
     const auto width = static_cast<std::size_t>(dim);
     ExactHeads e{xs,
                  dys,
@@ -140,8 +146,14 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
     HeadProblem p(ctx, heads, dtype);
     const auto before = to_host(ctx, p.memory), gradients_before = to_host(ctx, p.gradient_memory);
     const auto host = [&](const Tensor& x) { return x.defined() ? to_host(ctx, x) : std::vector<double>(); };
+    const auto gain = [&](const Tensor& weight) {
+        std::vector<double> values(static_cast<std::size_t>(heads.dim), 1.0);
+        if (weight.defined())
+            std::ranges::transform(host(weight), values.begin(), [&](double w) { return heads.offset + w; });
+        return values;
+    };
     const ExactHeads want =
-        exact_heads(p, host(p.x), host(p.gradient), host(p.transform.q_weight), host(p.transform.k_weight));
+        exact_heads(p, host(p.x), host(p.gradient), gain(p.transform.q_weight), gain(p.transform.k_weight));
     p.run(ctx);
     const auto y = host(p.y), dx = host(p.gradient);
     const double half = epsilon_of(dtype) / 2, small = epsilon_of(accumulator_of(dtype)),
@@ -159,7 +171,7 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
                   half * std::abs(want.dx[i]) + terms * small * want.dx_size[i] + 0x1p-24)
             << heads << ' ' << dtype << " dx " << i;
     }
-    if (heads.norm) {
+    if (heads.norm && !heads.without_gain) {
         const auto rows = static_cast<double>(y.size()) / static_cast<double>(heads.dim);
         const auto dq = host(p.weights.q.grad), dk = host(p.weights.k.grad);
         for (std::size_t i = 0; i < width; ++i) {
@@ -185,12 +197,26 @@ void expect_exact_heads(const Context& ctx, const HeadSizes& heads, DType dtype)
 
 /// Head dims with and without whole vectors, odd head counts, lengths that leave teams without a row.
 constexpr HeadSizes head_cases[] = {
-    {2, 5, 4, 2, 64, true, true},     {1, 1, 1, 1, 64, true, true},   {2, 33, 3, 1, 128, true, true},
-    {1, 70, 14, 2, 64, true, true},   {2, 9, 5, 5, 80, true, true},   {1, 7, 2, 1, 256, true, true},
-    {1, 19, 2, 2, 32, true, true},    {2, 6, 3, 3, 10, true, true},   {1, 12, 2, 1, 14, true, false},
-    {2, 7, 3, 1, 9, true, false},     {2, 17, 2, 2, 64, true, false}, {2, 31, 6, 2, 64, false, true},
-    {2, 13, 3, 2, 6, false, true},    {1, 21, 2, 2, 96, false, true}, {2, 150, 25, 25, 16, true, true},
+    {2, 5, 4, 2, 64, true, true},
+    {1, 1, 1, 1, 64, true, true},
+    {2, 33, 3, 1, 128, true, true},
+    {1, 70, 14, 2, 64, true, true},
+    {2, 9, 5, 5, 80, true, true},
+    {1, 7, 2, 1, 256, true, true},
+    {1, 19, 2, 2, 32, true, true},
+    {2, 6, 3, 3, 10, true, true},
+    {1, 12, 2, 1, 14, true, false},
+    {2, 7, 3, 1, 9, true, false},
+    {2, 17, 2, 2, 64, true, false},
+    {2, 31, 6, 2, 64, false, true},
+    {2, 13, 3, 2, 6, false, true},
+    {1, 21, 2, 2, 96, false, true},
+    {2, 150, 25, 25, 16, true, true},
     {3, 250, 12, 12, 64, true, true},
+    {2, 33, 3, 1, 128, true, true, true},
+    {2, 7, 3, 1, 9, true, false, true},
+    {1, 70, 14, 2, 64, true, true, false, 1.0},
+    {2, 6, 3, 3, 10, true, true, false, 1.0},
 };
 
 TEST(HeadTransform, EqualsItsFormulas) {

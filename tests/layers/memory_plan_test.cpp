@@ -69,6 +69,20 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"lora_f32_block", with_lora(with_attention_options(Recompute::block)), DType::f32}),
     [](const auto& info) { return info.param.name; });
 
+/// The families in turn with each level.
+std::vector<Case> family_cases() {
+    std::vector<Case> cases;
+    for (const test::FamilyModel& family :
+         test::family_models({.layers = 3, .width = 32, .context = 40, .vocabulary = 50})) {
+        const auto level = static_cast<Recompute>(cases.size() % EnumNames<Recompute>::names.size());
+        const DType dtype = cases.size() % 2 == 0 ? DType::bf16 : DType::f32;
+        cases.push_back({family.name, {family.config, {.dropout = 0.1, .recompute = level}}, dtype});
+    }
+    return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Families, MemoryPlanOf, ::testing::ValuesIn(family_cases()),
+                         [](const auto& info) { return info.param.name; });
+
 /// Runs one training step with activations in `arena`. Returns the flat gradients.
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
                                const MemoryRequest& request) {

@@ -29,6 +29,38 @@ TEST(RMSNorm, PassesTheLayerSuite) {
                           {.width = width, .operations = operations(width), .dx_cancels = width == 1});
 }
 
+TEST(Norms, WithAnOffsetPassTheLayerSuite) {
+    test::check_layer([](ParameterStore& store) { return RMSNorm(store, "norm", 96, 1e-5, 1.0); },
+                      {.width = 96, .operations = operations(96) + 1});
+    test::check_layer([](ParameterStore& store) { return LayerNorm(store, "norm", 37, true, 1e-5, 1.0); },
+                      {.width = 37, .operations = operations(37) + 1});
+}
+
+/// y and dx of a norm with the offset 1 and the weight w are those of a norm with the weight 1 + w. Eighths
+/// are exact in both.
+TEST(Norms, AddTheOffsetToTheWeight) {
+    const Context ctx(Device::cpu(), 2);
+    ParameterStore store;
+    const RMSNorm offset(store, "offset", 24, 1e-5, 1.0), plain(store, "plain", 24);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    EXPECT_THAT(to_host(ctx, offset.weight.value()), testing::Each(0.0));
+    EXPECT_THAT(to_host(ctx, plain.weight.value()), testing::Each(1.0));
+    for (std::int64_t i = 0; i < 24; ++i) {
+        offset.weight.value().data<float>()[i] = static_cast<float>(i) / 8 - 1;
+        plain.weight.value().data<float>()[i] = static_cast<float>(i) / 8;
+    }
+    const Tensor x = randn(ctx, {5, 24}, DType::f32, Seed{2}), dy = randn(ctx, {5, 24}, DType::f32, Seed{3});
+    const auto passes_of = [&](const RMSNorm& norm) {
+        RMSNorm::Saved saved;
+        std::vector<double> all = to_host(ctx, norm.forward(ctx, x, saved));
+        for (const double value : to_host(ctx, norm.backward(ctx, dy, saved))) all.push_back(value);
+        for (const double value : to_host(ctx, norm.weight.grad())) all.push_back(value);
+        return all;
+    };
+    EXPECT_EQ(passes_of(offset), passes_of(plain));
+}
+
 TEST(LayerNorm, RowsHaveMeanZeroAndVarianceOne) {
     const Context ctx(Device::cpu(), 2);
     ParameterStore store;
@@ -201,6 +233,18 @@ TEST_F(OnCuda, RMSNormPassesTheLayerSuite) {
                                    .operations = operations(width),
                                    .leading = {{1}, {5, 1, 2}, {3, width < 2000 ? 171 : 19}},
                                    .dx_cancels = width == 1});
+}
+
+/// Weights in registers, in memory, and of rows that no team holds.
+TEST_F(OnCuda, NormsWithAnOffsetPassTheLayerSuite) {
+    for (const std::int64_t width : {64, 768, 1000, 9001}) {
+        const test::LayerSuite layer{.width = width, .operations = operations(width) + 1};
+        test::check_layer_on_cuda(
+            gpu(), [&](ParameterStore& store) { return RMSNorm(store, "norm", width, 1e-5, 1.0); }, layer);
+        test::check_layer_on_cuda(
+            gpu(), [&](ParameterStore& store) { return LayerNorm(store, "norm", width, true, 1e-5, 1.0); },
+            layer);
+    }
 }
 
 TEST_F(OnCuda, NormAddsAResidualBeforeItNormalises) {

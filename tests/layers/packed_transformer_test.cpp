@@ -42,6 +42,19 @@ INSTANTIATE_TEST_SUITE_P(Models, PackedTransformer,
                                            PackedCase{"llama_block", small_llama(Recompute::block)}),
                          [](const auto& info) { return info.param.name; });
 
+/// The families in turn with each level.
+std::vector<PackedCase> packed_families() {
+    std::vector<PackedCase> cases;
+    for (const test::FamilyModel& family :
+         test::family_models({.layers = 2, .width = 32, .hidden = 24, .context = 12, .vocabulary = 19})) {
+        const auto level = static_cast<Recompute>(cases.size() % EnumNames<Recompute>::names.size());
+        cases.push_back({family.name, {family.config, {.recompute = level}}});
+    }
+    return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Families, PackedTransformer, ::testing::ValuesIn(packed_families()),
+                         [](const auto& info) { return info.param.name; });
+
 /// The documents in two 12-token windows; the last two documents are empty.
 const std::vector<std::int32_t> document_lengths{5, 1, 6, 12, 0, 0};
 

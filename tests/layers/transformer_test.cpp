@@ -95,13 +95,20 @@ SmallModel tiny_lora() {
 }
 
 class TransformerStyles : public ::testing::TestWithParam<SmallModel> {};
-std::string style_name(const ::testing::TestParamInfo<SmallModel>& info) {
-    const char* const names[] = {"gpt2", "llama", "options", "lora"};
-    return names[info.index];
+std::vector<test::FamilyModel> tiny_families() {
+    return test::family_models({.layers = 2, .width = 16, .hidden = 12, .context = 7, .vocabulary = 11});
 }
-INSTANTIATE_TEST_SUITE_P(All, TransformerStyles,
-                         ::testing::Values(tiny_gpt2(), tiny_llama(), tiny_options(), tiny_lora()),
-                         style_name);
+std::vector<SmallModel> all_styles() {
+    std::vector<SmallModel> styles{tiny_gpt2(), tiny_llama(), tiny_options(), tiny_lora()};
+    for (const test::FamilyModel& family : tiny_families()) styles.emplace_back(family.config);
+    styles.back().adapters = {.rank = 2};
+    return styles;
+}
+std::string style_name(const ::testing::TestParamInfo<SmallModel>& info) {
+    static const std::vector<std::string> first{"gpt2", "llama", "options", "lora"};
+    return info.index < first.size() ? first[info.index] : tiny_families()[info.index - first.size()].name;
+}
+INSTANTIATE_TEST_SUITE_P(All, TransformerStyles, ::testing::ValuesIn(all_styles()), style_name);
 
 GradientReport check_gradients(ModelFixture& f, const ForwardOptions& options) {
     using Tensors = Differentiable::Tensors;

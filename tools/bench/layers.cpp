@@ -242,7 +242,7 @@ void cross_entropy(Bench& bench) {
     count_targets();
     const auto rows_of = [&](const Tensor& gradients, const Tensor& from) {
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses, gradients, from, targets,
-                  count, 1.0);
+                  count, 1.0, head.softcap);
     };
     bench.measure("cross_entropy losses", wide.bytes(), [&] { rows_of({}, wide); });
     bench.measure("cross_entropy gradients", logits.bytes() + d_logits.bytes(),

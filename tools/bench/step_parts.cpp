@@ -69,7 +69,7 @@ void add_head_transform(std::vector<Part>& parts, const Context& ctx, const Rand
         attn.rope ? attn.rope->angles_from(ctx, 0, x.size(1), x.dtype()) : Rope::Angles();
     auto saved = std::make_shared<MultiHeadAttention::Saved>();
     attn.queries_and_keys(ctx, packed, angles, *saved);
-    const std::string name = attn.rope && attn.q_norm ? "qk-norm and rope" : attn.rope ? "rope" : "qk-norm";
+    const std::string name = attn.rope && attn.qk_norm ? "qk-norm and rope" : attn.rope ? "rope" : "qk-norm";
     parts.push_back({name + " forward", count, 0,
                      [=, &ctx, &attn] { attn.queries_and_keys(ctx, packed, angles, *saved); }});
     parts.push_back({name + " backward", count, 0, [=, &ctx, &attn] {
@@ -93,8 +93,8 @@ void add_attention(std::vector<Part>& parts, const Context& ctx, const ModelConf
         ModelConfig alike = config;  // all layers have this window
         alike.window = window;
         alike.window_pattern = 0;
-        const double flops =
-            4.0 * static_cast<double>(rows * config.width) * mean_visible_keys(alike, length);
+        const double flops = 4.0 * static_cast<double>(rows * config.heads * config.head_dim()) *
+                             mean_visible_keys(alike, length);
         const std::string name = window == 0 ? "attention" : concat("attention, window ", window);
         parts.push_back({name + " forward", layers, flops, [=, &ctx] {
                              attention::Saved again;
@@ -125,18 +125,20 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     auto attention_saved = std::make_shared<MultiHeadAttention::Saved>();
     block.attn.forward(ctx, x, TrainingPass{}, *attention_saved);
     add_attention(parts, ctx, config, *attention_saved);
-    if (block.attn.rope || block.attn.q_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
+    if (block.attn.rope || block.attn.qk_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
 
+    const ConfiguredNorm& norm = model.norm_f;
+    const std::int64_t norms = layers * ((block.norm_1 ? 2 : 0) + (block.norm_post_1 ? 2 : 0));
     auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
-    block.norm_1.forward(ctx, x, *norm_saved);
+    norm.forward(ctx, x, *norm_saved);
     const Tensor branch = numbers(ctx, x.shape(), dtype);
-    parts.push_back({"residual and norm forward", 2 * layers, 0, [=, &ctx, &block] {
+    parts.push_back({"residual and norm forward", norms, 0, [=, &ctx, &norm] {
                          ConfiguredNorm::Saved saved;
                          Residual residual{x, branch};
-                         block.norm_1.forward(ctx, residual, saved);
+                         norm.forward(ctx, residual, saved);
                      }});
-    parts.push_back({"norm backward", 2 * layers + 1, 0,
-                     [=, &ctx, &block] { block.norm_1.backward_add(ctx, x, *norm_saved, dx); }});
+    parts.push_back(
+        {"norm backward", norms + 1, 0, [=, &ctx, &norm] { norm.backward_add(ctx, x, *norm_saved, dx); }});
 
     add_mlp(parts, ctx, numbers, block.mlp, rows, layers);
     parts.push_back({"embedding forward", 1, 0, [=, &ctx, &model] {

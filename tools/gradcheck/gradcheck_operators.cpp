@@ -190,9 +190,10 @@ GradientReport check_lora(const Context& ctx) {
     return gradient_check_layer(ctx, layer, input(ctx, {3, 5, 6}, 1), adapters.parameters());
 }
 
-GradientReport check_cross_entropy(const Context& ctx) {
+GradientReport check_cross_entropy(const Context& ctx, const LogitSoftcap& softcap) {
     ParameterStore store;
-    const CrossEntropyHead head(store, "head", 13, 6);
+    CrossEntropyHead head(store, "head", 13, 6);
+    head.softcap = softcap;
     draw_parameters(ctx, store);
     std::vector<std::int32_t> target_ids = token_pattern(10, 13, 3);
     target_ids[4] = -1;
@@ -258,16 +259,49 @@ std::vector<CheckedOperator> make_attention_operators() {
     return operators;
 }
 
+ModelConfig small_llama() {
+    return as_llama({.layers = 2,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .width = 16,
+                     .hidden = 24,
+                     .context = 5,
+                     .vocabulary = 11,
+                     .qk_norm = true});
+}
+ModelConfig gemma3_style() {
+    ModelConfig config = small_llama();
+    config.head_width = 6;
+    config.block = BlockKind::sandwich_norm;
+    config.norm_offset = config.scaled_embedding = config.tied_head = true;
+    config.activation = Activation::geglu_tanh;
+    config.window = 2;
+    config.window_pattern = 2;
+    config.window_rope_base = 100;
+    config.rope_scaling = {.kind = RopeKind::linear, .factor = 8};
+    config.logit_softcap.limit = 3;
+    return config;
+}
+ModelConfig olmo2_style() {
+    ModelConfig config = small_llama();
+    config.block = BlockKind::output_norm;
+    config.qk_norm_kind = QkNorm::projection;
+    return config;
+}
+ModelConfig neox_style() {
+    return {.layers = 2,
+            .heads = 2,
+            .width = 16,
+            .context = 5,
+            .vocabulary = 11,
+            .block = BlockKind::parallel,
+            .positions = Positions::rope,
+            .rotary_width = 4,
+            .embedding_norm = true};
+}
+
 std::vector<CheckedOperator> make_operators() {
     const ModelConfig gpt2{.layers = 2, .heads = 2, .width = 8, .context = 5, .vocabulary = 11};
-    const ModelConfig llama = as_llama({.layers = 2,
-                                        .heads = 4,
-                                        .kv_heads = 2,
-                                        .width = 16,
-                                        .hidden = 24,
-                                        .context = 5,
-                                        .vocabulary = 11,
-                                        .qk_norm = true});
     std::vector<CheckedOperator> operators = make_attention_operators();
     const std::vector<CheckedOperator> layer_operators{
         {"linear",
@@ -290,7 +324,15 @@ std::vector<CheckedOperator> make_operators() {
          }},
         {"rope", check_rope},
         {"dropout", check_dropout},
-        {"cross-entropy", check_cross_entropy},
+        {"cross-entropy", [](const Context& c) { return check_cross_entropy(c, {}); }},
+        {"cross-entropy-tanh-softcap",
+         [](const Context& c) {
+             return check_cross_entropy(c, {3, SoftcapForm::tanh});
+         }},
+        {"cross-entropy-root-softcap",
+         [](const Context& c) {
+             return check_cross_entropy(c, {3, SoftcapForm::root});
+         }},
         {"multi-head-attention",
          [gpt2](const Context& c) {
              return check_layer<TrainedAttention>(c, {2, 5, 8}, gpt2);
@@ -300,7 +342,10 @@ std::vector<CheckedOperator> make_operators() {
              return check_layer<Mlp>(c, {2, 5, 8}, gpt2);
          }},
         {"gpt2", [gpt2](const Context& c) { return check_transformer(c, gpt2); }},
-        {"llama", [llama](const Context& c) { return check_transformer(c, llama); }},
+        {"llama", [](const Context& c) { return check_transformer(c, small_llama()); }},
+        {"gemma3", [](const Context& c) { return check_transformer(c, gemma3_style()); }},
+        {"olmo2", [](const Context& c) { return check_transformer(c, olmo2_style()); }},
+        {"neox", [](const Context& c) { return check_transformer(c, neox_style()); }},
     };
     operators.insert(operators.end(), layer_operators.begin(), layer_operators.end());
     for (const ActivationTraits& traits : activation_table)

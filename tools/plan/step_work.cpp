@@ -16,9 +16,12 @@ double padded_vocabulary(const ModelConfig& model) {
 
 /// The elements that a block's memory-bound passes read and write per row.
 struct BlockTraffic {
-    double norms_forward;     ///< both norms with their residual sums: two tensors read, two written
-    double norms_backward;    ///< each norm reads x, dy and the residual gradient, and writes the residual
-                              ///< gradient
+    // The norm of a branch's input with its residual sum: two tensors read, two written; a sum alone: two
+    // read, one written; the norm of a branch's output: one read, one written.
+    double norms_forward;
+    // The input's norm reads x, dy and the residual gradient, and writes the residual gradient; without a
+    // norm x is not read. The output's norm reads x and dy, and writes dx.
+    double norms_backward;
     double norms_recomputed;  ///< recomputed norm outputs: read, written
     double activation;        ///< the activation's traffic beyond the products around it
     double activation_recomputed;
@@ -30,17 +33,23 @@ struct BlockTraffic {
 BlockTraffic block_traffic(const ModelConfig& model) {
     const BlockMatrices matrices = block_matrices(model);
     const double width = as_double(model.width), hidden = as_double(matrices.down.in);
-    const double kv_width = as_double(model.key_value_heads() * model.head_dim());
+    const double transformed =
+        as_double((model.heads + model.key_value_heads()) * model.head_dim());  // queries and keys
+    const bool normalises_outputs =
+        model.block == BlockKind::output_norm || model.block == BlockKind::sandwich_norm;
+    const double output_norms = normalises_outputs ? 2 : 0,
+                 sums = model.block == BlockKind::output_norm ? 2 : 0, input_norms = 2 - sums;
+    const double biases =
+        model.bias ? as_double(matrices.qkv.out + matrices.proj.out + matrices.up.out + matrices.down.out)
+                   : as_double(model.qkv_bias ? matrices.qkv.out : 0);
     const bool gated = traits_of(model.activation).gated;
-    return {.norms_forward = 8 * width,
-            .norms_backward = 8 * width,
-            .norms_recomputed = 4 * width,
+    return {.norms_forward = (4 * input_norms + 3 * sums + 2 * output_norms) * width,
+            .norms_backward = (4 * input_norms + 3 * sums + 3 * output_norms) * width,
+            .norms_recomputed = 2 * input_norms * width,
             .activation = gated ? (2 + 1) * hidden : hidden,
             .activation_recomputed = gated ? (2 + 1) * hidden : 2 * hidden,
-            .bias_gradients = model.bias ? as_double(matrices.qkv.out + matrices.proj.out + matrices.up.out +
-                                                     matrices.down.out)
-                                         : 0,
-            .positions = rotates_heads(model.positions) ? 2 * (width + kv_width) : 0};
+            .bias_gradients = biases,
+            .positions = rotates_heads(model.positions) ? 2 * transformed : 0};
 }
 
 }  // namespace
@@ -63,7 +72,8 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
     const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
     const double row_bytes = rows * element;
     // Multiply-adds for q.k, summed over heads: the mean over the layers, which may have windows.
-    const double scores = rows * as_double(model.width) * mean_visible_keys(model, model.context);
+    const double scores =
+        rows * as_double(model.heads * model.head_dim()) * mean_visible_keys(model, model.context);
     // In a step each row is multiplied by all matrices three times: once forward, twice backward.
     const double products = 2.0 * rows * as_double(block_matrices(model).elements());
     const BlockTraffic traffic = block_traffic(model);

@@ -121,12 +121,21 @@ TrainConfig llama_500m() {
     return c;
 }
 
-/// llama-tiny with Gemma 2's attention: a window in every second layer, and a softcap.
+/// A small Gemma 2 (Gemma Team 2024): norms before and after each branch, GeGLU, scaled embeddings, heads
+/// wider than width / heads, a window in every second layer, and softcaps on scores and logits.
 TrainConfig gemma2_tiny() {
     TrainConfig c = llama_tiny();
+    c.model.heads = 4;
+    c.model.head_width = 64;
+    c.model.block = BlockKind::sandwich_norm;
+    c.model.norm_offset = true;
+    c.model.activation = Activation::geglu_tanh;
+    c.model.scaled_embedding = true;
+    c.model.tied_head = true;
     c.model.window = 32;
     c.model.window_pattern = 2;
     c.model.softcap = 50;
+    c.model.logit_softcap.limit = 30;
     c.out = "runs/gemma2-tiny";
     return c;
 }

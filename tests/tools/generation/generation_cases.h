@@ -13,6 +13,8 @@
 #include <gradtile/tools/generation/next_token.h>
 #include <gradtile/train/model/language_model.h>
 
+#include <support/small_models.h>
+
 namespace gradtile::test {
 
 struct GenerationCase {
@@ -32,6 +34,13 @@ inline std::vector<double> logits_after(NextToken& next, std::span<const std::in
 inline std::string test_name(std::string name) {
     std::ranges::replace(name, '-', '_');
     return name;
+}
+
+/// The family's model with these sizes.
+inline ModelConfig family_named(std::string_view name, const ModelConfig& sizes) {
+    for (const FamilyModel& family : family_models(sizes))
+        if (family.name == name) return family.config;
+    throw Error(concat("no family ", name));
 }
 
 /// The first case is a model with the default settings.
@@ -80,6 +89,8 @@ inline const std::vector<GenerationCase>& generation_cases() {
                              c.positions = p;
                          }});
         all.insert(all.begin(), combinations.begin(), combinations.end());
+        for (const FamilyModel& family : family_models({}))
+            all.push_back({family.name, [name = family.name](ModelConfig& c) { c = family_named(name, c); }});
         return all;
     }();
     return cases;

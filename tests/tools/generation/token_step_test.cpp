@@ -99,10 +99,13 @@ const std::vector<GenerationCase> field_changes{
     {"heads", [](ModelConfig& c) { c.heads = 2; }},
     {"kv_heads", [](ModelConfig& c) { c.kv_heads = 2; }},
     {"width", [](ModelConfig& c) { c.width = 48; }},
+    {"head_width", [](ModelConfig& c) { c.head_width = 12; }},
     {"hidden", [](ModelConfig& c) { c.hidden = 72; }},
     {"context", [](ModelConfig& c) { c.context = 9; }},
     {"vocabulary", [](ModelConfig& c) { c.vocabulary = 41; }},
+    {"block", [](ModelConfig& c) { c.block = BlockKind::sandwich_norm; }},
     {"norm", [](ModelConfig& c) { c.norm = Norm::rms; }},
+    {"norm_offset", [](ModelConfig& c) { c.norm_offset = true; }},
     {"activation", [](ModelConfig& c) { c.activation = Activation::swiglu; }},
     {"positions", [](ModelConfig& c) { c.positions = Positions::rope; }},
     {"rope_base",
@@ -110,10 +113,45 @@ const std::vector<GenerationCase> field_changes{
          c.positions = Positions::rope;
          c.rope_base = 7;
      }},
+    {"rotary_width",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rotary_width = 4;
+     }},
+    {"rope_scaling",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rope_scaling = {.kind = RopeKind::yarn, .factor = 4, .original_context = 4};
+     }},
+    {"window_rope_base",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.window = 3;
+         c.window_pattern = 2;
+         c.window_rope_base = 7;
+     }},
+    {"rope_pattern",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rope_pattern = 2;
+     }},
     {"norm_epsilon", [](ModelConfig& c) { c.norm_epsilon = 0.5; }},
     {"bias", [](ModelConfig& c) { c.bias = false; }},
+    {"qkv_bias",
+     [](ModelConfig& c) {
+         c.bias = false;
+         c.qkv_bias = true;
+     }},
+    {"scaled_embedding", [](ModelConfig& c) { c.scaled_embedding = true; }},
+    {"embedding_norm", [](ModelConfig& c) { c.embedding_norm = true; }},
     {"tied_head", [](ModelConfig& c) { c.tied_head = false; }},
     {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }},
+    {"qk_norm_kind",
+     [](ModelConfig& c) {
+         c.qk_norm = true;
+         c.qk_norm_kind = QkNorm::projection;
+     }},
+    {"query_scalar", [](ModelConfig& c) { c.query_scalar = 3; }},
     {"window", [](ModelConfig& c) { c.window = 3; }},
     {"window_pattern",
      [](ModelConfig& c) {
@@ -122,6 +160,7 @@ const std::vector<GenerationCase> field_changes{
      }},
     {"softcap", [](ModelConfig& c) { c.softcap = 0.5; }},
     {"sinks", [](ModelConfig& c) { c.sinks = true; }},
+    {"logit_softcap", [](ModelConfig& c) { c.logit_softcap.limit = 2; }},
 };
 
 std::vector<std::string> config_fields() {
@@ -133,9 +172,13 @@ std::vector<std::string> config_fields() {
                                   tied_head, scaled_embedding, embedding_norm, qk_norm, qk_norm_kind,
                                   query_scalar, window, window_pattern, softcap, sinks, logit_softcap] =
         ModelConfig{};
-    return {"layers",  "heads",      "kv_heads",       "width",     "hidden",       "context", "vocabulary",
-            "norm",    "activation", "positions",      "rope_base", "norm_epsilon", "bias",    "tied_head",
-            "qk_norm", "window",     "window_pattern", "softcap",   "sinks"};
+    return {
+        "layers",       "heads",        "kv_heads",     "width",        "head_width",       "hidden",
+        "context",      "vocabulary",   "block",        "norm",         "norm_offset",      "activation",
+        "positions",    "rope_base",    "rotary_width", "rope_scaling", "window_rope_base", "rope_pattern",
+        "norm_epsilon", "bias",         "qkv_bias",     "tied_head",    "scaled_embedding", "embedding_norm",
+        "qk_norm",      "qk_norm_kind", "query_scalar", "window",       "window_pattern",   "softcap",
+        "sinks",        "logit_softcap"};
 }
 
 /// Two texts in parts of several tokens: the cached passes' logits against those from one pass over the whole

@@ -64,12 +64,13 @@ TEST_F(Commands, HaveTheFlagsOfExactlyTheSettingsThatTheyUse) {
     const TrainConfig any;
     const auto expect_flags = [&](const Arguments& command, bool SettingUsers::*user) {
         const std::map<std::string, std::string> flags = flags_in_help(command);
-        visit_settings(any, [&](const Setting& setting, const auto&) {
+        visit_settings(any, [&](const Setting& setting, const auto& member) {
             const auto flag = flags.find(concat("--", setting.name));
             const bool is_used = user == nullptr || setting.used_by.*user;
             EXPECT_EQ(flag != flags.end(), is_used) << command.back() << " --" << setting.name;
             if (flag == flags.end()) return;
-            const bool is_list = command.front() == "bench" && setting.in_bench == FlagTakes::list;
+            const bool is_list = std::is_same_v<decltype(member), const std::vector<double>&> ||
+                                 (command.front() == "bench" && setting.in_bench == FlagTakes::list);
             EXPECT_EQ(flag->second.starts_with("LIST"), is_list) << command.back() << " --" << setting.name;
         });
     };
