@@ -81,6 +81,9 @@ class Exporter {
         file.tensors = tensors_in(gguf_tensors(family_->gguf), Target::gguf);
         std::ranges::move(gguf_rope_tensors(config_.model), std::back_inserter(file.tensors));
         if (!encoding()) note_tokenizer("GGUF");
+        if (config_.model.activation == Activation::gelu)
+            result_.notes.push_back(
+                "llama.cpp computes GELU's tanh approximation, so logits differ by some 1e-3");
         write_gguf(options_.out, file);
         result_.files.push_back(options_.out);
         return std::move(result_);

@@ -82,6 +82,8 @@ RopeScaling comparable(RopeScaling s, std::int64_t context) {
     if (kind == RopeKind::none || kind == RopeKind::half_truncated) return {.kind = kind};
     if (kind == RopeKind::linear) s.original_context = plain.original_context;
     if (kind != RopeKind::linear && s.original_context == 0) s.original_context = context;
+    // Within the original context dynamic scaling changes nothing.
+    if (kind == RopeKind::dynamic) s.original_context = std::min(s.original_context, context);
     if (kind != RopeKind::llama3) s.low_factor = plain.low_factor, s.high_factor = plain.high_factor;
     if (kind != RopeKind::yarn) {
         s.beta_fast = plain.beta_fast;

@@ -101,6 +101,7 @@ class HuggingFaceReader {
         const std::string config_text = config_file_text(config_file.string());
         HuggingFaceModel found = read_huggingface_config(parse_json(config_text, config_file.string()),
                                                          config_file.string(), unknown_);
+        set_context(found.config);
         const WeightFiles files(weights_);
         if (const std::string head = other_head(files, found); !head.empty()) {
             found.config.tied_head = false;
@@ -124,6 +125,21 @@ class HuggingFaceReader {
     }
 
   private:
+    void set_context(ModelConfig& config) {
+        const RopeScaling& rope = config.rope_scaling;
+        if (options_.context != 0) {
+            check(!adds_embeddings(config.positions), "context: ", options_.context, ": the model has ",
+                  config.context, " learned positions; expected 0");
+            check(options_.context <= config.context, "context: ", options_.context, "; expected at most ",
+                  config.context, ", the model's context");
+            config.context = options_.context;
+        }
+        if (rope.kind == RopeKind::longrope && config.context > rope.original_context)
+            model_.notes.push_back(concat(folder_.string(), ": longrope's long factors hold for every text; ",
+                                          "transformers uses the short ones up to ", rope.original_context,
+                                          " tokens, as `import --context ", rope.original_context, "` does"));
+    }
+
     void read_tokenizer(const std::string& tokenizer_class) {
         if (options_.tokenizer == "none") return;
         if (!options_.tokenizer.empty()) {

@@ -37,6 +37,9 @@ struct ImportOptions {
     /// folder, if there is one, with the files beside it (see tokenizer_folder.h).
     std::string tokenizer = {};
     ImportDType dtype = ImportDType::stored;
+    /// The model's context, at most the files'; 0: the files'. Models with learned positions have one
+    /// context.
+    std::int64_t context = 0;
     /// Called with the bytes of weights that are read and that will be.
     std::function<void(std::int64_t bytes, std::int64_t of)> on_progress = {};
     /// Whether file members with no known meaning are ignored, with a note, instead of refused.

@@ -65,6 +65,8 @@ void add_import(CommandLine& program) {
     command.add_switch("--list", flags->list, "print the families of models that can be imported");
     command.add_value("--dtype", flags->options.dtype,
                       "type of the run's weights; stored: bf16 if the files hold bfloat16, else f32");
+    command.add_value("--context", flags->options.context,
+                      "largest number of tokens, at most the model's; 0: the model's");
     command.add_value(
         "--tokenizer", flags->options.tokenizer,
         "file of the tokenizer, or none; empty: tokenizer.json or vocab.json beside the weights");

@@ -62,7 +62,7 @@ TEST(TransformersMembers, TheProgramKnowsTheMembersOfTheTable) {
 /// A transformers folder with a small model and a tokenizer, in which tests change one file.
 class MembersInFolder : public testing::Test {
   protected:
-    explicit MembersInFolder(const test::SmallModel& small) {
+    explicit MembersInFolder(const test::FamilyModel& small) {
         ModelConfig config = small.config;
         config.tied_head = true;
         const fs::path tokenizers = fs::path(GRADTILE_SOURCE_DIR) / "tests/reference/tokenizers";
@@ -71,7 +71,7 @@ class MembersInFolder : public testing::Test {
         config.vocabulary = tokenizer.vocab_size();
         ImportedModel model = test::random_model(config);
         model.tokenizer = tokenizer;
-        model.text.files["config.json"] = test::config_text(small.family, config);
+        model.text.files["config.json"] = test::config_text(small.name, config);
         export_model(checkpoint_of(model, "x"), "run", {.out = folder_.string()});
     }
 
@@ -147,13 +147,13 @@ class MembersInFolder : public testing::Test {
 };
 
 struct TransformersMembersOfGpt2 : MembersInFolder {
-    TransformersMembersOfGpt2() : MembersInFolder(test::small_models().at(0)) {}
+    TransformersMembersOfGpt2() : MembersInFolder(test::models_of_families().at(0)) {}
 };
 struct TransformersMembersOfLlama : MembersInFolder {
-    TransformersMembersOfLlama() : MembersInFolder(test::small_models().at(1)) {}
+    TransformersMembersOfLlama() : MembersInFolder(test::models_of_families().at(1)) {}
 };
 
-struct TransformersMembersOfFamily : MembersInFolder, testing::WithParamInterface<test::SmallModel> {
+struct TransformersMembersOfFamily : MembersInFolder, testing::WithParamInterface<test::FamilyModel> {
     TransformersMembersOfFamily() : MembersInFolder(GetParam()) {}
 };
 
@@ -161,15 +161,15 @@ TEST_P(TransformersMembersOfFamily, InConfigsAreWhatTheTableSays) {
     // These files have precedence over config.json.
     fs::remove(folder_ / "generation_config.json");
     fs::remove(folder_ / "tokenizer_config.json");
-    const std::string own_title = concat("config.json of ", GetParam().family);
+    const std::string own_title = concat("config.json of ", GetParam().name);
     const std::set<std::string> own_names = names_of({own_title.c_str()});
     check_table("config.json", "config.json", own_names);
     check_table("settings of generation", "config.json", own_names);
     check_table(own_title.c_str(), "config.json");
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, TransformersMembersOfFamily, testing::ValuesIn(test::small_models()),
-                         [](const auto& test) { return std::string(test.param.family); });
+INSTANTIATE_TEST_SUITE_P(Families, TransformersMembersOfFamily, testing::ValuesIn(test::models_of_families()),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_F(TransformersMembersOfLlama, InRopeParametersAreWhatTheTableSays) {
     json config = json_of(folder_ / "config.json");

@@ -32,6 +32,27 @@ void map_biases(ConfigMembers& m, ModelConfig& c) {
           ": attention_bias and mlp_bias differ; expected biases in all linear layers or in none");
 }
 
+TensorNames llama_tensors() {
+    return {"model.layers.",
+            {{"norm_1", {"input_layernorm"}},
+             {"norm_2", {"post_attention_layernorm"}},
+             {"attn.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
+             {"attn.q_norm", {"self_attn.q_norm"}},
+             {"attn.k_norm", {"self_attn.k_norm"}},
+             {"attn.proj", {"self_attn.o_proj"}},
+             {"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}},
+             {"mlp.down", {"mlp.down_proj"}}},
+            {{"wte", {"model.embed_tokens"}}, {"norm_f", {"model.norm"}}, {"head", {"lm_head"}}}};
+}
+
+TensorNames tensors_with_post_norms() {
+    TensorNames tensors = llama_tensors();
+    tensors.blocks[1] = {"norm_2", {"pre_feedforward_layernorm"}};
+    tensors.blocks.push_back({"norm_post_1", {"post_attention_layernorm"}});
+    tensors.blocks.push_back({"norm_post_2", {"post_feedforward_layernorm"}});
+    return tensors;
+}
+
 std::int64_t pattern_of(const std::vector<bool>& is_special, const ConfigMembers& m,
                         std::string_view member) {
     std::size_t pattern = 0;
@@ -70,22 +91,32 @@ void map_layer_types(ConfigMembers& m, ModelConfig& c) {
           ": \"", windowed, "\", but no sliding_window; expected a window");
 }
 
-void map_qwen_window(ConfigMembers& m, ModelConfig& c) {
-    // The members describe how many of the first layers see all keys, layer_types any set of layers.
-    bool has_window = c.window != 0;
-    std::int64_t window = has_window ? c.window : 4096, first = has_window ? 0 : c.layers;
-    m.map("use_sliding_window", has_window);
-    m.map_null("sliding_window", window, std::int64_t{0});
-    m.map("max_window_layers", first);
-    if (m.reads()) {
-        c.window = has_window ? window : 0;
-        c.window_pattern = 0;
-        const bool has_types = m.has("layer_types");
-        check(c.window == 0 || has_types || first == 0 || first >= c.layers, m.source(),
-              ": max_window_layers: ", first, " is not supported; expected 0, or at least num_hidden_layers");
-        if (!has_types && first >= c.layers) c.window = 0;
-    }
-    map_layer_types(m, c);
+void map_silu(ConfigMembers& m, ModelConfig& c) {
+    m.map<Activation>("hidden_act", c.activation, {{"silu", Activation::swiglu}});
+}
+
+ModelConfig llama_defaults(ModelConfig sizes) {
+    ModelConfig config = as_llama(sizes);
+    if (sizes.norm_epsilon == ModelConfig().norm_epsilon) config.norm_epsilon = 1e-6;
+    return config;
+}
+
+// What llama.cpp's architectures do not compute.
+
+void refuse_windows(const ModelConfig& c, std::string_view architecture, std::string_view source) {
+    check(c.window == 0 || c.window >= c.context, source, ": window ", c.window,
+          " cannot be stored in GGUF's ", architecture, "; it has none");
+}
+void refuse_head_width(const ModelConfig& c, std::string_view architecture, std::string_view source) {
+    check(c.width % c.heads == 0 && c.head_dim() == c.width / c.heads, source, ": head-width ", c.head_dim(),
+          " cannot be stored in GGUF's ", architecture, "; it has width / heads");
+}
+void refuse_tied_head(const ModelConfig& c, std::string_view architecture, std::string_view source) {
+    check(!c.tied_head, source, ": tied-head true cannot be stored in GGUF's ", architecture,
+          "; it has a head of its own");
+}
+void refuse_biases(const ModelConfig& c, std::string_view architecture, std::string_view source) {
+    check(!c.bias, source, ": bias true cannot be stored in GGUF's ", architecture, "; it has none");
 }
 
 }  // namespace gradtile

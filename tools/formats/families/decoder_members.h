@@ -1,9 +1,10 @@
 #pragma once
-/// The members that the config.json of several families have in common.
+/// What several families have in common: members of config.json, and names of tensors.
 #include <string_view>
 
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/tools/formats/families/config_members.h>
+#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
 
@@ -35,12 +36,28 @@ void map_window_rope(ConfigMembers& members, ModelConfig& config);
 /// layer_types: which layers have the window. If the member is absent, config.window_pattern keeps its value.
 /// Throws Error unless every N-th layer, all layers or no layer sees the whole context.
 void map_layer_types(ConfigMembers& members, ModelConfig& config);
-/// The window in layers from number max_window_layers on, if use_sliding_window (Qwen).
-void map_qwen_window(ConfigMembers& members, ModelConfig& config);
+/// hidden_act: silu.
+void map_silu(ConfigMembers& members, ModelConfig& config);
+
+/// Returns Llama's settings for these sizes. An epsilon that is not given is 1e-6, as in most config classes.
+ModelConfig llama_defaults(ModelConfig sizes);
+
+/// Llama's tensors.
+TensorNames llama_tensors();
+/// The tensors of models with norms after the branches (OLMo 2, Gemma), which are called what Llama's second
+/// norm is.
+TensorNames tensors_with_post_norms();
 
 /// Returns N such that `is_special` holds for every N-th layer, counted from 1, and no other; 0 if it holds
 /// for none. Throws Error that names `member` if there is no such N.
 std::int64_t pattern_of(const std::vector<bool>& is_special, const ConfigMembers& members,
                         std::string_view member);
+
+// What llama.cpp's architectures do not compute. Each throws Error that begins with `source` and names the
+// setting.
+void refuse_windows(const ModelConfig& config, std::string_view architecture, std::string_view source);
+void refuse_head_width(const ModelConfig& config, std::string_view architecture, std::string_view source);
+void refuse_tied_head(const ModelConfig& config, std::string_view architecture, std::string_view source);
+void refuse_biases(const ModelConfig& config, std::string_view architecture, std::string_view source);
 
 }  // namespace gradtile

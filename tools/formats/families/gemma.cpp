@@ -3,27 +3,11 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/decoder_members.h>
-#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
 namespace {
 
 using enum MemberMeaning;
-
-TensorNames gemma_tensors() {
-    return {"model.layers.",
-            {{"norm_1", {"input_layernorm"}},
-             {"norm_2", {"pre_feedforward_layernorm"}},
-             {"norm_3", {"post_attention_layernorm"}},
-             {"norm_4", {"post_feedforward_layernorm"}},
-             {"attn.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
-             {"attn.q_norm", {"self_attn.q_norm"}},
-             {"attn.k_norm", {"self_attn.k_norm"}},
-             {"attn.proj", {"self_attn.o_proj"}},
-             {"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}},
-             {"mlp.down", {"mlp.down_proj"}}},
-            {{"wte", {"model.embed_tokens"}}, {"norm_f", {"model.norm"}}, {"head", {"lm_head"}}}};
-}
 
 /// What Gemma 2 and 3 have in common.
 ModelConfig gemma_defaults() {
@@ -39,14 +23,14 @@ ModelConfig gemma_defaults() {
                                    .scaled_embedding = true,
                                    .query_scalar = 256,
                                    .window = 4096});
-    config.activation = Activation::geglu;
+    config.activation = Activation::geglu_tanh;
     config.tied_head = true;
     return config;
 }
 
 void map_gemma(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
     map_llama_sizes(m, c, training);
-    m.map<Activation>("hidden_activation", c.activation, {{"gelu_pytorch_tanh", Activation::geglu}});
+    m.map<Activation>("hidden_activation", c.activation, {{"gelu_pytorch_tanh", Activation::geglu_tanh}});
     map_head_dim(m, c, HeadDim::written);
     m.map("query_pre_attn_scalar", c.query_scalar);
     m.map_null("final_logit_softcapping", c.logit_softcap.limit, 0.0);
@@ -106,7 +90,7 @@ ModelFamily gemma2_family() {
                 },
             .map = map_gemma2,
             .other_members = gemma_members(),
-            .tensors = gemma_tensors(),
+            .tensors = tensors_with_post_norms(),
             .gguf = {.architecture = "gemma2", .check = [](const ModelConfig& c, std::string_view source) {
                          check_query_scalar(c, 46, "gemma2", source);
                          check(c.softcap != 0 && c.logit_softcap.limit != 0, source,
@@ -135,7 +119,7 @@ ModelFamily gemma3_family() {
                 },
             .map = map_gemma3,
             .other_members = members,
-            .tensors = gemma_tensors(),
+            .tensors = tensors_with_post_norms(),
             .gguf = {.architecture = "gemma3", .check = [](const ModelConfig& c, std::string_view source) {
                          check_query_scalar(c, 62, "gemma3", source);
                      }}};

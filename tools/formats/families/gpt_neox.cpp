@@ -1,7 +1,6 @@
 // GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023).
 #include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/decoder_members.h>
-#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
 namespace {
@@ -33,48 +32,44 @@ void map_gpt_neox(ConfigMembers& m, ModelConfig& c, const TrainingOptions& train
 }  // namespace
 
 ModelFamily gpt_neox_family() {
-    return {
-        .type = "gpt_neox",
-        .architecture = "GPTNeoXForCausalLM",
-        .models = "Pythia, GPT-NeoX-20B",
-        .defaults =
-            [] {
-                return ModelConfig{.layers = 44,
-                                   .heads = 64,
-                                   .width = 6144,
-                                   .hidden = 24576,
-                                   .context = 2048,
-                                   .vocabulary = 50432,
-                                   .block = BlockKind::parallel,
-                                   .activation = Activation::gelu,
-                                   .positions = Positions::rope,
-                                   .tied_head = false};
-            },
-        .map = map_gpt_neox,
-        .other_members = {{"attention_dropout", harmless},
-                          {"hidden_dropout", harmless},
-                          {"classifier_dropout", harmless},
-                          {"attention_bias", refused, "[true]"},
-                          {"partial_rotary_factor", refused},
-                          {"rope_theta", refused}},
-        .tensors = {"gpt_neox.layers.",
-                    {{"ln_1", {"input_layernorm"}},
-                     {"ln_2", {"post_attention_layernorm"}},
-                     {"attn.qkv", {"attention.query_key_value"}, RowOrder::by_head},
-                     {"attn.proj", {"attention.dense"}},
-                     {"mlp.fc", {"mlp.dense_h_to_4h"}},
-                     {"mlp.proj", {"mlp.dense_4h_to_h"}}},
-                    {{"wte", {"gpt_neox.embed_in"}},
-                     {"ln_f", {"gpt_neox.final_layer_norm"}},
-                     {"head", {"embed_out"}}}},
-        .gguf = {.architecture = "gptneox",
-                 .fused = true,
-                 .check = [](const ModelConfig& c, std::string_view source) {
-                     check(!c.tied_head, source,
-                           ": tied-head true cannot be stored in GGUF's gptneox; it has a head of its own");
-                     check(c.activation == Activation::gelu_tanh, source, ": activation ",
-                           name_of(c.activation), " cannot be stored in GGUF's gptneox; it has gelu-tanh");
-                 }}};
+    return {.type = "gpt_neox",
+            .architecture = "GPTNeoXForCausalLM",
+            .models = "Pythia, GPT-NeoX-20B",
+            .defaults =
+                [] {
+                    return ModelConfig{.layers = 44,
+                                       .heads = 64,
+                                       .width = 6144,
+                                       .hidden = 24576,
+                                       .context = 2048,
+                                       .vocabulary = 50432,
+                                       .block = BlockKind::parallel,
+                                       .activation = Activation::gelu,
+                                       .positions = Positions::rope,
+                                       .tied_head = false};
+                },
+            .map = map_gpt_neox,
+            .other_members = {{"attention_dropout", harmless},
+                              {"hidden_dropout", harmless},
+                              {"classifier_dropout", harmless},
+                              {"attention_bias", refused, "[true]"},
+                              {"partial_rotary_factor", refused},
+                              {"rope_theta", refused}},
+            .tensors = {"gpt_neox.layers.",
+                        {{"ln_1", {"input_layernorm"}},
+                         {"ln_2", {"post_attention_layernorm"}},
+                         {"attn.qkv", {"attention.query_key_value"}, RowOrder::by_head},
+                         {"attn.proj", {"attention.dense"}},
+                         {"mlp.fc", {"mlp.dense_h_to_4h"}},
+                         {"mlp.proj", {"mlp.dense_4h_to_h"}}},
+                        {{"wte", {"gpt_neox.embed_in"}},
+                         {"ln_f", {"gpt_neox.final_layer_norm"}},
+                         {"head", {"embed_out"}}}},
+            .gguf = {.architecture = "gptneox",
+                     .fused = true,
+                     .check = [](const ModelConfig& c, std::string_view source) {
+                         refuse_tied_head(c, "gptneox", source);
+                     }}};
 }
 
 }  // namespace gradtile

@@ -6,9 +6,9 @@
 namespace gradtile {
 
 std::span<const ModelFamily> model_families() {
-    static const std::array families{gpt2_family(),  llama_family(),    mistral_family(),
-                                     qwen2_family(), qwen3_family(),    smollm3_family(),
-                                     olmo2_family(), gpt_neox_family(), phi3_family()};
+    static const std::array families{gpt2_family(),   llama_family(),    mistral_family(), qwen2_family(),
+                                     qwen3_family(),  smollm3_family(),  olmo2_family(),   gemma2_family(),
+                                     gemma3_family(), gpt_neox_family(), phi3_family()};
     return families;
 }
 
@@ -35,10 +35,10 @@ TensorNames gguf_tensors(const GgufFamily& gguf) {
     return {"blk.",
             {{"ln_1", {"attn_norm"}},
              {"ln_2", {"ffn_norm"}},
-             {"norm_1", {gguf.has_output_norms ? "post_attention_norm" : "attn_norm"}},
-             {"norm_2", {gguf.has_output_norms ? "post_ffw_norm" : "ffn_norm"}},
-             {"norm_3", {"post_attention_norm"}},
-             {"norm_4", {"post_ffw_norm"}},
+             {"norm_1", {"attn_norm"}},
+             {"norm_2", {"ffn_norm"}},
+             {"norm_post_1", {"post_attention_norm"}},
+             {"norm_post_2", {"post_ffw_norm"}},
              qkv,
              {"attn.q_norm", {"attn_q_norm"}},
              {"attn.k_norm", {"attn_k_norm"}},

@@ -38,7 +38,6 @@ struct GgufFamily {
     std::string_view architecture;
     RowOrder qk_order = RowOrder::plain;  ///< plain or pairs
     bool fused = false;                   ///< whether q, k and v are one tensor, as are gate and up
-    bool has_output_norms = false;        ///< whether a block's two norms follow its branches
     /// Throws Error, which begins with `source` and names the setting, for configs of the family that the
     /// architecture cannot express.
     void (*check)(const ModelConfig& config, std::string_view source);
