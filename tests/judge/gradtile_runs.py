@@ -7,10 +7,12 @@ import numpy as np
 
 def run(*command, fails=False):
     """Returns standard output, or standard error of a command that must fail; ends the judge when the command ends in the other way."""
-    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    finished = subprocess.run([str(part) for part in command], capture_output=True)
+    # Texts that a model makes need not be UTF-8.
+    output, errors = (stream.decode(errors="replace") for stream in (finished.stdout, finished.stderr))
     if (finished.returncode != 0) != fails:
-        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {finished.stderr}")
-    return finished.stderr if fails else finished.stdout
+        raise SystemExit(f"{' '.join(map(str, command))}\nended with {finished.returncode}: {errors}")
+    return errors if fails else output
 
 
 def tries(*command):

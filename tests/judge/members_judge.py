@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from gradtile_runs import run, tries
@@ -30,11 +30,33 @@ from gradtile_runs import run, tries
 BOUND = 1e-5  # as in weights_judge.py
 TABLE = json.loads((Path(__file__).resolve().parents[1] / "reference/transformers_members.json").read_text())
 SETTINGS = "settings of generation"
-CLASSES = {"gpt2": (GPT2Config, GPT2LMHeadModel), "llama": (LlamaConfig, LlamaForCausalLM)}
+# Each family's classes, and the settings of a small model.
+SMALL = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48, tie_word_embeddings=True,
+             max_position_embeddings=16)
+GEMMA = dict(head_dim=12, query_pre_attn_scalar=10, sliding_window=3)
+FAMILIES = {
+    "gpt2": ("GPT2", dict(n_layer=2, n_head=2, n_embd=16, n_positions=16)),
+    "llama": ("Llama", SMALL),
+    "mistral": ("Mistral", dict(SMALL, sliding_window=3)),
+    "qwen2": ("Qwen2", SMALL),
+    "qwen3": ("Qwen3", dict(SMALL, head_dim=12)),
+    "smollm3": ("SmolLM3", dict(SMALL, no_rope_layer_interval=2)),
+    "olmo2": ("Olmo2", SMALL),
+    "gemma2": ("Gemma2", dict(SMALL, **GEMMA, final_logit_softcapping=3.0, attn_logit_softcapping=2.0)),
+    "gemma3_text": ("Gemma3", dict(SMALL, **GEMMA, layer_types=["sliding_attention", "full_attention"])),
+    "gpt_neox": ("GPTNeoX", {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}),
+    "phi3": ("Phi3", dict(SMALL, original_max_position_embeddings=16)),
+}
+CLASSES = {kind: (getattr(transformers, f"{name}{'Text' if kind.endswith('_text') else ''}Config"),
+                  getattr(transformers, f"{name}{'LMHeadModel' if kind == 'gpt2' else 'ForCausalLM'}")) for kind, (name, _) in FAMILIES.items()}
 TEXTS = ["One day the fox<|endoftext|> met 12345 bears.", " It's\r\n\r\nWE'LL <|eot_id|>", ""]
 
 # Files of transformers that read a config, and functions that take a tokenizer's arguments.
-SOURCES = {"gpt2": ["models/gpt2/modeling_gpt2.py"], "llama": ["models/llama/modeling_llama.py", "modeling_rope_utils.py"]}
+def sources_of(kind):
+    folder = kind.removesuffix("_text")
+    return [f"models/{folder}/modeling_{folder}.py"] + (["modeling_rope_utils.py"] if kind != "gpt2" else [])
+
+
 SHARED_SOURCES = ["configuration_utils.py", "modeling_utils.py", "masking_utils.py", "cache_utils.py", "modeling_layers.py"]
 # Names that the sources read from an object with "config" in its name which are no members of a config.json: methods, other objects than a
 # model's config, class attributes that from_pretrained does not take from the file, and members of models with other heads.
@@ -45,7 +67,7 @@ NOT_MEMBERS = set("""
     rope_parameters sanitize_kernel_mapping save_pretrained setdefault sharded_metadata standardize_rope_params sub_configs to_dict update
     validate_architecture validate_rope values weight_mapping weights_only _get_generation_parameters _getattr_without_heterogeneous_validation
     chain_hidden_post_norm mtp_hidden_states_first mtp_mlp_layer_types mtp_per_layer_config token_classification_bias first_k_dense_replace
-    kv_sharing_modes number_of_conv_states quant_method init_std initializer_factor
+    image_size image_token_id kv_sharing_modes mm_tokens_per_image number_of_conv_states patch_size quant_method init_std initializer_factor
     """.split())
 
 
@@ -73,13 +95,14 @@ def members_of_config(kind):
     config_class = CLASSES[kind][0]
     root = Path(transformers.__file__).parent
     names = {field.name for field in dataclasses.fields(config_class)} | set(config_class().to_dict()) | set(config_class.attribute_map)
-    names |= popped(transformers.PreTrainedConfig.__post_init__) | ({"rope_scaling", "rope_theta", "partial_rotary_factor"} if kind == "llama" else set())
-    for source in SOURCES[kind] + SHARED_SOURCES:
+    names |= popped(transformers.PreTrainedConfig.__post_init__) | ({"rope_scaling", "rope_theta", "partial_rotary_factor"} if kind != "gpt2" else set())
+    for source in sources_of(kind) + SHARED_SOURCES:
         names |= {name for name in names_read(root / source) if not name.startswith("__")}
-    # A GPT-2's config has no rotary positions, a Llama's no summary.
-    foreign = {"gpt2": set(TABLE["config.json of llama"]) - set(TABLE["config.json of gpt2"]), "llama": set(TABLE["config.json of gpt2"]) - set(TABLE["config.json of llama"])}
+    # What only other families have: a GPT-2's config has no rotary positions, a Llama's no summary.
+    own = set(TABLE[f"config.json of {kind}"])
+    foreign = set().union(*(TABLE[f"config.json of {other}"] for other in FAMILIES)) - own
     declared = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-    return names - NOT_MEMBERS - (foreign[kind] - declared)
+    return names - NOT_MEMBERS - (foreign - declared)
 
 
 def members_of_tokenizer():
@@ -99,8 +122,7 @@ def members_of_tokenizer():
 
 
 def judge_names():
-    titles = {"config.json of gpt2": (members_of_config("gpt2"), ["config.json", "config.json of gpt2", SETTINGS]),
-              "config.json of llama": (members_of_config("llama"), ["config.json", "config.json of llama", SETTINGS]),
+    titles = {**{f"config.json of {kind}": (members_of_config(kind), ["config.json", f"config.json of {kind}", SETTINGS]) for kind in FAMILIES},
               "rope_parameters": (set(RopeParameters.__annotations__), ["rope_parameters"]),
               "generation_config.json": (set(GenerationConfig().to_dict()) | set(GenerationConfig._get_default_generation_params())
                                          | popped(GenerationConfig.__init__), ["generation_config.json", SETTINGS]),
@@ -117,11 +139,8 @@ def small_model(kind, folder, tokenizer):
     """A model that transformers makes, with a tokenizer of the program."""
     torch.manual_seed(3)
     vocabulary = len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 4
-    if kind == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=16, vocab_size=vocabulary, initializer_range=0.3, bos_token_id=0, eos_token_id=0))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48, tie_word_embeddings=True,
-                                             max_position_embeddings=16, vocab_size=vocabulary, initializer_range=0.3, bos_token_id=0, eos_token_id=0))
+    config_class, model_class = CLASSES[kind]
+    model = model_class(config_class(**FAMILIES[kind][1], vocab_size=vocabulary, initializer_range=0.3, bos_token_id=0, eos_token_id=0, pad_token_id=None))
     model.save_pretrained(folder)
     shutil.copy(tokenizer, folder / "tokenizer.json")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}))
@@ -174,7 +193,10 @@ def judge_values(gradtile, directory, kind, tokenizer):
         tables += [(SETTINGS, "generation_config.json"), ("generation_config.json", "generation_config.json"), ("tokenizer_config.json", "tokenizer_config.json")]
     for title, file in tables:
         original = (folder / file).read_text()
+        own = TABLE[f"config.json of {kind}"] if title in ("config.json", SETTINGS) else {}
         for name, entry in TABLE[title].items():
+            if name in own:
+                continue
             for value in entry["values"] + entry.get("neutral", []):
                 (folder / file).write_text(json.dumps({**json.loads(original), name: value}))
                 expected = theirs(folder)
@@ -217,7 +239,7 @@ def main(gradtile, directory):
     run(gradtile, "corpus", "--characters", "20000", "--out", text)
     run(gradtile, "tokenizer", "train", "--data", text, "--vocabulary", "380", "--out", tokenizer)
     failed = judge_names()
-    for kind in CLASSES:
+    for kind in FAMILIES:
         folder = directory / kind
         folder.mkdir()
         failed |= judge_values(gradtile, folder, kind, tokenizer)

@@ -136,6 +136,10 @@ void Command::add_positional(const std::string& name, std::string& value, const 
     parser_.add_option(name, value, help)->required();
 }
 
+void Command::add_optional_positional(const std::string& name, std::string& value, const std::string& help) {
+    parser_.add_option(name, value, help);
+}
+
 void Command::add_positionals(const std::string& name, std::vector<std::string>& values,
                               const std::string& help) {
     parser_.add_option(name, values, help)->required();

@@ -30,6 +30,9 @@ class Command {
     /// A required argument without a flag.
     void add_positional(const std::string& name, std::string& value, const std::string& help);
 
+    /// The same for an argument that may be missing.
+    void add_optional_positional(const std::string& name, std::string& value, const std::string& help);
+
     /// One or more arguments without a flag.
     void add_positionals(const std::string& name, std::vector<std::string>& values, const std::string& help);
 

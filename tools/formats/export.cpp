@@ -10,6 +10,7 @@
 #include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/internal/new_files.h>
 #include <gradtile/tools/formats/safetensors.h>
+#include <gradtile/tools/formats/weight_names.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/chat_jinja.h>
@@ -47,12 +48,15 @@ class Exporter {
         dtype_ = dtype_of_export(options.dtype, config_.dtype);
         tokenizer_ = tokenizer_of(checkpoint, source_);
         imported_ = imported_text_of(checkpoint, config_.model.vocabulary, source_);
+        const auto kept = imported_.files.find("config.json");
+        family_ =
+            &family_of(config_.model,
+                       kept == imported_.files.end() ? std::nullopt : std::optional(kept->second), source_);
     }
 
     ExportResult write_safetensors_folder() {
         const std::map<std::string, std::string> texts = folder_texts();
-        std::vector<NamedTensor> tensors =
-            tensors_in(huggingface_layout_of(config_.model), /*vectors_in_f32=*/false);
+        std::vector<NamedTensor> tensors = tensors_in(family_->tensors, Target::safetensors);
         // The safetensors library's order, so that exporting an imported file reproduces its bytes.
         std::ranges::sort(tensors, {}, &NamedTensor::first);
         NewFiles files(options_.out);
@@ -68,19 +72,18 @@ class Exporter {
     }
 
     ExportResult write_gguf_file() {
-        // Throws Error that names a setting which neither format can express.
-        huggingface_config_of(config_.model, config_.training, dtype_, text_tokens(), source_);
-        GgufFile file{.metadata = gguf_model_metadata(config_.model, dtype_, source_)};
+        GgufFile file{.metadata = gguf_model_metadata(*family_, config_.model, dtype_, source_)};
         const GgufMetadata tokenizer_metadata =
             gguf_tokenizer_metadata(tokenizer_ ? &*tokenizer_ : nullptr, config_.model.vocabulary,
                                     {text_tokens(), turn_end(), chat_jinja()}, source_);
         file.metadata.insert(file.metadata.end(), tokenizer_metadata.begin(), tokenizer_metadata.end());
         check(!exists(fs::symlink_status(options_.out)), options_.out, ": exists; choose another --out");
-        const bool llama = rotates_heads(config_.model.positions);
-        // llama.cpp expects norms, biases and positions in float32.
-        file.tensors =
-            tensors_in(llama ? WeightLayout::gguf_llama : WeightLayout::gguf_gpt2, /*vectors_in_f32=*/true);
+        file.tensors = tensors_in(gguf_tensors(family_->gguf), Target::gguf);
+        std::ranges::move(gguf_rope_tensors(config_.model), std::back_inserter(file.tensors));
         if (!encoding()) note_tokenizer("GGUF");
+        if (config_.model.activation == Activation::gelu)
+            result_.notes.push_back(
+                "llama.cpp computes GELU's tanh approximation, so logits differ by some 1e-3");
         write_gguf(options_.out, file);
         result_.files.push_back(options_.out);
         return std::move(result_);
@@ -95,7 +98,7 @@ class Exporter {
     std::map<std::string, std::string> folder_texts() {
         std::map<std::string, std::string> texts = imported_.files;
         const JsonValue config =
-            huggingface_config_of(config_.model, config_.training, dtype_, text_tokens(), source_);
+            huggingface_config_of(*family_, config_.model, config_.training, dtype_, text_tokens(), source_);
         std::optional<std::string> kept;
         if (texts.contains("config.json"))
             kept =
@@ -194,32 +197,34 @@ class Exporter {
         return y;
     }
 
-    /// Returns a part's rows, in the order that the target format requires.
-    Tensor part_of(const Tensor& full, const WeightPart& part, std::int64_t row) const {
-        const std::int64_t rows = part.transposed ? part.shape[1] : part.shape[0];
-        const Tensor x = full.slice(0, row, rows);
-        if (part.transposed) return x.transpose(0, 1);
-        if (part.rotated == 0) return x;
-        // In each head, row (half, i) becomes row (i, half), so that the two rows of a rotated pair become
-        // neighbours.
-        const std::int64_t half = rows / part.rotated / 2, width = x.elements() / rows;
-        return cast(ctx_, x.reshape({part.rotated, 2, half, width}).transpose(1, 2), x.dtype())
-            .reshape(part.shape);
+    enum class Target { safetensors, gguf };
+
+    /// llama.cpp expects norms, biases and positions in float32, and norms that multiply by the weight
+    /// itself.
+    Tensor gguf_vector(const WeightMapping& mapping, const Tensor& weights) const {
+        Tensor x = cast(ctx_, weights, DType::f32);
+        const bool adds_one =
+            config_.model.norm_offset && mapping.parameter.ends_with(".weight") && mapping.shape.rank() == 1;
+        if (adds_one)
+            for (std::int64_t i = 0; i < x.elements(); ++i) x.data<float>()[i] += 1.0f;
+        return x;
     }
 
-    std::vector<NamedTensor> tensors_in(WeightLayout layout, bool vectors_in_f32) const {
+    std::vector<NamedTensor> tensors_in(const TensorNames& names, Target target) const {
         std::vector<NamedTensor> tensors;
-        for (const WeightMapping& mapping : weight_mappings(layout, config_.model)) {
-            const Tensor weights = weights_of(mapping.parameter);
+        for (const WeightMapping& mapping : weight_mappings(names, config_.model)) {
+            Tensor weights = weights_of(mapping.parameter);
             check(weights.shape() == mapping.shape, source_, ": parameter '", mapping.parameter, "' is ",
                   weights.shape(), "; expected ", mapping.shape);
-            const bool wide =
-                vectors_in_f32 && (mapping.shape.rank() == 1 || mapping.parameter == "wpe.weight");
+            const bool is_vector = mapping.shape.rank() == 1 || mapping.parameter == "wpe.weight";
+            const bool is_wide = target == Target::gguf && is_vector;
+            if (is_wide) weights = gguf_vector(mapping, weights);
             std::int64_t row = 0;
             for (const WeightPart& part : mapping.parts) {
-                const Tensor x = part_of(weights, part, row);
-                row += part.transposed ? part.shape[1] : part.shape[0];
-                tensors.emplace_back(part.name, converted(part.name, x, wide ? DType::f32 : dtype_));
+                const std::int64_t rows = part.shape[part.order == RowOrder::transposed ? 1 : 0];
+                const Tensor x = rows_for_file(ctx_, part, weights.slice(0, row, rows));
+                row += rows;
+                tensors.emplace_back(part.name, converted(part.name, x, is_wide ? DType::f32 : dtype_));
             }
         }
         return tensors;
@@ -230,6 +235,7 @@ class Exporter {
     std::string source_;
     ExportOptions options_;
     TrainConfig config_;
+    const ModelFamily* family_ = nullptr;
     DType dtype_ = DType::f32;
     std::optional<Tokenizer> tokenizer_;
     ImportedText imported_;

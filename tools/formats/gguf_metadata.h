@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
+#include <gradtile/tools/formats/families/model_family.h>
 #include <gradtile/tools/formats/gguf_writer.h>
 #include <gradtile/tools/formats/huggingface_config.h>
-#include <gradtile/tools/formats/weight_names.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
@@ -13,8 +13,13 @@ namespace gradtile {
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
 /// Returns a model's metadata. Throws Error that begins with `source` and names a setting that llama.cpp's
-/// architectures gpt2 and llama do not have. Only configs that huggingface_config_of() accepts may be passed.
-GgufMetadata gguf_model_metadata(const ModelConfig& config, DType dtype, const std::string& source);
+/// architecture for the family does not have. The family must be able to hold the config (see family_of()).
+GgufMetadata gguf_model_metadata(const ModelFamily& family, const ModelConfig& config, DType dtype,
+                                 const std::string& source);
+
+/// Returns the tensors that llama.cpp expects beside the parameters: divisors of the rotary frequencies,
+/// float32.
+std::vector<NamedTensor> gguf_rope_tensors(const ModelConfig& config);
 
 /// What GGUF says about text beside the vocabulary.
 struct GgufText {

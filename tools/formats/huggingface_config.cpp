@@ -13,179 +13,110 @@
 namespace gradtile {
 namespace {
 
-/// Names for one setting. Transformers accepts each name.
-using Names = std::initializer_list<const char*>;
-
-/// Reads the members of a config.json. Errors name file and member.
-class ConfigReader {
-  public:
-    ConfigReader(const JsonValue& value, std::string_view source) : value_(value), source_(source) {
-        check(value.is_object(), source_, ": expected an object");
-    }
-
-    bool has(const char* name) const { return value_.contains(name) && !value_[name].is_null(); }
-    std::int64_t integer(Names names, std::int64_t missing) const {
-        const char* const name = name_among(names);
-        if (!name) return missing;
-        const JsonValue& value = value_[name];
-        check(value.is_number_unsigned() && value.number() <= 1e15, source_, ": ", name, ": ",
-              json_excerpt(value), "; expected an integer, 0 or more");
-        return value.get<std::int64_t>();
-    }
-    std::int64_t integer(const char* name, std::int64_t missing) const { return integer({name}, missing); }
-    double number(const char* name, double missing) const {
-        if (!has(name)) return missing;
-        check(value_[name].is_number(), source_, ": ", name, ": ", json_excerpt(value_[name]),
-              "; expected a number");
-        return value_[name].get<double>();
-    }
-    bool boolean(const char* name, bool missing) const {
-        if (!has(name)) return missing;
-        check(value_[name].is_boolean(), source_, ": ", name, ": ", json_excerpt(value_[name]),
-              "; expected true or false");
-        return value_[name].get<bool>();
-    }
-    std::string text(Names names, const char* missing) const {
-        const char* const name = name_among(names);
-        if (!name) return missing;
-        check(value_[name].is_string(), source_, ": ", name, ": ", json_excerpt(value_[name]),
-              "; expected a string");
-        return value_[name].get<std::string>();
-    }
-    std::string text(const char* name, const char* missing) const { return text({name}, missing); }
-    const JsonValue& operator[](const char* name) const { return value_[name]; }
-    const std::string& source() const { return source_; }
-
-  private:
-    /// Returns the name in `names` that the object has; null if it has none. If two names have different
-    /// values, transformers' version decides which value counts, so two different values are refused.
-    const char* name_among(Names names) const {
-        const char* found = nullptr;
-        for (const char* const name : names) {
-            if (!has(name)) continue;
-            check(!found || value_[found] == value_[name], source_, ": ", found ? found : "", ": ",
-                  found ? json_excerpt(value_[found]) : "", ", but ", name, ": ", json_excerpt(value_[name]),
-                  "; expected one of these members, or equal values");
-            if (!found) found = name;
-        }
-        return found;
-    }
-
-    const JsonValue& value_;
-    std::string source_;
-};
-
-struct ActivationName {
-    std::string_view name;
-    Activation activation;
-};
-/// Activation names in transformers. If an activation has several names, export writes the first one.
-constexpr std::array gpt2_activations{ActivationName{"gelu_new", Activation::gelu_tanh},
-                                      ActivationName{"gelu_pytorch_tanh", Activation::gelu_tanh},
-                                      ActivationName{"gelu", Activation::gelu},
-                                      ActivationName{"relu2", Activation::relu2}};
-
-ModelConfig read_gpt2(const ConfigReader& reader) {
-    const std::string activation = reader.text("activation_function", "gelu_new");
-    const auto known = std::ranges::find(gpt2_activations, activation, &ActivationName::name);
-    check(known != gpt2_activations.end(), reader.source(), ": activation_function: '", printable(activation),
-          "' is not known; expected gelu_new, gelu_pytorch_tanh, gelu or relu2");
-    return {.layers = reader.integer({"n_layer", "num_hidden_layers"}, 12),
-            .heads = reader.integer({"n_head", "num_attention_heads"}, 12),
-            .width = reader.integer({"n_embd", "hidden_size"}, 768),
-            .hidden = reader.integer("n_inner", 0),
-            .context = reader.integer({"n_positions", "max_position_embeddings"}, 1024),
-            .vocabulary = reader.integer("vocab_size", 50257),
-            .activation = known->activation,
-            .norm_epsilon = reader.number("layer_norm_epsilon", 1e-5),
-            .tied_head = reader.boolean("tie_word_embeddings", true)};
-}
-
-/// Returns the rotary positions' base. The base is in rope_theta, or, since transformers 5, in
-/// rope_parameters, whose older name is rope_scaling.
-double read_rope_base(const ConfigReader& reader, UnknownMembers& unknown) {
-    constexpr double default_base = 10000.0;
-    const bool is_top = reader.has("rope_theta");
-    double base = reader.number("rope_theta", default_base);
-    const char* const name = reader.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-    if (!reader.has(name)) return base;
-    check(!reader.has("rope_parameters") || reader[name] == reader["rope_parameters"], reader.source(),
-          ": rope_scaling and rope_parameters differ; expected one of them");
-    const ConfigReader rope(reader[name], concat(reader.source(), ": ", name));
-    check_members(reader[name], rope_members(), rope.source(), unknown);
-    const std::string type = rope.text({"rope_type", "type"}, "default");
-    check(type == "default", rope.source(), ": rope_type '", printable(type),
-          "' is not supported; expected default (no scaling)");
-    if (rope.has("rope_theta")) {
-        const double inner = rope.number("rope_theta", default_base);
-        check(!is_top || inner == base, rope.source(), ": rope_theta: ", inner, ", but rope_theta beside ",
-              name, ": ", base, "; expected one of these members, or equal values");
-        base = inner;
-    }
-    return base;
-}
-
-ModelConfig read_llama(const ConfigReader& reader, UnknownMembers& unknown) {
-    const std::string activation = reader.text("hidden_act", "silu");
-    check(activation == "silu", reader.source(), ": hidden_act: '", printable(activation),
-          "' is not supported; expected silu");
-    const bool bias = reader.boolean("attention_bias", false);
-    check(reader.boolean("mlp_bias", false) == bias, reader.source(),
-          ": attention_bias and mlp_bias differ; ", "expected biases in all linear layers or in none");
-    ModelConfig config = as_llama({.layers = reader.integer("num_hidden_layers", 32),
-                                   .heads = reader.integer("num_attention_heads", 32),
-                                   .width = reader.integer("hidden_size", 4096),
-                                   .hidden = reader.integer("intermediate_size", 11008),
-                                   .context = reader.integer("max_position_embeddings", 2048),
-                                   .vocabulary = reader.integer("vocab_size", 32000),
-                                   .rope_base = read_rope_base(reader, unknown),
-                                   .norm_epsilon = reader.number("rms_norm_eps", 1e-6)});
-    config.kv_heads = reader.integer("num_key_value_heads", 0);
-    config.tied_head = reader.boolean("tie_word_embeddings", false);
-    config.bias = bias;
-    const bool divides = config.heads > 0 && config.width % config.heads == 0;
-    check(!reader.has("head_dim") || (divides && reader.integer("head_dim", 0) == config.head_dim()),
-          reader.source(), ": head_dim: ", reader.integer("head_dim", 0), " is not supported; expected ",
-          "hidden_size / num_attention_heads");
-    return config;
-}
-
-std::int32_t token_id_of(const JsonValue& id, const ConfigReader& reader) {
-    check(id.fits<std::int32_t>() && id.get<std::int32_t>() >= -1, reader.source(),
+std::int32_t token_id_of(const JsonValue& id, std::string_view source) {
+    check(id.fits<std::int32_t>() && id.get<std::int32_t>() >= -1, source,
           ": eos_token_id: ", json_excerpt(id), "; expected a token id or a list of them");
     return id.get<std::int32_t>();
 }
 
-TextEnds read_text_ends(const ConfigReader& reader) {
+/// Returns a member that has a value other than null; null if there is none.
+const JsonValue* value_of(const JsonValue& object, const char* name) {
+    const JsonValue* const value = object.find(name);
+    return value && !value->is_null() ? value : nullptr;
+}
+
+TextEnds read_text_ends(const JsonValue& object, std::string_view source) {
     TextEnds ends;
-    if (reader.has("eos_token_id")) {
-        const JsonValue& eos = reader["eos_token_id"];
+    if (const JsonValue* const eos = value_of(object, "eos_token_id")) {
         ends.tokens.emplace();
-        if (eos.is_array()) {
-            for (const JsonValue& id : eos.elements()) ends.tokens->push_back(token_id_of(id, reader));
-        } else {
-            ends.tokens->push_back(token_id_of(eos, reader));
-        }
+        for (const JsonValue& id : eos->is_array() ? eos->elements() : JsonValue::Array{*eos})
+            ends.tokens->push_back(token_id_of(id, source));
     }
-    if (!reader.has("stop_strings")) return ends;
-    const JsonValue& stops = reader["stop_strings"];
-    for (const JsonValue& stop : stops.is_array() ? stops.elements() : JsonValue::Array{stops}) {
-        check(stop.is_string(), reader.source(), ": stop_strings: ", json_excerpt(stop),
+    const JsonValue* const stops = value_of(object, "stop_strings");
+    if (!stops) return ends;
+    for (const JsonValue& stop : stops->is_array() ? stops->elements() : JsonValue::Array{*stops}) {
+        check(stop.is_string(), source, ": stop_strings: ", json_excerpt(stop),
               "; expected a text or a list of texts");
         ends.texts.push_back(stop.get<std::string>());
     }
     return ends;
 }
 
+std::string text_of(const JsonValue& object, const char* name, std::string_view source) {
+    const JsonValue* const value = value_of(object, name);
+    if (!value) return "";
+    check(value->is_string(), source, ": ", name, ": ", json_excerpt(*value), "; expected a string");
+    return value->text();
+}
+
+/// "gpt2, llama or qwen2".
+std::string known_types() {
+    std::string text;
+    const auto families = model_families();
+    for (std::size_t i = 0; i < families.size(); ++i)
+        text += concat(i == 0 ? "" : i + 1 < families.size() ? ", " : " or ", families[i].type);
+    return text;
+}
+
+/// Throws Error if rope_scaling or rope_parameters, or one of the two in them for two kinds of layers, has a
+/// member that is not known.
+void check_rope_members(const JsonValue& config, std::string_view source, UnknownMembers& unknown) {
+    for (const char* const name : {"rope_scaling", "rope_parameters"}) {
+        const JsonValue* const rope = value_of(config, name);
+        if (!rope) continue;
+        const std::string rope_source = concat(source, ": ", name);
+        bool is_nested = false;
+        for (const char* const layers : {"full_attention", "sliding_attention"})
+            if (const JsonValue* const inner = value_of(*rope, layers)) {
+                is_nested = true;
+                check_members(*inner, rope_members(), concat(rope_source, ": ", layers), unknown);
+            }
+        if (!is_nested) check_members(*rope, rope_members(), rope_source, unknown);
+    }
+}
+
+/// Returns the scaling in a form in which equal frequencies have equal settings.
+RopeScaling comparable(RopeScaling s, std::int64_t context) {
+    const RopeScaling plain;
+    const RopeKind kind = s.kind;
+    if (kind == RopeKind::none || kind == RopeKind::half_truncated) return {.kind = kind};
+    if (kind == RopeKind::linear) s.original_context = plain.original_context;
+    if (kind != RopeKind::linear && s.original_context == 0) s.original_context = context;
+    // Within the original context dynamic scaling changes nothing.
+    if (kind == RopeKind::dynamic) s.original_context = std::min(s.original_context, context);
+    if (kind != RopeKind::llama3) s.low_factor = plain.low_factor, s.high_factor = plain.high_factor;
+    if (kind != RopeKind::yarn) {
+        s.beta_fast = plain.beta_fast;
+        s.beta_slow = plain.beta_slow;
+        s.truncate = plain.truncate;
+        s.mscale = s.mscale_all_dim = 0;
+    }
+    if (kind != RopeKind::longrope) s.short_factors = s.long_factors = {};
+    if (kind != RopeKind::yarn && kind != RopeKind::longrope) s.attention_factor = 0;
+    return s;
+}
+
 /// Returns the config in a form in which equal models have equal configs: with defaults replaced by their
 /// values.
 ModelConfig comparable(ModelConfig config) {
+    const ModelConfig plain;
     config.kv_heads = config.key_value_heads();
     config.hidden = config.hidden_width();
-    const ModelConfig plain;
+    config.head_width = config.head_dim();
+    config.rotary_width = config.rotated_width();
+    config.rope_scaling = comparable(config.rope_scaling, config.context);
+    config.qkv_bias = config.qkv_bias || config.bias;
+    if (config.query_scalar == 0) config.query_scalar = static_cast<double>(config.head_dim());
+    if (!config.qk_norm) config.qk_norm_kind = plain.qk_norm_kind;
+    if (config.logit_softcap.limit == 0) config.logit_softcap = {};
     // Without a window the pattern has no effect.
     if (config.window == 0) config.window_pattern = plain.window_pattern;
-    if (!rotates_heads(config.positions)) config.rope_base = plain.rope_base;
+    if (config.window == 0 || config.window_rope_base == 0) config.window_rope_base = config.rope_base;
+    if (rotates_heads(config.positions)) return config;
+    config.rope_base = config.window_rope_base = plain.rope_base;
+    config.rotary_width = plain.rotary_width;
+    config.rope_scaling = {};
+    config.rope_pattern = plain.rope_pattern;
     return config;
 }
 
@@ -202,44 +133,44 @@ void check_same_model(const ModelConfig& config, const ModelConfig& written, std
     check(comparable(config) == comparable(written), source, ": the model cannot be stored in type ", type);
 }
 
-JsonValue gpt2_json(const ModelConfig& c, const TrainingOptions& training) {
-    const auto activation = std::ranges::find(gpt2_activations, c.activation, &ActivationName::activation);
-    // If the activation has no name here, the comparison in check_same_model() refuses it.
-    const std::string_view name = activation == gpt2_activations.end() ? "gelu_new" : activation->name;
-    return JsonValue::object({{"architectures", JsonValue::Array{"GPT2LMHeadModel"}},
-                              {"model_type", "gpt2"},
-                              {"n_layer", c.layers},
-                              {"n_head", c.heads},
-                              {"n_embd", c.width},
-                              {"n_inner", c.hidden_width()},
-                              {"n_positions", c.context},
-                              {"n_ctx", c.context},
-                              {"vocab_size", c.vocabulary},
-                              {"activation_function", name},
-                              {"layer_norm_epsilon", c.norm_epsilon},
-                              {"attn_pdrop", training.attention_dropout},
-                              {"embd_pdrop", training.dropout},
-                              {"resid_pdrop", training.dropout}});
+ModelConfig read_config(const ModelFamily& family, const JsonValue& value, std::string_view source) {
+    ConfigMembers members(value, source);
+    ModelConfig config = family.defaults();
+    family.map(members, config, {});
+    try {
+        validate(config);
+        check(config.vocabulary >= 1, "vocabulary: 0; expected at least 1");
+    } catch (const Error& error) {
+        throw Error(concat(source, ": ", error.what()));
+    }
+    return config;
 }
 
-JsonValue llama_json(const ModelConfig& c, const TrainingOptions& training) {
-    return JsonValue::object({{"architectures", JsonValue::Array{"LlamaForCausalLM"}},
-                              {"model_type", "llama"},
-                              {"num_hidden_layers", c.layers},
-                              {"num_attention_heads", c.heads},
-                              {"num_key_value_heads", c.key_value_heads()},
-                              {"hidden_size", c.width},
-                              {"head_dim", c.head_dim()},
-                              {"intermediate_size", c.hidden_width()},
-                              {"max_position_embeddings", c.context},
-                              {"vocab_size", c.vocabulary},
-                              {"hidden_act", "silu"},
-                              {"attention_bias", c.bias},
-                              {"mlp_bias", c.bias},
-                              {"attention_dropout", training.attention_dropout},
-                              {"rms_norm_eps", c.norm_epsilon},
-                              {"rope_theta", c.rope_base},
-                              {"rope_scaling", nullptr}});
+/// Returns the members that describe the model. Throws Error, as check_same_model() does, if the family
+/// cannot express it.
+JsonValue model_members(const ModelFamily& family, const ModelConfig& config, const TrainingOptions& training,
+                        std::string_view source) {
+    ConfigMembers members;
+    ModelConfig values = comparable(config);
+    try {
+        family.map(members, values, training);
+    } catch (const Error& error) {
+        throw Error(concat(source, error.what()));
+    }
+    JsonValue value = members.take();
+    check_same_model(config, read_config(family, value, source), family.type, source);
+    value.set("architectures", JsonValue::Array{family.architecture});
+    value.set("model_type", family.type);
+    return value;
+}
+
+bool can_hold(const ModelFamily& family, const ModelConfig& config) {
+    try {
+        model_members(family, config, {}, "");
+    } catch (const Error&) {
+        return false;
+    }
+    return true;
 }
 
 constexpr std::array<std::string_view, 2> dtype_members{"dtype", "torch_dtype"};
@@ -293,48 +224,51 @@ class DTypeReplacer final : public JsonHandler {
 
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown) {
-    const ConfigReader reader(value, source);
-    const std::string type = reader.text("model_type", "");
-    check(type == "gpt2" || type == "llama", source, ": model_type: '", printable(type),
-          "' is not supported; expected gpt2 or llama");
-    const bool llama = type == "llama";
-    HuggingFaceModel model{.layout =
-                               llama ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2};
-    check_members(value, config_members(model.layout), source, unknown);
-    model.config = llama ? read_llama(reader, unknown) : read_gpt2(reader);
-    model.ends = read_text_ends(reader);
-    model.tokenizer_class = reader.text("tokenizer_class", "");
-    try {
-        validate(model.config);
-        check(model.config.vocabulary >= 1, "vocabulary: 0; expected at least 1");
-    } catch (const Error& error) {
-        throw Error(concat(source, ": ", error.what()));
-    }
-    return model;
+    check(value.is_object(), source, ": expected an object");
+    // What says that the folder holds other weights is a better reason than the type.
+    UnknownMembers all_known{.allowed = true};
+    check_members(value, foreign_members(), source, all_known);
+    const std::string type = text_of(value, "model_type", source);
+    const ModelFamily* const family = find_family(type);
+    check(family != nullptr, source, ": model_type: '", printable(type), "' is not supported; expected ",
+          known_types());
+    check_members(value, config_members(*family), source, unknown);
+    check_rope_members(value, source, unknown);
+    return {.family = family,
+            .config = read_config(*family, value, source),
+            .ends = read_text_ends(value, source),
+            .tokenizer_class = text_of(value, "tokenizer_class", source)};
 }
 
 TextEnds read_generation_config(const JsonValue& value, std::string_view source, UnknownMembers& unknown) {
-    const ConfigReader reader(value, source);
     check_members(value, generation_members(), source, unknown);
-    return read_text_ends(reader);
+    return read_text_ends(value, source);
 }
 
-WeightLayout huggingface_layout_of(const ModelConfig& config) {
-    return rotates_heads(config.positions) ? WeightLayout::huggingface_llama : WeightLayout::huggingface_gpt2;
+const ModelFamily& family_of(const ModelConfig& config, const std::optional<std::string>& kept_config,
+                             std::string_view source) {
+    const auto families = model_families();
+    if (kept_config) {
+        const JsonValue kept = parse_json(*kept_config, source);
+        const ModelFamily* const family = find_family(text_of(kept, "model_type", source));
+        if (family && can_hold(*family, config)) return *family;
+    }
+    for (const ModelFamily& family : families)
+        if (can_hold(family, config)) return family;
+    // The error names a setting that the most similar family lacks.
+    const ModelFamily& similar = *find_family(rotates_heads(config.positions) ? "llama" : "gpt2");
+    model_members(similar, config, {}, source);
+    throw Error(concat(source, ": no family can hold the model"));
 }
 
-JsonValue huggingface_config_of(const ModelConfig& config, const TrainingOptions& training, DType dtype,
-                                const TextTokens& tokens, std::string_view source) {
-    const bool llama = huggingface_layout_of(config) == WeightLayout::huggingface_llama;
-    JsonValue value = llama ? llama_json(config, training) : gpt2_json(config, training);
-    value.set("tie_word_embeddings", config.tied_head);
+JsonValue huggingface_config_of(const ModelFamily& family, const ModelConfig& config,
+                                const TrainingOptions& training, DType dtype, const TextTokens& tokens,
+                                std::string_view source) {
+    JsonValue value = model_members(family, config, training, source);
     value.set("torch_dtype", name_of(dtype));
     value.set("bos_token_id", tokens.begin ? JsonValue(*tokens.begin) : JsonValue());
     // Converters to other formats read one id here. generation_config.json has all ids.
     value.set("eos_token_id", tokens.end.empty() ? JsonValue() : JsonValue(tokens.end.front()));
-    UnknownMembers none;
-    check_same_model(config, read_huggingface_config(value, source, none).config, llama ? "llama" : "gpt2",
-                     source);
     return value;
 }
 

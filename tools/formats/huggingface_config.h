@@ -1,5 +1,5 @@
 #pragma once
-/// config.json for Hugging Face transformers, for model types "gpt2" and "llama".
+/// config.json for Hugging Face transformers, for the families of families/model_family.h.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/known_members.h>
 #include <gradtile/layers/transformer/model_config.h>
-#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
 
@@ -21,7 +21,7 @@ struct TextEnds {
 };
 
 struct HuggingFaceModel {
-    WeightLayout layout = WeightLayout::huggingface_gpt2;
+    const ModelFamily* family = nullptr;
     ModelConfig config = {};
     TextEnds ends = {};
     std::string tokenizer_class = {};  ///< empty if the file names none
@@ -29,9 +29,8 @@ struct HuggingFaceModel {
 
 /// Reads a config.json. If a member is missing, it has transformers' default value. Throws Error that begins
 /// with `source` and names the member when the value is not a model that this program has (another model
-/// type, scaled rotary positions, a head width other than width / heads, an activation that is not known),
-/// when two names for one setting have different values, and when a member may change the model in a way that
-/// is not known (see transformers_members.h).
+/// type, an activation that is not known), when two names for one setting have different values, and when a
+/// member may change the model in a way that is not known (see transformers_members.h).
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown);
 
@@ -44,20 +43,23 @@ struct TextTokens {
     std::vector<std::int32_t> end = {};
 };
 
+/// Returns the family that holds an export of the config: the family of `kept_config`, the config.json text
+/// that an import kept, if it can hold the config; else the first one that can. Throws Error that begins with
+/// `source` and names a setting if none can.
+const ModelFamily& family_of(const ModelConfig& config, const std::optional<std::string>& kept_config,
+                             std::string_view source);
+
 /// Returns a config.json from which read_huggingface_config() reads an equal config. Throws Error that begins
-/// with `source` and names the setting when neither model type can express the config (query and key norms,
-/// for example). The file also names the dropout probabilities.
-JsonValue huggingface_config_of(const ModelConfig& config, const TrainingOptions& training, DType dtype,
-                                const TextTokens& tokens, std::string_view source);
+/// with `source` and names the setting when the family cannot express the config. The file also names the
+/// dropout probabilities.
+JsonValue huggingface_config_of(const ModelFamily& family, const ModelConfig& config,
+                                const TrainingOptions& training, DType dtype, const TextTokens& tokens,
+                                std::string_view source);
 
 /// Returns the config.json text that an import kept, for `dtype` weights: the text itself if it names this
 /// type or none. Returns nullopt if the text is not this model's config. Throws Error that begins with
 /// `source` if it is no config.
 std::optional<std::string> kept_config_of(const std::string& text, const ModelConfig& config, DType dtype,
                                           std::string_view source);
-
-/// Returns the layout that huggingface_config_of() chooses: Llama's layout for rotary positions, otherwise
-/// GPT-2's.
-WeightLayout huggingface_layout_of(const ModelConfig& config);
 
 }  // namespace gradtile

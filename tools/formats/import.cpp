@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/formats/huggingface_config.h>
@@ -31,8 +32,25 @@ std::string weights_in(const fs::path& folder) {
     return index.string();
 }
 
-ImportedModel read_llmc(const std::string& path, const std::string& tokenizer) {
+std::optional<TrainDType> dtype_of_run(ImportDType dtype) {
+    switch (dtype) {
+        case ImportDType::stored:
+            return std::nullopt;
+        case ImportDType::f32:
+            return TrainDType::f32;
+        case ImportDType::bf16:
+            return TrainDType::bf16;
+    }
+    throw Error("import: unknown dtype");
+}
+
+ImportedModel read_llmc(const std::string& path, const ImportOptions& options) {
+    const std::string& tokenizer = options.tokenizer;
     ImportedModel model = read_llmc_model(path);
+    model.dtype = dtype_of_run(options.dtype).value_or(model.dtype);
+    const Context ctx(Device::cpu(), 1);
+    for (auto& [name, x] : model.parameters)
+        if (x.dtype() != storage_dtype(model.dtype)) x = cast(ctx, x, storage_dtype(model.dtype));
     const fs::path folder = fs::path(path).parent_path();
     if (!tokenizer.empty()) {
         if (tokenizer != "none") model.tokenizer = load_tokenizer(tokenizer);
@@ -44,18 +62,21 @@ ImportedModel read_llmc(const std::string& path, const std::string& tokenizer) {
     return model;
 }
 
-/// Returns whether the files store a head that differs from the token embedding, although config.json ties
-/// the two. transformers then uses the stored head.
-bool has_other_head(const WeightFiles& files, const HuggingFaceModel& found) {
-    constexpr const char* head = "lm_head.weight";
-    if (!found.config.tied_head || !files.has(head)) return false;
-    for (const WeightMapping& mapping : weight_mappings(found.layout, found.config)) {
-        if (mapping.parameter != "wte.weight") continue;
-        std::string name = mapping.parts.front().name;
-        if (!files.has(name)) name.erase(0, name.find('.') + 1);  // the prefix may be absent
-        return files.has(name) && !files.are_equal(head, name);
-    }
-    return false;
+/// Returns the tensor that holds a parameter's rows alone.
+std::string tensor_of(const HuggingFaceModel& found, std::string_view module) {
+    const std::vector<ModuleNames>& modules = found.family->tensors.others;
+    const auto names = std::ranges::find(modules, module, &ModuleNames::own);
+    return concat(names->theirs.front(), ".weight");
+}
+
+/// Returns the head's name if the files store a head that differs from the token embedding, although
+/// config.json ties the two; else an empty name. transformers then uses the stored head.
+std::string other_head(const WeightFiles& files, const HuggingFaceModel& found) {
+    const std::string head = tensor_of(found, "head");
+    if (!found.config.tied_head || !files.has(head)) return "";
+    std::string embedding = tensor_of(found, "wte");
+    if (!files.has(embedding)) embedding.erase(0, embedding.find('.') + 1);  // the prefix may be absent
+    return files.has(embedding) && !files.are_equal(head, embedding) ? head : "";
 }
 
 /// transformers would load the adapters in addition to the weights.
@@ -80,17 +101,18 @@ class HuggingFaceReader {
         const std::string config_text = config_file_text(config_file.string());
         HuggingFaceModel found = read_huggingface_config(parse_json(config_text, config_file.string()),
                                                          config_file.string(), unknown_);
+        set_context(found.config);
         const WeightFiles files(weights_);
-        if (has_other_head(files, found)) {
+        if (const std::string head = other_head(files, found); !head.empty()) {
             found.config.tied_head = false;
-            model_.notes.push_back(concat(weights_,
-                                          ": lm_head.weight differs from the token embedding, so it is "
+            model_.notes.push_back(concat(weights_, ": ", head,
+                                          " differs from the token embedding, so it is ",
                                           "used, although config.json says tie_word_embeddings"));
         }
-        LoadedWeights loaded = read_weights(files, weight_mappings(found.layout, found.config), weights_);
-        const bool llama = found.layout == WeightLayout::huggingface_llama;
-        model_.description =
-            concat("Hugging Face ", llama ? "llama" : "gpt2", ", ", storage_dtype(loaded.dtype));
+        LoadedWeights loaded =
+            read_weights(files, weight_mappings(found.family->tensors, found.config), weights_,
+                         {.dtype = dtype_of_run(options_.dtype), .on_progress = options_.on_progress});
+        model_.description = concat("Hugging Face ", found.family->type, ", ", storage_dtype(loaded.dtype));
         model_.config = found.config;
         model_.dtype = loaded.dtype;
         model_.parameters = std::move(loaded.parameters);
@@ -103,6 +125,21 @@ class HuggingFaceReader {
     }
 
   private:
+    void set_context(ModelConfig& config) {
+        const RopeScaling& rope = config.rope_scaling;
+        if (options_.context != 0) {
+            check(!adds_embeddings(config.positions), "context: ", options_.context, ": the model has ",
+                  config.context, " learned positions; expected 0");
+            check(options_.context <= config.context, "context: ", options_.context, "; expected at most ",
+                  config.context, ", the model's context");
+            config.context = options_.context;
+        }
+        if (rope.kind == RopeKind::longrope && config.context > rope.original_context)
+            model_.notes.push_back(concat(folder_.string(), ": longrope's long factors hold for every text; ",
+                                          "transformers uses the short ones up to ", rope.original_context,
+                                          " tokens, as `import --context ", rope.original_context, "` does"));
+    }
+
     void read_tokenizer(const std::string& tokenizer_class) {
         if (options_.tokenizer == "none") return;
         if (!options_.tokenizer.empty()) {
@@ -166,7 +203,7 @@ ImportedModel import_model(const std::string& path, const ImportOptions& options
           ": expected a folder with config.json, a .safetensors file or its index, or llm.c's .bin");
     const bool is_llmc = !is_folder && path.ends_with(".bin");
     if (!is_llmc) refuse_adapters(is_folder ? fs::path(path) : fs::path(path).parent_path());
-    ImportedModel model = is_llmc ? read_llmc(path, options.tokenizer)
+    ImportedModel model = is_llmc ? read_llmc(path, options)
                                   : HuggingFaceReader(is_folder ? weights_in(path) : path, options).read();
     if (model.tokenizer) check_tokenizer(*model.tokenizer, model.config.vocabulary, path);
     return model;

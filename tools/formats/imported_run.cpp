@@ -1,6 +1,5 @@
 #include <gradtile/tools/formats/imported_run.h>
 
-#include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/run/resume_point.h>
@@ -15,9 +14,6 @@ Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity
     config.chat_template = model.chat_template;
     if (model.tokenizer) config.tokenizer = name_of(model.tokenizer->kind());
     Checkpoint checkpoint{.params = model.parameters};
-    const Context ctx(Device::cpu(), 1);
-    if (is_16_bit(storage_dtype(model.dtype)))
-        for (const auto& [name, x] : model.parameters) checkpoint.master[name] = cast(ctx, x, DType::f32);
     checkpoint.config = to_json(config);
     checkpoint.data = JsonValue::object();
     if (model.tokenizer) checkpoint.tokenizer = model.tokenizer->to_json();

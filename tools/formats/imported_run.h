@@ -7,7 +7,8 @@
 
 namespace gradtile {
 
-/// Returns a model's checkpoint: step 0 without an optimizer's state, with masters for bf16 weights.
+/// Returns a model's checkpoint: step 0 without an optimizer's state and without masters, since training
+/// takes masters that are missing from the weights.
 Checkpoint checkpoint_of(const ImportedModel& model, const std::string& identity);
 
 /// Makes a run directory that holds the model as its only checkpoint. `sample` and `eval` read it, and

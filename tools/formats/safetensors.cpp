@@ -186,15 +186,33 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
     return &header_.entries[*found];
 }
 
-Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
+DType SafetensorsFile::dtype_of(const SafetensorsEntry& entry) const {
     const auto known = std::ranges::find(tensor_dtypes, entry.dtype, &TensorDType::name);
     check(known != tensor_dtypes.end(), path(), ": tensor '", printable(entry.name), "' is ", entry.dtype,
           "; expected F64, F32, BF16, F16 or I32");
     check(entry.shape.size() <= Shape::max_rank, path(), ": tensor '", printable(entry.name), "' has ",
           entry.shape.size(), " axes; expected at most ", Shape::max_rank);
-    const Tensor x = empty_on_host(Shape(std::span<const std::int64_t>(entry.shape)), known->dtype);
+    return known->dtype;
+}
+
+Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
+    const Tensor x = empty_on_host(Shape(std::span<const std::int64_t>(entry.shape)), dtype_of(entry));
     if (x.elements() > 0)
         file_.read(static_cast<std::int64_t>(data_offset_ + entry.begin), {x.raw_data(), x.bytes()});
+    return x;
+}
+
+Tensor SafetensorsFile::read_rows(const SafetensorsEntry& entry, std::int64_t begin, std::int64_t end) const {
+    const DType dtype = dtype_of(entry);
+    check(!entry.shape.empty() && 0 <= begin && begin <= end && end <= entry.shape[0], path(), ": tensor '",
+          printable(entry.name), "' has no rows ", begin, " to ", end);
+    Shape shape(std::span<const std::int64_t>(entry.shape));
+    const std::int64_t row_elements = shape[0] == 0 ? 0 : shape.elements() / shape[0];
+    shape[0] = end - begin;
+    const Tensor x = empty_on_host(shape, dtype);
+    const auto offset = static_cast<std::int64_t>(data_offset_ + entry.begin) +
+                        begin * row_elements * static_cast<std::int64_t>(size_of(dtype));
+    if (x.elements() > 0) file_.read(offset, {x.raw_data(), x.bytes()});
     return x;
 }
 

@@ -57,8 +57,12 @@ class SafetensorsFile {
     /// Reads a tensor into new memory on the CPU. Throws Error naming file and tensor when its dtype is not
     /// F64, F32, BF16, F16 or I32, or when it has more axes than a Tensor can have.
     Tensor read(const SafetensorsEntry& entry) const;
+    /// The same for rows begin <= i < end along the first axis; the tensor has at least one axis.
+    Tensor read_rows(const SafetensorsEntry& entry, std::int64_t begin, std::int64_t end) const;
 
   private:
+    DType dtype_of(const SafetensorsEntry& entry) const;
+
     DataFile file_;
     std::uint64_t data_offset_ = 0;
     SafetensorsHeader header_;

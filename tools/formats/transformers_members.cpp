@@ -11,8 +11,6 @@ using enum MemberMeaning;
 /// Config members for all model types, in transformers 2 to 5.
 constexpr auto common_members = std::to_array<KnownMember>({
     {"model_type"},
-    {"vocab_size"},
-    {"tie_word_embeddings"},
     {"tokenizer_class"},
     // Names, versions and records.
     {"architectures", harmless},
@@ -63,7 +61,6 @@ constexpr auto common_members = std::to_array<KnownMember>({
     // Another model, other weights or other text.
     {"add_cross_attention", refused, "[false]"},
     {"attention_chunk_size", refused},
-    {"auto_map", refused},
     {"cross_attention_hidden_size", refused},
     {"fusion_config", refused},
     {"is_causal", refused, "[true]"},
@@ -76,86 +73,37 @@ constexpr auto common_members = std::to_array<KnownMember>({
     {"per_layer_config", refused, "[{}]"},
     {"prefix", refused, "[\"\"]"},
     {"pruned_heads", refused, "[{}]"},
-    {"quantization_config", refused},
     {"sliding_window", refused},
     {"transformers_weights", refused},
     {"unpadded_vocab_size", refused},
 });
 
-constexpr auto gpt2_members = std::to_array<KnownMember>({
-    {"n_layer"},
-    {"num_hidden_layers"},
-    {"n_head"},
-    {"num_attention_heads"},
-    {"n_embd"},
-    {"hidden_size"},
-    {"n_positions"},
-    {"max_position_embeddings"},
-    {"n_inner"},
-    {"activation_function"},
-    {"layer_norm_epsilon"},
-    {"n_ctx", harmless},
-    {"n_special", harmless},
-    {"predict_special_tokens", harmless},
-    {"attn_pdrop", harmless},
-    {"embd_pdrop", harmless},
-    {"resid_pdrop", harmless},
-    {"classifier_dropout", harmless},
-    {"hidden_dropout", harmless},
-    {"reorder_and_upcast_attn", harmless},
-    {"summary_activation", harmless},
-    {"summary_first_dropout", harmless},
-    {"summary_last_dropout", harmless},
-    {"summary_proj_to_labels", harmless},
-    {"summary_type", harmless},
-    {"summary_use_proj", harmless},
-    {"scale_attn_weights", refused, "[true]"},
-    {"scale_attn_by_inverse_layer_idx", refused, "[false]"},
-});
-
-constexpr auto llama_members = std::to_array<KnownMember>({
-    {"num_hidden_layers"},
-    {"num_attention_heads"},
-    {"num_key_value_heads"},
-    {"head_dim"},
-    {"hidden_size"},
-    {"intermediate_size"},
-    {"max_position_embeddings"},
-    {"hidden_act"},
-    {"rms_norm_eps"},
-    {"attention_bias"},
-    {"mlp_bias"},
-    {"rope_theta"},
-    {"rope_scaling"},
-    {"rope_parameters"},
-    {"attention_dropout", harmless},
-    {"is_llama_config", harmless},
-    {"max_sequence_length", harmless},
-    // Sums in another order.
-    {"pretraining_tp", harmless},
-    {"partial_rotary_factor", refused, "[1]"},
-    {"rope_interleaved", refused, "[false]"},
+constexpr auto other_models_members = std::to_array<KnownMember>({
+    {"auto_map", refused},
+    {"quantization_config", refused},
+    {"audio_config", refused},
+    {"text_config", refused},
+    {"vision_config", refused},
 });
 
 constexpr auto rope_parameter_members = std::to_array<KnownMember>({
     {"rope_theta"},
     {"rope_type"},
     {"type"},
-    {"partial_rotary_factor", refused, "[1]"},
-    // Only scaled positions have these; rope_type "default" ignores them.
-    {"attention_factor", harmless},
-    {"beta_fast", harmless},
-    {"beta_slow", harmless},
-    {"factor", harmless},
-    {"high_freq_factor", harmless},
-    {"long_factor", harmless},
-    {"low_freq_factor", harmless},
+    {"partial_rotary_factor"},
+    {"factor"},
+    {"original_max_position_embeddings"},
+    {"attention_factor"},
+    {"beta_fast"},
+    {"beta_slow"},
+    {"high_freq_factor"},
+    {"long_factor"},
+    {"low_freq_factor"},
+    {"mscale"},
+    {"mscale_all_dim"},
+    {"short_factor"},
+    {"truncate"},
     {"mrope_section", refused},
-    {"mscale", harmless},
-    {"mscale_all_dim", harmless},
-    {"original_max_position_embeddings", harmless},
-    {"short_factor", harmless},
-    {"truncate", harmless},
 });
 
 /// The flags of `sample` and `chat` say how tokens are drawn, so defaults for the same settings are harmless.
@@ -254,10 +202,18 @@ std::vector<KnownMember> joined(const Tables&... tables) {
 
 }  // namespace
 
-std::vector<KnownMember> config_members(WeightLayout layout) {
-    return layout == WeightLayout::huggingface_llama
-               ? joined(common_members, llama_members, generation_settings)
-               : joined(common_members, gpt2_members, generation_settings);
+std::vector<KnownMember> config_members(const ModelFamily& family) {
+    std::vector<KnownMember> all;
+    for (const std::string_view name : mapped_members(family)) all.push_back({name});
+    // A family's own meaning of a name counts.
+    for (const KnownMember& member :
+         joined(family.other_members, foreign_members(), common_members, generation_settings))
+        if (std::ranges::find(all, member.name, &KnownMember::name) == all.end()) all.push_back(member);
+    return all;
+}
+
+std::vector<KnownMember> foreign_members() {
+    return joined(other_models_members);
 }
 
 std::vector<KnownMember> rope_members() {

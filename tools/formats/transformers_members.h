@@ -5,13 +5,17 @@
 #include <vector>
 
 #include <gradtile/core/text/known_members.h>
-#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
 
-/// The members of a config.json: the members for all models, the members for the layout's model type, and the
-/// generation settings, which older transformers versions wrote to this file.
-std::vector<KnownMember> config_members(WeightLayout layout);
+/// The members of a config.json: the family's, the members for all models, and the generation settings, which
+/// older transformers versions wrote to this file.
+std::vector<KnownMember> config_members(const ModelFamily& family);
+
+/// Members that say that a folder does not hold weights of one of the families: quantized weights, code
+/// beside the weights, and parts for images and sounds.
+std::vector<KnownMember> foreign_members();
 
 /// The members of rope_parameters and rope_scaling.
 std::vector<KnownMember> rope_members();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -15,18 +16,24 @@ namespace {
 constexpr std::uint64_t max_index_bytes = std::uint64_t{1} << 26;
 constexpr std::size_t max_weight_files = 10'000;
 constexpr std::size_t max_file_name_bytes = 255;
+constexpr std::uint64_t block_bytes = std::uint64_t{1} << 24;
 
 /// Returns whether the tensor is a buffer that transformers saves in addition to the weights: a causal mask
 /// or rotary frequencies.
 bool is_buffer(std::string_view name) {
-    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-           name.ends_with(".rotary_emb.inv_freq");
+    return std::ranges::any_of(std::array{".attn.bias", ".attn.masked_bias", ".attention.bias",
+                                          ".attention.masked_bias", ".rotary_emb.inv_freq"},
+                               [&](const char* suffix) { return name.ends_with(suffix); });
+}
+
+bool is_head(std::string_view name) {
+    return name == "lm_head.weight" || name == "embed_out.weight";
 }
 
 /// Removes a prefix from the mappings' names if no name in the files has this prefix.
 void use_names_of(const WeightFiles& files, std::vector<WeightMapping>& mappings) {
     const std::vector<std::string_view> names = files.names();
-    for (const std::string_view prefix : {"transformer.", "model."}) {
+    for (const std::string_view prefix : {"transformer.", "model.", "gpt_neox."}) {
         if (std::ranges::any_of(names, [&](std::string_view name) { return name.starts_with(prefix); }))
             continue;
         for (WeightMapping& mapping : mappings)
@@ -45,20 +52,35 @@ void check_every_tensor_is_used(const WeightFiles& files, const std::vector<Weig
         for (const WeightPart& part : mapping.parts) used.insert(part.name);
     }
     for (const std::string_view name : files.names())
-        if (!used.contains(name) && !is_buffer(name) && (has_head || name != "lm_head.weight"))
+        if (!used.contains(name) && !is_buffer(name) && (has_head || !is_head(name)))
             throw Error(concat(source, ": tensor '", printable_name(name),
                                "' is not part of the model that config.json describes"));
 }
 
+std::int64_t rows_of(const SafetensorsEntry& entry) {
+    return entry.shape.empty() ? 0 : entry.shape[0];
+}
+
+/// Returns the end of the block of rows that begins at `begin`: at most 16 MiB, but at least one row.
+std::int64_t block_end(const SafetensorsEntry& entry, std::int64_t begin) {
+    const std::uint64_t row_bytes =
+        std::max<std::uint64_t>(1, (entry.end - entry.begin) / static_cast<std::uint64_t>(rows_of(entry)));
+    const auto rows = static_cast<std::int64_t>(std::max<std::uint64_t>(1, block_bytes / row_bytes));
+    return std::min(begin + rows, rows_of(entry));
+}
+
+/// Reads a parameter in the dtype of the model. Needs little memory beside the parameter's own, except for
+/// orders that mix a tensor's rows.
 Tensor read_parameter(const WeightFiles& files, const WeightMapping& mapping, DType dtype) {
     const Context ctx(Device::cpu(), 1);
     const Tensor full = empty_on_host(mapping.shape, dtype);
     std::int64_t row = 0;
     for (const WeightPart& part : mapping.parts) {
-        Tensor x = files.read(part.name);
-        if (part.transposed) x = x.transpose(0, 1);
-        copy(ctx, full.slice(0, row, x.size(0)), x);
-        row += x.size(0);
+        const std::int64_t rows = part.shape[part.order == RowOrder::transposed ? 1 : 0];
+        const Tensor own = full.slice(0, row, rows);
+        files.for_row_blocks(
+            part, [&](std::int64_t begin, const Tensor& x) { copy(ctx, own.slice(0, begin, x.size(0)), x); });
+        row += rows;
     }
     return full;
 }
@@ -152,22 +174,34 @@ DType WeightFiles::dtype(const std::string& name) const {
 }
 
 bool WeightFiles::are_equal(const std::string& a, const std::string& b) const {
-    const SafetensorsEntry &one = *place_of(a).entry, &other = *place_of(b).entry;
-    if (one.dtype != other.dtype || one.shape != other.shape) return false;
-    const Tensor x = read(a), y = read(b);
-    return std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) == 0;
+    const auto [file, entry] = place_of(a);
+    const auto [other_file, other_entry] = place_of(b);
+    if (entry->dtype != other_entry->dtype || entry->shape != other_entry->shape) return false;
+    for (std::int64_t begin = 0, end = 0; begin < rows_of(*entry); begin = end) {
+        end = block_end(*entry, begin);
+        const Tensor x = file->read_rows(*entry, begin, end),
+                     y = other_file->read_rows(*other_entry, begin, end);
+        if (std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) != 0) return false;
+    }
+    return true;
 }
 
-Tensor WeightFiles::read(const std::string& name) const {
-    const auto [file, entry] = place_of(name);
-    Tensor x = file->read(*entry);
-    check(all_finite(x.dtype(), x.raw_data(), static_cast<std::size_t>(x.elements())), file->path(),
-          ": tensor '", printable_name(name), "' holds an infinity or a NaN");
-    return x;
+void WeightFiles::for_row_blocks(const WeightPart& part,
+                                 const std::function<void(std::int64_t, const Tensor&)>& use) const {
+    const Context ctx(Device::cpu(), 1);
+    const auto [file, entry] = place_of(part.name);
+    const std::int64_t rows = rows_of(*entry);
+    for (std::int64_t begin = 0, end = 0; begin < rows; begin = end) {
+        end = part.order == RowOrder::plain ? block_end(*entry, begin) : rows;
+        const Tensor x = file->read_rows(*entry, begin, end);
+        check(all_finite(x.dtype(), x.raw_data(), static_cast<std::size_t>(x.elements())), file->path(),
+              ": tensor '", printable_name(part.name), "' holds an infinity or a NaN");
+        use(begin, rows_of_file(ctx, part, x));
+    }
 }
 
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
-                           const std::string& source) {
+                           const std::string& source, const WeightOptions& options) {
     use_names_of(files, mappings);
     bool all_bf16 = true;
     for (const WeightMapping& mapping : mappings)
@@ -176,9 +210,17 @@ LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> 
             all_bf16 = all_bf16 && files.dtype(part.name) == DType::bf16;
         }
     check_every_tensor_is_used(files, mappings, source);
-    LoadedWeights weights{.dtype = all_bf16 ? TrainDType::bf16 : TrainDType::f32};
+    LoadedWeights weights{.dtype = options.dtype.value_or(all_bf16 ? TrainDType::bf16 : TrainDType::f32)};
+    std::int64_t done = 0, all = 0;
+    const DType dtype = storage_dtype(weights.dtype);
     for (const WeightMapping& mapping : mappings)
-        weights.parameters[mapping.parameter] = read_parameter(files, mapping, storage_dtype(weights.dtype));
+        all += mapping.shape.elements() * static_cast<std::int64_t>(size_of(dtype));
+    for (const WeightMapping& mapping : mappings) {
+        const Tensor x = read_parameter(files, mapping, dtype);
+        weights.parameters[mapping.parameter] = x;
+        done += static_cast<std::int64_t>(x.bytes());
+        if (options.on_progress) options.on_progress(done, all);
+    }
     return weights;
 }
 

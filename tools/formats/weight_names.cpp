@@ -3,78 +3,12 @@
 #include <algorithm>
 #include <span>
 
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/checkpoint/tensor_bytes.h>
 
 namespace gradtile {
 namespace {
-
-/// A module's name in this project ("attn.qkv"), and the names for the modules in another project that hold
-/// the same parameters ({"self_attn.q_proj", ...}).
-struct ModuleNames {
-    std::string_view own;
-    std::vector<std::string_view> theirs;
-    bool transposed = false;
-};
-
-struct LayoutNames {
-    std::string_view block;           ///< the part before the block number in a name
-    std::vector<ModuleNames> blocks;  ///< the modules of a block
-    std::vector<ModuleNames> others;
-};
-
-const LayoutNames& names_of(WeightLayout layout) {
-    static const LayoutNames huggingface_gpt2{"transformer.h.",
-                                              {{"ln_1", {"ln_1"}},
-                                               {"ln_2", {"ln_2"}},
-                                               {"attn.qkv", {"attn.c_attn"}, true},
-                                               {"attn.proj", {"attn.c_proj"}, true},
-                                               {"mlp.fc", {"mlp.c_fc"}, true},
-                                               {"mlp.proj", {"mlp.c_proj"}, true}},
-                                              {{"wte", {"transformer.wte"}},
-                                               {"wpe", {"transformer.wpe"}},
-                                               {"ln_f", {"transformer.ln_f"}},
-                                               {"head", {"lm_head"}}}};
-    static const LayoutNames huggingface_llama{
-        "model.layers.",
-        {{"norm_1", {"input_layernorm"}},
-         {"norm_2", {"post_attention_layernorm"}},
-         {"attn.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
-         {"attn.proj", {"self_attn.o_proj"}},
-         {"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}},
-         {"mlp.down", {"mlp.down_proj"}}},
-        {{"wte", {"model.embed_tokens"}}, {"norm_f", {"model.norm"}}, {"head", {"lm_head"}}}};
-    static const LayoutNames gguf_gpt2{"blk.",
-                                       {{"ln_1", {"attn_norm"}},
-                                        {"ln_2", {"ffn_norm"}},
-                                        {"attn.qkv", {"attn_qkv"}},
-                                        {"attn.proj", {"attn_output"}},
-                                        {"mlp.fc", {"ffn_up"}},
-                                        {"mlp.proj", {"ffn_down"}}},
-                                       {{"wte", {"token_embd"}},
-                                        {"wpe", {"position_embd"}},
-                                        {"ln_f", {"output_norm"}},
-                                        {"head", {"output"}}}};
-    static const LayoutNames gguf_llama{
-        "blk.",
-        {{"norm_1", {"attn_norm"}},
-         {"norm_2", {"ffn_norm"}},
-         {"attn.qkv", {"attn_q", "attn_k", "attn_v"}},
-         {"attn.proj", {"attn_output"}},
-         {"mlp.gate_up", {"ffn_gate", "ffn_up"}},
-         {"mlp.down", {"ffn_down"}}},
-        {{"wte", {"token_embd"}}, {"norm_f", {"output_norm"}}, {"head", {"output"}}}};
-    switch (layout) {
-        case WeightLayout::huggingface_gpt2:
-            return huggingface_gpt2;
-        case WeightLayout::huggingface_llama:
-            return huggingface_llama;
-        case WeightLayout::gguf_gpt2:
-            return gguf_gpt2;
-        case WeightLayout::gguf_llama:
-            return gguf_llama;
-    }
-    throw Error("weight_mappings: unknown layout");
-}
 
 const ModuleNames& module_named(std::span<const ModuleNames> modules, std::string_view own) {
     const auto found = std::ranges::find(modules, own, &ModuleNames::own);
@@ -90,9 +24,8 @@ std::vector<std::int64_t> rows_of_parts(const ModelConfig& config, std::int64_t 
     return {query_rows, key_rows, key_rows};
 }
 
-WeightMapping mapping_of(WeightLayout layout, const ModelConfig& config, const std::string& parameter,
+WeightMapping mapping_of(const TensorNames& names, const ModelConfig& config, const std::string& parameter,
                          const Shape& shape) {
-    const LayoutNames& names = names_of(layout);
     const std::size_t dot = parameter.rfind('.');
     const std::string suffix = parameter.substr(dot);  // ".weight" or ".bias"
     std::string module = parameter.substr(0, dot), prefix;
@@ -106,27 +39,69 @@ WeightMapping mapping_of(WeightLayout layout, const ModelConfig& config, const s
     WeightMapping mapping{.parameter = parameter, .shape = shape};
     const auto rows = rows_of_parts(config, shape[0], theirs.theirs.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
-        WeightPart part{.name = concat(prefix, theirs.theirs[i], suffix), .shape = shape};
+        WeightPart part{
+            .name = concat(prefix, theirs.theirs[i], suffix), .shape = shape, .order = theirs.order};
         part.shape[0] = rows[i];
-        part.transposed = theirs.transposed && shape.rank() == 2;
-        if (part.transposed) std::swap(part.shape[0], part.shape[1]);
+        if (part.order == RowOrder::transposed) {
+            if (shape.rank() == 2) {
+                std::swap(part.shape[0], part.shape[1]);
+            } else {
+                part.order = RowOrder::plain;
+            }
+        }
         // The third part is the value matrix. Values are not rotated.
-        if (layout == WeightLayout::gguf_llama && rows.size() == 3 && i < 2)
-            part.rotated = rows[i] / config.head_dim();
+        if (part.order == RowOrder::pairs && i == 2) part.order = RowOrder::plain;
+        part.heads = part.order == RowOrder::by_head ? config.heads : rows[i] / config.head_dim();
         mapping.parts.push_back(std::move(part));
     }
     return mapping;
 }
 
+/// Returns a copy of x [.., A, B, C] as [.., B, A, C], with the axes given by `outer`, `a`, `b` and the rest.
+Tensor swapped(const Context& ctx, const Tensor& x, std::int64_t outer, std::int64_t a, std::int64_t b) {
+    const std::int64_t rest = x.elements() / (outer * a * b);
+    const Tensor y = empty_on_host(x.shape(), x.dtype());
+    copy(ctx, y.reshape({outer, b, a, rest}), x.reshape({outer, a, b, rest}).transpose(1, 2));
+    return y;
+}
+
 }  // namespace
 
-std::vector<WeightMapping> weight_mappings(WeightLayout layout, const ModelConfig& config) {
+std::vector<WeightMapping> weight_mappings(const TensorNames& names, const ModelConfig& config) {
     ParameterStore parameters;
     const Transformer model(config, parameters);
     std::vector<WeightMapping> mappings;
     for (const Parameter& parameter : parameters.parameters())
-        mappings.push_back(mapping_of(layout, config, parameter.name(), parameter.shape()));
+        mappings.push_back(mapping_of(names, config, parameter.name(), parameter.shape()));
     return mappings;
+}
+
+Tensor rows_of_file(const Context& ctx, const WeightPart& part, const Tensor& x) {
+    switch (part.order) {
+        case RowOrder::plain:
+            return x;
+        case RowOrder::transposed:
+            return x.transpose(0, 1);
+        case RowOrder::by_head:
+            return swapped(ctx, x, 1, part.heads, 3);
+        case RowOrder::pairs:
+            return swapped(ctx, x, part.heads, x.size(0) / part.heads / 2, 2);
+    }
+    throw Error("rows_of_file: unknown order");
+}
+
+Tensor rows_for_file(const Context& ctx, const WeightPart& part, const Tensor& x) {
+    switch (part.order) {
+        case RowOrder::plain:
+            return x;
+        case RowOrder::transposed:
+            return x.transpose(0, 1);
+        case RowOrder::by_head:
+            return swapped(ctx, x, 1, 3, part.heads);
+        case RowOrder::pairs:
+            return swapped(ctx, x, part.heads, 2, x.size(0) / part.heads / 2);
+    }
+    throw Error("rows_for_file: unknown order");
 }
 
 }  // namespace gradtile

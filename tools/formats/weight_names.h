@@ -1,28 +1,20 @@
 #pragma once
-/// How other projects store a model's parameters: the names, the tensor count and the axis order.
+/// How other projects store a model's parameters: the names, the tensor count and the order of rows.
 #include <string>
 #include <vector>
 
-#include <gradtile/core/shape.h>
-#include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/core/context.h>
+#include <gradtile/core/tensor.h>
+#include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
-
-enum class WeightLayout {
-    /// Names like transformer.h.0.attn.c_attn.weight; four matrices are stored as [in, out].
-    huggingface_gpt2,
-    huggingface_llama,  ///< names like model.layers.0.self_attn.q_proj.weight
-    gguf_gpt2,          ///< names like blk.0.attn_qkv.weight
-    gguf_llama,         ///< names like blk.0.attn_q.weight; the two elements of a rotated pair are neighbours
-};
 
 /// A tensor in another project's model that contains a whole parameter or a part of one.
 struct WeightPart {
     std::string name;
-    Shape shape;              ///< the shape in the file
-    bool transposed = false;  ///< true if the file stores [in, out]
-    /// If not 0: the head count; the rows of each head alternate between the head's halves.
-    std::int64_t rotated = 0;
+    Shape shape;  ///< the shape in the file
+    RowOrder order = RowOrder::plain;
+    std::int64_t heads = 0;  ///< for orders that depend on heads: their number in this part
 };
 
 /// A parameter of this project's model, and the tensors whose rows, one tensor after the other, are the
@@ -33,8 +25,13 @@ struct WeightMapping {
     std::vector<WeightPart> parts = {};
 };
 
-/// Returns the mappings for all parameters, in model order. The config must fit the layout (see
-/// huggingface_config.h).
-std::vector<WeightMapping> weight_mappings(WeightLayout layout, const ModelConfig& config);
+/// Returns the mappings for all parameters, in model order. Throws Error if `names` lacks a module of the
+/// model.
+std::vector<WeightMapping> weight_mappings(const TensorNames& names, const ModelConfig& config);
+
+/// Returns a part's rows, which are in the file's order, in the parameter's order. `x` is on the CPU.
+Tensor rows_of_file(const Context& ctx, const WeightPart& part, const Tensor& x);
+/// The reverse of rows_of_file().
+Tensor rows_for_file(const Context& ctx, const WeightPart& part, const Tensor& x);
 
 }  // namespace gradtile

@@ -57,24 +57,78 @@ TEST(Export, AnImportOfTheExportHasEqualBits) {
         }
 }
 
-TEST(Export, AnExportOfTheImportHasTheTensorsOfTheOriginalFile) {
+/// The config.json in a folder.
+nlohmann::json config_in(const std::filesystem::path& folder) {
+    return test::json_of(folder / "config.json");
+}
+
+TEST(Export, EveryFamilyHasItsOwnLayout) {
+    for (const auto& [name, config] : test::models_of_families()) {
+        const TemporaryDirectory place;
+        const ImportedModel model = random_model(config);
+        export_model(checkpoint_of(model, "x"), "run", {.out = (place / "out").string()});
+        const ImportedModel again = import_model((place / "out").string());
+        EXPECT_EQ(config_in(place / "out")["model_type"], name);
+        EXPECT_EQ(again.description, concat("Hugging Face ", name, ", float32"));
+        expect_equal_bits(again.parameters, model.parameters);
+        // What the config.json says is the whole model: a second export is equal.
+        export_model(checkpoint_of(again, "x"), "run", {.out = (place / "second").string()});
+        EXPECT_EQ(config_in(place / "second"), config_in(place / "out")) << name;
+    }
+}
+
+TEST(Export, AnImportKeepsItsFamilyWhereAnotherOneHasTheSameSettings) {
+    // Without longrope, a Phi-3 is a Llama whose matrices are packed, and a Mistral without a window is one.
+    for (const char* const family : {"phi3", "mistral"}) {
+        const TemporaryDirectory place;
+        ImportedModel model = random_model(small_llama());
+        model.text.files["config.json"] = test::config_text(family, small_llama());
+        export_model(checkpoint_of(model, "x"), "run", {.out = (place / "out").string()});
+        EXPECT_EQ(config_in(place / "out")["model_type"], family);
+        // Training with another context changes the config, but not the family.
+        model.config.context = 16;
+        export_model(checkpoint_of(model, "x"), "run", {.out = (place / "longer").string()});
+        EXPECT_EQ(config_in(place / "longer")["model_type"], family);
+        EXPECT_EQ(config_in(place / "longer")["max_position_embeddings"], 16);
+        expect_equal_bits(import_model((place / "longer").string()).parameters, model.parameters);
+    }
+}
+
+TEST(Export, AModelWithQkNormIsAQwen3) {
     const TemporaryDirectory place;
-    const auto original = reference_weights() / "llama_bfloat16";
+    ModelConfig config = small_llama();
+    config.qk_norm = true;
+    export_model(checkpoint_of(random_model(config), "x"), "run", {.out = (place / "out").string()});
+    EXPECT_EQ(config_in(place / "out")["model_type"], "qwen3");
+    EXPECT_EQ(import_model((place / "out").string()).config.qk_norm, true);
+}
+
+void expect_original_tensors(const char* name) {
+    const TemporaryDirectory place;
+    const auto original = reference_weights() / name;
     export_model(checkpoint_of(import_model(original.string()), "x"), "run",
                  {.out = (place / "out").string()});
     const SafetensorsFile before((original / "model.safetensors").string()),
         after((place / "out/model.safetensors").string());
-    ASSERT_EQ(before.header().entries.size(), after.header().entries.size());
+    ASSERT_EQ(before.header().entries.size(), after.header().entries.size()) << name;
     for (const SafetensorsEntry& entry : before.header().entries) {
         ASSERT_NE(after.find(entry.name), nullptr) << entry.name;
         EXPECT_EQ(after.find(entry.name)->dtype, entry.dtype);
-        EXPECT_EQ(test::bytes_of(after.read(*after.find(entry.name))), test::bytes_of(before.read(entry)));
+        EXPECT_EQ(test::bytes_of(after.read(*after.find(entry.name))), test::bytes_of(before.read(entry)))
+            << name << ": " << entry.name;
     }
+}
+
+TEST(Export, AnExportOfTheImportHasTheTensorsOfTheOriginalFile) {
+    expect_original_tensors("llama_bfloat16");
+    for (const char* const name : test::reference_families) expect_original_tensors(name);
 }
 
 TEST(Export, Float32OfABfloat16RunAreItsMasters) {
     const TemporaryDirectory place;
     Checkpoint checkpoint = checkpoint_of(random_model(small_gpt2(), TrainDType::bf16), "x");
+    const Context ctx(Device::cpu(), 1);
+    for (const auto& [name, x] : checkpoint.params) checkpoint.master[name] = cast(ctx, x, DType::f32);
     checkpoint.master.at("wte.weight").data<float>()[0] = 0.123456789f;
     export_model(checkpoint, "run", {.out = (place / "out").string(), .dtype = ExportDType::f32});
     expect_equal_bits(import_model((place / "out").string()).parameters, checkpoint.master);
@@ -85,8 +139,14 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
         change(config);
         return config;
     };
-    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.qk_norm = true; })),
-                HasSubstr("qk-norm true cannot be stored in a model of type llama"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.embedding_norm = true; })),
+                HasSubstr("embedding-norm true cannot be stored in a model of type llama"));
+    EXPECT_THAT(refusal(with(small_llama(),
+                             [](auto& c) {
+                                 c.qk_norm = true;
+                                 c.qk_norm_kind = QkNorm::head_without_gain;
+                             })),
+                HasSubstr("qk-norm"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.bias = false; })),
                 HasSubstr("bias false cannot be stored in a model of type gpt2"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.kv_heads = 1; })), HasSubstr("kv-heads 1"));
@@ -95,14 +155,16 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
                 HasSubstr("norm \"layer\""));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.activation = Activation::relu2; })),
                 HasSubstr("activation \"relu2\""));
-    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.window = 8; })), HasSubstr("window 8"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.window = 8; })), HasSubstr("window 8"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.softcap = 30; })), HasSubstr("softcap 30"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.sinks = true; }), ExportFormat::gguf),
                 HasSubstr("sinks true"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.positions = Positions::alibi; })),
                 HasSubstr("positions \"alibi\""));
-    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.qk_norm = true; }), ExportFormat::gguf),
-                HasSubstr("qk-norm"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.window = 3; }), ExportFormat::gguf),
+                HasSubstr("window 3 cannot be stored in GGUF's llama"));
+    EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.rope_pattern = 2; }), ExportFormat::gguf),
+                HasSubstr("rope-pattern 2 cannot be stored in GGUF's smollm3"));
     EXPECT_THAT(
         refusal(with(small_gpt2(), [](auto& c) { c.activation = Activation::gelu; }), ExportFormat::gguf),
         HasSubstr("activation gelu cannot be stored in GGUF's gpt2"));
@@ -264,6 +326,43 @@ TEST(Export, GgufHasRotatedPairsAsNeighboursAndVectorsInFloat32) {
     // Values are not rotated, so the packed matrix's rows 48 to 63 must be unchanged.
     const auto v = to_host(ctx, file.tensors().at("blk.1.attn_v.weight"));
     EXPECT_TRUE(std::equal(v.begin(), v.end(), packed.begin() + 48 * width));
+}
+
+TEST(Export, GgufHasGemmasNormsWithoutTheOffsetAndNeoxsHeadsApart) {
+    const TemporaryDirectory place;
+    const Context ctx(Device::cpu(), 1);
+    for (const auto& [name, config] : test::models_of_families()) {
+        ModelConfig plain = config;
+        // What llama.cpp's architectures do not compute.
+        if (name == std::string_view("mistral")) plain.window = 0;
+        if (name == std::string_view("smollm3")) plain.rope_pattern = 4;
+        if (config.query_scalar != 0) plain.query_scalar = 0;
+        const ImportedModel model = random_model(plain, TrainDType::bf16);
+        const auto path = place / concat(name, ".gguf");
+        export_model(checkpoint_of(model, "x"), "run", {.format = ExportFormat::gguf, .out = path.string()});
+        const GgufReader file(path);
+        const auto equals = [&](const char* tensor, const char* parameter, double added) {
+            const auto found = to_host(ctx, file.tensors().at(tensor));
+            const auto own = to_host(ctx, model.parameters.at(parameter));
+            ASSERT_EQ(found.size(), own.size()) << name;
+            for (std::size_t i = 0; i < own.size(); ++i)
+                ASSERT_EQ(found[i], static_cast<double>(static_cast<float>(own[i] + added))) << name;
+        };
+        if (config.block == BlockKind::sandwich_norm) {
+            equals("blk.1.post_attention_norm.weight", "h.1.norm_post_1.weight", 1.0);
+            equals("blk.1.ffn_norm.weight", "h.1.norm_2.weight", 1.0);
+            equals("output_norm.weight", "norm_f.weight", 1.0);
+        }
+        if (config.block == BlockKind::output_norm)
+            equals("blk.0.post_ffw_norm.weight", "h.0.norm_post_2.weight", 0.0);
+        // In the parameter q, k and v are apart, as in GGUF; a config.json of GPT-NeoX has them by head.
+        if (config.block == BlockKind::parallel) equals("blk.0.attn_qkv.weight", "h.0.attn.qkv.weight", 0.0);
+        if (config.rope_scaling.kind == RopeKind::longrope) {
+            EXPECT_EQ(to_host(ctx, file.tensors().at("rope_factors_long.weight")),
+                      config.rope_scaling.long_factors);
+            equals("blk.0.ffn_up.weight", "h.0.mlp.gate_up.weight", 0.0);
+        }
+    }
 }
 
 TEST(Export, GgufOfGpt2HoldsEveryParameter) {

@@ -63,6 +63,46 @@ TEST(Import, LogitsEqualThoseOfTransformers) {
     expect_reference_logits(half, "llama_bfloat16");
 }
 
+TEST(Import, LogitsOfEveryFamilyEqualThoseOfTransformers) {
+    for (const char* const name : test::reference_families) {
+        const ImportedModel model = import_model((reference_weights() / name).string());
+        EXPECT_EQ(model.dtype, TrainDType::bf16) << name;
+        expect_reference_logits(model, name);
+    }
+}
+
+TEST(Import, TheDtypeOfTheWeightsCanBeChosen) {
+    const ImportedModel stored = import_model((reference_weights() / "qwen3").string());
+    std::int64_t last = 0, all = 0;
+    const ImportedModel wide =
+        import_model((reference_weights() / "qwen3").string(),
+                     {.dtype = ImportDType::f32, .on_progress = [&](std::int64_t bytes, std::int64_t of) {
+                          EXPECT_GT(bytes, last);
+                          last = bytes;
+                          all = of;
+                      }});
+    EXPECT_EQ(wide.dtype, TrainDType::f32);
+    EXPECT_EQ(last, all);
+    const Context ctx(Device::cpu(), 1);
+    for (const auto& [name, x] : stored.parameters)
+        EXPECT_EQ(test::bytes_of(wide.parameters.at(name)), test::bytes_of(cast(ctx, x, DType::f32))) << name;
+    const ImportedModel narrow =
+        import_model((reference_weights() / "llmc.bin").string(), {.dtype = ImportDType::bf16});
+    EXPECT_EQ(narrow.dtype, TrainDType::bf16);
+    EXPECT_EQ(narrow.parameters.at("wte.weight").dtype(), DType::bf16);
+}
+
+TEST(Import, AShorterContextSelectsLongropesShortFactors) {
+    const std::string folder = (reference_weights() / "phi3").string();
+    EXPECT_THAT(import_model(folder).notes, testing::ElementsAre(HasSubstr("import --context 8")));
+    const ImportedModel model = import_model(folder, {.context = 8});
+    EXPECT_THAT(model.notes, testing::IsEmpty());
+    EXPECT_EQ(model.config.context, 8);
+    EXPECT_THAT(message_of([&] { import_model(folder, {.context = 13}); }), HasSubstr("at most 12"));
+    EXPECT_THAT(message_of([&] { import_model((reference_weights() / "gpt2").string(), {.context = 3}); }),
+                HasSubstr("learned positions"));
+}
+
 TEST(Import, AFileOrItsIndexIsTheFolder) {
     const auto folder = reference_weights();
     expect_equal_bits(import_model((folder / "gpt2/model.safetensors").string()).parameters,
@@ -203,7 +243,8 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         const char* expected;
     };
     const std::vector<Change> changes = {
-        {"gpt2", "model_type", "gpt_neox", "model_type: 'gpt_neox'"},
+        {"gpt2", "model_type", "bloom", "model_type: 'bloom'"},
+        {"gpt2", "vision_config", {{"model_type", "siglip"}}, "vision_config"},
         {"gpt2", "activation_function", "silu", "activation_function: 'silu'"},
         {"gpt2", "scale_attn_weights", false, "scale_attn_weights"},
         {"gpt2", "scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx"},
@@ -219,12 +260,12 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         {"gpt2", "layer_norm_epsilon", 0, "norm-epsilon"},
         {"gpt2", "quantization_config", nlohmann::json::object(), "quantization_config"},
         {"llama_bfloat16", "hidden_act", "gelu", "hidden_act: 'gelu'"},
-        {"llama_bfloat16", "head_dim", 8, "head_dim: 8"},
+        {"llama_bfloat16", "head_dim", "8", "head_dim: \"8\""},
         {"llama_bfloat16", "attention_bias", true, "attention_bias and mlp_bias differ"},
         {"llama_bfloat16", "num_key_value_heads", 3, "kv-heads"},
-        {"llama_bfloat16", "rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}, "rope_type 'linear'"},
-        {"llama_bfloat16", "rope_scaling", {{"type", "yarn"}}, "rope_type 'yarn'"},
-        {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "rope_type 'llama3'"},
+        {"llama_bfloat16", "rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}, "rope_type: 'mrope'"},
+        {"llama_bfloat16", "rope_scaling", {{"type", "yarn"}}, "has no factor"},
+        {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "has no factor"},
         {"llama_bfloat16", "rope_parameters", 3, "rope_parameters: expected an object"},
         {"llama_bfloat16", "rope_theta", -1, "rope-base"},
         {"llama_bfloat16", "partial_rotary_factor", 0.5, "partial_rotary_factor"}};

@@ -48,10 +48,10 @@ std::set<std::string> names_of(const std::vector<KnownMember>& members) {
 
 TEST(TransformersMembers, TheProgramKnowsTheMembersOfTheTable) {
     constexpr const char* settings = "settings of generation";
-    EXPECT_EQ(names_of(config_members(WeightLayout::huggingface_gpt2)),
-              names_of({"config.json", "config.json of gpt2", settings}));
-    EXPECT_EQ(names_of(config_members(WeightLayout::huggingface_llama)),
-              names_of({"config.json", "config.json of llama", settings}));
+    for (const ModelFamily& family : model_families())
+        EXPECT_EQ(names_of(config_members(family)),
+                  names_of({"config.json", concat("config.json of ", family.type).c_str(), settings}))
+            << family.type;
     EXPECT_EQ(names_of(rope_members()), names_of({"rope_parameters"}));
     EXPECT_EQ(names_of(generation_members()), names_of({"generation_config.json", settings}));
     EXPECT_EQ(names_of(tokenizer_members()), names_of({"tokenizer_config.json"}));
@@ -62,15 +62,16 @@ TEST(TransformersMembers, TheProgramKnowsTheMembersOfTheTable) {
 /// A transformers folder with a small model and a tokenizer, in which tests change one file.
 class MembersInFolder : public testing::Test {
   protected:
-    explicit MembersInFolder(bool llama) {
-        ModelConfig config = llama ? test::small_llama() : test::small_gpt2();
+    explicit MembersInFolder(const test::FamilyModel& small) {
+        ModelConfig config = small.config;
         config.tied_head = true;
         const fs::path tokenizers = fs::path(GRADTILE_SOURCE_DIR) / "tests/reference/tokenizers";
-        const Tokenizer tokenizer =
-            load_tokenizer((tokenizers / (llama ? "llama3.json" : "gpt2.json")).string());
+        const Tokenizer tokenizer = load_tokenizer(
+            (tokenizers / (rotates_heads(config.positions) ? "llama3.json" : "gpt2.json")).string());
         config.vocabulary = tokenizer.vocab_size();
         ImportedModel model = test::random_model(config);
         model.tokenizer = tokenizer;
+        model.text.files["config.json"] = test::config_text(small.name, config);
         export_model(checkpoint_of(model, "x"), "run", {.out = folder_.string()});
     }
 
@@ -97,7 +98,8 @@ class MembersInFolder : public testing::Test {
 
     /// Imports once for every value of every member. `set` puts a value into a file's object.
     template <class Set>
-    void check_table(const char* title, const char* file, const Set& set) {
+    void check_table(const char* title, const char* file, const Set& set,
+                     const std::set<std::string>& skipped = {}) {
         const fs::path path = folder_ / file;
         const json original = exists(path) ? json_of(path) : json::object();
         const auto outcome_with = [&](const std::string& name, const json& value) {
@@ -111,6 +113,7 @@ class MembersInFolder : public testing::Test {
         ASSERT_THAT(base, HasSubstr("\"config\":"));
         const json table = table_of(title);
         for (const auto& [name, entry] : table.items()) {
+            if (skipped.contains(name)) continue;
             ASSERT_FALSE(entry["values"].empty()) << name;
             for (const json& value : entry["values"]) {
                 const std::string found = outcome_with(name, value);
@@ -133,17 +136,10 @@ class MembersInFolder : public testing::Test {
         }
         write_json(path, original);
     }
-    void check_table(const char* title, const char* file) {
-        check_table(title, file,
-                    [](json& object, const std::string& name, const json& value) { object[name] = value; });
-    }
-
-    void check_config_tables(const char* own_title) {
-        // These files have precedence over config.json.
-        fs::remove(folder_ / "generation_config.json");
-        fs::remove(folder_ / "tokenizer_config.json");
-        for (const char* const title : {"config.json", own_title, "settings of generation"})
-            check_table(title, "config.json");
+    void check_table(const char* title, const char* file, const std::set<std::string>& skipped = {}) {
+        check_table(
+            title, file,
+            [](json& object, const std::string& name, const json& value) { object[name] = value; }, skipped);
     }
 
     TemporaryDirectory place_;
@@ -151,19 +147,29 @@ class MembersInFolder : public testing::Test {
 };
 
 struct TransformersMembersOfGpt2 : MembersInFolder {
-    TransformersMembersOfGpt2() : MembersInFolder(/*llama=*/false) {}
+    TransformersMembersOfGpt2() : MembersInFolder(test::models_of_families().at(0)) {}
 };
 struct TransformersMembersOfLlama : MembersInFolder {
-    TransformersMembersOfLlama() : MembersInFolder(/*llama=*/true) {}
+    TransformersMembersOfLlama() : MembersInFolder(test::models_of_families().at(1)) {}
 };
 
-TEST_F(TransformersMembersOfGpt2, InConfigsAreWhatTheTableSays) {
-    check_config_tables("config.json of gpt2");
+struct TransformersMembersOfFamily : MembersInFolder, testing::WithParamInterface<test::FamilyModel> {
+    TransformersMembersOfFamily() : MembersInFolder(GetParam()) {}
+};
+
+TEST_P(TransformersMembersOfFamily, InConfigsAreWhatTheTableSays) {
+    // These files have precedence over config.json.
+    fs::remove(folder_ / "generation_config.json");
+    fs::remove(folder_ / "tokenizer_config.json");
+    const std::string own_title = concat("config.json of ", GetParam().name);
+    const std::set<std::string> own_names = names_of({own_title.c_str()});
+    check_table("config.json", "config.json", own_names);
+    check_table("settings of generation", "config.json", own_names);
+    check_table(own_title.c_str(), "config.json");
 }
 
-TEST_F(TransformersMembersOfLlama, InConfigsAreWhatTheTableSays) {
-    check_config_tables("config.json of llama");
-}
+INSTANTIATE_TEST_SUITE_P(Families, TransformersMembersOfFamily, testing::ValuesIn(test::models_of_families()),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_F(TransformersMembersOfLlama, InRopeParametersAreWhatTheTableSays) {
     json config = json_of(folder_ / "config.json");

@@ -1,5 +1,6 @@
 #pragma once
 /// Models for import and export tests.
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -10,12 +11,14 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/tools/formats/export.h>
+#include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/imported_run.h>
 #include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/model/language_model.h>
 
 #include <support/json.h>
+#include <support/small_models.h>
 #include <support/temporary_directory.h>
 
 namespace gradtile::test {
@@ -25,6 +28,10 @@ inline std::filesystem::path reference_weights() {
     return std::filesystem::path(GRADTILE_SOURCE_DIR) / "tests/reference/weights";
 }
 
+/// The models of other families than GPT-2 and Llama 2 among them.
+inline constexpr std::array reference_families{"llama3", "mistral", "qwen2",       "qwen3",    "smollm3",
+                                               "olmo2",  "gemma2",  "gemma3_text", "gpt_neox", "phi3"};
+
 inline ModelConfig small_gpt2() {
     return {.layers = 2, .heads = 2, .width = 16, .context = 8, .vocabulary = 30};
 }
@@ -32,6 +39,69 @@ inline ModelConfig small_llama() {
     ModelConfig config = as_llama({.layers = 2, .heads = 4, .width = 32, .context = 8, .vocabulary = 30});
     config.kv_heads = 2;
     return config;
+}
+
+/// A small model of each family, in the order of model_families().
+inline std::vector<FamilyModel> models_of_families() {
+    std::vector<FamilyModel> models{{"gpt2", small_gpt2()}};
+    const auto add = [&](const char* family, const auto& change) {
+        models.push_back({family, small_llama()});
+        change(models.back().config);
+    };
+    const auto gemma = [](ModelConfig& c) {
+        c.block = BlockKind::sandwich_norm;
+        c.activation = Activation::geglu_tanh;
+        c.norm_offset = c.scaled_embedding = c.tied_head = true;
+        c.head_width = 12;
+        c.query_scalar = 10;
+        c.window = 3;
+        c.window_pattern = 2;
+    };
+    add("llama", [](ModelConfig&) {});
+    add("mistral", [](ModelConfig& c) { c.window = 3; });
+    add("qwen2", [](ModelConfig& c) { c.qkv_bias = true; });
+    add("qwen3", [](ModelConfig& c) {
+        c.head_width = 12;
+        c.qk_norm = true;
+    });
+    add("smollm3", [](ModelConfig& c) { c.rope_pattern = 2; });
+    add("olmo2", [](ModelConfig& c) {
+        c.block = BlockKind::output_norm;
+        c.qk_norm = true;
+        c.qk_norm_kind = QkNorm::projection;
+    });
+    add("gemma2", [&](ModelConfig& c) {
+        gemma(c);
+        c.softcap = 2;
+        c.logit_softcap.limit = 3;
+    });
+    add("gemma3_text", [&](ModelConfig& c) {
+        gemma(c);
+        c.qk_norm = true;
+        c.window_rope_base = 100;
+    });
+    add("gpt_neox", [](ModelConfig& c) {
+        c.block = BlockKind::parallel;
+        c.norm = Norm::layer;
+        c.activation = Activation::gelu;
+        c.bias = true;
+        c.kv_heads = 0;
+        c.rotary_width = 2;
+    });
+    add("phi3", [](ModelConfig& c) {
+        c.rotary_width = 6;
+        c.rope_scaling = {.kind = RopeKind::longrope,
+                          .factor = 2,
+                          .original_context = 4,
+                          .short_factors = {1, 1, 1},
+                          .long_factors = {1, 1.5, 3}};
+    });
+    return models;
+}
+
+/// The config.json with which a family describes the model.
+inline std::string config_text(std::string_view family, const ModelConfig& config) {
+    return huggingface_config_of(*find_family(family), config, {}, DType::f32, {}, "test").dump(2);
 }
 
 /// A model whose elements all differ, so that a test notices when two elements are swapped.

@@ -1,6 +1,7 @@
 #pragma once
 /// Reads the tensors in one or several files, and makes a model's parameters from them.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,11 @@ class WeightFiles {
     DType dtype(const std::string& name) const;
     /// Returns whether two tensors have the same dtype, shape and bytes.
     bool are_equal(const std::string& a, const std::string& b) const;
-    Tensor read(const std::string& name) const;
+    /// Reads a part in blocks of rows, so that a large tensor needs little memory, and calls use(begin, x)
+    /// for each, with x in the parameter's order. A part whose order mixes rows is one block. Throws Error
+    /// that names the file and the tensor if a value is not finite.
+    void for_row_blocks(const WeightPart& part,
+                        const std::function<void(std::int64_t, const Tensor&)>& use) const;
 
   private:
     struct Place {
@@ -45,10 +50,15 @@ struct LoadedWeights {
     NamedTensors parameters = {};
 };
 
-/// Checks the shapes of all tensors, and then reads the parameters. A prefix "transformer." or "model." may
-/// be absent in the files. Throws Error naming a tensor that is missing, that has another shape, or that the
-/// model does not have.
+struct WeightOptions {
+    std::optional<TrainDType> dtype = {};  ///< nullopt: bf16 if every weight is stored in bfloat16, else f32
+    std::function<void(std::int64_t bytes, std::int64_t of)> on_progress = {};  ///< after each parameter
+};
+
+/// Checks the shapes of all tensors, and then reads the parameters. A prefix "transformer.", "model." or
+/// "gpt_neox." may be absent in the files. Throws Error naming a tensor that is missing, that has another
+/// shape, or that the model does not have.
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
-                           const std::string& source);
+                           const std::string& source, const WeightOptions& options = {});
 
 }  // namespace gradtile

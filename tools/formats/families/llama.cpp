@@ -1,0 +1,81 @@
+// Llama (Touvron et al. 2023) and Mistral (Jiang et al. 2023).
+#include <gradtile/core/check.h>
+#include <gradtile/tools/formats/families/decoder_members.h>
+
+namespace gradtile {
+namespace {
+
+using enum MemberMeaning;
+
+void map_llama(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
+    map_llama_sizes(m, c, training);
+    map_silu(m, c);
+    map_head_dim(m, c, HeadDim::written);
+    map_biases(m, c);
+    map_rope(m, c);
+    check(c.heads == 0 || c.width % c.heads == 0, m.source(), ": num_attention_heads: ", c.heads,
+          " does not divide hidden_size ", c.width);
+}
+
+void map_mistral(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
+    map_llama_sizes(m, c, training);
+    map_silu(m, c);
+    map_head_dim(m, c, HeadDim::written);
+    m.map_null("sliding_window", c.window, std::int64_t{0});
+    map_rope(m, c);
+}
+
+}  // namespace
+
+ModelFamily llama_family() {
+    return {.type = "llama",
+            .architecture = "LlamaForCausalLM",
+            .models = "Llama 1 to 3.2, TinyLlama, SmolLM and SmolLM2",
+            .defaults =
+                [] {
+                    return llama_defaults({.layers = 32,
+                                           .heads = 32,
+                                           .width = 4096,
+                                           .hidden = 11008,
+                                           .context = 2048,
+                                           .vocabulary = 32000});
+                },
+            .map = map_llama,
+            .other_members = {{"attention_dropout", harmless},
+                              {"is_llama_config", harmless},
+                              {"max_sequence_length", harmless},
+                              // Sums in another order.
+                              {"pretraining_tp", harmless},
+                              {"partial_rotary_factor", refused, "[1]"},
+                              {"rope_interleaved", refused, "[false]"}},
+            .tensors = llama_tensors(),
+            .gguf = {.architecture = "llama",
+                     .qk_order = RowOrder::pairs,
+                     .check = [](const ModelConfig& c, std::string_view source) {
+                         refuse_biases(c, "llama", source);
+                         refuse_windows(c, "llama", source);
+                     }}};
+}
+
+ModelFamily mistral_family() {
+    ModelFamily family = llama_family();
+    family.type = "mistral";
+    family.architecture = "MistralForCausalLM";
+    family.models = "Mistral 7B, Mistral Nemo, Zephyr";
+    family.defaults = [] {
+        ModelConfig config = llama_defaults({.layers = 32,
+                                             .heads = 32,
+                                             .kv_heads = 8,
+                                             .width = 4096,
+                                             .hidden = 14336,
+                                             .context = 131072,
+                                             .vocabulary = 32000});
+        config.window = 4096;
+        return config;
+    };
+    family.map = map_mistral;
+    family.other_members = {{"attention_dropout", harmless}, {"partial_rotary_factor", refused, "[1]"}};
+    return family;
+}
+
+}  // namespace gradtile
