@@ -3,7 +3,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/rows.h>
@@ -13,6 +13,7 @@ namespace {
 
 /// Reshapes [.., columns] to a matrix.
 Tensor in_rows(const Tensor& x) {
+    check(x.rank() >= 1, "fused_linear: an operand is ", x, "; expected [.., columns]");
     const std::int64_t columns = x.size(-1);
     return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
 }

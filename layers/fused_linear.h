@@ -8,7 +8,7 @@
 
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/activation.h>
-#include <gradtile/layers/residual.h>
+#include <gradtile/layers/norm.h>
 
 namespace gradtile {
 

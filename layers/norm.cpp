@@ -1,8 +1,7 @@
 // LayerNorm and RMSNorm: checks, allocation, and backend choice.
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/norm_backend.h>
-#include <gradtile/layers/layer_norm.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile {
@@ -103,17 +102,23 @@ Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& s
     return normalized.y;
 }
 
+namespace {
+NormInputs backward_inputs(const LayerNorm& norm, const Tensor& dy, const LayerNorm::Saved& saved) {
+    check(saved.mean.defined(), "layer_norm: backward needs the mean that forward saved");
+    return {dy, saved.x, saved.mean, saved.rstd, norm.weight.value(), norm.weight_offset};
+}
+}  // namespace
+
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value(), weight_offset},
+    differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
                   {.dx = dx, .weight = weight.begin_gradient_write(), .bias = bias.begin_gradient_write()});
     return dx;
 }
 
 SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                        const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, "layer_norm",
-                              {dy, saved.x, saved.mean, saved.rstd, weight.value(), weight_offset},
+    return {dx, differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
                               {.dx = dx,
                                .accumulate_dx = true,
                                .weight = weight.begin_gradient_write(),

@@ -1,6 +1,6 @@
 #include <gradtile/layers/transformer/mlp.h>
 
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/transformer/initialization.h>
 
@@ -32,6 +32,7 @@ bool Mlp::fuses_backward() const {
 }
 
 void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved) const {
+    check(normed.x.rank() >= 1, "mlp: x is ", normed.x, "; expected [.., ", up.in_features(), ']');
     if (!fuses_forward()) {
         saved.hidden = up.forward(ctx, normed, saved.up);
         saved.down.x = activated(ctx, saved.hidden);

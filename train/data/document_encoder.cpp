@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/thread_pool.h>
+#include <gradtile/core/context.h>
 #include <gradtile/train/data/packing.h>
 
 namespace gradtile {
