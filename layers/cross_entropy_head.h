@@ -3,11 +3,22 @@
 /// row chunks, so that the full logits are never stored.
 #include <string>
 
+#include <gradtile/core/enum_names.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/fused_linear.h>
-#include <gradtile/layers/logit_softcap.h>
 
 namespace gradtile {
+
+/// How a logit x is limited to (-c, c): c tanh(x / c) (Gemma Team 2024, "Gemma 2"), or x / sqrt(1 + (x /
+/// c)^2) (modded-nanogpt, 2025), which needs no exponential.
+enum class SoftcapForm { tanh, root };
+
+struct LogitSoftcap {
+    double limit = 0.0;  ///< c; 0: logits are not limited
+    SoftcapForm form = SoftcapForm::tanh;
+
+    bool operator==(const LogitSoftcap&) const = default;
+};
 
 /// logits = x weight^T, limited by the softcap if there is one; loss = mean(logsumexp(logits) -
 /// logits[target]) over all targets that are not ignored. x [..,C] has the weight's dtype; targets [..] are
@@ -64,6 +75,12 @@ struct CrossEntropyHead {
   private:
     /// Returns the losses of rows x [N,C], and writes to `count` how many targets [N] are not ignored.
     Tensor row_losses(const Context& ctx, const Tensor& x, const Tensor& targets, const Tensor& count) const;
+};
+
+template <>
+struct EnumNames<SoftcapForm> {
+    static constexpr std::array names = {std::pair{SoftcapForm::tanh, std::string_view("tanh")},
+                                         std::pair{SoftcapForm::root, std::string_view("root")}};
 };
 
 }  // namespace gradtile

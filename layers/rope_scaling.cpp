@@ -1,4 +1,4 @@
-#include <gradtile/layers/rope_scaling.h>
+#include <gradtile/layers/rope.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 #pragma once
 /// The CPU and CUDA implementations behind cross_entropy_head.h.
 #include <gradtile/core/tensor.h>
-#include <gradtile/layers/logit_softcap.h>
+#include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {

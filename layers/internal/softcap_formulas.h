@@ -2,7 +2,7 @@
 /// The formulas behind LogitSoftcap for one logit, on CPU and GPU. S is float or double. Math has the
 /// device's tanh(x) and sqrt(x).
 #include <gradtile/core/host_device.h>
-#include <gradtile/layers/logit_softcap.h>
+#include <gradtile/layers/cross_entropy_head.h>
 
 namespace gradtile {
 

@@ -1,5 +1,7 @@
 #include <gradtile/layers/transformer/configured_norm.h>
 
+#include <gradtile/core/tensor_ops.h>
+
 namespace gradtile {
 namespace {
 
@@ -30,7 +32,7 @@ std::string norm_name(Norm norm, const std::string& suffix) {
 }
 
 ConfiguredNorm::ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config)
-    : norm([&]() -> std::variant<LayerNorm, RMSNorm> {
+    : norm([&]() -> std::optional<std::variant<LayerNorm, RMSNorm>> {
           switch (config.norm) {
               case Norm::layer:
                   return LayerNorm(parameters, name, config.width, config.bias, config.norm_epsilon,
@@ -48,12 +50,16 @@ Tensor ConfiguredNorm::forward(const Context& ctx, const Tensor& x, Saved& saved
 }
 
 Normed ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& saved) const {
+    const auto replace_by = [&](const Tensor& sum) {
+        residual.x = sum;
+        residual.branch = {};
+    };
+    if (!norm) {
+        replace_by(residual.sum(ctx));
+        return {residual.x, {}, residual.inference};
+    }
     return std::visit(
         [&]<class Layer>(const Layer& layer) -> Normed {
-            const auto replace_by = [&](const Tensor& sum) {
-                residual.x = sum;
-                residual.branch = {};
-            };
             if (residual.inference && fuses_products(ctx, residual.x)) {
                 replace_by(residual.sum(ctx));
                 return {residual.x, layer.parameters(), /*in_inference=*/true};
@@ -63,39 +69,45 @@ Normed ConfiguredNorm::forward(const Context& ctx, Residual& residual, Saved& sa
             replace_by(own.x);
             return {y, {}, residual.inference};
         },
-        norm);
+        *norm);
 }
 
 Tensor ConfiguredNorm::recompute_output(const Context& ctx, const Saved& saved) const {
+    check(exists(), "norm: an absent norm has no output");
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             typename Layer::Saved same;
             return layer.forward(ctx, saved_of<Layer>(saved).x, same);
         },
-        norm);
+        *norm);
 }
 
 Tensor ConfiguredNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                                 const BackwardHooks& hooks) const {
+    if (!norm) return dy;
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             Tensor dx = layer.backward(ctx, dy, saved_of<Layer>(saved));
             notify_norm_complete(hooks, layer);
             return dx;
         },
-        norm);
+        *norm);
 }
 
 SummedGradient ConfiguredNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                             const Tensor& dx, ColumnSums sums,
                                             const BackwardHooks& hooks) const {
+    if (!norm) {
+        axpy(ctx, dx, 1.0, dy);
+        return dx;
+    }
     return std::visit(
         [&]<class Layer>(const Layer& layer) {
             SummedGradient summed = layer.backward_add(ctx, dy, saved_of<Layer>(saved), dx, sums);
             notify_norm_complete(hooks, layer);
             return summed;
         },
-        norm);
+        *norm);
 }
 
 }  // namespace gradtile

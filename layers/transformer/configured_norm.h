@@ -1,5 +1,6 @@
 #pragma once
-/// The norm that a ModelConfig selects, as one type for both norms.
+/// The norm that a ModelConfig selects, as one type for both norms and for no norm.
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -13,18 +14,21 @@ namespace gradtile {
 /// A norm's parameter name in checkpoints: "ln_1" or "norm_1" for the suffix "1".
 std::string norm_name(Norm norm, const std::string& suffix);
 
-/// LayerNorm or RMSNorm over the last axis of x [.., C].
+/// LayerNorm or RMSNorm over the last axis of x [.., C], or no norm: then the output is the input.
 struct ConfiguredNorm {
     using Saved = std::variant<std::monostate, LayerNorm::Saved, RMSNorm::Saved>;
-    std::variant<LayerNorm, RMSNorm> norm;
+    std::optional<std::variant<LayerNorm, RMSNorm>> norm;
 
+    ConfiguredNorm() = default;  ///< no norm
     ConfiguredNorm(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
+    bool exists() const { return norm.has_value(); }
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Normalises the residual's sum, and replaces the residual by this sum. In inference, if the device
     /// fuses products of its rows (fuses_products()), the product that reads the result computes the norm.
     Normed forward(const Context& ctx, Residual& residual, Saved& saved) const;
-    /// Recomputes the output of the forward pass that wrote `saved`, with the same bits.
+    /// Recomputes the output of the forward pass that wrote `saved`, with the same bits. There must be a
+    /// norm.
     Tensor recompute_output(const Context& ctx, const Saved& saved) const;
     /// Computes the parameter gradients and returns dx.
     Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -74,6 +75,25 @@ double mean_visible_keys(const ModelConfig& c, std::int64_t sequence) {
         sum += most - most * (most - 1) / (2 * length);
     }
     return sum / static_cast<double>(c.layers);
+}
+
+double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters) {
+    const auto real = [](std::int64_t x) { return static_cast<double>(x); };
+    const double width = real(config.width);
+    const double matrices =
+        real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
+    const double adapted = real(config.layers) * real(adapter_elements(config, adapters));
+    return (adapted > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapted +
+           12.0 * real(config.layers) * real(config.heads * config.head_dim()) *
+               mean_visible_keys(config, sequence);
+}
+
+double embedding_factor(const ModelConfig& c, DType dtype) {
+    if (!c.scaled_embedding) return 1.0;
+    return visit_floating(dtype, [&]<class T>(TypeTag<T>) {
+        using S = Accumulator<T>;
+        return static_cast<double>(convert<S>(convert<T>(std::sqrt(static_cast<S>(c.width)))));
+    });
 }
 
 ModelConfig as_llama(ModelConfig config) {

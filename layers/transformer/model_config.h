@@ -6,8 +6,8 @@
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/range.h>
 #include <gradtile/layers/activation.h>
-#include <gradtile/layers/logit_softcap.h>
-#include <gradtile/layers/rope_scaling.h>
+#include <gradtile/layers/cross_entropy_head.h>
+#include <gradtile/layers/rope.h>
 
 namespace gradtile {
 
@@ -170,6 +170,16 @@ std::int64_t adapter_elements(const ModelConfig& config, const AdapterOptions& a
 
 /// The number of keys that a token sees, averaged over layers and over a sequence with `sequence` tokens.
 double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
+
+/// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix
+/// element costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs 12 *
+/// heads * head_dim operations per layer (mean_visible_keys()). Recomputation is not counted, because the
+/// result is the numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because
+/// its gradient is not computed.
+double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters = {});
+
+/// The factor on token embeddings; sqrt(width) is rounded to the weights' dtype, as in Gemma.
+double embedding_factor(const ModelConfig& config, DType dtype);
 
 /// Replaces GPT-2's choices by Llama's (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases,
 /// an output head with its own weight. Other settings stay as they are.

@@ -1,7 +1,6 @@
 #include <gradtile/layers/transformer/transformer.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_math.h>
@@ -16,13 +15,6 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
     validate(training);
     check(config.vocabulary >= 1, "vocabulary: ", config.vocabulary, "; expected at least 1");
     return config;
-}
-
-double rounded_to(DType dtype, double x) {
-    return visit_floating(dtype, [&]<class T>(TypeTag<T>) {
-        using S = Accumulator<T>;
-        return static_cast<double>(convert<S>(convert<T>(static_cast<S>(x))));
-    });
 }
 
 /// Throws Error unless every text's tokens fit its slot in the cache.
@@ -83,9 +75,8 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
               : std::nullopt),
-      norm_e(config.embedding_norm ? std::optional<ConfiguredNorm>(std::in_place, parameters,
-                                                                   norm_name(config.norm, "e"), config)
-                                   : std::nullopt),
+      norm_e(config.embedding_norm ? ConfiguredNorm(parameters, norm_name(config.norm, "e"), config)
+                                   : ConfiguredNorm()),
       last_embedding_parameter(parameters.parameters().back()),
       dropout{training.dropout},
       blocks([&] {
@@ -116,12 +107,6 @@ void Transformer::share_tables() {
     }
 }
 
-/// The factor on token embeddings, in the weights' dtype like Gemma's.
-double Transformer::embedding_factor() const {
-    if (!config.scaled_embedding) return 1.0;
-    return rounded_to(wte.weight.value().dtype(), std::sqrt(static_cast<double>(config.width)));
-}
-
 void Transformer::add_adapters(ParameterStore& parameters, const AdapterOptions& chosen) {
     validate(chosen, config);
     adapters = chosen;
@@ -149,13 +134,13 @@ void Transformer::check_tokens(const Tensor& tokens) const {
 
 Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const {
     Tensor x = wte.forward(ctx, tokens, saved.wte);
-    if (config.scaled_embedding) x = scale(ctx, x, embedding_factor());
+    if (config.scaled_embedding) x = scale(ctx, x, embedding_factor(config, x.dtype()));
     if (wpe) {
         const TokenPositions positions = token_positions(pass);
         x = positions.each.defined() ? wpe->forward_at(ctx, x, positions.each, saved.wpe)
                                      : wpe->forward(ctx, x, saved.wpe, positions.start);
     }
-    if (norm_e) x = norm_e->forward(ctx, x, saved.norm_e);
+    x = norm_e.forward(ctx, x, saved.norm_e);
     return dropout.forward(ctx, x, dropout_key(pass, 0), saved.dropout);
 }
 
@@ -201,12 +186,12 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     for (std::size_t i = blocks.size(); i-- > 0;)
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
-    if (norm_e) dx = norm_e->backward(ctx, dx, saved.norm_e, hooks);
+    dx = norm_e.backward(ctx, dx, saved.norm_e, hooks);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
         notify_gradients_complete(hooks, wpe->weight);
     }
-    if (config.scaled_embedding) dx = scale(ctx, dx, embedding_factor());
+    if (config.scaled_embedding) dx = scale(ctx, dx, embedding_factor(config, dx.dtype()));
     wte.backward(ctx, dx, saved.wte);
     notify_gradients_complete(hooks, wte.weight);
 }
@@ -297,17 +282,6 @@ std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& ad
     ParameterStore parameters;
     const Transformer model(config, parameters, {}, adapters);
     return parameters.count();
-}
-
-double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters) {
-    const auto real = [](std::int64_t x) { return static_cast<double>(x); };
-    const double width = real(config.width);
-    const double matrices =
-        real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
-    const double adapted = real(config.layers) * real(adapter_elements(config, adapters));
-    return (adapted > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapted +
-           12.0 * real(config.layers) * real(config.heads * config.head_dim()) *
-               mean_visible_keys(config, sequence);
 }
 
 }  // namespace gradtile

@@ -49,7 +49,7 @@ struct Transformer {
     AdapterOptions adapters;
     Embedding wte;
     std::optional<PositionEmbedding> wpe;
-    std::optional<ConfiguredNorm> norm_e;
+    ConfiguredNorm norm_e;               ///< of the embeddings, if there is one
     Parameter last_embedding_parameter;  ///< the last one before the blocks, in the store's order
     Dropout dropout;
     std::vector<TransformerBlock> blocks;
@@ -114,17 +114,9 @@ struct Transformer {
     LayerAngles rotation_angles(const Context& ctx, const TokenPositions& positions,
                                 std::int64_t length) const;
     void share_tables();
-    double embedding_factor() const;
 };
 
 /// The total number of parameter elements. Allocates nothing.
 std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& adapters = {});
-
-/// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix
-/// element costs 6 operations; the head is included, embedding look-ups are not. Each visible key costs 12 *
-/// heads * head_dim operations per layer (mean_visible_keys()). Recomputation is not counted, because the
-/// result is the numerator of model FLOP utilisation. With adapters, a frozen matrix element costs 4, because
-/// its gradient is not computed.
-double flops_per_token(const ModelConfig& config, std::int64_t sequence, const AdapterOptions& adapters = {});
 
 }  // namespace gradtile

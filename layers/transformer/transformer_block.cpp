@@ -1,49 +1,28 @@
 #include <gradtile/layers/transformer/transformer_block.h>
 
-#include <gradtile/core/tensor_ops.h>
-
 namespace gradtile {
 namespace {
 
-bool normalises_inputs(BlockKind kind) {
+struct NormPlaces {
+    bool inputs, outputs;
+};
+NormPlaces norm_places(BlockKind kind) {
     switch (kind) {
         case BlockKind::pre_norm:
-        case BlockKind::sandwich_norm:
         case BlockKind::parallel:
-            return true;
+            return {.inputs = true, .outputs = false};
         case BlockKind::output_norm:
-            return false;
+            return {.inputs = false, .outputs = true};
+        case BlockKind::sandwich_norm:
+            return {.inputs = true, .outputs = true};
     }
     throw Error("block: unknown kind");
 }
-bool normalises_outputs(BlockKind kind) {
-    return kind == BlockKind::output_norm || kind == BlockKind::sandwich_norm;
-}
 
-/// Declares a norm, if the block has it.
-std::optional<ConfiguredNorm> norm_if(bool has_norm, ParameterStore& parameters, const std::string& block,
-                                      const char* suffix, const ModelConfig& config) {
-    if (!has_norm) return std::nullopt;
+ConfiguredNorm norm_if(bool exists, ParameterStore& parameters, const std::string& block, const char* suffix,
+                       const ModelConfig& config) {
+    if (!exists) return {};
     return ConfiguredNorm(parameters, block + "." + norm_name(config.norm, suffix), config);
-}
-
-/// A branch's input: the stream's sum, normalised if there is a norm. Replaces `stream` by its sum.
-Normed branch_input(const Context& ctx, const std::optional<ConfiguredNorm>& norm, Residual& stream,
-                    ConfiguredNorm::Saved& saved) {
-    if (norm) return norm->forward(ctx, stream, saved);
-    stream.x = stream.sum(ctx);
-    stream.branch = {};
-    return {stream.x, {}, stream.inference};
-}
-
-/// Adds the gradient of a branch's input to the stream's gradient dx, through the input's norm if there is
-/// one.
-SummedGradient add_input_gradient(const Context& ctx, const std::optional<ConfiguredNorm>& norm,
-                                  const Tensor& gradient, const ConfiguredNorm::Saved& saved,
-                                  const Tensor& dx, ColumnSums sums, const BackwardHooks& hooks) {
-    if (norm) return norm->backward_add(ctx, gradient, saved, dx, sums, hooks);
-    axpy(ctx, dx, 1.0, gradient);
-    return dx;
 }
 
 }  // namespace
@@ -52,12 +31,12 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
                                    const ModelConfig& config, std::int64_t layer,
                                    const TrainingOptions& training)
     : kind(config.block),
-      norm_1(norm_if(normalises_inputs(kind), parameters, name, "1", config)),
+      norm_1(norm_if(norm_places(kind).inputs, parameters, name, "1", config)),
       attn(parameters, name + ".attn", config, layer, training),
-      norm_post_1(norm_if(normalises_outputs(kind), parameters, name, "post_1", config)),
-      norm_2(norm_if(normalises_inputs(kind), parameters, name, "2", config)),
+      norm_post_1(norm_if(norm_places(kind).outputs, parameters, name, "post_1", config)),
+      norm_2(norm_if(norm_places(kind).inputs, parameters, name, "2", config)),
       mlp(parameters, name + ".mlp", config, training),
-      norm_post_2(norm_if(normalises_outputs(kind), parameters, name, "post_2", config)),
+      norm_post_2(norm_if(norm_places(kind).outputs, parameters, name, "post_2", config)),
       dropout{training.dropout},
       recompute(training.recompute),
       last_parameter(parameters.parameters().back()) {}
@@ -66,11 +45,11 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 /// sum.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
                                              Activations& saved) const {
-    const Normed x = branch_input(ctx, norm_1, stream, saved.norm_1);
+    const Normed x = norm_1.forward(ctx, stream, saved.norm_1);
     saved.attn_dropout.key = dropout_key(pass, attn.layer + 1).at(0);
     Residual middle = stream.before_branch(dropout, saved.attn_dropout.key);
-    if (!norm_post_1) return attn.forward_onto(ctx, middle, x, pass, saved.attn);
-    middle.branch = norm_post_1->forward(ctx, attn.forward(ctx, x, pass, saved.attn), saved.norm_post_1);
+    if (!norm_post_1.exists()) return attn.forward_onto(ctx, middle, x, pass, saved.attn);
+    middle.branch = norm_post_1.forward(ctx, attn.forward(ctx, x, pass, saved.attn), saved.norm_post_1);
     return middle;
 }
 
@@ -78,10 +57,10 @@ Residual TransformerBlock::forward_attention(const Context& ctx, Residual& strea
 /// has no branch.
 Normed TransformerBlock::mlp_input(const Context& ctx, Residual& stream, Residual& middle,
                                    Activations& saved) const {
-    if (kind != BlockKind::parallel) return branch_input(ctx, norm_2, middle, saved.norm_2);
+    if (kind != BlockKind::parallel) return norm_2.forward(ctx, middle, saved.norm_2);
     middle.x = middle.sum(ctx);
     middle.branch = {};
-    return norm_2->forward(ctx, stream, saved.norm_2);
+    return norm_2.forward(ctx, stream, saved.norm_2);
 }
 
 Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, const Pass& pass,
@@ -90,16 +69,16 @@ Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, 
     const Normed x = mlp_input(ctx, stream, middle, saved);
     saved.mlp_dropout.key = dropout_key(pass, attn.layer + 1).at(1);
     Residual out = middle.before_branch(dropout, saved.mlp_dropout.key);
-    if (!norm_post_2) return mlp.forward_onto(ctx, out, x, saved.mlp);
-    out.branch = norm_post_2->forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
+    if (!norm_post_2.exists()) return mlp.forward_onto(ctx, out, x, saved.mlp);
+    out.branch = norm_post_2.forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
     return out;
 }
 
 /// Frees the saved values that backward recomputes.
 void TransformerBlock::drop_recomputable(Activations& kept) const {
-    if (norm_1) kept.attn.qkv.x = {};
+    if (norm_1.exists()) kept.attn.qkv.x = {};
     if (attn.qk_norm) kept.attn.attention.q = kept.attn.attention.k = {};
-    if (norm_2) kept.mlp.up.x = {};
+    if (norm_2.exists()) kept.mlp.up.x = {};
     kept.mlp.down.x = {};
 }
 
@@ -109,8 +88,8 @@ TransformerBlock::Activations TransformerBlock::recompute_activations(const Cont
     Residual stream{inputs.input};
     Residual middle = forward_attention(ctx, stream, inputs.pass, saved);
     const Normed x = mlp_input(ctx, stream, middle, saved);
-    if (norm_post_2) {
-        norm_post_2->forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
+    if (norm_post_2.exists()) {
+        norm_post_2.forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
     } else {
         mlp.forward_hidden(ctx, x, saved.mlp);
     }
@@ -144,9 +123,9 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pa
 Tensor TransformerBlock::backward_mlp(const Context& ctx, const SummedGradient& dy, Activations& kept,
                                       const BackwardHooks& hooks) const {
     if (!kept.mlp.up.x.defined() && mlp.up.backward_needs_x())
-        kept.mlp.up.x = norm_2->recompute_output(ctx, kept.norm_2);
+        kept.mlp.up.x = norm_2.recompute_output(ctx, kept.norm_2);
     SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
-    if (norm_post_2) d_branch = norm_post_2->backward(ctx, d_branch.dy, kept.norm_post_2, hooks);
+    if (norm_post_2.exists()) d_branch = norm_post_2.backward(ctx, d_branch.dy, kept.norm_post_2, hooks);
     Tensor dx = mlp.backward(ctx, d_branch, kept.mlp, hooks);
     kept.mlp = {};
     return dx;
@@ -156,9 +135,9 @@ Tensor TransformerBlock::backward_mlp(const Context& ctx, const SummedGradient& 
 Tensor TransformerBlock::backward_attention(const Context& ctx, const SummedGradient& dy, Activations& kept,
                                             const BackwardHooks& hooks) const {
     if (!kept.attn.qkv.x.defined() && attn.qkv.backward_needs_x())
-        kept.attn.qkv.x = norm_1->recompute_output(ctx, kept.norm_1);
+        kept.attn.qkv.x = norm_1.recompute_output(ctx, kept.norm_1);
     SummedGradient d_branch = dropout.backward(ctx, dy, kept.attn_dropout);
-    if (norm_post_1) d_branch = norm_post_1->backward(ctx, d_branch.dy, kept.norm_post_1, hooks);
+    if (norm_post_1.exists()) d_branch = norm_post_1.backward(ctx, d_branch.dy, kept.norm_post_1, hooks);
     return attn.backward(ctx, d_branch, kept.attn, hooks);
 }
 
@@ -172,18 +151,18 @@ SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradie
     // dx's column sums are the gradient of the last bias in the branch below, unless dropout or a norm
     // changes dx first.
     const bool has_use =
-        attn.proj.bias_has_gradient() && !norm_post_1 && !dropout.drops(kept.attn_dropout.key);
+        attn.proj.bias_has_gradient() && !norm_post_1.exists() && !dropout.drops(kept.attn_dropout.key);
     const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;
     if (kind == BlockKind::parallel) {
         const Tensor d_mlp = backward_mlp(ctx, dy, kept, hooks);
         const Tensor d_attn = backward_attention(ctx, dy, kept, hooks);
-        add_input_gradient(ctx, norm_2, d_mlp, kept.norm_2, stream, ColumnSums::skip, hooks);
-        return add_input_gradient(ctx, norm_1, d_attn, kept.norm_1, stream, sums, hooks);
+        norm_2.backward_add(ctx, d_mlp, kept.norm_2, stream, ColumnSums::skip, hooks);
+        return norm_1.backward_add(ctx, d_attn, kept.norm_1, stream, sums, hooks);
     }
     const SummedGradient middle =
-        add_input_gradient(ctx, norm_2, backward_mlp(ctx, dy, kept, hooks), kept.norm_2, stream, sums, hooks);
-    return add_input_gradient(ctx, norm_1, backward_attention(ctx, middle, kept, hooks), kept.norm_1, stream,
-                              sums, hooks);
+        norm_2.backward_add(ctx, backward_mlp(ctx, dy, kept, hooks), kept.norm_2, stream, sums, hooks);
+    return norm_1.backward_add(ctx, backward_attention(ctx, middle, kept, hooks), kept.norm_1, stream, sums,
+                               hooks);
 }
 
 }  // namespace gradtile

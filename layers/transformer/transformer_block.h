@@ -43,12 +43,12 @@ struct TransformerBlock {
         std::optional<Activations> activations;
     };
     BlockKind kind;
-    std::optional<ConfiguredNorm> norm_1;  ///< of attention's input
+    ConfiguredNorm norm_1;  ///< of attention's input; a kind of block may lack any of its norms
     MultiHeadAttention attn;
-    std::optional<ConfiguredNorm> norm_post_1;  ///< of attention's output
-    std::optional<ConfiguredNorm> norm_2;       ///< of the MLP's input
+    ConfiguredNorm norm_post_1;  ///< of attention's output
+    ConfiguredNorm norm_2;       ///< of the MLP's input
     Mlp mlp;
-    std::optional<ConfiguredNorm> norm_post_2;  ///< of the MLP's output
+    ConfiguredNorm norm_post_2;  ///< of the MLP's output
     Dropout dropout;
     Recompute recompute;
     Parameter last_parameter;  ///< the block's last parameter in the store's order

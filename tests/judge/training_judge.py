@@ -38,6 +38,14 @@ CASES = {
     "packed": ["--packed", "--context", "48"],
     "packed-llama": LLAMA + ["--packed", "--context", "48", "--max-documents", "3", "--attention-dropout", "0.1", "--micro-batch", "2"],
     "conversations": ["--micro-batch", "2"],
+    "gemma3": LLAMA + ["--block", "sandwich-norm", "--norm-offset", "--activation", "geglu-tanh", "--scaled-embedding", "--tied-head", "--head-width", "16",
+                       "--window", "6", "--window-pattern", "2", "--window-rope-base", "100", "--rope-scaling", "linear", "--rope-factor", "4",
+                       "--query-scalar", "12", "--logit-softcap", "3"],
+    "olmo2": LLAMA + ["--block", "output-norm", "--qk-norm-kind", "projection"],
+    "neox": ["--block", "parallel", "--positions", "rope", "--rotary-width", "2", "--dropout", "0.1"],
+    "records": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--qk-norm",
+                "--qk-norm-kind", "head-without-gain", "--embedding-norm", "--query-scalar", "69.4", "--logit-softcap", "15", "--logit-softcap-form", "root",
+                "--activation", "relu2", "--no-tied-head", "--zero-init"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -170,13 +178,28 @@ def alibi_slopes(heads):
     return power_slopes(power) + power_slopes(2 * power)[0::2][: heads - power]
 
 
-def rotate(x, base, position):
-    """x [B,H,T,D]: pairs (i, i + D/2), Su et al. 2021."""
-    half = x.shape[-1] // 2
-    angles = position[:, None, :, None].double() * base ** (-torch.arange(half, dtype=torch.float64) / half)
+def has_window(config, layer):
+    return bool(config["window"]) and not (config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0)
+
+
+def frequencies(config, layer, columns):
+    """[columns/2]"""
+    base, scaling = config["rope-base"], config["rope-scaling"]
+    if config["window-rope-base"] and has_window(config, layer):
+        base, scaling = config["window-rope-base"], "none"
+    half = columns // 2
+    if scaling == "half-truncated":
+        return F.pad((1 / base) ** torch.linspace(0, 1, columns // 4, dtype=torch.float64), (0, half - columns // 4))
+    return base ** (-torch.arange(half, dtype=torch.float64) / half) / (config["rope-factor"] if scaling == "linear" else 1)
+
+
+def rotate(x, config, layer, position):
+    """x [B,H,T,D]: pairs (i, i + R/2) of the first R columns, Su et al. 2021."""
+    columns = config["rotary-width"] or x.shape[-1]
+    angles = position[:, None, :, None].double() * frequencies(config, layer, columns)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    a, b = x[..., : columns // 2], x[..., columns // 2 : columns]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., columns:]], -1)
 
 
 def attention(q, k, v, config, layer, sinks, masks, documents):
@@ -184,15 +207,14 @@ def attention(q, k, v, config, layer, sinks, masks, documents):
     thrown away. FlexAttention cannot be the peer: on a CPU, PyTorch refuses inputs that require a gradient."""
     length, heads = q.shape[2], q.shape[1]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = q @ k.transpose(-1, -2) / math.sqrt(config["query-scalar"] or q.shape[-1])
     if config["softcap"]:
         scores = config["softcap"] * torch.tanh(scores / config["softcap"])
     distance = torch.arange(length)[:, None] - torch.arange(length)
     if config["positions"] == "alibi":
         scores = scores - torch.tensor(alibi_slopes(heads), dtype=q.dtype)[:, None, None] * distance.abs()
     visible = distance >= 0
-    full = config["window-pattern"] and (layer + 1) % config["window-pattern"] == 0
-    if config["window"] and not full:
+    if has_window(config, layer):
         visible = visible & (distance < config["window"])
     same_document = documents.number[:, None, :, None] == documents.number[:, None, None, :]
     scores = scores.masked_fill(~(visible & same_document), -math.inf)
@@ -203,40 +225,67 @@ def attention(q, k, v, config, layer, sinks, masks, documents):
 
 def loss_of(p, config, tokens, targets, documents, masks):
     width, heads, kv_heads = config["width"], config["heads"], config["kv-heads"] or config["heads"]
-    epsilon, dim = config["norm-epsilon"], config["width"] // config["heads"]
+    epsilon, dim = config["norm-epsilon"], config["head-width"] or config["width"] // config["heads"]
+    offset = 1 if config["norm-offset"] else 0
 
     def linear(name, x):
         return F.linear(x, p[name + ".weight"], p.get(name + ".bias"))
 
     def norm(place, x):
         if config["norm"] == "rms":
-            return F.rms_norm(x, (width,), p[f"{place[0]}norm_{place[1]}.weight"], epsilon)
+            return F.rms_norm(x, (width,), offset + p[f"{place[0]}norm_{place[1]}.weight"], epsilon)
         return F.layer_norm(x, (width,), p[f"{place[0]}ln_{place[1]}.weight"], p.get(f"{place[0]}ln_{place[1]}.bias"), epsilon)
 
+    def qk_norm(name, x):
+        """x [B,T,H,D]"""
+        kind = config["qk-norm-kind"]
+        if kind == "projection":
+            return F.rms_norm(x.flatten(2), (x.shape[2] * dim,), offset + p[name], epsilon).unflatten(-1, (-1, dim))
+        return F.rms_norm(x, (dim,), None if kind == "head-without-gain" else offset + p[name], epsilon)
+
+    def attend(layer, block, x):
+        qkv = linear(block + "attn.qkv", x)
+        q, k, v = (t.unflatten(-1, (-1, dim)) for t in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
+        if config["qk-norm"]:
+            q, k = qk_norm(block + "attn.q_norm.weight", q), qk_norm(block + "attn.k_norm.weight", k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if config["positions"] == "rope":
+            q, k = (rotate(t, config, layer, documents.position) for t in (q, k))
+        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks, documents)
+        return linear(block + "attn.proj", o.transpose(1, 2).flatten(2))
+
+    def mlp(block, x):
+        activation = config["activation"]
+        if activation in ("swiglu", "geglu-tanh"):
+            gate, up = linear(block + "mlp.gate_up", x).chunk(2, -1)
+            return linear(block + "mlp.down", (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up)
+        hidden = linear(block + "mlp.fc", x)
+        return linear(block + "mlp.proj", hidden.relu().square() if activation == "relu2" else F.gelu(hidden, approximate="tanh"))
+
     x = F.embedding(tokens, p["wte.weight"])
+    if config["scaled-embedding"]:
+        x = x * math.sqrt(width)
     if config["positions"] == "learned":
         x = x + p["wpe.weight"][documents.position]
+    if config["embedding-norm"]:
+        x = norm(("", "e"), x)
     x = masks.drop(x, 0)
     for layer in range(config["layers"]):
         block = f"h.{layer}."
-        qkv = linear(block + "attn.qkv", norm((block, 1), x))
-        q, k, v = (t.unflatten(-1, (-1, dim)) for t in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
-        if config["qk-norm"]:
-            q = F.rms_norm(q, (dim,), p[block + "attn.q_norm.weight"], epsilon)
-            k = F.rms_norm(k, (dim,), p[block + "attn.k_norm.weight"], epsilon)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        if config["positions"] == "rope":
-            q, k = (rotate(t, config["rope-base"], documents.position) for t in (q, k))
-        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks, documents)
-        x = x + masks.drop(linear(block + "attn.proj", o.transpose(1, 2).flatten(2)), layer + 1, 0)
-        h = norm((block, 2), x)
-        if config["activation"] == "swiglu":
-            gate, up = linear(block + "mlp.gate_up", h).chunk(2, -1)
-            branch = linear(block + "mlp.down", F.silu(gate) * up)
-        else:
-            branch = linear(block + "mlp.proj", F.gelu(linear(block + "mlp.fc", h), approximate="tanh"))
-        x = x + masks.drop(branch, layer + 1, 1)
+        kind = config["block"]
+
+        def inward(number, x):
+            return x if kind == "output-norm" else norm((block, number), x)
+
+        def outward(number, x):
+            return norm((block, f"post_{number}"), x) if kind in ("output-norm", "sandwich-norm") else x
+
+        first = masks.drop(outward(1, attend(layer, block, inward(1, x))), layer + 1, 0)
+        second = masks.drop(outward(2, mlp(block, inward(2, x if kind == "parallel" else x + first))), layer + 1, 1)
+        x = x + first + second
     logits = F.linear(norm(("", "f"), x), p["wte.weight" if config["tied-head"] else "head.weight"])
+    if cap := config["logit-softcap"]:
+        logits = cap * torch.tanh(logits / cap) if config["logit-softcap-form"] == "tanh" else logits / torch.sqrt(1 + (logits / cap) ** 2)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

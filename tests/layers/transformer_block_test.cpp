@@ -9,7 +9,11 @@
 namespace gradtile {
 namespace {
 
-const ModelConfig block_config{.layers = 1, .heads = 2, .width = 8, .context = 6};
+ModelConfig block_config(BlockKind kind) {
+    return {.layers = 1, .heads = 2, .width = 8, .context = 6, .block = kind};
+}
+constexpr BlockKind block_kinds[] = {BlockKind::pre_norm, BlockKind::output_norm, BlockKind::sandwich_norm,
+                                     BlockKind::parallel};
 
 struct BlockFixture {
     Context ctx{Device::cpu(), 2};
@@ -18,8 +22,8 @@ struct BlockFixture {
     Tensor x, dy;
     TrainingPass pass{.dropout = DropoutKey::from_step(1, 2, 3)};
 
-    explicit BlockFixture(Recompute recompute)
-        : block(parameters, "h.0", block_config, 0, {.dropout = 0.3, .recompute = recompute}) {
+    explicit BlockFixture(Recompute recompute, BlockKind kind = BlockKind::pre_norm)
+        : block(parameters, "h.0", block_config(kind), 0, {.dropout = 0.3, .recompute = recompute}) {
         parameters.allocate(ctx, DType::f64);
         copy(ctx, parameters.values(), randn(ctx, parameters.values().shape(), DType::f64, Seed{5}));
         x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
@@ -42,22 +46,25 @@ struct BlockFixture {
 };
 
 TEST(TransformerBlock, GradientsEqualFiniteDifferences) {
-    for (const Recompute recompute : {Recompute::none, Recompute::activations, Recompute::block}) {
-        BlockFixture f(recompute);
-        const auto report = gradient_check_layer(f.ctx, f, f.x, f.parameters.parameters());
-        EXPECT_TRUE(report.ok()) << report;
-    }
+    for (const BlockKind kind : block_kinds)
+        for (const Recompute recompute : {Recompute::none, Recompute::activations, Recompute::block}) {
+            BlockFixture f(recompute, kind);
+            const auto report = gradient_check_layer(f.ctx, f, f.x, f.parameters.parameters());
+            EXPECT_TRUE(report.ok()) << name_of(kind) << ' ' << report;
+        }
 }
 
 TEST(TransformerBlock, RecomputingGivesTheSameBits) {
-    BlockFixture kept(Recompute::none);
-    const auto dx = to_host(kept.ctx, kept.run());
-    for (const Recompute recompute : {Recompute::activations, Recompute::block}) {
-        BlockFixture again(recompute);
-        EXPECT_EQ(to_host(again.ctx, again.run()), dx) << name_of(recompute);
-        EXPECT_EQ(to_host(again.ctx, again.parameters.gradients()),
-                  to_host(kept.ctx, kept.parameters.gradients()))
-            << name_of(recompute);
+    for (const BlockKind kind : block_kinds) {
+        BlockFixture kept(Recompute::none, kind);
+        const auto dx = to_host(kept.ctx, kept.run());
+        for (const Recompute recompute : {Recompute::activations, Recompute::block}) {
+            SCOPED_TRACE(concat(name_of(kind), ", ", name_of(recompute)));
+            BlockFixture again(recompute, kind);
+            EXPECT_EQ(to_host(again.ctx, again.run()), dx);
+            EXPECT_EQ(to_host(again.ctx, again.parameters.gradients()),
+                      to_host(kept.ctx, kept.parameters.gradients()));
+        }
     }
 }
 
@@ -87,14 +94,16 @@ TEST(TransformerBlock, RecomputingBlocksSavesOnlyTheInput) {
 }
 
 TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
-    BlockFixture f(Recompute::none);
-    TransformerBlock::Saved saved;
-    f.block.forward(f.ctx, {f.x}, f.pass, saved);
-    EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).dy.raw_data(), f.dy.raw_data());
+    for (const BlockKind kind : block_kinds) {
+        BlockFixture f(Recompute::none, kind);
+        TransformerBlock::Saved saved;
+        f.block.forward(f.ctx, {f.x}, f.pass, saved);
+        EXPECT_EQ(f.block.backward(f.ctx, f.dy, saved).dy.raw_data(), f.dy.raw_data());
+    }
 }
 
-TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
-    BlockFixture f(Recompute::none);
+void expect_every_gradient_announced(BlockKind kind) {
+    BlockFixture f(Recompute::none, kind);
     TransformerBlock::Saved saved;
     f.block.forward(f.ctx, {f.x}, f.pass, saved);
     std::vector<std::string> completed;
@@ -109,6 +118,27 @@ TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
     EXPECT_THAT(completed, ::testing::UnorderedElementsAreArray(declared));
     for (std::size_t i = 0; i < completed.size(); ++i)
         EXPECT_EQ(at_completion[i], to_host(f.ctx, f.parameters.find(completed[i]).grad())) << completed[i];
+}
+
+TEST(TransformerBlock, EveryGradientIsAnnouncedOnceWhenComplete) {
+    for (const BlockKind kind : block_kinds) expect_every_gradient_announced(kind);
+}
+
+TEST(TransformerBlock, HasTheNormsOfItsKind) {
+    const auto norms = [](BlockKind kind) {
+        const BlockFixture f(Recompute::none, kind);
+        std::vector<std::string> names;
+        for (const Parameter& parameter : f.parameters.parameters())
+            if (parameter.name().starts_with("h.0.ln_") && parameter.name().ends_with(".weight"))
+                names.push_back(parameter.name().substr(4));
+        return names;
+    };
+    using testing::ElementsAre;
+    EXPECT_THAT(norms(BlockKind::pre_norm), ElementsAre("ln_1.weight", "ln_2.weight"));
+    EXPECT_THAT(norms(BlockKind::parallel), ElementsAre("ln_1.weight", "ln_2.weight"));
+    EXPECT_THAT(norms(BlockKind::output_norm), ElementsAre("ln_post_1.weight", "ln_post_2.weight"));
+    EXPECT_THAT(norms(BlockKind::sandwich_norm),
+                ElementsAre("ln_1.weight", "ln_post_1.weight", "ln_2.weight", "ln_post_2.weight"));
 }
 
 TEST(TransformerBlock, BackwardAnnouncesAttentionOnce) {

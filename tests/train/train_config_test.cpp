@@ -121,6 +121,11 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
         return message_of([&] { validate(config); });
     };
     EXPECT_EQ(refusal([](TrainConfig& c) { c.model.heads = 3; }), "heads: 3 does not divide width 128");
+    EXPECT_EQ(refusal([](TrainConfig& c) {
+                  c.model.heads = 3;
+                  c.model.head_width = 24;
+              }),
+              "no error");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.micro_batch = 5; }), "micro-batch: 5 does not divide batch 12");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0, at most 1e+30");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.training.dropout = 1; }),
@@ -158,6 +163,66 @@ TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
     std::get<MuonSettings>(config.optimizer_settings).lr = 0.05;
     std::get<MuonSettings>(config.optimizer_settings).momentum = 0.9;
     EXPECT_NO_THROW(validate(config));
+}
+
+TEST(TrainConfig, RotationsThatDoNotFitAreNamed) {
+    const auto refusal = [](auto&& change) {
+        TrainConfig config;
+        config.model.positions = Positions::rope;  // the head width is 32
+        change(config.model, config.model.rope_scaling);
+        return message_of([&] { validate(config); });
+    };
+    EXPECT_EQ(refusal([](ModelConfig&, RopeScaling&) {}), "no error");
+    EXPECT_EQ(refusal([](ModelConfig& c, RopeScaling&) { c.rotary_width = 34; }),
+              "rotary-width: 34; expected at most the head width 32");
+    EXPECT_EQ(refusal([](ModelConfig& c, RopeScaling&) { c.rotary_width = 7; }),
+              "rotary-width: 7; expected an even number");
+    EXPECT_EQ(refusal([](ModelConfig& c, RopeScaling&) { c.head_width = 7; }),
+              "positions: rope requires an even head width; it is 7");
+    EXPECT_EQ(refusal([](ModelConfig& c, RopeScaling&) { c.window_rope_base = 0.5; }),
+              "window-rope-base: 0.5; expected 0 (as in other layers) or more than 1");
+    EXPECT_EQ(refusal([](ModelConfig&, RopeScaling& s) {
+                  s = {.kind = RopeKind::llama3, .low_factor = 4, .high_factor = 4};
+              }),
+              "rope-low-factor: 4; expected less than rope-high-factor (4)");
+    EXPECT_EQ(refusal([](ModelConfig&, RopeScaling& s) {
+                  s = {.kind = RopeKind::yarn, .beta_fast = 1, .beta_slow = 2};
+              }),
+              "rope-beta-slow: 2; expected less than rope-beta-fast (1)");
+    EXPECT_EQ(refusal([](ModelConfig& c, RopeScaling& s) {
+                  c.rotary_width = 6;
+                  s.kind = RopeKind::half_truncated;
+              }),
+              "rope-scaling: half-truncated requires a rotary width divisible by 4; it is 6");
+    EXPECT_EQ(refusal([](ModelConfig&, RopeScaling& s) { s.kind = RopeKind::longrope; }),
+              "rope-original-context: 0; longrope requires at least 2");
+    const auto longrope_refusal = [&](const std::vector<double>& factors) {
+        return refusal([&](ModelConfig& c, RopeScaling& s) {
+            c.rotary_width = 4;
+            s = {.kind = RopeKind::longrope,
+                 .original_context = 8,
+                 .short_factors = {1, 2},
+                 .long_factors = factors};
+        });
+    };
+    EXPECT_EQ(longrope_refusal({1, 2}), "no error");
+    EXPECT_EQ(longrope_refusal({1}),
+              "rope-long-factors: 1 numbers; expected 2, one for each pair of rotated columns");
+    EXPECT_THAT(longrope_refusal({1, 0}), testing::StartsWith("rope-long-factors: 0; expected more than 0"));
+}
+
+TEST(TrainConfig, ListsOfNumbersAreReadAndWritten) {
+    TrainConfig config, again;
+    apply_config_text(config, R"({"rope-short-factors": [1, 1.5], "rope-long-factors": []})", "a.json");
+    EXPECT_EQ(config.model.rope_scaling.short_factors, (std::vector<double>{1, 1.5}));
+    apply_json(again, to_json(config), "again");
+    EXPECT_EQ(again.model, config.model);
+    for (const auto& [text, message] :
+         {std::pair{R"({"rope-short-factors": 3})",
+                    "a.json: rope-short-factors: 3 is a number; expected an array of numbers"},
+          std::pair{R"({"rope-short-factors": [1, "2"]})",
+                    "a.json: rope-short-factors: \"2\" is a string; expected a number"}})
+        EXPECT_EQ(message_of([text = text, &config] { apply_config_text(config, text, "a.json"); }), message);
 }
 
 TEST(TrainConfig, EveryNumberIsLimited) {

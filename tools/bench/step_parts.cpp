@@ -128,7 +128,8 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     if (block.attn.rope || block.attn.qk_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
 
     const ConfiguredNorm& norm = model.norm_f;
-    const std::int64_t norms = layers * ((block.norm_1 ? 2 : 0) + (block.norm_post_1 ? 2 : 0));
+    const std::int64_t norms =
+        layers * ((block.norm_1.exists() ? 2 : 0) + (block.norm_post_1.exists() ? 2 : 0));
     auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
     norm.forward(ctx, x, *norm_saved);
     const Tensor branch = numbers(ctx, x.shape(), dtype);

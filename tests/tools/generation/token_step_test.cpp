@@ -230,7 +230,8 @@ TEST(TokenStep, EveryFieldOfAConfigIsComputedInEveryPass) {
 /// An enumerator that is added to an enumeration must not be computed like another one.
 TEST(TokenStep, NoModelHasAnUnknownEnumerator) {
     const ModelConfig known{.vocabulary = 40};
-    ModelConfig norm = known, activation = known, positions = known;
+    ModelConfig norm = known, activation = known, positions = known, block = known;
+    block.block = static_cast<BlockKind>(EnumNames<BlockKind>::names.size());
     norm.norm = static_cast<Norm>(EnumNames<Norm>::names.size());
     activation.activation = static_cast<Activation>(activation_table.size());
     positions.positions = static_cast<Positions>(EnumNames<Positions>::names.size());
@@ -239,7 +240,7 @@ TEST(TokenStep, NoModelHasAnUnknownEnumerator) {
         const Transformer model(config, parameters);
     };
     EXPECT_NO_THROW(make(known));
-    for (const ModelConfig& config : {norm, activation, positions})
+    for (const ModelConfig& config : {norm, activation, positions, block})
         EXPECT_THROW(make(config), std::exception);
 }
 
