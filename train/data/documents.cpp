@@ -268,7 +268,7 @@ void DocumentReader::open_next_file() {
     }
     check(!path.ends_with(".parquet"), path, ": is no Parquet file: it does not begin with PAR1");
     TextReader text = open_text(path);
-    const std::string_view begin = text.peek(4);
+    const std::string begin(text.peek(4));
     check(begin != "PAR1", text.name(),
           ": is a Parquet file, which is read at any offset; expected a file that is ",
           path == standard_input_name ? "named" : "not compressed as a whole");
