@@ -25,9 +25,9 @@ const JsonValue* member_of(const JsonValue& object, std::string_view name) {
 
 std::string text_member(const JsonValue& row, const std::string& name, const std::string& where) {
     const JsonValue* const member = row.find(name);
-    check(member != nullptr && member->is_string(), where, ": ", shown_in_message(name), ": ",
-          member == nullptr ? "missing" : json_excerpt(*member), "; expected a text");
-    return member->text();
+    if (member != nullptr && member->is_string()) return member->text();
+    throw Error(concat(where, ": ", shown_in_message(name), ": ",
+                       member == nullptr ? "missing" : json_excerpt(*member), "; expected a text"));
 }
 
 ChatRole role_of_sharegpt(const std::string& from, const std::string& where) {
@@ -235,11 +235,13 @@ DocumentReader::DocumentReader(std::vector<std::string> files, std::string text_
 DocumentReader::~DocumentReader() = default;
 
 void DocumentReader::set_format(Format format) {
-    check(format_ == Format::none || format_ == format, files_[next_file_ - 1], ": holds ",
-          format == Format::text ? "plain text" : "rows", "; the file before it, ", files_[next_file_ - 2],
-          ", holds ", format_ == Format::text ? "plain text" : "rows",
-          " (a pattern, such as 'DIR/*.parquet', selects files)");
-    check(format == Format::rows || columns_.text_column().empty(), files_[next_file_ - 1],
+    const std::string& path = files_[next_file_ - 1];
+    if (format_ != Format::none && format_ != format)
+        throw Error(concat(path, ": holds ", format == Format::text ? "plain text" : "rows",
+                           "; the file before it, ", files_[next_file_ - 2], ", holds ",
+                           format_ == Format::text ? "plain text" : "rows",
+                           " (a pattern, such as 'DIR/*.parquet', selects files)"));
+    check(format == Format::rows || columns_.text_column().empty(), path,
           ": holds plain text; expected rows with a column '", columns_.text_column(), "' (text-column)");
     format_ = format;
 }
@@ -268,7 +270,7 @@ void DocumentReader::open_next_file() {
     }
     check(!path.ends_with(".parquet"), path, ": is no Parquet file: it does not begin with PAR1");
     TextReader text = open_text(path);
-    const std::string_view begin = text.peek(4);
+    const std::string begin(text.peek(4));
     check(begin != "PAR1", text.name(),
           ": is a Parquet file, which is read at any offset; expected a file that is ",
           path == standard_input_name ? "named" : "not compressed as a whole");
@@ -284,8 +286,9 @@ void DocumentReader::open_next_file() {
 void DocumentReader::require_one_kind(const Document& document) {
     constexpr std::array names{"a text", "a prompt with a completion", "a conversation"};
     if (!kind_) kind_ = document.index();
-    check(document.index() == *kind_, where(), ": holds ", names[document.index()],
-          ", but the documents before it are ", names[*kind_], " each; expected one kind");
+    if (document.index() == *kind_) return;
+    throw Error(concat(where(), ": holds ", names[document.index()], ", but the documents before it are ",
+                       names[*kind_], " each; expected one kind"));
 }
 
 bool DocumentReader::begins_with_plain_text() {

@@ -274,7 +274,9 @@ TokenizedDocuments tokenize_documents(const TokenizeDocumentsOptions& options,
     if (!cached) {
         result.tokenizer = tokenizer ? *tokenizer : tokenizer_of(options, kind);
         const DocumentEncoder encoder(*result.tokenizer,
-                                      with_document_borders(options.encoding, *result.tokenizer));
+                                      options.is_one_text
+                                          ? options.encoding
+                                          : with_document_borders(options.encoding, *result.tokenizer));
         const std::int64_t vocabulary = result.tokenizer->vocab_size();
         IdReceiver ids(options.source, entry ? entry->new_ids(vocabulary) : nullptr);
         std::vector<bool> is_target = encode_documents(options, encoder, result, ids);

@@ -27,6 +27,8 @@ struct TokenizeDocumentsOptions {
     std::vector<std::string> files{};
     std::string source{};  ///< name of the tokens in messages
     std::string text_column{};
+    /// The only file is one plain text: neither separators nor blank lines are added.
+    bool is_one_text = false;
     DocumentEncoderOptions encoding{};
     /// Directory of token files that earlier calls have left; it is created. Empty: no cache. An entry
     /// belongs to the files' paths, sizes and modification times, the tokenizer and the other options.

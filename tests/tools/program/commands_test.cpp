@@ -328,6 +328,26 @@ TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {
 }
 #endif
 
+TEST_F(Commands, TokenizeReadsFoldersAndStandardInput) {
+    std::filesystem::create_directory(place_ / "data");
+    place_.write("data/b.jsonl", "{\"body\": \"four\"}\n");
+    const std::string first =
+        place_.write("data/a.txt", "{\"body\": \"one\"}\n{\"body\": [\"two\", \"\"]}\n");
+    const std::string out = place_ / "t.bin";
+    const auto tokenize = [&](const std::string& data, const ProcessOptions& options = {}) {
+        return run({"tokenize", data, "--tokenizer", "bytes", "--text-column", "body", "--format", "nanogpt",
+                    "--out", out},
+                   options);
+    };
+    EXPECT_THAT(tokenize(place_ / "data").out, HasSubstr("t.bin: 10 tokens of 3 documents, headerless"));
+    EXPECT_EQ(contents_of(out), std::string("o\0n\0e\0t\0w\0o\0f\0o\0u\0r\0", 20));
+    const ProcessOptions from_file{.prefix = {"sh", "-c", "exec \"$0\" \"$@\" < " + first}};
+    EXPECT_THAT(tokenize("-", from_file).out, HasSubstr("6 tokens of 2 documents"));
+    place_.write("data/c.txt", "plain");
+    expect_refused(tokenize(place_ / "data"), {"c.txt: holds plain text; the file before it"});
+    expect_refused(tokenize(place_ / "none*"), {"none*: no file matches"});
+}
+
 TEST_F(Commands, TrainAndEvalDescribeTheirData) {
     const std::string shard = place_ / "train.bin", val = place_ / "val.bin";
     std::string ids;

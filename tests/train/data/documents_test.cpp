@@ -30,7 +30,8 @@ std::vector<std::string> texts_in(std::vector<std::string> files, const std::str
 /// Returns the refusal of a file's second line, after a sound first one.
 std::string refusal(const std::string& line,
                     const std::string& first = R"({"messages":[{"role":"user","content":""}]})") {
-    return message_of([&] { conversations_in(first + "\n" + line, "f.jsonl"); });
+    const TemporaryDirectory place;
+    return message_of([&] { documents_in({place.write("f.jsonl", first + "\n" + line)}); });
 }
 
 TEST(Documents, ConversationsAreReadLineByLine) {

