@@ -91,10 +91,10 @@ Rope::Angles MultiHeadAttention::angles_at(const Context& ctx, const TokenPositi
                                     : rope->angles_from(ctx, positions.start, length, dtype);
 }
 
-/// The norm and the rotation of whole heads.
+/// The norm of every head, and the rotation of whole heads.
 HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
     HeadTransform transform{.queries = heads, .epsilon = norm_epsilon};
-    if (rotates_whole_heads()) transform.angles = angles;
+    if (transform_rotates()) transform.angles = angles;
     if (!normalises_heads()) return transform;
     transform.without_gain = *qk_norm == QkNorm::head_without_gain;
     if (transform.without_gain) return transform;

@@ -99,7 +99,7 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
                           .long_factors = {1, 1.5, 3}};
     });
     add("records", [](ModelConfig& c) {
-        c.activation = Activation::relu2;
+        c.activation = Activation::gelu_tanh;  // relu2's second derivative jumps
         c.bias = c.embedding_norm = c.qk_norm = true;
         c.qk_norm_kind = QkNorm::head_without_gain;
         c.head_width = 8;
