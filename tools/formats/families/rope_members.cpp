@@ -1,4 +1,7 @@
 // Rotary positions in config.json, as transformers' modeling_rope_utils.py reads them.
+#include <algorithm>
+#include <cmath>
+
 #include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/decoder_members.h>
 
@@ -31,7 +34,7 @@ void map_scaling(ConfigMembers& m, RopeScaling& s, std::int64_t context) {
     if (m.reads() && !m.has("factor")) {
         check(s.kind == RopeKind::longrope, m.source(),
               ": has no factor; expected the factor by which the context is extended");
-        s.factor = s.original_context > 0 ? ratio() : 1.0;
+        s.factor = s.original_context > 0 ? std::max(1.0, ratio()) : 1.0;
     }
     if (m.reads() || s.kind != RopeKind::longrope || s.factor != ratio()) m.map("factor", s.factor);
     if (s.kind == RopeKind::llama3) {
@@ -93,8 +96,11 @@ void read_rope(ConfigMembers& m, const JsonValue& scaling, std::string_view scal
         inner.map("partial_rotary_factor", part);
         check(part == 1, inner.source(), ": partial_rotary_factor: ", part, " is not supported; expected 1");
     }
-    c.rope_scaling.original_context = c.context;
-    if (names.original_context) m.map(names.original_context, c.rope_scaling.original_context);
+    if (names.original_context) {
+        m.map(names.original_context, c.rope_scaling.original_context);
+    } else {
+        c.rope_scaling.original_context = c.context;
+    }
     const std::int64_t outer_context = c.rope_scaling.original_context;
     map_scaling(inner, c.rope_scaling, c.context);
     if (c.rope_scaling.kind == RopeKind::none) c.rope_scaling = {};
@@ -104,11 +110,17 @@ void read_rope(ConfigMembers& m, const JsonValue& scaling, std::string_view scal
           outer_context, " beside ", scaling_name, "; expected equal values");
 }
 
+/// Returns the part of a head that is read as rotated_width().
+double rotated_part(const ModelConfig& c) {
+    const auto head_dim = static_cast<double>(c.head_dim());
+    double part = static_cast<double>(c.rotated_width()) / head_dim;
+    while (static_cast<std::int64_t>(head_dim * part) < c.rotated_width()) part = std::nextafter(part, 1.0);
+    return part;
+}
+
 void write_rope(ConfigMembers& m, ModelConfig& c, const RopeMembers& names) {
     m.map(names.base, c.rope_base);
-    if (names.rotated_part)
-        m.write(names.rotated_part,
-                static_cast<double>(c.rotated_width()) / static_cast<double>(c.head_dim()));
+    if (names.rotated_part) m.write(names.rotated_part, rotated_part(c));
     if (names.original_context)
         m.write(names.original_context,
                 has_original_context(c.rope_scaling.kind) ? c.rope_scaling.original_context : c.context);
