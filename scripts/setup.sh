@@ -5,14 +5,14 @@ set -euo pipefail
 required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # for systems without oneDNN
-# For BPE tokenizers; for a test that reads checkpoints in Python; for several processes on the CPU.
-optional=(libpcre2-dev python3-h5py libopenmpi-dev openmpi-bin)
+# For BPE tokenizers; for normalizers of tokenizers; for a test that reads checkpoints in Python; for several processes on the CPU.
+optional=(libpcre2-dev libutf8proc-dev python3-h5py libopenmpi-dev openmpi-bin)
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {
     echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
     echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), OpenSSL (libcrypto), CLI11, nlohmann-json,"
-    echo "  GoogleTest and oneDNN (or OpenBLAS), and for BPE tokenizers PCRE2; then: cmake --preset release && cmake --build --preset release"
+    echo "  GoogleTest and oneDNN (or OpenBLAS), and for tokenizers PCRE2 and utf8proc; then: cmake --preset release && cmake --build --preset release"
   } >&2
   exit 1
 fi

@@ -41,8 +41,10 @@ void add_tokenize(CommandLine& program) {
     Command command = program.add_command("tokenize", "Encode texts as a token file to train on");
     TokenizeOptions& options = flags->options;
     command.add_positionals("files", options.files, "texts; each is one document");
-    command.add_value("--tokenizer", flags->tokenizer,
-                      "tokenizer.json, encoder.json with vocab.bpe, or a rank file of tiktoken");
+    command.add_value(
+        "--tokenizer", flags->tokenizer,
+        "tokenizer.json, a model of SentencePiece, encoder.json with vocab.bpe, or a rank file of "
+        "tiktoken");
     command.add_value("--format", options.style, "llm.c's shards, or nanoGPT's files without a header");
     command.add_value("--out", options.out, "token file to write (.bin)");
     command.add_value("--separator", options.separator,

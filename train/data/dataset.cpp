@@ -11,6 +11,7 @@
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 namespace gradtile {
 namespace {
@@ -52,7 +53,8 @@ struct Source {
 };
 
 struct SourceOptions {
-    std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: the tokenizer is made from the text
+    /// Encodes text, and decodes token files; empty: text makes its own, and token files have none.
+    std::optional<Tokenizer> tokenizer = {};
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
     SpecialTokens special_tokens = SpecialTokens::as_text;
@@ -84,6 +86,13 @@ void require_same_content(const std::string& path, const std::vector<DataContent
     }
 }
 
+/// What a text's tokens are called: "characters", "bytes", "BPE tokens" or "Unigram tokens".
+std::string_view unit_of(const Tokenizer& tokenizer) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    if (!encoding) return name_of(tokenizer.kind());
+    return encoding->vocabulary().model == SubwordModel::unigram ? "Unigram tokens" : "BPE tokens";
+}
+
 Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path) {
     switch (kind) {
         case TokenizerKind::characters:
@@ -112,8 +121,7 @@ Source open_text(const std::string& path, const SourceOptions& options) {
         source.tokens = TokenSequence(
             source.tokenizer->encode(part, path, {.special_tokens = options.special_tokens}), path);
     }
-    source.description = concat("text, ", grouped(source.tokens.size()), " ",
-                                kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind));
+    source.description = concat("text, ", grouped(source.tokens.size()), " ", unit_of(*source.tokenizer));
     return source;
 }
 
@@ -127,11 +135,10 @@ TokenSequence sequence_of(const std::vector<Conversation>& conversations, const 
 /// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
 std::string conversations_description(const Source& source, const TokenSequence& tokens) {
     const ChatTemplate chat_template = *source.chat_template;
-    const TokenizerKind kind = source.tokenizer->kind();
     std::string text =
         concat(grouped(tokens.examples()->count()), " conversations in the template ", name_of(chat_template),
-               ", ", grouped(tokens.size()), " ", kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind),
-               ", ", grouped(tokens.examples()->targets()), " of them targets");
+               ", ", grouped(tokens.size()), " ", unit_of(*source.tokenizer), ", ",
+               grouped(tokens.examples()->targets()), " of them targets");
     const std::vector<std::string> missing = ChatFormat(chat_template, *source.tokenizer).missing_tokens();
     for (std::size_t i = 0; i < missing.size(); ++i)
         text += concat(i == 0 ? "; spelled out, because the tokenizer lacks them: " : ", ", missing[i]);
@@ -162,12 +169,19 @@ std::int32_t separator_of(TokenFormat format) {
 }
 
 Source open_tokens(const std::string& path, const SourceOptions& options) {
-    TokenFile file = open_token_file(path, options.token_file);
+    TokenFileOptions file_options = options.token_file;
+    if (options.tokenizer && file_options.vocabulary == 0)
+        file_options.vocabulary = options.tokenizer->vocab_size();
+    TokenFile file = open_token_file(path, file_options);
     require_same_content(path, file.contents, options.expected_content);
+    if (options.tokenizer) check_tokenizer(*options.tokenizer, file.vocabulary, path);
     Source source{.vocabulary = file.vocabulary,
                   .separator = separator_of(file.format),
                   .vocabulary_of_ids = file.vocabulary_of_ids,
+                  .tokenizer = options.tokenizer,
                   .description = file.description()};
+    if (source.tokenizer && source.separator < 0)
+        source.separator = separator_of(*source.tokenizer).value_or(-1);
     source.tokens = std::move(file.tokens);
     source.contents = std::move(file.contents);
     return source;
