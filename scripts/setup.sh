@@ -5,14 +5,15 @@ set -euo pipefail
 required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # for systems without oneDNN
-# For BPE tokenizers; for compressed data; for a test that reads checkpoints in Python; for several processes on the CPU.
-optional=(libpcre2-dev zlib1g-dev libzstd-dev python3-h5py libopenmpi-dev openmpi-bin)
+# For BPE tokenizers; for normalizers of tokenizers; for compressed data; for a test that reads checkpoints in Python; for
+# several processes on the CPU.
+optional=(libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev python3-h5py libopenmpi-dev openmpi-bin)
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   {
     echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
     echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), OpenSSL (libcrypto), CLI11, nlohmann-json,"
-    echo "  GoogleTest and oneDNN (or OpenBLAS), for BPE tokenizers PCRE2, and for compressed data zlib and libzstd; then: cmake --preset release && cmake --build --preset release"
+    echo "  GoogleTest and oneDNN (or OpenBLAS), for tokenizers PCRE2 and utf8proc, and for compressed data zlib and libzstd; then: cmake --preset release && cmake --build --preset release"
   } >&2
   exit 1
 fi

@@ -226,10 +226,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
-    // A token file needs no tokenizer.
-    const bool reads_text = !is_token_file(config_.data);
-    Dataset dataset =
-        load_dataset(options, tokenizer || !reads_text ? tokenizer : tokenizer_of_setting(config_.tokenizer));
+    Dataset dataset = load_dataset(options, tokenizer ? tokenizer : tokenizer_of_setting(config_.tokenizer));
     if (dataset.tokenizer && dataset.tokenizer->kind() != tokenizer_kind_of(config_.tokenizer)) {
         const std::string_view kind = name_of(dataset.tokenizer->kind());
         on_message_(concat("the checkpoint's tokenizer is used: ", kind, ", not ", config_.tokenizer));
@@ -293,7 +290,7 @@ void Trainer::keep_imported_text(const Checkpoint& start, const std::string& sou
 void Trainer::check_sampling() const {
     if (config_.sample_every == 0) return;
     check(model().tokenizer.has_value(), "sample-every: ", config_.sample_every,
-          "; expected 0 for token files, whose tokens have no text");
+          "; expected 0 for token files, or --tokenizer with the file of the tokenizer that made them");
     model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
                               {.special_tokens = SpecialTokens::recognised});
 }

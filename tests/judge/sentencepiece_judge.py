@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
 from tokenizer_judge import Judge, RandomText

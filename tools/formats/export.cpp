@@ -133,6 +133,11 @@ class Exporter {
         JsonValue value = JsonValue::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
                                              {"clean_up_tokenization_spaces", false},
                                              {"model_max_length", config_.model.context}});
+        if (tokenizer_->file().name == "tokenizer.model") {
+            value.set("tokenizer_class", "LlamaTokenizer");  // reads SentencePiece's models
+            value.set("add_bos_token", !encoding()->vocabulary().before.empty());
+            value.set("add_eos_token", !encoding()->vocabulary().after.empty());
+        }
         const TextTokens tokens = text_tokens();
         const auto name = [&](const char* member, std::int32_t id) {
             for (const AddedToken& token : encoding()->vocabulary().added)

@@ -45,8 +45,10 @@ void add_tokenize(CommandLine& program) {
         "files", options.files,
         "files, folders or patterns: text (each file is one document), JSON Lines or Parquet, "
         "each also .gz or .zst; -: standard input");
-    command.add_value("--tokenizer", flags->tokenizer,
-                      "tokenizer.json, encoder.json with vocab.bpe, or a rank file of tiktoken; or bytes");
+    command.add_value(
+        "--tokenizer", flags->tokenizer,
+        "tokenizer.json, a model of SentencePiece, encoder.json with vocab.bpe, or a rank file of "
+        "tiktoken; or bytes");
     command.add_value(
         "--text-column", options.text_column,
         "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "

@@ -239,8 +239,8 @@ void visit_data_settings(Config& c, Visit& visit) {
     visit(Setting{"val-fraction", "fraction of data kept for validation", training, proper_fraction},
           c.val_fraction);
     visit(Setting{"tokenizer",
-                  "how text becomes tokens: characters, bytes, or the file of a BPE tokenizer "
-                  "(tokenizer.json)",
+                  "how text becomes tokens: characters, bytes, or a tokenizer's file (tokenizer.json or "
+                  "tokenizer.model), which also gives token files their text",
                   training},
           c.tokenizer);
     visit(Setting{"token-type", "integers of a token file that has no header; auto: uint16", training},

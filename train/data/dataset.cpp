@@ -12,6 +12,7 @@
 #include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/data/tokenized_documents.h>
+#include <gradtile/train/tokenizers/byte_pair_encoding.h>
 
 namespace gradtile {
 namespace {
@@ -40,7 +41,8 @@ struct Source {
 };
 
 struct SourceOptions {
-    std::optional<Tokenizer> tokenizer = {};  ///< for text; empty: the tokenizer is made from the text
+    /// Encodes text, and decodes token files; empty: text makes its own, and token files have none.
+    std::optional<Tokenizer> tokenizer = {};
     TokenizerKind kind = TokenizerKind::characters;
     TokenFileOptions token_file = {};
     DocumentEncoderOptions encoding = {};
@@ -71,6 +73,13 @@ void require_same_content(const std::string& path, const std::vector<DataContent
                   " ", actual[key], ", not ", was);
         }
     }
+}
+
+/// What a text's tokens are called: "characters", "bytes", "BPE tokens" or "Unigram tokens".
+std::string_view unit_of(const Tokenizer& tokenizer) {
+    const BytePairEncoding* const encoding = tokenizer.byte_pair_encoding();
+    if (!encoding) return name_of(tokenizer.kind());
+    return encoding->vocabulary().model == SubwordModel::unigram ? "Unigram tokens" : "BPE tokens";
 }
 
 Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path) {
@@ -126,8 +135,7 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
         source.tokens = TokenSequence(
             source.tokenizer->encode(part, path, {.special_tokens = options.encoding.special_tokens}), path);
     }
-    source.description = concat("text, ", grouped(source.tokens.size()), " ",
-                                kind == TokenizerKind::bpe ? "BPE tokens" : name_of(kind));
+    source.description = concat("text, ", grouped(source.tokens.size()), " ", unit_of(*source.tokenizer));
     return source;
 }
 
@@ -136,13 +144,11 @@ std::string description_of(const TokenizedDocuments& documents, std::size_t file
     constexpr std::array one{"document", "prompt with its completion", "conversation"};
     constexpr std::array many{"documents", "prompts with completions", "conversations"};
     const auto kind = static_cast<std::size_t>(documents.kind);
-    const TokenizerKind tokenizer = documents.tokenizer->kind();
     const bool is_chat = documents.kind == DocumentKind::conversations;
     std::string text = concat(files > 1 ? concat(files, " files, ") : "", grouped(documents.count()), ' ',
                               documents.count() == 1 ? one[kind] : many[kind],
                               is_chat ? concat(" in the template ", name_of(documents.chat_template)) : "",
-                              ", ", grouped(documents.tokens.size()), ' ',
-                              tokenizer == TokenizerKind::bpe ? "BPE tokens" : name_of(tokenizer));
+                              ", ", grouped(documents.tokens.size()), ' ', unit_of(*documents.tokenizer));
     if (const Examples* const examples = documents.tokens.examples())
         text += concat(", ", grouped(examples->targets()), " of them targets");
     if (!is_chat) return text;
@@ -180,12 +186,19 @@ std::int32_t separator_of(TokenFormat format) {
 }
 
 Source open_tokens(const std::string& path, const SourceOptions& options) {
-    TokenFile file = open_token_file(path, options.token_file);
+    TokenFileOptions file_options = options.token_file;
+    if (options.tokenizer && file_options.vocabulary == 0)
+        file_options.vocabulary = options.tokenizer->vocab_size();
+    TokenFile file = open_token_file(path, file_options);
     require_same_content(path, file.contents, options.expected_content);
+    if (options.tokenizer) check_tokenizer(*options.tokenizer, file.vocabulary, path);
     Source source{.vocabulary = file.vocabulary,
                   .separator = separator_of(file.format),
                   .vocabulary_of_ids = file.vocabulary_of_ids,
+                  .tokenizer = options.tokenizer,
                   .description = file.description()};
+    if (source.tokenizer && source.separator < 0)
+        source.separator = separator_of(*source.tokenizer).value_or(-1);
     source.tokens = std::move(file.tokens);
     source.contents = std::move(file.contents);
     return source;

@@ -41,7 +41,7 @@ struct DatasetOptions {
 struct Dataset {
     TokenSequence train{};
     TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
-    std::optional<Tokenizer> tokenizer{};  ///< empty for token files
+    std::optional<Tokenizer> tokenizer{};  ///< empty for token files, unless load_dataset() was given one
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// The conversations' template, never automatic; none for other data.
@@ -66,7 +66,8 @@ struct Dataset {
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data
 /// holds a character or id that the training data does not have, and when the data differs from
-/// `expected_content`. If `tokenizer` is given (a checkpoint's), it is used instead of a new one.
+/// `expected_content`. If `tokenizer` is given (a file's or a checkpoint's), it is used instead of a new one;
+/// ids in token files must then be the tokenizer's, unless `vocabulary` allows more.
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer = {});
 
 /// All tokens in a file, or in several shards.

@@ -26,7 +26,7 @@ struct LanguageModel {
                   const TrainingOptions& training = {}, const AdapterOptions& adapters = {});
 
     Context ctx;
-    std::optional<Tokenizer> tokenizer;  ///< empty for models trained on token files
+    std::optional<Tokenizer> tokenizer;  ///< empty for token files without one
     ParameterStore parameters;           ///< what training changes: everything, or the adapters
     ParameterStore frozen;               ///< with adapters: all other parameters
     Transformer transformer;

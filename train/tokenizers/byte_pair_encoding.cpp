@@ -14,6 +14,9 @@
 namespace gradtile {
 namespace {
 
+/// The trie of a Unigram model may have a node for each byte of its tokens. Known models have 4 MB.
+constexpr std::size_t max_unigram_bytes = std::size_t{1} << 24;
+
 std::string shown_bytes(std::string_view bytes) {
     constexpr std::size_t max_shown = 40;
     std::string text;
@@ -133,6 +136,10 @@ void BytePairEncoding::check_model(std::string_view source) {
     check(is_unigram ? vocabulary_.scores.size() == tokens.size()
                      : vocabulary_.scores.empty() || vocabulary_.merges_by_id,
           source, ": ", vocabulary_.scores.size(), " scores of ", tokens.size(), " tokens");
+    std::size_t bytes = 0;
+    for (const std::string& token : tokens) bytes += token.size();
+    check(!is_unigram || bytes <= max_unigram_bytes, source, ": ", bytes,
+          " bytes of tokens; expected at most ", max_unigram_bytes);
     for (std::size_t id = 0; id < vocabulary_.scores.size(); ++id)
         if (!std::isfinite(vocabulary_.scores[id]))
             throw Error(concat(source, ": token ", id, ": its score is not a finite number"));

@@ -10,6 +10,8 @@ namespace {
 
 /// The longest replacement in NFKC has 33 bytes. A longer one would multiply a text's size.
 constexpr std::size_t max_replacement_bytes = 256;
+/// Keys have a few characters. In a damaged trie, units may lead to each other in a circle.
+constexpr std::size_t max_key_bytes = 256;
 
 std::uint32_t offset_of(std::uint32_t unit) {
     return (unit >> 10) << ((unit & (1u << 9)) >> 6);
@@ -49,7 +51,7 @@ CharacterMap::Rule CharacterMap::longest(std::string_view text) const {
     Rule rule;
     if (units_.empty()) return rule;
     std::size_t place = offset_of(units_[0]);
-    for (std::size_t i = 0; i < text.size(); ++i) {
+    for (std::size_t i = 0; i < std::min(text.size(), max_key_bytes); ++i) {
         const auto byte = static_cast<unsigned char>(text[i]);
         place ^= byte;
         if (place >= units_.size() || label_of(units_[place]) != byte) break;

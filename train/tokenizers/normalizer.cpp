@@ -117,6 +117,13 @@ Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, std::string_vie
     check(steps.size() <= max_steps, source, ": normalizer: ", steps.size(), " steps; expected at most ",
           max_steps);
     for (const NormalizerStep& step : steps) steps_.push_back(std::visit(StepMaker{source}, step));
+    double growth = 1.0;  // how much longer all Replace steps together may make a text
+    for (const NormalizerStep& step : steps)
+        if (const auto* const replace = std::get_if<ReplaceStep>(&step))
+            growth *= std::max(
+                1.0, static_cast<double>(replace->to.size()) / static_cast<double>(replace->from.size()));
+    check(growth <= max_growth, source, ": normalizer: the Replace steps make a text ", growth,
+          " times as long; expected at most ", max_growth);
     keeps_symbols_ = std::ranges::all_of(
         steps, [](const NormalizerStep& step) { return std::holds_alternative<SentencePieceStep>(step); });
 }

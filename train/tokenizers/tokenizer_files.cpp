@@ -225,7 +225,7 @@ TokenizerKind tokenizer_kind_of(const std::string& setting) {
 std::optional<Tokenizer> tokenizer_of_setting(const std::string& setting) {
     if (tokenizer_kind_of(setting) != TokenizerKind::bpe) return std::nullopt;
     check(fs::exists(setting), "tokenizer: '", setting,
-          "': no such file; expected characters, bytes, or the file of a BPE tokenizer");
+          "': no such file; expected characters, bytes, or the file of a tokenizer");
     return load_tokenizer(setting);
 }
 

@@ -93,9 +93,9 @@ void write_added_tokens(JsonWriter& writer, const std::vector<AddedToken>& token
     for (const AddedToken& token : tokens)
         writer.write(JsonValue::object({{"id", token.id},
                                         {"content", token.text},
-                                        {"single_word", false},
-                                        {"lstrip", false},
-                                        {"rstrip", false},
+                                        {"single_word", token.single_word},
+                                        {"lstrip", token.lstrip},
+                                        {"rstrip", token.rstrip},
                                         {"normalized", token.normalized},
                                         {"special", token.special}}));
     writer.end();
@@ -156,6 +156,10 @@ BytePairVocabulary vocabulary_of_encoder_json(std::string encoder, std::string_v
 }
 
 void write_tokenizer_json(JsonWriter& writer, const BytePairVocabulary& vocabulary) {
+    check(vocabulary.model == SubwordModel::byte_pairs && vocabulary.normalizer.empty(),
+          "tokenizer.json: only byte-level BPE without a normalizer is written; another tokenizer is kept as "
+          "the "
+          "file that it was read from");
     writer.begin_object();
     writer.write("version", "1.0");
     writer.write("truncation", nullptr);

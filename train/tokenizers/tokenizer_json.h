@@ -9,21 +9,23 @@
 
 namespace gradtile {
 
-/// Reads a byte-level BPE tokenizer from a text:
-/// - model BPE, merges written "a b" or ["a", "b"], ignore_merges;
+/// Reads a tokenizer from a text:
+/// - normalizer NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace (of a String), or a Sequence of them;
 /// - pre_tokenizer ByteLevel, Split (by a Regex or String, each match a piece), Digits, or a Sequence of
-/// them;
-/// - added_tokens, special or not;
-/// - post_processor TemplateProcessing, RobertaProcessing, ByteLevel, or a Sequence of them.
+///   them; or Metaspace alone;
+/// - model BPE, merges written "a b" or ["a", "b"], ignore_merges, byte_fallback, fuse_unk; or Unigram;
+/// - added_tokens, special or not, with lstrip, rstrip and single_word;
+/// - post_processor TemplateProcessing, RobertaProcessing, ByteLevel, or a Sequence of them;
+/// - decoder Metaspace, ByteFallback, Fuse, Replace and Strip of blanks, or a Sequence of them. The decoder
+///   of byte-level BPE is not read.
 ///
-/// The member decoder is not read.
 /// Throws Error that begins with `source` and names the member, when the text is not such a tokenizer or has
-/// an option that would change the text: a normalizer, add_prefix_space, tokens that remove the space around
-/// them, dropout. Peak memory, including the text, is at most six times the text if the text has more than 1
-/// MB.
+/// another option that would change the ids, add_prefix_space of ByteLevel or dropout for example. Peak
+/// memory, including the text, is at most six times the text if the text has more than 1 MB.
 BytePairVocabulary vocabulary_of_tokenizer_json(std::string_view text, std::string_view source);
 
-/// Prints a tokenizer.json from which the tokenizers library computes the same ids. For a vocabulary with
+/// Prints a tokenizer.json from which the tokenizers library computes the same ids. Throws Error unless the
+/// vocabulary is of byte-level BPE without a normalizer. For a vocabulary with
 /// merges_by_id, the text contains a merge list.
 void write_tokenizer_json(JsonWriter& writer, const BytePairVocabulary& vocabulary);
 

@@ -168,6 +168,7 @@ BytePairVocabulary TokenizerJsonReader::read_encoder(const JsonValue& value, std
         if (!line.empty() && !(is_first && line.starts_with("#version"))) add_merge(line);
     }
     vocabulary_.patterns.push_back({std::string(gpt2_pattern())});
+    is_byte_level_ = true;
     return take_vocabulary();
 }
 

@@ -318,6 +318,18 @@ TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {
     EXPECT_THAT(split.out, HasSubstr("8 tokens of 2 documents"));  // a token a byte, and two separators
     EXPECT_THAT(split.out, HasSubstr("6 tokens of 1 document"));
     EXPECT_EQ(std::filesystem::file_size(out), 16u);
+
+    // A run on token files that is told their tokenizer knows its text.
+    const std::string tokens = place_ / "stories.bin", run_of_tokens = place_ / "tokens";
+    expect_success(run({"tokenize", stories_, "--tokenizer", tokenizer, "--out", tokens}));
+    expect_success(
+        run(tiny_training(tokens, run_of_tokens) +
+            Arguments{"--tokenizer", tokenizer, "--sample-every", "4", "--sample-prompt", "The "}));
+    EXPECT_THAT(run({"sample", run_of_tokens, "--prompt", "The ", "--tokens", "5"}).out,
+                testing::StartsWith("The "));
+    EXPECT_THAT(run({"eval", run_of_tokens, "--data", tokens, "--json"}).out, HasSubstr("\"bits_per_byte\""));
+    expect_success(run({"train", "--resume", run_of_tokens, "--steps", "12"}));
+
     expect_refused(run({"tokenize", text, "--tokenizer", tokenizer, "--out", out, "--separator", "<|none|>"}),
                    {"<|none|>", "is not an added token"});
     expect_refused(run({"tokenize", text, "--tokenizer", tokenizer, "--out", out, "--val-fraction", "0.5"}),

@@ -88,6 +88,21 @@ TEST(Dataset, TokenFilesAreSplitAndCheckedAgainstTheVocabulary) {
                 HasSubstr("t.txt: is text"));
 }
 
+TEST(Dataset, TokenFilesWithATokenizerKnowTheirText) {
+    const TemporaryDirectory place;
+    const std::string path = place / "t.bin", other = place / "other.bin";
+    write_token_file(path, TokenFormat::headerless, std::vector<std::int32_t>{'t', 'e', 'x', 't'});
+    const Dataset dataset = load_dataset({.data = path, .val_fraction = 0.5}, Tokenizer::bytes());
+    EXPECT_EQ(*dataset.tokenizer, Tokenizer::bytes());
+    EXPECT_EQ(text_of(dataset, dataset.train) + text_of(dataset, dataset.validation), "text");
+    EXPECT_EQ(dataset.vocabulary, 256);
+    write_token_file(other, TokenFormat::gpt2_shard, std::vector<std::int32_t>{'a', 256});
+    EXPECT_EQ(message_of([&] { load_dataset({.data = other}, Tokenizer::bytes()); }),
+              other + ": token 1 has id 256, outside the vocabulary of 256");
+    EXPECT_EQ(message_of([&] { load_dataset({.data = path, .vocabulary = 200}, Tokenizer::bytes()); }),
+              path + ": its tokenizer has 256 ids, but the model's vocabulary is 200");
+}
+
 TEST(Dataset, StoriesAreSplitBetweenStoriesAndHaveASourceLoss) {
     const TemporaryDirectory place;
     const Corpus corpus = generate_corpus(30000, Seed{2});

@@ -320,6 +320,10 @@ TEST_F(BytePairs, HostileJsonIsRefusedByName) {
                 HasSubstr("normalizer: a text of 65 bytes; expected at most 64"));
     EXPECT_THAT(with("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}}),
                 HasSubstr("normalizer.pattern"));
+    const json grows = {
+        {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(9, 'a')}};
+    EXPECT_THAT(with("/normalizer", {{"type", "Sequence"}, {"normalizers", {grows, grows}}}),
+                HasSubstr("make a text 81 times as long; expected at most 64"));
     EXPECT_THAT(with("/pre_tokenizer/add_prefix_space", true), HasSubstr("add_prefix_space"));
     EXPECT_THAT(with("/pre_tokenizer/type", "WhitespaceSplit"), HasSubstr("\"WhitespaceSplit\""));
     EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}}),

@@ -12,11 +12,13 @@ namespace gradtile {
 class Normalizer {
   public:
     /// Throws Error that begins with `source` for more than max_steps steps, for texts of more than
-    /// max_step_bytes bytes, for a damaged character map, and if a step needs utf8proc and there is none.
+    /// max_step_bytes bytes, for replacements that together multiply a text's length by more than max_growth,
+    /// for a damaged character map, and if a step needs utf8proc and there is none.
     Normalizer(const std::vector<NormalizerStep>& steps, std::string_view source);
 
     static constexpr std::size_t max_steps = 16;
     static constexpr std::size_t max_step_bytes = 64;
+    static constexpr double max_growth = 64.0;
 
     /// Whether no step changes any text.
     bool is_identity() const { return steps_.empty(); }
