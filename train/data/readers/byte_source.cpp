@@ -22,7 +22,7 @@ class MemoryBytes final : public ByteSource {
     explicit MemoryBytes(std::string_view text) : rest_(text) {}
     std::size_t read(std::span<std::byte> out) override {
         const std::size_t count = std::min(out.size(), rest_.size());
-        std::memcpy(out.data(), rest_.data(), count);
+        std::ranges::copy(std::as_bytes(std::span(rest_)).first(count), out.begin());
         rest_.remove_prefix(count);
         done_ += static_cast<std::int64_t>(count);
         return count;
