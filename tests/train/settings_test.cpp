@@ -72,6 +72,7 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
         {"steps", 15},
         {"tensorboard", (run.directory / "events").string()},
         {"threads", 3},
+        {"token-cache", (run.directory / "cache").string()},
         {"device", "auto"},
         {"zero", 1},
         {"save-every", 2}};

@@ -97,9 +97,6 @@ Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::st
 /// Returns a text's tokens with a BPE tokenizer from the cache, or writes them to it. Other tokenizers take
 /// no longer than reading the cache.
 Source open_cached_text(const std::string& path, const SourceOptions& options) {
-    check(options.tokenizer && options.tokenizer->kind() == TokenizerKind::bpe, "token-cache: ", path,
-          ": is one text, whose characters or bytes need no cache; expected a BPE tokenizer, or no "
-          "token-cache");
     TokenizedDocuments text = tokenize_documents({.files = data_files(path),
                                                   .source = path,
                                                   .is_one_text = true,
@@ -117,7 +114,9 @@ Source open_cached_text(const std::string& path, const SourceOptions& options) {
 }
 
 Source open_plain_text(const std::string& path, const SourceOptions& options) {
-    if (!options.token_cache.empty()) return open_cached_text(path, options);
+    // Tokenizers of characters and bytes take no longer than reading the cache.
+    const bool is_bpe = options.tokenizer && options.tokenizer->kind() == TokenizerKind::bpe;
+    if (is_bpe && !options.token_cache.empty()) return open_cached_text(path, options);
     const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
     const std::string file = data_files(path).front();
     // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
@@ -269,8 +268,8 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     check(!options.data.empty(), "data: no file given (--data FILE)");
     check(options.val_fraction >= 0.0 && options.val_fraction < 1.0, "val-fraction: ", options.val_fraction,
           "; expected 0 <= val-fraction < 1");
-    check(!is_token_file(options.data) || (options.text_column.empty() && options.token_cache.empty()),
-          options.data, ": is a token file; expected neither text-column nor token-cache");
+    check(!is_token_file(options.data) || options.text_column.empty(), options.data,
+          ": is a token file; expected rows with a column '", options.text_column, "' (text-column)");
     SourceOptions how{.tokenizer = tokenizer,
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},

@@ -151,12 +151,11 @@ std::vector<std::pair<std::int64_t, std::int64_t>> windows(std::int64_t context,
 }
 
 TEST(Examples, ASliceHoldsWholeExamples) {
-    const TokenSequence part = numbered_examples().slice(5, 19);
+    const TokenSequence all = numbered_examples(), part = all.slice(5, 19);
+    const std::vector<bool>& is_target = all.examples()->is_target;
     EXPECT_THAT(part.examples()->begins, ElementsAre(0, 3, 12, 14));
-    EXPECT_EQ(part.examples()->is_target,
-              std::vector<bool>(numbered_examples().examples()->is_target.begin() + 5,
-                                numbered_examples().examples()->is_target.begin() + 19));
-    EXPECT_THAT(message_of([] { numbered_examples().slice(5, 18); }),
+    EXPECT_EQ(part.examples()->is_target, std::vector<bool>(is_target.begin() + 5, is_target.begin() + 19));
+    EXPECT_THAT(message_of([&] { all.slice(5, 18); }),
                 HasSubstr("examples: tokens [5, 18) were requested, which divide an example"));
 }
 

@@ -129,7 +129,7 @@ TEST(Dataset, InvalidFilesAreRefusedByName) {
     };
     EXPECT_EQ(message(""), "data: no file given (--data FILE)");
     EXPECT_THAT(message(place / "missing.txt"), HasSubstr("missing.txt: cannot be opened: No such file"));
-    EXPECT_THAT(message(place.path()), HasSubstr("is a directory; expected a file"));
+    EXPECT_THAT(message(place.path()), HasSubstr("is a folder without files"));
     EXPECT_THAT(message(place.write("empty.txt", "")), HasSubstr("empty.txt: is empty; expected text"));
     EXPECT_THAT(message(place.write("bom.txt", "\xEF\xBB\xBF")),
                 HasSubstr("bom.txt: is empty; expected text"));

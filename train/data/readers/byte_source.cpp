@@ -22,7 +22,7 @@ class MemoryBytes final : public ByteSource {
     explicit MemoryBytes(std::string_view text) : rest_(text) {}
     std::size_t read(std::span<std::byte> out) override {
         const std::size_t count = std::min(out.size(), rest_.size());
-        std::memcpy(out.data(), rest_.data(), count);
+        std::ranges::copy(std::as_bytes(std::span(rest_)).first(count), out.begin());
         rest_.remove_prefix(count);
         done_ += static_cast<std::int64_t>(count);
         return count;
@@ -193,7 +193,10 @@ std::string TextReader::read_all(std::size_t bytes_each) {
         check(bytes <= available / bytes_each, name_, ": ", bytes, " bytes of text need ", bytes_each,
               " times that in memory; ", available, " bytes are available (token files stay on disk)");
     };
-    require_memory(static_cast<std::size_t>(bytes_->expected_bytes()));
+    const auto expected = static_cast<std::size_t>(bytes_->expected_bytes());
+    require_memory(expected);
+    // Avoids copies while the buffer grows. fill() asks for a chunk at the end of the file, too.
+    buffer_.reserve(expected + chunk_bytes);
     do require_memory(buffer_.size() - begin_);
     while (fill());
     return std::exchange(buffer_, {});
