@@ -34,13 +34,17 @@ def gpt2(**changes):
     return GPT2LMHeadModel(GPT2Config(**{**dict(n_layer=3, n_head=4, n_embd=32, n_positions=CONTEXT, vocab_size=VOCABULARY, initializer_range=0.2), **changes}))
 
 
-def family(name, head="ForCausalLM", **settings):
-    """Returns a maker for models of the classes NAMEConfig and NAMEForCausalLM."""
+def family(name, without=(), **settings):
+    """Returns a maker for models of the classes NAMEConfig and NAMEForCausalLM. `without` names settings that the family does not have."""
     config_class = getattr(transformers, f"{name}Config")
-    model_class = getattr(transformers, name.removesuffix("Text") + head)
+    model_class = getattr(transformers, name.removesuffix("Text") + "ForCausalLM")
     common = dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=88, max_position_embeddings=CONTEXT,
                   vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    return lambda **changes: model_class(config_class(**{**common, **settings, **changes}))
+
+    def make(**changes):
+        values = {**common, **settings, **changes}
+        return model_class(config_class(**{key: value for key, value in values.items() if key not in without}))
+    return make
 
 
 llama = family("Llama")
@@ -52,7 +56,7 @@ olmo2 = family("Olmo2")
 gemma2 = family("Gemma2", head_dim=12, query_pre_attn_scalar=10, sliding_window=9, num_hidden_layers=3, final_logit_softcapping=4.0, attn_logit_softcapping=3.0,
                 tie_word_embeddings=True)
 gemma3 = family("Gemma3Text", head_dim=12, query_pre_attn_scalar=10, sliding_window=9, num_hidden_layers=7, tie_word_embeddings=True)
-neox = family("GPTNeoX", num_attention_heads=4, head_dim=None)
+neox = family("GPTNeoX", without=["num_key_value_heads"])
 phi3 = family("Phi3")
 
 

@@ -50,19 +50,18 @@ def main():
     finish(LlamaForCausalLM(LlamaConfig(**llama, tie_word_embeddings=True, rope_theta=500.0)).bfloat16(), FOLDER / "llama_bfloat16", tokens)
     # One model of every other family, in bfloat16, and two kinds of scaled frequencies.
     small = dict(llama, num_hidden_layers=2, pad_token_id=None)
-    small.pop("num_key_value_heads")
     families = {
-        "llama3": (judge.llama, dict(num_key_value_heads=2, **judge.rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        "llama3": (judge.llama, dict(**judge.rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                                          original_max_position_embeddings=8))),
-        "mistral": (judge.mistral, dict(num_key_value_heads=2, sliding_window=5)),
-        "qwen2": (judge.qwen2, dict(num_key_value_heads=2, **judge.rope("yarn", factor=3.0, original_max_position_embeddings=8))),
-        "qwen3": (judge.qwen3, dict(num_key_value_heads=2, head_dim=6)),
-        "smollm3": (judge.smollm3, dict(num_key_value_heads=2, no_rope_layer_interval=2)),
-        "olmo2": (judge.olmo2, dict(num_key_value_heads=2)),
-        "gemma2": (judge.gemma2, dict(num_key_value_heads=2, head_dim=6, sliding_window=5)),
-        "gemma3_text": (judge.gemma3, dict(num_key_value_heads=2, head_dim=6, sliding_window=5, layer_types=["sliding_attention", "full_attention"])),
+        "mistral": (judge.mistral, dict(sliding_window=5)),
+        "qwen2": (judge.qwen2, dict(**judge.rope("yarn", factor=3.0, original_max_position_embeddings=8))),
+        "qwen3": (judge.qwen3, dict(head_dim=6)),
+        "smollm3": (judge.smollm3, dict(no_rope_layer_interval=2)),
+        "olmo2": (judge.olmo2, dict()),
+        "gemma2": (judge.gemma2, dict(head_dim=6, sliding_window=5)),
+        "gemma3_text": (judge.gemma3, dict(head_dim=6, sliding_window=5, layer_types=["sliding_attention", "full_attention"])),
         "gpt_neox": (judge.neox, dict(hidden_size=32, intermediate_size=40)),
-        "phi3": (judge.phi3, dict(num_key_value_heads=2, original_max_position_embeddings=8, **judge.rope("longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0]))),
+        "phi3": (judge.phi3, dict(original_max_position_embeddings=8, **judge.rope("longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0]))),
     }
     for name, (make, changes) in families.items():
         finish(make(**{**small, **changes}).bfloat16(), FOLDER / name, tokens)

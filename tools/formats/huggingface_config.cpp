@@ -109,8 +109,9 @@ ModelConfig comparable(ModelConfig config) {
     if (config.query_scalar == 0) config.query_scalar = static_cast<double>(config.head_dim());
     if (!config.qk_norm) config.qk_norm_kind = plain.qk_norm_kind;
     if (config.logit_softcap.limit == 0) config.logit_softcap = {};
-    // Without a window the pattern has no effect.
-    if (config.window == 0) config.window_pattern = plain.window_pattern;
+    // A pattern has no effect without a window, nor in a model with fewer layers.
+    if (config.window == 0 || config.window_pattern > config.layers) config.window_pattern = 0;
+    if (config.rope_pattern > config.layers) config.rope_pattern = 0;
     if (config.window == 0 || config.window_rope_base == 0) config.window_rope_base = config.rope_base;
     if (rotates_heads(config.positions)) return config;
     config.rope_base = config.window_rope_base = plain.rope_base;

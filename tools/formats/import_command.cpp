@@ -23,9 +23,12 @@ int list_families() {
     row("model_type", "GGUF", "models");
     for (const ModelFamily& family : model_families()) {
         row(family.type, family.gguf.architecture, family.models);
-        for (const KnownMember& member : family.other_members)
-            if (member.meaning == MemberMeaning::refused)
-                std::cout << "  refused: " << member.name << ", unless it is " << member.neutral << '\n';
+        for (const KnownMember& member : family.other_members) {
+            if (member.meaning != MemberMeaning::refused) continue;
+            const std::string_view neutral = member.neutral.substr(1, member.neutral.size() - 2);
+            std::cout << "  refused: " << member.name << (neutral.empty() ? "" : ", unless it is ") << neutral
+                      << '\n';
+        }
     }
     std::cout << "\nRefused in every family, by their names in config.json:\n ";
     for (const KnownMember& member : foreign_members()) std::cout << ' ' << member.name;
