@@ -20,22 +20,16 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
     return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Returns whether `name` is a temporary name that temporary_for() makes for the final name.
-bool is_temporary_of(std::string_view name, std::string_view final_name) {
-    if (!name.starts_with(final_name)) return false;
-    name.remove_prefix(final_name.size());
-    return name.starts_with(mark) && name.size() == mark.size() + 2 * random_bytes &&
-           name.find_first_not_of("0123456789abcdef", mark.size()) == std::string_view::npos;
-}
-
 /// Removes a temporary if no writer has locked it. Failures are ignored: they only leave the file.
-void remove_if_stale(FileSystem& fs, const std::filesystem::path& path) {
+void remove_if_stale(FileSystem& fs, const std::filesystem::path& path,
+                     const std::function<void(const std::filesystem::path&)>& before_removal) {
     int descriptor = fs.open(path, O_RDWR | O_NOFOLLOW, 0);
     const bool is_directory = descriptor == -EISDIR;
     if (is_directory) descriptor = fs.open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (descriptor < 0) return;
     const OpenFile file(fs, descriptor);
     if (fs.lock(descriptor) != 0) return;
+    if (before_removal) before_removal(path);
     if (is_directory) {
         std::error_code ignored;
         std::filesystem::remove_all(path, ignored);
@@ -46,13 +40,14 @@ void remove_if_stale(FileSystem& fs, const std::filesystem::path& path) {
 
 }  // namespace
 
-void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path) {
+void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path,
+                              const std::function<void(const std::filesystem::path&)>& before_removal) {
     const std::filesystem::path directory = directory_of(final_path);
     std::vector<std::string> names;
     if (fs.list(directory, names) < 0) return;
-    const std::string final_name = final_path.filename().string();
     for (const std::string& name : names)
-        if (is_temporary_of(name, final_name)) remove_if_stale(fs, directory / name);
+        if (DurableFile::final_path_of(name) == final_path.filename())
+            remove_if_stale(fs, directory / name, before_removal);
 }
 
 LockedTemporary::LockedTemporary(FileSystem& fs, const std::filesystem::path& final_path,
@@ -102,11 +97,15 @@ void DurableFile::commit(std::uint64_t size, Sync sync) {
     if (sync == Sync::file_and_directory) file_.sync();
     file_.close();
     const std::filesystem::path& temporary = temporary_.path();
-    const int renamed = existing_ == Existing::replace ? fs_.rename(temporary, final_path_)
-                                                       : fs_.rename_new(temporary, final_path_);
-    check(renamed != -EEXIST, "exists already");
-    file_check(renamed, "rename into place");
-    renamed_ = true;
+    int named = -EOPNOTSUPP;
+    if (existing_ == Existing::refuse) named = fs_.link(temporary, final_path_);
+    if (no_links(named)) {
+        named = existing_ == Existing::replace ? fs_.rename(temporary, final_path_)
+                                               : fs_.rename_new(temporary, final_path_);
+        renamed_ = named == 0;
+    }
+    check(named != -EEXIST, "exists already");
+    file_check(named, "rename into place");
     if (sync == Sync::file_and_directory) sync_directory(fs_, final_path_.parent_path());
 }
 
@@ -114,6 +113,17 @@ std::filesystem::path DurableFile::temporary_for(const std::filesystem::path& pa
     std::filesystem::path temporary = path;
     temporary += concat(mark, random_hex(random_bytes));
     return temporary;
+}
+
+std::optional<std::filesystem::path> DurableFile::final_path_of(const std::filesystem::path& temporary) {
+    const std::string path = temporary.string();
+    constexpr std::size_t suffix = mark.size() + 2 * random_bytes;
+    if (path.size() < suffix) return std::nullopt;
+    const std::string_view end = std::string_view(path).substr(path.size() - suffix);
+    if (!end.starts_with(mark) ||
+        end.find_first_not_of("0123456789abcdef", mark.size()) != std::string_view::npos)
+        return std::nullopt;
+    return path.substr(0, path.size() - suffix);
 }
 
 bool DurableFile::is_temporary(const std::filesystem::path& path) {

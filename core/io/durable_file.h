@@ -1,9 +1,10 @@
 #pragma once
 /// How every output is written: it appears complete or not at all, also if the process is interrupted.
 ///
-/// The content is written under a temporary name in the same directory, then renamed. An error removes the
-/// temporary, and so does a signal (removed_on_signal.h). The next writer with the same final name removes
-/// what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no writer.
+/// The content is written under a temporary name in the same directory, and then gets its final name. An
+/// error removes the temporary, and so does a signal (removed_on_signal.h). The next writer with the same
+/// final name removes what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no
+/// writer.
 #include <functional>
 #include <initializer_list>
 #include <optional>
@@ -31,11 +32,14 @@ class LockedTemporary {
     RemovedOnSignal on_signal_;
 };
 
-/// Removes a final path's temporaries that a killed process has left.
-void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path);
+/// Removes a final path's temporaries that a killed process has left. First calls before_removal(temporary)
+/// for each, while this process holds its lock.
+void remove_stale_temporaries(
+    FileSystem& fs, const std::filesystem::path& final_path,
+    const std::function<void(const std::filesystem::path& temporary)>& before_removal = {});
 
-/// A file. commit() calls fsync on the file before the rename, and on the directory after it. Until commit()
-/// returns, the final name has no file or the old one.
+/// A file. commit() calls fsync on the file before it gets its final name, and on the directory after it.
+/// Until commit() returns, the final name has no file or the old one.
 class DurableFile {
   public:
     /// Creates the file under a temporary name. Throws Error, without the file's name, also when the final
@@ -54,12 +58,16 @@ class DurableFile {
     void reserve(std::uint64_t bytes);
     /// Truncates the file to `size` (which also frees the disk space reserved beyond it), then calls fsync,
     /// close, rename, and fsync on the directory. With Sync::none neither fsync is called: after a power cut
-    /// the file may be empty. With Existing::refuse, throws Error when the final name exists by now.
+    /// the file may be empty. With Existing::refuse, throws Error when the final name exists by now; the
+    /// temporary name then remains until the destructor, as a second name (hard link) if the file system has
+    /// them.
     enum class Sync { file_and_directory, none };
     void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 
     /// Returns an unpredictable name in `path`'s directory: "<path>.tmp-<16 random digits>".
     static std::filesystem::path temporary_for(const std::filesystem::path& path);
+    /// Returns the path for which temporary_for() has made this name; nullopt for other names.
+    static std::optional<std::filesystem::path> final_path_of(const std::filesystem::path& temporary);
     /// Returns true for names that temporary_for() makes, which a killed process may have left.
     static bool is_temporary(const std::filesystem::path& path);
 

@@ -78,11 +78,7 @@ int FileSystem::rename_new(const std::filesystem::path& from, const std::filesys
     const int renamed =
         or_errno_int(::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE));
     if (renamed != -EINVAL && renamed != -ENOSYS) return renamed;
-    // The file system lacks this call. A second name for a file replaces nothing, either.
-    const int linked = link(from, to);
-    if (linked == 0) return remove(from);
-    if (linked != -EPERM && linked != -EOPNOTSUPP && linked != -ENOSYS) return linked;
-    struct stat found {};
+    struct stat found {};  // the file system lacks this call
     return ::lstat(to.c_str(), &found) == 0 ? -EEXIST : rename(from, to);
 }
 int FileSystem::lock(int file) {
@@ -96,6 +92,9 @@ bool FileSystem::has_name(int file, const std::filesystem::path& path) {
 }
 int FileSystem::link(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::link(from.c_str(), to.c_str()));
+}
+bool no_links(int linked) {
+    return linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK;
 }
 int FileSystem::remove(const std::filesystem::path& path) {
     return or_errno_int(::unlink(path.c_str()));

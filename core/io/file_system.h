@@ -44,6 +44,7 @@ class FileSystem {
     virtual int lock(int file);
     /// Returns whether `path` names this open file.
     virtual bool has_name(int file, const std::filesystem::path& path);
+    /// Gives a file a second name, which must not exist; -EEXIST when it does. See no_links().
     virtual int link(const std::filesystem::path& from, const std::filesystem::path& to);
     virtual int remove(const std::filesystem::path& path);
     /// mkdir; -EEXIST when the name exists already.
@@ -54,6 +55,9 @@ class FileSystem {
     /// The operating system's files.
     static FileSystem& posix();
 };
+
+/// Whether a result of FileSystem::link() says that the file system makes no link to the file.
+bool no_links(int linked);
 
 /// How to handle a file that already exists under a new file's name.
 enum class Existing { replace, refuse };

@@ -85,7 +85,7 @@ void CheckpointDirectory::mark_best(const Checkpoint& checkpoint) const {
     const std::filesystem::path temporary = DurableFile::temporary_for(best_path());
     // best.h5 is a second name (hard link) for the same file, so retention may remove the first name.
     const int linked = fs_->link(step_file, temporary);
-    if (linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK) {
+    if (no_links(linked)) {
         write_checkpoint(best_path(), checkpoint, *fs_);
         return;
     }

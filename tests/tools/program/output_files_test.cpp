@@ -328,8 +328,7 @@ class EveryWritingCommand : public OutputFiles {
                 {{"lab", "--length", "16", "--html", out_}},
                 {{"lab", "--sweep", "length", "--svg", out_}},
                 {{"export", run_, "--format", "gguf", "--out", out_}},
-                // Five files, which appear together unless kill -9 comes between two of them.
-                {{"export", run_, "--out", out_}, 5, 1},
+                {{"export", run_, "--out", out_}, 5, 5},
                 // run.json, config.json and the checkpoint
                 {{"import", weights_, "--out", out_}, 3, 3},
                 {tiny_training(stories_, out_), 2, 2},

@@ -1,5 +1,5 @@
 // Preloaded into the program: with GRADTILE_SIGNAL_AT_RENAME=15:2 the program sends itself signal 15 when it
-// is about to rename a file for the second time.
+// is about to name a file, by a rename or by a hard link, for the second time.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -29,6 +29,11 @@ Function next_function(const char* name) {
 extern "C" int rename(const char* from, const char* to) noexcept {
     before_rename();
     return next_function<int (*)(const char*, const char*)>("rename")(from, to);
+}
+
+extern "C" int link(const char* from, const char* to) noexcept {
+    before_rename();
+    return next_function<int (*)(const char*, const char*)>("link")(from, to);
 }
 
 extern "C" int renameat2(int from_directory, const char* from, int to_directory, const char* to,

@@ -47,6 +47,12 @@ TEST(DurableFile, RemovesTheTemporariesOfItsNameThatHaveNoWriter) {
     for (const std::string& name : others) EXPECT_TRUE(exists(place / name)) << name;
 }
 
+TEST(DurableFile, KnowsTheFinalPathOfItsTemporaries) {
+    EXPECT_EQ(DurableFile::final_path_of(DurableFile::temporary_for("a/out.tmp-x")), "a/out.tmp-x");
+    for (const char* name : {"out", "out.tmp-12", "tmp-0123456789abcdef", "out.tmp-0123456789ABCDEF", ""})
+        EXPECT_EQ(DurableFile::final_path_of(name), std::nullopt) << name;
+}
+
 TEST(DurableFile, LeavesTheTemporaryOfAnotherWriter) {
     const TemporaryDirectory place;
     DurableFile first(place / "out");

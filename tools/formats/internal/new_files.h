@@ -1,7 +1,9 @@
 #pragma once
-/// New files in one folder that appear together, as an exported model's parts do.
+/// New files in one folder that appear together, as an exported model's parts do. After kill -9 between two
+/// of them, the next NewFiles of the folder removes those that have appeared.
 #include <deque>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +15,8 @@ namespace gradtile {
 
 class NewFiles {
   public:
-    /// Creates the folder if there is none. Throws Error that names it.
+    /// Creates the folder if there is none, and removes what killed processes have left in it. Throws Error
+    /// that names it.
     explicit NewFiles(std::filesystem::path folder);
     /// Unless commit() returned, removes the files, and the folder if this object made it.
     ~NewFiles();
@@ -32,6 +35,7 @@ class NewFiles {
   private:
     std::filesystem::path folder_;
     RemovedOnSignal made_folder_;
+    std::optional<DurableFile> unfinished_;  // a temporary that exists until all files have their names
     std::deque<TensorWriter> files_;
     std::vector<std::string> named_;
     std::vector<RemovedOnSignal> named_on_signal_;
