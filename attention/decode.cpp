@@ -61,6 +61,7 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim, const Options
 
 DecodeScratch::DecodeScratch(const Context& ctx, std::int64_t texts, std::int64_t heads,
                              const DecodeCache& cache, std::int64_t tokens) {
+    check(cache.k.rank() == 4, "decode: cached k ", cache.k, "; expected [slots, context, Hkv, D]");
     std::int64_t count = 0, parts = 0;
     if (!ctx.device().is_cpu())
         for (std::int64_t some = 1; some <= texts; ++some) {

@@ -51,6 +51,7 @@ Tensor rand(const Context& ctx, const Shape& shape, DType dtype, Seed seed) {
 }
 
 void fill_normal(const Context& ctx, const Tensor& x, double mean, double std, Seed seed) {
+    check(x.defined(), "fill_normal: an operand is undefined; expected a tensor");
     copy(ctx, x, draw_on_host(ctx, x.shape(), x.dtype(), seed, [&](double u, double v) {
              const auto [first, second] = box_muller(u, v);
              return std::pair(mean + std * first, mean + std * second);

@@ -179,6 +179,7 @@ Tensor empty(const Context& ctx, const Shape& shape, DType dtype) {
 }
 
 Tensor empty_like(const Context& ctx, const Tensor& x) {
+    check(x.defined(), "empty_like: an operand is undefined; expected a tensor");
     return empty(ctx, x.shape(), x.dtype());
 }
 

@@ -58,7 +58,9 @@ Tensor reduced_rows(const Context& ctx, const Tensor& rows, Reduction reduction)
 
 Tensor reduced(const Context& ctx, const char* what, const Tensor& x, int axis, Reduction reduction) {
     check_operand(ctx, what, x);
+    check(axis >= -x.rank() && axis < x.rank(), what, ": axis ", axis, " of ", x, "; there is none");
     const std::int64_t length = x.size(axis);
+    check(reduction == Reduction::sum || length > 0, what, ": axis ", axis, " of ", x, " has no elements");
     Shape shape = x.shape();
     shape[axis] = 1;
     const Tensor rows = contiguous(ctx, x.transpose(axis, -1)).reshape({shape.elements(), length});
@@ -135,7 +137,6 @@ Tensor mean(const Context& ctx, const Tensor& x, int axis) {
 }
 
 Tensor max(const Context& ctx, const Tensor& x, int axis) {
-    check(x.size(axis) > 0, "max: axis ", axis, " of ", x, " has no elements");
     return reduced(ctx, "max", x, axis, Reduction::max);
 }
 
@@ -145,7 +146,7 @@ Tensor sum(const Context& ctx, const Tensor& x) {
 
 Tensor mean(const Context& ctx, const Tensor& x) {
     check(x.elements() > 0, "mean: ", x, " has no elements");
-    return scale(ctx, sum(ctx, x), 1.0 / static_cast<double>(x.elements()));
+    return scale(ctx, reduced(ctx, "mean", x, Reduction::sum), 1.0 / static_cast<double>(x.elements()));
 }
 
 Tensor max(const Context& ctx, const Tensor& x) {

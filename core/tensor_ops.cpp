@@ -40,12 +40,14 @@ void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
 }
 
 Tensor cast(const Context& ctx, const Tensor& x, DType dtype) {
+    check_accessible(ctx, x, "cast");
     Tensor result = empty(ctx, x.shape(), dtype);
     copy(ctx, result, x);
     return result;
 }
 
 Tensor to_device(const Context& ctx, const Tensor& x) {
+    check(x.defined(), "to_device: an operand is undefined; expected a tensor");
     if (x.device() == ctx.device()) return x;
     check(x.device().is_cpu() && ctx.device().is_cuda(), "to_device: ", x, " to ", ctx.device(),
           "; expected a CPU tensor and a CUDA device");
@@ -98,6 +100,7 @@ std::vector<double> to_host(const Context& ctx, const Tensor& x) {
 }
 
 double item(const Context& ctx, const Tensor& x) {
+    check_accessible(ctx, x, "item");
     check(x.elements() == 1, "item: ", x, "; expected exactly one element");
     return to_host(ctx, x)[0];
 }

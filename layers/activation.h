@@ -39,7 +39,11 @@ struct EnumNames<Activation> {
 
 constexpr const ActivationTraits& traits_of(Activation activation) {
     static_assert(names_every_enumerator<Activation>());
-    return activation_table.at(static_cast<std::size_t>(activation));
+    const auto index = static_cast<std::size_t>(activation);
+    if (index >= activation_table.size())
+        throw Error(
+            concat("activation: unknown activation ", index, "; expected ", choices_of<Activation>()));
+    return activation_table[index];
 }
 
 }  // namespace gradtile

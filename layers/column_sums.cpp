@@ -6,12 +6,15 @@
 namespace gradtile {
 
 Tensor empty_column_sums(const Context& ctx, const Tensor& x) {
+    check(x.rank() >= 1, "column_sums: x ", x, "; expected [.., C]");
     const std::int64_t columns = x.size(-1), rows = columns == 0 ? 0 : x.elements() / columns;
     return empty(ctx, {ceil_div(rows, column_sum_rows), columns}, accumulator_of(x.dtype()));
 }
 
 void add_column_sums(const Context& ctx, const GradientTarget& target, const SummedGradient& gradient) {
     const Tensor &total = target.grad, &dy = gradient.dy, &attached = gradient.column_sums;
+    check(total.rank() == 1 && dy.rank() >= 1, "column_sums: dy ", dy, " and total ", total,
+          "; expected [.., C] and [C]");
     const std::int64_t columns = total.size(0);
     check(dy.size(-1) == columns && total.dtype() == accumulator_of(dy.dtype()), "column_sums: dy ", dy,
           " and total ", total, "; expected one sum per column");

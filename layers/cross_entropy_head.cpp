@@ -66,6 +66,8 @@ Flat flattened(const Tensor& x, const Tensor& targets, const Parameter& weight) 
 /// outside the vocabulary.
 Tensor divisor(const Context& ctx, const Tensor& targets, std::int64_t vocabulary,
                const Tensor& target_count) {
+    check(!target_count.defined() || (target_count.dtype() == DType::f64 && target_count.elements() == 1),
+          "cross_entropy: target count ", target_count, "; expected one float64 element");
     if (target_count.defined() && !ctx.device().is_cpu()) return target_count;
     Tensor count = empty(ctx, {1}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, vocabulary);
@@ -129,6 +131,7 @@ CrossEntropyHead::Chunk CrossEntropyHead::training_chunk(const Context& ctx, std
 }
 
 Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {
+    check(saved.dx.defined(), "cross_entropy: backward needs the dx that forward saved");
     return saved.dx;
 }
 

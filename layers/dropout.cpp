@@ -22,21 +22,29 @@ Tensor apply(const Context& ctx, const Tensor& x, const DropoutMask& mask) {
     return y;
 }
 
+void check_saved(const Dropout::Saved& saved) {
+    check(saved.key.first_sample >= 0, "dropout: backward needs the key that forward saved");
+}
+
 }  // namespace
 
 Tensor Dropout::forward(const Context& ctx, const Tensor& x, const DropoutKey& key, Saved& saved) const {
+    check(x.defined(), "dropout: x is no tensor");
     saved.key = key;
     const DropoutMask mask = dropout_mask(p, key, x);
     return mask.threshold == 0 ? x : apply(ctx, x, mask);
 }
 
 Tensor Dropout::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+    check(dy.defined(), "dropout: dy is no tensor");
+    check_saved(saved);
     const DropoutMask mask = dropout_mask(p, saved.key, dy);
     return mask.threshold == 0 ? dy : apply(ctx, dy, mask);
 }
 
 SummedGradient Dropout::backward(const Context& ctx, const SummedGradient& gradient,
                                  const Saved& saved) const {
+    check_saved(saved);
     if (!drops(saved.key)) return gradient;
     return backward(ctx, gradient.dy, saved);
 }

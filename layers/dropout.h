@@ -15,7 +15,7 @@ namespace gradtile {
 /// and the last axis counts columns. A rank-2 x is one sample. Rows are contiguous.
 struct Dropout {
     struct Saved {
-        DropoutKey key;
+        DropoutKey key{.first_sample = -1};  ///< first_sample -1: no forward pass
     };
 
     /// Returns x * mask * scale, or x itself (not a copy) when nothing is dropped.

@@ -11,6 +11,13 @@
 
 namespace gradtile {
 
+void check_indices(const Context& ctx, const char* what, const Tensor& indices, std::int64_t end) {
+    if (ctx.device().is_cuda() || ctx.is_planning()) return;
+    const auto* const all = indices.data<std::int32_t>();
+    for (std::int64_t i = 0; i < indices.elements(); ++i)
+        check(all[i] >= 0 && all[i] < end, what, ' ', all[i], " is outside 0 to ", end - 1);
+}
+
 /// Token positions that a GPU sorts on a context's side stream. Before their memory returns to the context's
 /// allocator, the context's stream joins the side stream, at the latest in the destructor.
 class Embedding::TokenOrder {
@@ -125,6 +132,7 @@ Tensor PositionEmbedding::forward_at(const Context& ctx, const Tensor& x, const 
           "position_embedding: positions ", positions, "; expected contiguous int32 [", x.size(0), ", ",
           x.size(1), ']');
     saved = {.positions = positions};
+    check_indices(ctx, "position_embedding: position", positions, weight.shape()[0]);
     const Tensor rows = empty(ctx, x.shape(), x.dtype());
     on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions, weight.value());
     return add(ctx, x, rows);
@@ -135,9 +143,14 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
           "position_embedding: dy ", dy, " does not fit weight ", weight.value());
     row_layout(dy, "position_embedding");
     if (saved.positions.defined()) {
+        check(saved.positions.shape() == Shape{dy.size(0), dy.size(1)}, "position_embedding: dy ", dy,
+              " for positions ", saved.positions, "; backward needs what forward saved");
         add_rows_of_tokens(ctx, weight, dy, saved.positions, {});
         return dy;
     }
+    check(saved.start >= 0 && saved.start + dy.size(1) <= weight.shape()[0], "position_embedding: dy ", dy,
+          " after a start of ", saved.start, " for weight ", weight.value(),
+          "; backward needs what forward saved");
     if (weight.is_frozen()) return dy;
     check_sharing(ctx, "position_embedding", {"gradient of the weight", weight.grad()}, {{"dy", dy}});
     on_device(ctx, cpu::position_embedding_backward, cuda::position_embedding_backward,

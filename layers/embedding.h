@@ -36,8 +36,8 @@ struct Embedding {
 /// Learned positions (GPT-2): y = x [B,T,C] + weight[start .. start+T), with weight [T_max,C].
 struct PositionEmbedding {
     struct Saved {
-        std::int64_t start = 0;
-        Tensor positions = {};  ///< the positions that forward_at() was called with
+        std::int64_t start = -1;  ///< -1: no forward pass, or forward_at()
+        Tensor positions = {};    ///< the positions that forward_at() was called with
     };
 
     /// Registers name.weight [T_max,C], normal with the given standard deviation.

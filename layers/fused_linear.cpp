@@ -13,6 +13,7 @@ namespace {
 
 /// Reshapes [.., columns] to a matrix.
 Tensor in_rows(const Tensor& x) {
+    check(x.rank() >= 1, "fused_linear: an operand is ", x, "; expected [.., columns]");
     const std::int64_t columns = x.size(-1);
     return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
 }

@@ -25,12 +25,12 @@ void check_transform(const Tensor& y, const Tensor& rstd, const Tensor& x, const
         check(rstd.shape() == Shape{x.size(0), x.size(1), x.size(2)} && rstd.is_contiguous() &&
                   rstd.dtype() == accumulator_of(x.dtype()),
               "head_transform: rstd ", rstd, " for x ", x, "; expected contiguous [B, T, H]");
-    if (!angles.cosines.defined()) return;
+    if (!angles.cosines.defined() && !angles.sines.defined()) return;
     const Shape table{x.size(1), dim / 2};
     check(dim % 2 == 0 && angles.cosines.shape() == table && angles.sines.shape() == table &&
               angles.cosines.is_contiguous() && angles.sines.is_contiguous(),
-          "head_transform: angles ", angles.cosines, " for x ", x, "; expected [", x.size(1), ", ", dim,
-          "/2]");
+          "head_transform: cosines ", angles.cosines, " and sines ", angles.sines, " for x ", x,
+          "; expected [", x.size(1), ", ", dim, "/2]");
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ void check_features(const char* what, const Tensor& x, std::int64_t features, co
 }
 
 void check_saved(const Linear& linear, const Linear::Saved& saved) {
-    check(saved.x.defined() || !linear.backward_needs_x(), "linear ", linear.weight.name(),
-          ": backward needs the x that forward saved");
+    if (!linear.backward_needs_x()) return;
+    check(saved.x.defined(), "linear ", linear.weight.name(), ": backward needs the x that forward saved");
+    check_features("saved x", saved.x, linear.in_features(), linear.weight);
 }
 
 }  // namespace
@@ -52,6 +53,7 @@ Tensor Linear::forward(const Context& ctx, const Normed& normed, Saved& saved) c
 
 Residual Linear::forward_onto(const Context& ctx, const Residual& stream, const Tensor& x,
                               Saved& saved) const {
+    check_features("the residual stream", stream.x, out_features(), weight);
     check(!stream.branch.defined(), "linear ", weight.name(), ": the residual stream already has a branch");
     Residual sum = stream;
     const Normed in(x, {}, stream.inference && !stream.dropout.drops(stream.key));

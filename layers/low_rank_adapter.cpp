@@ -18,6 +18,12 @@ LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& na
 
 namespace {
 
+/// Throws Error unless x is [N, columns].
+void check_matrix(const char* what, const Tensor& x, std::int64_t columns) {
+    check(x.rank() == 2 && x.size(1) == columns, "low_rank_adapter: ", what, " is ", x, "; expected [N, ",
+          columns, "]");
+}
+
 /// alpha/r x A^T. The factor is applied in this product, which has the smallest result, because a matrix
 /// library may multiply the result in a separate pass.
 Tensor scaled_features(const Context& ctx, const Tensor& x, const Parameter& a, double scale) {
@@ -29,11 +35,16 @@ Tensor scaled_features(const Context& ctx, const Tensor& x, const Parameter& a, 
 }  // namespace
 
 void LowRankAdapter::add_forward(const Context& ctx, const Tensor& y, const Tensor& x) const {
+    check_matrix("x", x, a.shape()[1]);
+    check_matrix("y", y, b.shape()[0]);
     gemm(ctx, y, scaled_features(ctx, x, a, scale), b.value(), {.trans_b = true, .accumulate = true});
 }
 
 void LowRankAdapter::add_backward(const Context& ctx, const Tensor& dx, const Tensor& dy,
                                   const Tensor& x) const {
+    check_matrix("x", x, a.shape()[1]);
+    check_matrix("dy", dy, b.shape()[0]);
+    if (dx.defined()) check_matrix("dx", dx, a.shape()[1]);
     {
         const GradientTarget db = b.begin_gradient_write();
         gemm(ctx, db.grad, dy, scaled_features(ctx, x, a, scale),

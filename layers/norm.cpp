@@ -91,16 +91,23 @@ Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& s
     return normalized.y;
 }
 
+namespace {
+NormInputs backward_inputs(const LayerNorm& norm, const Tensor& dy, const LayerNorm::Saved& saved) {
+    check(saved.mean.defined(), "layer_norm: backward needs the mean that forward saved");
+    return {dy, saved.x, saved.mean, saved.rstd, norm.weight.value()};
+}
+}  // namespace
+
 Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+    differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
                   {.dx = dx, .weight = weight.begin_gradient_write(), .bias = bias.begin_gradient_write()});
     return dx;
 }
 
 SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
                                        const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, "layer_norm", {dy, saved.x, saved.mean, saved.rstd, weight.value()},
+    return {dx, differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
                               {.dx = dx,
                                .accumulate_dx = true,
                                .weight = weight.begin_gradient_write(),

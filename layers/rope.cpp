@@ -94,8 +94,9 @@ Rope::Angles Rope::angles_at(const Context& ctx, const Tensor& positions, DType 
     const Shape shape{tokens, head_dim() / 2};
     const Angles angles{empty(ctx, shape, accumulator_of(dtype)), empty(ctx, shape, accumulator_of(dtype))};
     if (ctx.is_planning()) return angles;  // a dry run makes no table
-    const Tables::Table& table =
-        tables_->table_for(end < 0 ? max_positions() : std::min(end, max_positions()));
+    const std::int64_t most = end < 0 ? max_positions() : std::min(end, max_positions());
+    check_indices(ctx, "rope: position", positions, most);
+    const Tables::Table& table = tables_->table_for(most);
     // Table rows are looked up with the embedding kernels: positions take the place of tokens.
     const auto look_up = [&](const Tensor& rows, const DeviceCopies& table) {
         on_device(ctx, cpu::embedding_forward, cuda::embedding_forward, rows, positions.reshape({tokens}),
@@ -137,8 +138,9 @@ Rope::Angles Rope::angles_from(const Context& ctx, std::int64_t start, std::int6
 
 void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, bool inverse) const {
     check_heads(x);
-    check(x.size(1) == angles.cosines.size(0), "rope: x ", x, " and angles of ", angles.cosines.size(0),
-          " tokens");
+    const Shape expected{x.size(1), head_dim() / 2};
+    check(angles.cosines.shape() == expected && angles.sines.shape() == expected, "rope: x ", x,
+          " with cosines ", angles.cosines, " and sines ", angles.sines, "; expected ", expected);
     check_sharing(ctx, "rope", {"x", x}, {{"cosines", angles.cosines}, {"sines", angles.sines}});
     if (x.elements() == 0) return;
     on_device(ctx, cpu::transform_heads, cuda::transform_heads, x, Tensor(), x,

@@ -3,6 +3,7 @@
 namespace gradtile {
 
 RowLayout row_layout(const Tensor& x, const char* op) {
+    check(x.defined(), op, ": an operand is undefined; expected a tensor");
     check(x.rank() >= 1, op, ": ", x, " has no axes; expected at least one");
     RowLayout layout;
     layout.width = x.size(-1);

@@ -2,6 +2,12 @@
 /// The CPU and CUDA implementations behind embedding.h.
 #include <gradtile/core/tensor.h>
 
+namespace gradtile {
+/// Throws Error "WHAT 7 is outside 0 to 3" for an element of contiguous int32 `indices` outside [0, end).
+/// Does nothing on a GPU, whose elements the host does not wait for, and in a dry run.
+void check_indices(const Context& ctx, const char* what, const Tensor& indices, std::int64_t end);
+}  // namespace gradtile
+
 namespace gradtile::cpu {
 /// A token outside the vocabulary throws Error on the CPU. On the GPU the host does not wait for the kernel,
 /// so the token's row becomes NaN; the loss is then NaN, too, and the trainer refuses the step.

@@ -31,6 +31,7 @@ bool Mlp::fuses_backward() const {
 }
 
 void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved) const {
+    check(normed.x.rank() >= 1, "mlp: x is ", normed.x, "; expected [.., ", up.in_features(), ']');
     if (!fuses_forward()) {
         saved.hidden = up.forward(ctx, normed, saved.up);
         saved.down.x = activated(ctx, saved.hidden);

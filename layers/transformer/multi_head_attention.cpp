@@ -114,6 +114,8 @@ MultiHeadAttention::QueriesAndKeys MultiHeadAttention::queries_and_keys(const Co
                                                                         const Tensor& packed,
                                                                         const Rope::Angles& angles,
                                                                         Saved& saved) const {
+    check(packed.rank() == 3 && packed.size(2) == qkv.out_features(),
+          "multi_head_attention: packed heads are ", packed, "; expected [B, T, ", qkv.out_features(), ']');
     const Tensor projected = heads_of(packed, 0, heads + kv_heads);
     if (q_norm) saved.projected = projected;
     return transformed(ctx, projected, angles, saved.rstd);

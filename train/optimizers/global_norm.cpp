@@ -11,7 +11,7 @@ namespace {
 
 /// Returns one float64 per norm_block elements in x, uninitialised.
 Tensor partial_sums(const Context& ctx, const Tensor& x) {
-    check(x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
+    check(x.defined() && x.is_contiguous() && is_floating(x.dtype()), "global_norm: ", x,
           "; expected a contiguous floating-point tensor");
     return empty(ctx, {ceil_div(x.elements(), norm_block)}, DType::f64);
 }

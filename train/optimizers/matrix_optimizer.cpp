@@ -130,13 +130,29 @@ ParameterUpdate matrix_update_of(const Parameter& parameter, double (*flops)(con
     return {.moments = AdamW::moments.size()};
 }
 
+namespace {
+
+void check_matrices(const char* op, const Tensor& x) {
+    check(x.rank() == 3 && x.is_contiguous() && is_floating(x.dtype()), op, ": ", x,
+          "; expected contiguous floating-point [count, rows, columns]");
+}
+
+}  // namespace
+
 Tensor matrix_squares(const Context& ctx, const Tensor& x) {
+    check_matrices("matrix_squares", x);
     const Tensor squares = empty(ctx, {x.size(0), matrix_norm_parts}, DType::f64);
     on_device(ctx, cpu::sums_of_squares, cuda::sums_of_squares, x, squares);
     return squares;
 }
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& squares, const Tensor& out) {
+    check_matrices("normalize_matrices", x);
+    check_matrices("normalize_matrices", out);
+    const Shape expected{x.size(0), matrix_norm_parts};
+    check(out.shape() == x.shape() && squares.shape() == expected && squares.dtype() == DType::f64,
+          "normalize_matrices: x ", x, ", squares ", squares, " and out ", out,
+          "; expected the result of matrix_squares(), and equal shapes");
     check_sharing(ctx, "normalize_matrices", {"out", out}, {{"x", x}}, Sharing::same_view);
     check_sharing(ctx, "normalize_matrices", {"out", out}, {{"squares", squares}});
     on_device(ctx, cpu::normalize_matrices, cuda::normalize_matrices, x, squares, out);
@@ -144,6 +160,10 @@ void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& squar
 
 void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
                       const MatrixPolynomial& polynomial) {
+    check_matrices("add_lower_powers", gram);
+    check_matrices("add_lower_powers", squares);
+    check(squares.shape() == gram.shape() && squares.dtype() == gram.dtype(), "add_lower_powers: squares ",
+          squares, " and gram ", gram, "; expected equal shapes and dtypes");
     check_sharing(ctx, "add_lower_powers", {"squares", squares}, {{"gram", gram}});
     on_device(ctx, cpu::add_lower_powers, cuda::add_lower_powers, squares, gram, polynomial);
 }

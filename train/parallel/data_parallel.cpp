@@ -23,6 +23,8 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 }  // namespace
 
 void pack(const Context& ctx, const Tensor& full, std::span<const FlatRange> ranges, const Tensor& packed) {
+    check(full.rank() == 1 && packed.rank() == 1, "pack: packed ", packed, " of ", full,
+          "; expected flat tensors");
     check_sharing(ctx, "pack", {"packed", packed}, {{"whole", full}});
     std::int64_t offset = 0;
     for (const FlatRange& range : ranges) {
