@@ -89,7 +89,7 @@ constexpr std::array<bool, 256> word_ends = [] {
 
 /// Throws Error if a string or a number is too long. The parser would first copy it, with up to five times
 /// its memory.
-void check_lengths(std::string_view text) {
+void check_lengths(std::string_view text, std::size_t max_string_bytes) {
     const auto check_length = [](std::size_t begin, std::size_t end, std::size_t max, const char* what) {
         check(end - begin <= max, "at byte ", begin, ": ", what, " of more than ", max, " bytes");
     };
@@ -98,7 +98,7 @@ void check_lengths(std::string_view text) {
         if (text[position] == '"') {
             while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
             end = std::min(end, text.size());
-            check_length(position + 1, end, max_json_string_bytes, "a string");
+            check_length(position + 1, end, max_string_bytes, "a string");
             ++end;
         } else if (!word_ends[static_cast<unsigned char>(text[position])]) {
             while (end < text.size() && !word_ends[static_cast<unsigned char>(text[end])]) ++end;
@@ -161,18 +161,20 @@ class Router final : public JsonHandler {
 
 }  // namespace
 
-void read_json(std::string_view text, std::string_view source, JsonHandler& handler) {
+void read_json(std::string_view text, std::string_view source, JsonHandler& handler,
+               std::size_t max_string_bytes) {
     with_source(source, [&] {
-        check_lengths(text);
+        check_lengths(text, max_string_bytes);
         EventAdapter adapter(handler);
         json::sax_parse(text.begin(), text.end(), &adapter);
     });
 }
 
-JsonValue parse_json(std::string_view text, std::string_view source, const std::vector<JsonRoute>& routes) {
+JsonValue parse_json(std::string_view text, std::string_view source, const std::vector<JsonRoute>& routes,
+                     std::size_t max_string_bytes) {
     JsonBuilder builder;
     Router router(builder, routes);
-    read_json(text, source, router);
+    read_json(text, source, router, max_string_bytes);
     return builder.take();
 }
 

@@ -43,7 +43,8 @@ class JsonHandler {
 /// reasons have at most 200 characters: "not JSON: line 1, column 5: syntax error while parsing value -
 /// unexpected end of input", "nested more than 64 levels deep", "at byte 7: a string of more than 67108864
 /// bytes". Does not refuse an object with two members that have the same name; a handler does.
-void read_json(std::string_view text, std::string_view source, JsonHandler& handler);
+void read_json(std::string_view text, std::string_view source, JsonHandler& handler,
+               std::size_t max_string_bytes = max_json_string_bytes);
 
 /// A value in a text that goes to a handler. `path` names the members that lead to it; an empty path is the
 /// whole text.
@@ -55,7 +56,8 @@ struct JsonRoute {
 /// Parses a text. In the result, a routed array or object is empty. Throws Error as read_json does; further
 /// reasons are "more than 32768 values" and "'steps' occurs twice in one object".
 JsonValue parse_json(std::string_view text, std::string_view source,
-                     const std::vector<JsonRoute>& routes = {});
+                     const std::vector<JsonRoute>& routes = {},
+                     std::size_t max_string_bytes = max_json_string_bytes);
 
 /// Returns null when parse_json refuses the text.
 JsonValue parse_json_or_null(std::string_view text);

@@ -137,9 +137,13 @@ void for_each_merge_text(const BytePairVocabulary& vocabulary,
     for (const BytePairMerge& merge : vocabulary.merges) visit_merge(merge);
 }
 
+/// A checkpoint's text, the file's text and the parser's two copies of the longest string are in memory
+/// together. The longest string of known files, a table of a normalizer, has 320 KB.
+constexpr std::size_t max_string_bytes = std::size_t{1} << 19;
+
 BytePairVocabulary vocabulary_of_tokenizer_json(std::string_view text, std::string_view source) {
     TokenizerJsonReader reader;
-    const JsonValue value = parse_json(text, source, reader.tokenizer_routes());
+    const JsonValue value = parse_json(text, source, reader.tokenizer_routes(), max_string_bytes);
     return with_source(source, [&] { return reader.read_tokenizer(value); });
 }
 
