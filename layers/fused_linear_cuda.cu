@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/core/cuda/device/async_copy.cuh>
@@ -140,141 +140,185 @@ struct Addends {
     float bias, bias_of_up, residual;
 };
 
+/// One thread's part in a block's work. fused_linear_kernel() calls the public functions in their order.
+template <class T, int rows, int warps, int stages>
+class FusedLinearThread {
+    static constexpr int n = vector_length<T>, threads = warps * 32;
+    using Parameters = FusedLinearParameters<T>;
+    /// A task is a part of a weight row. A warp reads its vectors in steps_ steps.
+    struct Position {
+        int task, step;
+    };
+
+  public:
+    __device__ __forceinline__ FusedLinearThread(const Parameters& p, uint4* shared)
+        : p_(p),
+          thread_(static_cast<int>(threadIdx.x)),
+          lane_(thread_ % 32),
+          vectors_(p.in / n),
+          padded_(padded_vectors(vectors_)),
+          columns_(columns_of(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), p.out)),
+          parts_(1 << p.parts_log2),
+          steps_((padded_ / 32 + parts_ - 1) >> p.parts_log2),
+          tasks_((p.gated ? 2 * columns_.count : columns_.count) << p.parts_log2),
+          outputs_(columns_.count * p.rows),
+          x_(shared),
+          ring_(shared + rows * padded_ + warp_index() * stages * 32 + lane_),
+          sums_(reinterpret_cast<float*>(shared + rows * padded_ + warps * stages * 32)),
+          next_{warp_index(), 0} {}
+
+    __device__ __forceinline__ void start_copies() {
+#pragma unroll 1
+        for (int i = 0; i < stages - 1; ++i) copy_next();
+    }
+
+    /// Reads the first biases and norm parameters, which no preceding kernel writes.
+    __device__ __forceinline__ void read_parameters() {
+        if (thread_ < outputs_) first_addends_ = parameters_of(thread_);
+        constexpr int team = threads / rows;
+        if (p_.norm_weight == nullptr || thread_ % team >= vectors_) return;
+        first_weight_ = reinterpret_cast<const uint4*>(p_.norm_weight)[thread_ % team];
+        if (p_.norm_bias != nullptr)
+            first_bias_ = reinterpret_cast<const uint4*>(p_.norm_bias)[thread_ % team];
+    }
+
+    __device__ __forceinline__ void load_inputs() {
+        load_rows<T, rows, warps>(p_, x_, vectors_, first_weight_, first_bias_);
+        if (thread_ < outputs_) first_addends_.residual = residual_of(thread_);
+        __syncthreads();
+    }
+
+    /// Computes the dot products of x's rows and the tasks' vectors, in shared memory.
+    __device__ __forceinline__ void multiply() {
+        float sum[rows] = {};
+        Position current{warp_index(), 0};
+        int filled = 0;  // index of the stage in ring_ that holds the current step
+#pragma unroll 1
+        while (current.task < tasks_) {
+            wait_for_copies<stages - 2>();
+            copy_next();
+            float w[n];
+            unpack<T>(w, ring_[filled * 32]);
+            filled = filled == stages - 1 ? 0 : filled + 1;
+            const int vector = vector_of(current);
+            if (vector < padded_) {
+#pragma unroll
+                for (int r = 0; r < rows; ++r) {
+                    float values[n];
+                    unpack<T>(values, x_[r * padded_ + vector]);
+#pragma unroll
+                    for (int k = 0; k < n; ++k) sum[r] = fmaf(w[k], values[k], sum[r]);
+                }
+            }
+            if (current.step == steps_ - 1) {
+#pragma unroll
+                for (int r = 0; r < rows; ++r) {
+                    const float total = reduce_lanes<32>(sum[r], Sum{});
+                    if (lane_ == r) sums_[current.task * rows + r] = total;
+                    sum[r] = 0;
+                }
+            }
+            advance(current);
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void write_outputs() const {
+        for (int output = thread_; output < outputs_; output += threads) {
+            const int row = output / columns_.count, column = output % columns_.count;
+            Addends addends = first_addends_;
+            if (output != thread_) {
+                addends = parameters_of(output);
+                addends.residual = residual_of(output);
+            }
+            float value = dot_product(row, column) + addends.bias;
+            if (p_.has_activation)
+                value = activated(
+                    p_.activation, value,
+                    p_.gated ? dot_product(row, columns_.count + column) + addends.bias_of_up : 0.0f);
+            value += addends.residual;
+            const std::int64_t to = row * p_.y_stride + columns_.begin + column;
+            if (p_.y_is_f32) {
+                static_cast<float*>(p_.y)[to] = value;
+            } else {
+                static_cast<T*>(p_.y)[to] = device::convert<T>(value);
+            }
+        }
+    }
+
+  private:
+    __device__ __forceinline__ int vector_of(const Position& position) const {
+        return ((position.task & (parts_ - 1)) * steps_ + position.step) * 32 + lane_;
+    }
+    __device__ __forceinline__ void advance(Position& position) const {
+        if (++position.step == steps_) {
+            position.step = 0;
+            position.task += warps;
+        }
+    }
+    __device__ __forceinline__ void copy_next() {
+        if (next_.task < tasks_) {
+            const int weight_row = next_.task >> p_.parts_log2, vector = vector_of(next_);
+            const std::int64_t row = weight_row < columns_.count
+                                         ? columns_.begin + weight_row
+                                         : p_.out + columns_.begin + weight_row - columns_.count;
+            const bool exists = vector < vectors_;
+            copy_16_bytes_async(shared_address(ring_ + place_ * 32),
+                                p_.weight + row * p_.weight_stride + (exists ? vector : 0) * n, exists);
+            advance(next_);
+            place_ = place_ == stages - 1 ? 0 : place_ + 1;
+        }
+        commit_copies();
+    }
+    __device__ __forceinline__ Addends parameters_of(int output) const {
+        const int column = columns_.begin + output % columns_.count;
+        Addends addends{};
+        if (p_.bias != nullptr) {
+            addends.bias = device::convert<float>(p_.bias[column]);
+            if (p_.gated) addends.bias_of_up = device::convert<float>(p_.bias[p_.out + column]);
+        }
+        return addends;
+    }
+    __device__ __forceinline__ float residual_of(int output) const {
+        if (p_.residual == nullptr) return 0;
+        return device::convert<float>(p_.residual[output / columns_.count * p_.residual_stride +
+                                                  columns_.begin + output % columns_.count]);
+    }
+    __device__ __forceinline__ float dot_product(int row, int weight_row) const {
+        float total = 0;
+        for (int part = 0; part < parts_; ++part)
+            total += sums_[((weight_row << p_.parts_log2) + part) * rows + row];
+        return total;
+    }
+
+    const Parameters& p_;
+    int thread_, lane_, vectors_, padded_;
+    Columns columns_;
+    int parts_, steps_, tasks_, outputs_;
+    uint4* x_;       // [rows, padded_]
+    uint4* ring_;    // this lane's vectors: one per stage, 32 vectors apart
+    float* sums_;    // [tasks_, rows]
+    Position next_;  // the next step to copy
+    int place_ = 0;  // its place in the ring
+    Addends first_addends_{};
+    uint4 first_weight_{}, first_bias_{};
+};
+
 template <class T, int rows, int warps, int stages>
 __global__ void __launch_bounds__(warps * 32,
                                   rows * sizeof(T) <= 16
                                       ? 32 / warps
                                       : 1)  // leaves registers for the next kernel's blocks
     fused_linear_kernel(const __grid_constant__ FusedLinearParameters<T> p) {
-    constexpr int n = vector_length<T>, threads = warps * 32;
     extern __shared__ uint4 shared[];
-    const int vectors = p.in / n, padded = padded_vectors(vectors);
-    const auto [first_column, columns] =
-        columns_of(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), p.out);
-    const int weight_rows = p.gated ? 2 * columns : columns;
-    const int thread = static_cast<int>(threadIdx.x), warp = warp_index(), lane = thread % 32;
-    uint4* const x = shared;  // [rows, padded]
-    uint4* const ring = shared + rows * padded + warp * stages * 32 +
-                        lane;  // this lane's vectors: one per stage, 32 vectors apart
-    float* const sums = reinterpret_cast<float*>(shared + rows * padded + warps * stages * 32);
-
     allow_successor();
-    // A task is a part of a weight row. A warp reads its vectors in `steps` steps.
-    const int parts = 1 << p.parts_log2, steps = (padded / 32 + parts - 1) >> p.parts_log2,
-              tasks = weight_rows << p.parts_log2;
-    struct Position {
-        int task, step;
-    };
-    const auto vector_of = [&](const Position& position) {
-        return ((position.task & (parts - 1)) * steps + position.step) * 32 + lane;
-    };
-    const auto advance = [&](Position& position) {
-        if (++position.step == steps) {
-            position.step = 0;
-            position.task += warps;
-        }
-    };
-    Position next{warp, 0};  // the next step to copy
-    int place = 0;           // its place in the ring
-    const auto copy_next = [&] {
-        if (next.task < tasks) {
-            const int weight_row = next.task >> p.parts_log2, vector = vector_of(next);
-            const std::int64_t row = weight_row < columns ? first_column + weight_row
-                                                          : p.out + first_column + weight_row - columns;
-            const bool exists = vector < vectors;
-            copy_16_bytes_async(shared_address(ring + place * 32),
-                                p.weight + row * p.weight_stride + (exists ? vector : 0) * n, exists);
-            advance(next);
-            place = place == stages - 1 ? 0 : place + 1;
-        }
-        commit_copies();
-    };
-#pragma unroll 1
-    for (int i = 0; i < stages - 1; ++i) copy_next();
-    const int outputs = columns * p.rows;
-    const auto parameters_of = [&](int output) {
-        const int column = first_column + output % columns;
-        Addends addends{};
-        if (p.bias != nullptr) {
-            addends.bias = device::convert<float>(p.bias[column]);
-            if (p.gated) addends.bias_of_up = device::convert<float>(p.bias[p.out + column]);
-        }
-        return addends;
-    };
-    Addends first_addends{};
-    if (thread < outputs) first_addends = parameters_of(thread);
-    uint4 first_weight{}, first_bias{};
-    if (constexpr int team = threads / rows; p.norm_weight != nullptr && thread % team < vectors) {
-        first_weight = reinterpret_cast<const uint4*>(p.norm_weight)[thread % team];
-        if (p.norm_bias != nullptr) first_bias = reinterpret_cast<const uint4*>(p.norm_bias)[thread % team];
-    }
+    FusedLinearThread<T, rows, warps, stages> thread(p, shared);
+    thread.start_copies();
+    thread.read_parameters();
     await_results();
-    load_rows<T, rows, warps>(p, x, vectors, first_weight, first_bias);
-    const auto residual_of = [&](int output) {
-        return p.residual == nullptr
-                   ? 0.0f
-                   : device::convert<float>(
-                         p.residual[output / columns * p.residual_stride + first_column + output % columns]);
-    };
-    if (thread < outputs) first_addends.residual = residual_of(thread);
-    __syncthreads();
-
-    float sum[rows] = {};
-    Position current{warp, 0};
-    int filled = 0;  // index of the stage in `ring` that holds the current step
-#pragma unroll 1
-    while (current.task < tasks) {
-        wait_for_copies<stages - 2>();
-        copy_next();
-        float w[n];
-        unpack<T>(w, ring[filled * 32]);
-        filled = filled == stages - 1 ? 0 : filled + 1;
-        const int vector = vector_of(current);
-        if (vector < padded) {
-#pragma unroll
-            for (int r = 0; r < rows; ++r) {
-                float values[n];
-                unpack<T>(values, x[r * padded + vector]);
-#pragma unroll
-                for (int k = 0; k < n; ++k) sum[r] = fmaf(w[k], values[k], sum[r]);
-            }
-        }
-        if (current.step == steps - 1) {
-#pragma unroll
-            for (int r = 0; r < rows; ++r) {
-                const float total = reduce_lanes<32>(sum[r], Sum{});
-                if (lane == r) sums[current.task * rows + r] = total;
-                sum[r] = 0;
-            }
-        }
-        advance(current);
-    }
-    __syncthreads();
-    for (int output = thread; output < outputs; output += threads) {
-        const int row = output / columns, column = output % columns;
-        const auto sum_of = [&](int weight_row) {
-            float total = 0;
-            for (int part = 0; part < parts; ++part)
-                total += sums[((weight_row << p.parts_log2) + part) * rows + row];
-            return total;
-        };
-        Addends addends = first_addends;
-        if (output != thread) {
-            addends = parameters_of(output);
-            addends.residual = residual_of(output);
-        }
-        float value = sum_of(column) + addends.bias;
-        if (p.has_activation)
-            value = activated(p.activation, value,
-                              p.gated ? sum_of(columns + column) + addends.bias_of_up : 0.0f);
-        value += addends.residual;
-        const std::int64_t to = row * p.y_stride + first_column + column;
-        if (p.y_is_f32) {
-            static_cast<float*>(p.y)[to] = value;
-        } else {
-            static_cast<T*>(p.y)[to] = device::convert<T>(value);
-        }
-    }
+    thread.load_inputs();
+    thread.multiply();
+    thread.write_outputs();
 }
 
 template <class F>

@@ -400,15 +400,11 @@ struct Call16 : Call {
     auto candidate(const Candidates& candidates, int number) const {
         check(gpu.has_candidates,
               "attention: no kernels for forced tiles; expected a build with -DGRADTILE_TUNE=ON");
-        check(has_kernels_of_candidates(),
+        check(has_candidate_kernels(problem, options),
               "attention: forced tiles have kernels for dense bf16 calls without score rules only");
         check(number >= 0 && number < static_cast<int>(candidates.size()), "attention: tiles ", number,
               "; expected 0 to ", static_cast<int>(candidates.size()) - 1);
         return candidates[static_cast<std::size_t>(number)];
-    }
-    bool has_kernels_of_candidates() const {
-        return problem.dtype == DType::bf16 && !is_packed() && scores.scores_are_products &&
-               (is_forward || !options.deterministic);
     }
 
     HopperForwardTiles hopper_forward() const {
@@ -612,73 +608,6 @@ FlashPlan plan_16bit_backward(const Call16& call) {
     return plan;
 }
 
-/// Collects plans that run differently from all earlier ones.
-class Plans {
-  public:
-    Plans(const FlashProblem& problem, const ResolvedOptions& options, const GpuLimits& gpu)
-        : problem_(problem), options_(options), gpu_(gpu) {
-        add({});
-    }
-    void add(const KernelChoice& choice) {
-        options_.kernels = choice;
-        FlashPlan next = plan(problem_, options_, gpu_);
-        if (std::ranges::none_of(list_, [&](const FlashPlan& other) { return other.runs_like(next); }))
-            list_.push_back(std::move(next));
-    }
-    /// Half as many heads per set, twice as many, one, and all.
-    void add_sets(std::int64_t heads) {
-        const int policy = list_.front().schedule.set_heads();
-        if (policy == 0) return;
-        for (const int set_heads : {std::max(1, policy / 2), 2 * policy, 1, static_cast<int>(heads)})
-            add({.set_heads = set_heads});
-    }
-    void add_forward() {
-        const FlashPlan policy = list_.front();
-        if (takes_few_queries(policy.family)) {
-            const int splits = policy.schedule.few_queries.splits;
-            for (const int other : {1, splits / 2, splits - 1, splits + 1, 2 * splits, 4 * splits})
-                add({.splits = std::max(1, other)});
-            for (const bool hopper : {true, false}) add({.hopper = hopper});
-            add({.few_queries = false});
-            return add({.hopper = false, .few_queries = false});
-        }
-        for (const bool pairs : {true, false}) add({.pairs = pairs});
-        add_sets(problem_.batch * problem_.heads);
-        if (policy.family == Family::sm90 && has_candidates())
-            for (int i = 0; i < static_cast<int>(hopper_forward_candidates(policy.tiles.head_dim).size());
-                 ++i)
-                add({.forward_tiles = i});
-        add({.hopper = false});
-    }
-    void add_backward() {
-        const FlashPlan policy = list_.front();
-        add({.hopper = true});
-        for (const bool ring : {true, false}) add({.ring = ring});
-        add_sets(problem_.batch * problem_.key_heads);
-        if (const int slots = policy.schedule.ring_slots; slots > 0) {
-            const int more = slots - policy.schedule.set_heads();
-            for (const int other : {0, more / 2, 2 * more, static_cast<int>(problem_.batch * problem_.heads)})
-                add({.more_slots = other});
-        }
-        if (policy.family == Family::sm90 && has_candidates() &&
-            policy.tiles.head_dim <= hopper_backward_keys_max_head_dim) {
-            const auto tiles = hopper_backward_candidates(padded_hopper_head_dim(policy.tiles.head_dim));
-            for (int i = 0; i < static_cast<int>(tiles.size()); ++i) add({.backward_tiles = i});
-        }
-        add({.hopper = false});
-    }
-    std::vector<FlashPlan> list() && { return std::move(list_); }
-
-  private:
-    bool has_candidates() const {
-        return gpu_.has_candidates && Call16{{problem_, options_, gpu_}}.has_kernels_of_candidates();
-    }
-    const FlashProblem& problem_;
-    ResolvedOptions options_;
-    const GpuLimits& gpu_;
-    std::vector<FlashPlan> list_;
-};
-
 }  // namespace
 
 ScoreOptions with_pair_bias_first(const ScoreOptions& scores) {
@@ -686,6 +615,11 @@ ScoreOptions with_pair_bias_first(const ScoreOptions& scores) {
     if (!scores.scores_are_products && second_bias_comes_first(scores))
         std::swap(ordered.biases[0], ordered.biases[1]);
     return ordered;
+}
+
+bool has_candidate_kernels(const FlashProblem& problem, const ResolvedOptions& options) {
+    return problem.dtype == DType::bf16 && !options.packed && options.scores.scores_are_products &&
+           (problem.pass == Pass::forward || !options.deterministic);
 }
 
 FlashPlan plan(const FlashProblem& problem, const ResolvedOptions& options, const GpuLimits& gpu) {
@@ -702,13 +636,6 @@ FlashPlan plan(const FlashProblem& problem, const ResolvedOptions& options, cons
             return call.is_forward ? plan_16bit_forward({call}) : plan_16bit_backward({call});
     }
     refuse_unknown("attention: unknown algorithm");
-}
-
-std::vector<FlashPlan> plans(const FlashProblem& problem, const ResolvedOptions& options,
-                             const GpuLimits& gpu) {
-    Plans plans(problem, options, gpu);
-    problem.pass == Pass::forward ? plans.add_forward() : plans.add_backward();
-    return std::move(plans).list();
 }
 
 }  // namespace gradtile::attention::cuda

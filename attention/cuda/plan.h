@@ -38,6 +38,9 @@ struct GpuLimits {
 /// Chooses the kernels for a pass. Throws Error if options.kernels has tiles without a kernel.
 FlashPlan plan(const FlashProblem& problem, const ResolvedOptions& options, const GpuLimits& gpu);
 
+/// Whether sm90/candidates.h's tiles have kernels for the pass: for dense bf16 calls without score rules.
+bool has_candidate_kernels(const FlashProblem& problem, const ResolvedOptions& options);
+
 /// All plans of a pass that can be reached with Options::kernels; see forward_plans().
 std::vector<FlashPlan> plans(const FlashProblem& problem, const ResolvedOptions& options,
                              const GpuLimits& gpu);

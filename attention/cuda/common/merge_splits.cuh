@@ -36,6 +36,19 @@ struct LseMerge {
     __device__ ExactLse lse() const { return ExactLse::of(maximum, sum); }
 };
 
+/// The rows and keys of a thread block in a grid of (splits, batch * heads / heads_together) blocks. Row r is
+/// query r % queries in head first_head + r / queries.
+struct SplitBlock {
+    int batch, first_head, rows, first_key, end_key;
+
+    __device__ __forceinline__ SplitBlock(const SplitParameters& split, int heads, int queries)
+        : batch(static_cast<int>(blockIdx.y) / (heads / split.heads_together)),
+          first_head(static_cast<int>(blockIdx.y) % (heads / split.heads_together) * split.heads_together),
+          rows(queries * split.heads_together),
+          first_key(split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split),
+          end_key(min(split.end_key, first_key + split.keys_per_split)) {}
+};
+
 /// The LSE for a head's sink alone.
 __device__ __forceinline__ ExactLse sink_of(const ScoreOptions& scores, int head) {
     return {scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride], 0};

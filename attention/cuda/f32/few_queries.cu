@@ -150,17 +150,18 @@ struct WarpSoftmax {
     }
 };
 
-/// Starts to copy the block's queries. Row r is query r % queries of head first_head + r / queries.
+/// Starts to copy the block's queries.
 template <class Policy>
-__device__ __forceinline__ void start_queries(float* q_tile, const F32FewQueriesParameters& p, int batch,
-                                              int first_head, int all_rows) {
+__device__ __forceinline__ void start_queries(float* q_tile, const F32FewQueriesParameters& p,
+                                              const SplitBlock& own) {
     const int queries = p.mask.queries;
     for (int n = static_cast<int>(threadIdx.x); n < Policy::rows * Policy::chunks;
          n += Policy::tiles.threads) {
         const int row = n / Policy::chunks, chunk = n % Policy::chunks;
-        const bool exists = row < all_rows && chunk * 4 < p.sizes.qk_dim;
+        const bool exists = row < own.rows && chunk * 4 < p.sizes.qk_dim;
         const float* const from =
-            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 4 : p.q.data;
+            exists ? p.q.head(own.batch, own.first_head + row / queries).row(row % queries) + chunk * 4
+                   : p.q.data;
         copy_16_bytes_async(shared_address(q_tile + n * 4), from, exists);
     }
 }
@@ -223,13 +224,13 @@ __device__ __forceinline__ void store_warp(
 template <class Policy, int key_warps, int rows>
 __device__ __forceinline__ void merge_warps(const F32FewQueriesParameters& p, const SplitParameters& split,
                                             const float* warp_o, const ExactLse (&warp_lse)[key_warps][rows],
-                                            int batch, int first_head, int all_rows) {
+                                            const SplitBlock& own) {
     constexpr int head_dim = Policy::head_dim;
     const int queries = p.mask.queries;
     const bool is_whole = gridDim.x == 1;
-    for (int n = static_cast<int>(threadIdx.x); n < all_rows * head_dim; n += Policy::tiles.threads) {
+    for (int n = static_cast<int>(threadIdx.x); n < own.rows * head_dim; n += Policy::tiles.threads) {
         const int row = n / head_dim, column = n % head_dim;
-        const int head = first_head + row / queries, query = row % queries;
+        const int head = own.first_head + row / queries, query = row % queries;
         if (column >= p.sizes.v_dim) continue;
         LseMerge merge;
         for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
@@ -238,9 +239,9 @@ __device__ __forceinline__ void merge_warps(const F32FewQueriesParameters& p, co
         for (int part = 0; part < key_warps; ++part)
             sum =
                 fmaf(merge.weight(warp_lse[part][row]), warp_o[(part * rows + row) * head_dim + column], sum);
-        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        const std::int64_t index = (std::int64_t{own.batch} * p.sizes.heads + head) * queries + query;
         if (is_whole) {
-            p.o.head(batch, head).row(query)[column] = sum;
+            p.o.head(own.batch, head).row(query)[column] = sum;
             if (column == 0) store_lse(p, index, merge.lse());
         } else {
             const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * split.all_rows + index;
@@ -250,7 +251,6 @@ __device__ __forceinline__ void merge_warps(const F32FewQueriesParameters& p, co
     }
 }
 
-/// The grid is (splits, batch * heads / heads_together).
 template <class Policy, bool has_rule>
 __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_per_sm())
     few_queries_kernel(const __grid_constant__ F32FewQueriesParameters p,
@@ -266,29 +266,25 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
     __shared__ __align__(16) float p_tiles[tiles.warps][warp_keys][warp_rows];
     gradtile::cuda::device::await_predecessor();
 
-    const int head_sets = p.sizes.heads / split.heads_together;
-    const int batch = static_cast<int>(blockIdx.y) / head_sets,
-              first_head = static_cast<int>(blockIdx.y) % head_sets * split.heads_together;
-    const int queries = p.mask.queries, all_rows = queries * split.heads_together;
-    const int first_key = split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split;
-    const int end_key = min(split.end_key, first_key + split.keys_per_split);
-    const StridedRows<const float> k = p.k.head(batch, first_head / p.sizes.group),
-                                   v = p.v.head(batch, first_head / p.sizes.group);
+    const int queries = p.mask.queries;
+    const SplitBlock own(split, p.sizes.heads, queries);
+    const StridedRows<const float> k = p.k.head(own.batch, own.first_head / p.sizes.group),
+                                   v = p.v.head(own.batch, own.first_head / p.sizes.group);
     const auto load_kv = [&](int block) {
-        const int key = first_key + block * keys;
-        if (key < end_key) {
+        const int key = own.first_key + block * keys;
+        if (key < own.end_key) {
             float* const stage = kv_tiles + block % stages * 2 * Policy::tile_floats;
-            load_block<Policy, true>(stage, k, key, end_key - key, p.sizes.qk_dim);
-            load_block<Policy, false>(stage + Policy::tile_floats, v, key, end_key - key, p.sizes.v_dim);
+            load_block<Policy, true>(stage, k, key, own.end_key - key, p.sizes.qk_dim);
+            load_block<Policy, false>(stage + Policy::tile_floats, v, key, own.end_key - key, p.sizes.v_dim);
         }
         commit_copies();
     };
-    start_queries<Policy>(q_tile, p, batch, first_head, all_rows);
+    start_queries<Policy>(q_tile, p, own);
 #pragma unroll 1
     for (int block = 0; block < stages - 1; ++block) load_kv(block);
     __shared__ SharedRule rule;
     if constexpr (has_rule) {
-        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, first_head));
+        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(own.batch, own.first_head));
     }
 
     const int warp = warp_index(), lane = lane_index();
@@ -296,19 +292,19 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
     float(&p_tile)[warp_keys][warp_rows] = p_tiles[warp];
     float o[warp_rows][vectors][vector] = {};
     WarpSoftmax softmax[warp_rows];
-    for (int block = 0; first_key + block * keys < end_key; ++block) {
+    for (int block = 0; own.first_key + block * keys < own.end_key; ++block) {
         wait_for_copies<stages - 2>();
         __syncthreads();  // this block's K and V are copied, and no warp reads the stage that is loaded next
         load_kv(block + stages - 1);
         const float* const stage = kv_tiles + block % stages * 2 * Policy::tile_floats + warp_key * head_dim;
-        const int lane_key = first_key + block * keys + warp_key + lane / Policy::key_lanes;
+        const int lane_key = own.first_key + block * keys + warp_key + lane / Policy::key_lanes;
         float s[warp_rows][lane_keys], factor[warp_rows];
         multiply_q_k<Policy>(s, q_tile + warp_row * head_dim, stage, lane);
 #pragma unroll
         for (int r = 0; r < warp_rows; ++r) {
             const int row = warp_row + r, query = row % queries;
             const int first = p.mask.first_key(query),
-                      end = row < all_rows ? min(end_key, p.mask.end_key(query)) : 0;
+                      end = row < own.rows ? min(own.end_key, p.mask.end_key(query)) : 0;
 #pragma unroll
             for (int n = 0; n < lane_keys; ++n) {
                 const int j = lane_key + n * Policy::keys_at_once;
@@ -348,7 +344,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads, Policy::tiles.blocks_pe
     if constexpr (has_rule) dropout_scale = rule.get().dropout_scale;
     store_warp<Policy>(warp_o, warp_lse, o, softmax, warp % key_warps, warp_row, dropout_scale);
     __syncthreads();
-    merge_warps<Policy>(p, split, warp_o, warp_lse, batch, first_head, all_rows);
+    merge_warps<Policy>(p, split, warp_o, warp_lse, own);
 }
 
 template <int head_dim>

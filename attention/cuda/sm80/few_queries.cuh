@@ -38,13 +38,13 @@ __device__ __forceinline__ void store_warp(float* warp_o, ExactLse (&warp_lse)[k
 template <class T, int head_dim, int key_warps, int rows>
 __device__ __forceinline__ void merge_warps(const Bits16ForwardParameters& p, const SplitParameters& split,
                                             const float* warp_o, const ExactLse (&warp_lse)[key_warps][rows],
-                                            int batch, int first_head, int all_rows) {
+                                            const SplitBlock& own) {
     const int queries = p.mask.queries;
     const bool is_whole = gridDim.x == 1;
-    for (int n = static_cast<int>(threadIdx.x); n < all_rows * (head_dim / 2);
+    for (int n = static_cast<int>(threadIdx.x); n < own.rows * (head_dim / 2);
          n += FewQueriesTiles::threads) {
         const int row = n / (head_dim / 2), column = n % (head_dim / 2) * 2;
-        const int head = first_head + row / queries, query = row % queries;
+        const int head = own.first_head + row / queries, query = row % queries;
         if (column >= p.sizes.v_dim) continue;
         LseMerge merge;
         for (int part = 0; part < key_warps; ++part) merge.add(warp_lse[part][row]);
@@ -56,9 +56,9 @@ __device__ __forceinline__ void merge_warps(const Bits16ForwardParameters& p, co
                 *reinterpret_cast<const float2*>(warp_o + (part * rows + row) * head_dim + column);
             sum = {fmaf(weight, warp_values.x, sum.x), fmaf(weight, warp_values.y, sum.y)};
         }
-        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        const std::int64_t index = (std::int64_t{own.batch} * p.sizes.heads + head) * queries + query;
         if (is_whole) {
-            *reinterpret_cast<std::uint32_t*>(p.o.head(batch, head).row(query) + column) =
+            *reinterpret_cast<std::uint32_t*>(p.o.head(own.batch, head).row(query) + column) =
                 pack<T>(sum.x, sum.y);
             if (column == 0) store_lse(p, index, merge.lse());
         } else {
@@ -69,21 +69,21 @@ __device__ __forceinline__ void merge_warps(const Bits16ForwardParameters& p, co
     }
 }
 
-/// Starts to copy the block's queries. Row r is query r % queries in head first_head + r / queries.
+/// Starts to copy the block's queries.
 template <class QTile, int rows>
 __device__ __forceinline__ void start_queries(std::uint32_t q_tile, const Bits16ForwardParameters& p,
-                                              int batch, int first_head, int all_rows) {
+                                              const SplitBlock& own) {
     const int queries = p.mask.queries;
     for (int n = static_cast<int>(threadIdx.x); n < rows * QTile::row_chunks; n += FewQueriesTiles::threads) {
         const int row = n / QTile::row_chunks, chunk = n % QTile::row_chunks;
-        const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
+        const bool exists = row < own.rows && chunk * 8 < p.sizes.qk_dim;
         const std::uint16_t* const from =
-            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 8 : p.q.data;
+            exists ? p.q.head(own.batch, own.first_head + row / queries).row(row % queries) + chunk * 8
+                   : p.q.data;
         copy_16_bytes_async(q_tile + QTile::offset(row, chunk), from, exists);
     }
 }
 
-/// Grid: (splits, batch * heads / heads_together).
 template <class T, int head_dim, int row_tiles, bool has_rule>
 __global__ void __launch_bounds__(FewQueriesTiles::threads,
                                   FewQueriesTiles{head_dim, row_tiles}.blocks_per_sm())
@@ -99,31 +99,27 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     const std::uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + QTile::bytes;
     gradtile::cuda::device::await_predecessor();
 
-    const int head_sets = p.sizes.heads / split.heads_together;
-    const int batch = static_cast<int>(blockIdx.y) / head_sets,
-              first_head = static_cast<int>(blockIdx.y) % head_sets * split.heads_together;
-    const int queries = p.mask.queries, all_rows = queries * split.heads_together;
-    const int first_key = split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split;
-    const int end_key = min(split.end_key, first_key + split.keys_per_split);
-    const StridedRows<const std::uint16_t> k = p.k.head(batch, first_head / p.sizes.group),
-                                           v = p.v.head(batch, first_head / p.sizes.group);
+    const int queries = p.mask.queries;
+    const SplitBlock own(split, p.sizes.heads, queries);
+    const StridedRows<const std::uint16_t> k = p.k.head(own.batch, own.first_head / p.sizes.group),
+                                           v = p.v.head(own.batch, own.first_head / p.sizes.group);
     const auto load_kv = [&](int block) {
-        const int key = first_key + block * keys;
-        if (key < end_key) {
+        const int key = own.first_key + block * keys;
+        if (key < own.end_key) {
             const std::uint32_t stage = kv_tiles + block % stages * 2 * KvTile::bytes;
-            load_tile_async<KvTile, FewQueriesTiles::threads>(stage, k.row(key), k.stride, end_key - key,
+            load_tile_async<KvTile, FewQueriesTiles::threads>(stage, k.row(key), k.stride, own.end_key - key,
                                                               p.sizes.qk_dim);
             load_tile_async<KvTile, FewQueriesTiles::threads>(stage + KvTile::bytes, v.row(key), v.stride,
-                                                              end_key - key, p.sizes.v_dim);
+                                                              own.end_key - key, p.sizes.v_dim);
         }
         commit_copies();
     };
-    start_queries<QTile, rows>(q_tile, p, batch, first_head, all_rows);
+    start_queries<QTile, rows>(q_tile, p, own);
 #pragma unroll
     for (int block = 0; block < stages - 1; ++block) load_kv(block);
     __shared__ SharedRule rule;
     if constexpr (has_rule) {
-        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(batch, first_head));
+        if (threadIdx.x == 0) rule.set(p.scores.rule_of<float>(own.batch, own.first_head));
     }
 
     const int warp = warp_index(), lane = lane_index();
@@ -134,19 +130,19 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i) {
         const int row = warp_row + i * 8 + lane / 4, query = row % queries;
-        visible[i] = {p.mask.first_key(query), row < all_rows ? min(end_key, p.mask.end_key(query)) : 0};
+        visible[i] = {p.mask.first_key(query), row < own.rows ? min(own.end_key, p.mask.end_key(query)) : 0};
     }
     FragmentC o[m_tiles][head_dim / 8];
     clear(o);
     LazyOnlineSoftmax<m_tiles, has_rule> softmax(p.scale_log2);
-    for (int block = 0; first_key + block * keys < end_key; ++block) {
+    for (int block = 0; own.first_key + block * keys < own.end_key; ++block) {
         wait_for_copies<stages - 2>();
         __syncthreads();  // this block's K and V are in shared memory, and no warp reads the stage that is
                           // loaded next
         load_kv(block + stages - 1);
         const std::uint32_t stage =
             kv_tiles + block % stages * 2 * KvTile::bytes + warp_key * KvTile::row_bytes;
-        const int key = first_key + block * keys + warp_key;
+        const int key = own.first_key + block * keys + warp_key;
         FragmentC s[m_tiles][warp_keys / 8];
         clear(s);
         multiply_a_bt<T, head_dim, 4>(s, LanePointer<QTile>::stacked(q_tile + warp_row * QTile::row_bytes),
@@ -178,7 +174,7 @@ __global__ void __launch_bounds__(FewQueriesTiles::threads,
     __shared__ ExactLse warp_lse[key_warps][rows];
     store_warp(warp_o, warp_lse, o, lse, warp % key_warps, warp_row);
     __syncthreads();
-    merge_warps<T, head_dim, key_warps>(p, split, warp_o, warp_lse, batch, first_head, all_rows);
+    merge_warps<T, head_dim, key_warps>(p, split, warp_o, warp_lse, own);
 }
 
 }  // namespace device

@@ -8,8 +8,8 @@
 #include <gradtile/attention/cuda/sm80/tiles.h>
 #include <gradtile/attention/cuda/common/bias_parts.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
-#include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
+#include <gradtile/attention/cuda/sm80/bias_gradient_stage.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
 namespace gradtile::attention::cuda {
@@ -17,32 +17,24 @@ namespace gradtile::attention::cuda {
 namespace device {
 
 /// The inputs from one batch and head, in shared memory.
-template <class T, int head_dim, class Policy>
-struct PairBiasStage {
-    static constexpr auto tiles = Policy::tiles;
-    using RowTile = Tile<tiles.rows, head_dim>;
-    using KeyTile = Tile<tiles.keys, head_dim>;
-    std::uint32_t q, d_o, k, v, lse, delta;
+template <int head_dim, class Policy>
+struct PairBiasStage : BiasGradientStage<head_dim, Policy> {
+    using Rows = BiasGradientStage<head_dim, Policy>;
+    using Rows::tiles;
+    std::uint32_t lse, delta;
     KeyBiasTile<tiles.keys> key_bias;
 
     __device__ explicit PairBiasStage(std::uint32_t base)
-        : q(base),
-          d_o(q + RowTile::bytes),
-          k(d_o + RowTile::bytes),
-          v(k + KeyTile::bytes),
-          lse(v + KeyTile::bytes),
+        : Rows(base),
+          lse(base + Rows::bytes),
           delta(lse + 4 * tiles.rows),
           key_bias{delta + 4 * tiles.rows} {}
 
     __device__ __forceinline__ void load(const Bits16BackwardParameters& p,
                                          const BiasBlock::Pairs& pairs) const {
-        const int row = static_cast<int>(pairs.row), key = static_cast<int>(pairs.key);
-        const int key_head = pairs.head / p.sizes.group;
-        load_rows<RowTile>(q, p.q, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.qk_dim);
-        load_rows<RowTile>(d_o, p.d_o, pairs.batch, pairs.head, row, p.mask.queries, p.sizes.v_dim);
-        load_rows<KeyTile>(k, p.k, pairs.batch, key_head, key, p.mask.keys, p.sizes.qk_dim);
-        load_rows<KeyTile>(v, p.v, pairs.batch, key_head, key, p.mask.keys, p.sizes.v_dim);
+        Rows::load(p, pairs);
         // Statistics exist for padded rows, too.
+        const int row = static_cast<int>(pairs.row);
         const std::int64_t first =
             (static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head) * p.padded_rows + row;
         constexpr int row_chunks = tiles.rows / 4;
@@ -55,18 +47,9 @@ struct PairBiasStage {
             copy_16_bytes_async(delta + chunk * 16, p.delta + first + chunk * 4,
                                 row + chunk * 4 < p.padded_rows);
         } else {
-            key_bias.load_async(p.scores.biases[1].rows_of(pairs.batch, pairs.head), key, p.mask.keys,
-                                thread - 2 * row_chunks);
+            key_bias.load_async(p.scores.biases[1].rows_of(pairs.batch, pairs.head),
+                                static_cast<int>(pairs.key), p.mask.keys, thread - 2 * row_chunks);
         }
-    }
-
-  private:
-    template <class Shared>
-    __device__ __forceinline__ static void load_rows(std::uint32_t to,
-                                                     const TensorView<const std::uint16_t>& x, int batch,
-                                                     int head, int row, int end, int columns) {
-        load_tile_async<Shared, tiles.threads()>(to, x.head(batch, head).row(row), x.row_stride, end - row,
-                                                 columns);
     }
 };
 
@@ -123,7 +106,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
                               const __grid_constant__ BiasGradientParts parts) {
     constexpr auto tiles = Policy::tiles;
     constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.warp_keys / 8;
-    using Stage = PairBiasStage<T, head_dim, Policy>;
+    using Stage = PairBiasStage<head_dim, Policy>;
     using RowTile = typename Stage::RowTile;
     using KeyTile = typename Stage::KeyTile;
     using BiasTile = Tile<tiles.rows, tiles.keys>;

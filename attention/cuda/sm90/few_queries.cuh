@@ -31,18 +31,18 @@ struct FewQueriesShared {
     static constexpr int bytes = ring + static_cast<int>(sizeof(Ring<stages>));
 };
 
-/// Copies Q rows to shared memory, zeros for rows that do not exist. Row r is query r % queries in head
-/// first_head + r / queries.
+/// Copies Q rows to shared memory, zeros for rows that do not exist.
 template <class Tile>
 __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16ForwardParameters& p,
-                                                int batch, int first_head, int all_rows) {
+                                                const SplitBlock& own) {
     constexpr int row_chunks = Tile::columns / 8, panel_chunks = Tile::panel_columns / 8;
     const int queries = p.mask.queries;
     for (int n = static_cast<int>(threadIdx.x); n < Tile::rows * row_chunks; n += warpgroup_threads) {
         const int row = n / row_chunks, chunk = n % row_chunks;
-        const bool exists = row < all_rows && chunk * 8 < p.sizes.qk_dim;
+        const bool exists = row < own.rows && chunk * 8 < p.sizes.qk_dim;
         const std::uint16_t* const from =
-            exists ? p.q.head(batch, first_head + row / queries).row(row % queries) + chunk * 8 : p.q.data;
+            exists ? p.q.head(own.batch, own.first_head + row / queries).row(row % queries) + chunk * 8
+                   : p.q.data;
         copy_16_bytes_async(
             tile + chunk / panel_chunks * Tile::panel_bytes + Tile::offset(row, chunk % panel_chunks), from,
             exists);
@@ -56,21 +56,20 @@ __device__ __forceinline__ void load_query_rows(std::uint32_t tile, const Bits16
 template <class T, int head_dim>
 __device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim / 8],
                                                const ExactLse (&lse)[2], const Bits16ForwardParameters& p,
-                                               const SplitParameters& split, int batch, int first_head,
-                                               int all_rows) {
+                                               const SplitParameters& split, const SplitBlock& own) {
     const int queries = p.mask.queries, lane = lane_index();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = warp_index() * 16 + i * 8 + lane / 4;
-        if (row >= all_rows) continue;
-        const int head = first_head + row / queries, query = row % queries;
-        const std::int64_t index = (std::int64_t{batch} * p.sizes.heads + head) * queries + query;
+        if (row >= own.rows) continue;
+        const int head = own.first_head + row / queries, query = row % queries;
+        const std::int64_t index = (std::int64_t{own.batch} * p.sizes.heads + head) * queries + query;
         if (gridDim.x == 1) {
             LseMerge merge;
             merge.add(lse[i]);
             merge.add(sink_of(p.scores, head));
             const float weight = merge.weight(lse[i]);
-            std::uint16_t* const to = p.o.head(batch, head).row(query);
+            std::uint16_t* const to = p.o.head(own.batch, head).row(query);
 #pragma unroll
             for (int n = 0; n < head_dim / 8; ++n)
                 if (const int column = n * 8 + lane % 4 * 2; column < p.sizes.v_dim)
@@ -89,7 +88,6 @@ __device__ __forceinline__ void store_few_rows(const FragmentC (&o)[1][head_dim 
     }
 }
 
-/// Grid: (splits, batch * heads / heads_together).
 template <class T, int head_dim>
 __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
     hopper_few_queries_kernel(const __grid_constant__ HopperFewQueriesParameters parameters) {
@@ -108,19 +106,16 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
 
     const Bits16ForwardParameters& p = parameters.params;
     const SplitParameters& split = parameters.split;
-    const int head_sets = p.sizes.heads / split.heads_together;
-    const int batch = static_cast<int>(blockIdx.y) / head_sets,
-              first_head = static_cast<int>(blockIdx.y) % head_sets * split.heads_together;
-    const int first_key = split.first_key + static_cast<int>(blockIdx.x) * split.keys_per_split,
-              end_key = min(split.end_key, first_key + split.keys_per_split);
+    const int queries = p.mask.queries;
+    const SplitBlock own(split, p.sizes.heads, queries);
     const std::uint32_t base = shared_address(shared);
     RingPosition<Shared::stages> kv(ring);
     if (warp_index() == warpgroup_threads / 32) {
         if (lane_index() != 0) return;
-        for (int key = first_key; key < end_key; key += keys) {
+        for (int key = own.first_key; key < own.end_key; key += keys) {
             kv.wait_empty();
             kv.full().arrive_and_expect(2 * KvTile::bytes);
-            const BoxPosition box{0, key, first_head / p.sizes.group, batch};
+            const BoxPosition box{0, key, own.first_head / p.sizes.group, own.batch};
             KvTile::load(base + Shared::k + kv.stage() * KvTile::bytes, parameters.k, box, kv.full());
             KvTile::load(base + Shared::v + kv.stage() * KvTile::bytes, parameters.v, box, kv.full());
             kv.advance();
@@ -128,15 +123,15 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
         return;
     }
 
-    const int queries = p.mask.queries, all_rows = queries * split.heads_together;
-    load_query_rows<QTile>(base + Shared::q, p, batch, first_head, all_rows);
+    load_query_rows<QTile>(base + Shared::q, p, own);
     wait_at(1, warpgroup_threads);
     const int lane = lane_index(), warp_row = warp_index() * 16;
-    const int all_see_from = p.mask.first_key(queries - 1), all_see_until = min(end_key, p.mask.end_key(0));
+    const int all_see_from = p.mask.first_key(queries - 1),
+              all_see_until = min(own.end_key, p.mask.end_key(0));
     FragmentC o[1][head_dim / 8];
     clear(o);
     LazyOnlineSoftmax<1> softmax(p.scale_log2);
-    for (int key = first_key; key < end_key; key += keys) {
+    for (int key = own.first_key; key < own.end_key; key += keys) {
         FragmentC s[1][keys / 8];
         kv.wait_full();
         begin_products();
@@ -147,7 +142,7 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int query = (warp_row + i * 8 + lane / 4) % queries;
-                const int first = p.mask.first_key(query), end = min(end_key, p.mask.end_key(query));
+                const int first = p.mask.first_key(query), end = min(own.end_key, p.mask.end_key(query));
 #pragma unroll
                 for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
@@ -168,7 +163,7 @@ __global__ void __launch_bounds__(FewQueriesShared<head_dim>::threads, 2)
     }
     ExactLse lse[2];
     softmax.finish(o, lse);
-    store_few_rows<T, head_dim>(o, lse, p, split, batch, first_head, all_rows);
+    store_few_rows<T, head_dim>(o, lse, p, split, own);
 }
 
 }  // namespace device

@@ -1,0 +1,553 @@
+#pragma once
+/// The kernel of decode.h. Each lane holds 16-byte vectors from K and V rows, so that a warp reads whole
+/// cache lines. Tensor cores are not needed: with few queries, the call takes only as long as reading K and
+/// V.
+///
+/// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
+/// keys and values are read before the preceding kernel has ended, except the new key and value, which that
+/// kernel may still be writing. A text's splits are thread blocks in clusters; each cluster merges its
+/// results in shared memory.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include <gradtile/attention/internal/decode_backend.h>
+#include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/score_rule.cuh>
+#include <gradtile/core/cuda/device/cluster.cuh>
+#include <gradtile/core/cuda/device/convert.cuh>
+#include <gradtile/core/cuda/device/early_start.cuh>
+#include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
+
+namespace gradtile::attention::cuda::decoding {
+
+namespace kernels = gradtile::cuda::device;
+
+/// A thread block's layout. It computes up to `queries` query vectors, each one head of one new token, that
+/// share a K/V head. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors. Without
+/// `several_tokens`, every text has one new token, and all queries see the same keys.
+template <class T, int lanes_, int vectors_, int queries_, bool several_tokens_>
+struct DecodeBlock {
+    static constexpr int lanes = lanes_, vectors = vectors_, queries = queries_;
+    static constexpr bool several_tokens = several_tokens_;
+    // With more queries there are fewer threads, because each warp's results take more shared memory.
+    static constexpr int threads = queries > 4 ? 128 : 256, warps = threads / 32;
+    /// The keys that each thread reads at once. A 16-byte K vector and a 16-byte V vector together take 8
+    /// registers.
+    static constexpr int unroll = std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
+    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
+    static constexpr int pass_keys = keys * unroll;
+    static constexpr int elements = 16 / static_cast<int>(sizeof(T)),  // in a vector
+        columns = elements * vectors, max_dim = lanes * columns;
+};
+
+/// A tensor [R, T, H, D] whose heads' elements are adjacent.
+template <class T>
+struct NewHeads {
+    T* data;
+    std::int64_t text_stride, token_stride, head_stride;
+
+    __device__ __forceinline__ T* at(int text, int token, int head) const {
+        return data + text * text_stride + token * token_stride + head * head_stride;
+    }
+};
+
+template <class T>
+struct CachedHeads {
+    T* data;
+    std::int64_t slot_stride, key_stride, head_stride;
+
+    __device__ __forceinline__ T* at(int slot, int head) const {
+        return data + slot * slot_stride + head * head_stride;
+    }
+};
+
+template <class T>
+struct DecodeParameters {
+    NewHeads<const T> q, k, v;
+    NewHeads<T> o;
+    float* lse;  // [R, Hq, T]; may be null
+    CachedHeads<T> cached_k, cached_v;
+    const std::int32_t *slots, *positions;
+    int heads, kv_heads, group, head_dim;  // group: query heads that share a K/V head
+    int tokens;                            // new tokens per text
+    int query_sets;                        // thread blocks that share a K/V head and a split
+    int cache_slots, context;
+    device::DeviceMask mask;  // for a text at the context's end
+    ScoreOptions scores;
+    float scale;
+    int cluster_log2;           // a cluster has 2^cluster_log2 thread blocks, one per split
+    int* counters;              // finished splits [R, Hkv, query_sets]
+    float *part_o, *part_sums;  // [R, Hkv, T * group, clusters, D], and 2 in place of D: maximum, sum
+};
+
+/// A split's keys.
+struct KeysOfSplit {
+    int begin, end;
+    int splits;  // splits that have keys
+};
+
+/// Few keys are divided into few splits: one split per thread block pass, until the splits fill a cluster.
+template <class Block>
+__device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
+    const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
+    const int keys = end_key - first_key;
+    const int wanted = max(min(DecodePlan::max_cluster, ceil_div(keys, Block::pass_keys)),
+                           ceil_div(keys, DecodePlan::min_keys_beyond_a_cluster));
+    const int length = ceil_div(keys, min(splits, wanted) * Block::keys) * Block::keys;
+    const int begin = first_key + split * length;
+    return {begin, min(begin + length, end_key), ceil_div(keys, length)};
+}
+
+__device__ __forceinline__ float exponential(float x) {
+    return device::exp2_fast(x * std::numbers::log2e_v<float>);
+}
+
+/// A block's results in shared memory.
+template <class Block>
+struct DecodeShared {
+    float warp_o[Block::warps][Block::queries][Block::max_dim];
+    float2 warp_sums[Block::warps][Block::queries];
+    // The columns that this block merges, from each block in the cluster. The columns per block are rounded
+    // up.
+    float cluster_o[Block::queries * Block::max_dim + DecodePlan::max_cluster];
+    float2 cluster_sums[DecodePlan::max_cluster][Block::queries];  // like warp_sums: maximum and sum
+    std::uint64_t barrier;
+    bool is_last;
+};
+
+/// Partial result for one o column over some keys: the largest score and, relative to it, the sum of
+/// exponentials and the unnormalized o.
+struct PartOfKeys {
+    float maximum, sum, o;
+};
+
+/// Merges `count` parts, in order.
+template <class PartAt>
+__device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
+    PartOfKeys all{-std::numeric_limits<float>::max(), 0, 0};
+    for (int i = 0; i < count; ++i) all.maximum = fmaxf(all.maximum, part_at(i).maximum);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+        const PartOfKeys part = part_at(i);
+        const float weight = exponential(part.maximum - all.maximum);
+        all.sum = fmaf(weight, part.sum, all.sum);
+        all.o = fmaf(weight, part.o, all.o);
+    }
+    return all;
+}
+
+/// One thread's part in a block's work: a set of queries of one text and K/V head, over one key split.
+/// decode_kernel() calls the public functions in their order.
+template <class T, class Block>
+class DecodeThread {
+    static constexpr int queries = Block::queries, lanes = Block::lanes, vectors = Block::vectors,
+                         unroll = Block::unroll, threads = Block::threads, n = Block::elements,
+                         columns = Block::columns;
+    using Vector = kernels::Packed<T, n>;
+    using Vectors = uint4[unroll][vectors];
+    using Shared = DecodeShared<Block>;
+
+  public:
+    /// Also begins the cluster, which must happen in every block.
+    __device__ __forceinline__ DecodeThread(const DecodeParameters<T>& p, Shared& shared)
+        : p_(p),
+          shared_(shared),
+          receiver_(&shared.barrier),
+          thread_(static_cast<int>(threadIdx.x)),
+          lane_(thread_ % 32),
+          warp_(thread_ / 32),
+          text_(static_cast<int>(blockIdx.z)),
+          kv_head_(static_cast<int>(blockIdx.y) / p.query_sets),
+          split_(static_cast<int>(blockIdx.x)) {
+        const int set = static_cast<int>(blockIdx.y) % p.query_sets;
+        first_query_ = set * queries;
+        own_queries_ = min(queries, p.tokens * p.group - first_query_);
+        if (p.cluster_log2 > 0) {
+            if (thread_ == 0) receiver_.initialize();
+            receiver_.begin();
+        }
+        position_ = __ldcg(p.positions + text_);
+        slot_ = __ldcg(p.slots + text_);
+        if (p.cluster_log2 > 0) receiver_.await_all_begun();
+        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.cache_slots;
+        mask_ = p.mask;
+        mask_.offset = position_;
+        if (exists_)
+            keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
+                                         split_, static_cast<int>(gridDim.x));
+    }
+
+    __device__ __forceinline__ bool has_keys() const { return keys_.begin < keys_.end; }
+
+    /// Reads all that no preceding kernel may still write: the first cached keys and values, and the rule.
+    __device__ __forceinline__ void read_ahead() {
+        load_cached(k_, p_.cached_k, keys_.begin);
+        load_cached(v_, p_.cached_v, keys_.begin);
+#pragma unroll
+        for (int h = 0; h < queries; ++h)
+            formulas_[h] = p_.scores.template rule_of<float>(text_, head_of(h)).formula;
+    }
+
+    /// Divides the merging among the cluster's blocks.
+    __device__ __forceinline__ void expect_parts() {
+        const int cluster_size = 1 << p_.cluster_log2;
+        cluster_ = split_ >> p_.cluster_log2;
+        rank_ = split_ & (cluster_size - 1);
+        clusters_ = (keys_.splits + cluster_size - 1) >> p_.cluster_log2;
+        blocks_ = min(cluster_size, keys_.splits - cluster_ * cluster_size);
+        share_ = (block_columns() + max(blocks_, 1) - 1) / max(blocks_, 1);
+        own_columns_ = max(0, min(share_, block_columns() - rank_ * share_));
+        if (has_keys() && blocks_ > 1 && thread_ == 0)
+            receiver_.expect(blocks_ * (own_columns_ * static_cast<int>(sizeof(float)) +
+                                        own_queries_ * static_cast<int>(sizeof(float2))));
+    }
+
+    /// A text outside the cache has the result NaN.
+    __device__ __forceinline__ void write_missing_text() const {
+        if (exists_ || split_ != 0) return;
+        for (int i = thread_; i < block_columns(); i += threads)
+            write(query_of(i), column_in_head(i), {0, NAN, NAN});
+    }
+
+    __device__ __forceinline__ void load_queries() {
+        uint4 raw[queries][vectors];
+#pragma unroll
+        for (int h = 0; h < queries; ++h)
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                raw[h][j] = uint4{};
+                if (column_of(j) < p_.head_dim)
+                    raw[h][j] = *reinterpret_cast<const uint4*>(p_.q.at(text_, token_of(h), head_of(h)) +
+                                                                column_of(j));
+            }
+        load_new(k_, p_.k, keys_.begin);
+        load_new(v_, p_.v, keys_.begin);
+        append();
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            maximum_[h] = -std::numeric_limits<float>::max();
+            sum_[h] = 0;
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                const Vector x = __builtin_bit_cast(Vector, raw[h][j]);
+#pragma unroll
+                for (int i = 0; i < n; ++i) {
+                    q_[h][j * n + i] = kernels::convert<float>(x[i]) * p_.scale;
+                    o_[h][j * n + i] = 0;
+                }
+            }
+        }
+    }
+
+    /// Adds all keys in the split. The next pass's keys and values are read while this pass is computed.
+    __device__ __forceinline__ void attend() {
+        for (int pass = keys_.begin;; pass += Block::pass_keys) {
+            const int next_pass = pass + Block::pass_keys;
+            float score[queries][unroll];
+            multiply_keys(score);
+            apply_rule(score, pass);
+            if (next_pass < keys_.end) {
+                load_cached(k_, p_.cached_k, next_pass);
+                load_new(k_, p_.k, next_pass);
+            }
+            add_values(score);
+            if (next_pass >= keys_.end) break;
+            load_cached(v_, p_.cached_v, next_pass);
+            load_new(v_, p_.v, next_pass);
+        }
+    }
+
+    /// Reduces over each warp's keys, into shared memory.
+    __device__ __forceinline__ void reduce_warps() {
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            float all = maximum_[h];
+#pragma unroll
+            for (int distance = lanes; distance < 32; distance *= 2)
+                all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
+            const float weight = exponential(maximum_[h] - all);
+            sum_[h] *= weight;
+#pragma unroll
+            for (int i = 0; i < columns; ++i) o_[h][i] *= weight;
+#pragma unroll
+            for (int distance = lanes; distance < 32; distance *= 2) {
+                sum_[h] += __shfl_xor_sync(~0u, sum_[h], distance);
+#pragma unroll
+                for (int i = 0; i < columns; ++i) o_[h][i] += __shfl_xor_sync(~0u, o_[h][i], distance);
+            }
+            if (lane_ < lanes) {
+#pragma unroll
+                for (int j = 0; j < vectors; ++j)
+#pragma unroll
+                    for (int i = 0; i < n; ++i) shared_.warp_o[warp_][h][column_of(j) + i] = o_[h][j * n + i];
+            }
+            if (lane_ == 0) shared_.warp_sums[warp_][h] = {all, sum_[h]};
+        }
+        __syncthreads();
+    }
+
+    /// Merges the warps' results, and then those of the cluster's blocks.
+    __device__ __forceinline__ void merge_cluster() {
+        for (int i = thread_; i < block_columns(); i += threads) {
+            const int h = query_of(i), column = column_in_head(i);
+            const PartOfKeys part = merged(Block::warps, [&](int w) -> PartOfKeys {
+                return {shared_.warp_sums[w][h].x, shared_.warp_sums[w][h].y, shared_.warp_o[w][h][column]};
+            });
+            if (blocks_ == 1) {
+                finish(h, column, part);
+                continue;
+            }
+            receiver_.send(&shared_.cluster_o[rank_ * share_ + i % share_], i / share_, part.o);
+            for (int r = column; r < blocks_; r += p_.head_dim)
+                receiver_.send(&shared_.cluster_sums[rank_][h], r, {part.maximum, part.sum});
+        }
+        if (blocks_ <= 1) return;
+        receiver_.wait();
+        for (int i = thread_; i < own_columns_; i += threads) {
+            const int h = query_of(rank_ * share_ + i), column = column_in_head(rank_ * share_ + i);
+            finish(h, column, merged(blocks_, [&](int r) -> PartOfKeys {
+                       return {shared_.cluster_sums[r][h].x, shared_.cluster_sums[r][h].y,
+                               shared_.cluster_o[r * share_ + i]};
+                   }));
+        }
+    }
+
+    /// The block that finishes last merges the clusters, in their order.
+    __device__ __forceinline__ void merge_clusters() const {
+        if (clusters_ == 1) return;
+        __threadfence();
+        __syncthreads();
+        if (thread_ == 0) {
+            int* const counter = p_.counters + std::int64_t{text_} * gridDim.y + blockIdx.y;
+            shared_.is_last = atomicAdd(counter, 1) == keys_.splits - 1;
+            if (shared_.is_last) *counter = 0;
+        }
+        __syncthreads();
+        if (!shared_.is_last) return;
+        __threadfence();
+        for (int i = thread_; i < block_columns(); i += threads) {
+            const int h = query_of(i), column = column_in_head(i);
+            const std::int64_t first = first_part_of(h);
+            write(h, column, merged(clusters_, [&](int c) -> PartOfKeys {
+                      const float2 sums =
+                          __ldcg(reinterpret_cast<const float2*>(p_.part_sums + 2 * (first + c)));
+                      return {sums.x, sums.y, __ldcg(p_.part_o + (first + c) * p_.head_dim + column)};
+                  }));
+        }
+    }
+
+  private:
+    // Queries are numbered token by token. Those beyond the last one repeat it.
+    __device__ __forceinline__ int number_of(int h) const {
+        return first_query_ + min(h, own_queries_ - 1);
+    }
+    __device__ __forceinline__ int token_of(int h) const {
+        return Block::several_tokens ? number_of(h) / p_.group : 0;
+    }
+    __device__ __forceinline__ int head_of(int h) const {
+        return kv_head_ * p_.group + number_of(h) - token_of(h) * p_.group;
+    }
+    /// The last key that query h sees: its own.
+    __device__ __forceinline__ int last_key(int h) const {
+        return position_ + token_of(h);
+    }
+
+    /// The columns of all the block's queries are numbered one query after the other.
+    __device__ __forceinline__ int block_columns() const {
+        return own_queries_ * p_.head_dim;
+    }
+    __device__ __forceinline__ int query_of(int i) const {
+        return queries == 1 ? 0 : i / p_.head_dim;
+    }
+    __device__ __forceinline__ int column_in_head(int i) const {
+        return i - query_of(i) * p_.head_dim;
+    }
+
+    /// Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(pass, u).
+    __device__ __forceinline__ int column_of(int j) const {
+        return (j * lanes + lane_ % lanes) * n;
+    }
+    __device__ __forceinline__ int key_of(int pass, int u) const {
+        return pass + u * Block::keys + warp_ * Block::warp_keys + lane_ / lanes;
+    }
+
+    /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
+    /// have written them.
+    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
+        const T* const head = from.at(exists_ ? slot_ : 0, kv_head_);
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int key = key_of(pass, u);
+#pragma unroll
+            for (int j = 0; j < vectors; ++j) {
+                to[u][j] = uint4{};
+                if (key < min(keys_.end, position_) && column_of(j) < p_.head_dim)
+                    to[u][j] =
+                        __ldcg(reinterpret_cast<const uint4*>(head + key * from.key_stride + column_of(j)));
+            }
+        }
+    }
+    __device__ __forceinline__ void load_new(Vectors& to, const NewHeads<const T>& from, int pass) const {
+        if (position_ >= min(pass + Block::pass_keys, keys_.end)) return;
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int key = key_of(pass, u), token = Block::several_tokens ? key - position_ : 0;
+            const bool is_new =
+                Block::several_tokens ? key >= position_ && key < keys_.end : key == position_;
+#pragma unroll
+            for (int j = 0; j < vectors; ++j)
+                if (is_new && column_of(j) < p_.head_dim)
+                    to[u][j] =
+                        *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column_of(j));
+        }
+    }
+    /// One block appends the new keys and values.
+    __device__ __forceinline__ void append() const {
+        if (split_ != 0 || first_query_ != 0) return;
+        const int head_vectors = p_.head_dim / n;
+        for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
+            const int token = Block::several_tokens ? i / head_vectors : 0,
+                      column = (i - token * head_vectors) * n;
+            const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
+                *reinterpret_cast<uint4*>(to.at(slot_, kv_head_) + (position_ + token) * to.key_stride +
+                                          column) =
+                    *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);
+            };
+            copy(p_.cached_k, p_.k);
+            copy(p_.cached_v, p_.v);
+        }
+    }
+
+    __device__ __forceinline__ void multiply_keys(float (&score)[queries][unroll]) const {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+#pragma unroll
+            for (int h = 0; h < queries; ++h) {
+                score[h][u] = 0;
+#pragma unroll
+                for (int j = 0; j < vectors; ++j) {
+                    const Vector x = __builtin_bit_cast(Vector, k_[u][j]);
+#pragma unroll
+                    for (int i = 0; i < n; ++i)
+                        score[h][u] = fmaf(q_[h][j * n + i], kernels::convert<float>(x[i]), score[h][u]);
+                }
+                score[h][u] = kernels::reduce_lanes<lanes>(score[h][u], kernels::Sum{});
+            }
+    }
+    /// Turns products into scores: -inf for keys that a query does not see.
+    __device__ __forceinline__ void apply_rule(float (&score)[queries][unroll], int pass) const {
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            const ScoreFormula<float>& formula = formulas_[h];
+            if (formula.changes_products())
+#pragma unroll
+                for (int u = 0; u < unroll; ++u)
+                    score[h][u] = formula.template transform_product<device::PreciseMath>(score[h][u]).value;
+            if (formula.has_distance_terms())
+#pragma unroll
+                for (int u = 0; u < unroll; ++u)
+                    score[h][u] = formula.template add_distance_terms<device::PreciseMath>(
+                        score[h][u], last_key(h) - key_of(pass, u));
+#pragma unroll
+            for (int u = 0; u < unroll; ++u) {
+                const int key = key_of(pass, u);
+                bool is_seen = key < keys_.end;
+                if constexpr (Block::several_tokens)
+                    is_seen = is_seen && key >= mask_.first_key(token_of(h)) && key <= last_key(h);
+                if (!is_seen) score[h][u] = -INFINITY;
+            }
+        }
+    }
+    /// One step of the online softmax.
+    __device__ __forceinline__ void add_values(const float (&score)[queries][unroll]) {
+#pragma unroll
+        for (int h = 0; h < queries; ++h) {
+            float next = maximum_[h];
+#pragma unroll
+            for (int u = 0; u < unroll; ++u) next = fmaxf(next, score[h][u]);
+            const float keep = exponential(maximum_[h] - next);
+            maximum_[h] = next;
+            sum_[h] *= keep;
+#pragma unroll
+            for (int i = 0; i < columns; ++i) o_[h][i] *= keep;
+#pragma unroll
+            for (int u = 0; u < unroll; ++u) {
+                const float probability = exponential(score[h][u] - next);
+                sum_[h] += probability;
+#pragma unroll
+                for (int j = 0; j < vectors; ++j) {
+                    const Vector x = __builtin_bit_cast(Vector, v_[u][j]);
+#pragma unroll
+                    for (int i = 0; i < n; ++i)
+                        o_[h][j * n + i] = fmaf(probability, kernels::convert<float>(x[i]), o_[h][j * n + i]);
+                }
+            }
+        }
+    }
+
+    /// A query's number among all texts' queries, times the clusters: its first part.
+    __device__ __forceinline__ std::int64_t first_part_of(int h) const {
+        const std::int64_t first = (std::int64_t{text_} * p_.kv_heads + kv_head_) * p_.tokens * p_.group;
+        return (first + number_of(h)) * static_cast<int>(gridDim.x >> p_.cluster_log2);
+    }
+    __device__ __forceinline__ void finish(int h, int column, const PartOfKeys& part) const {
+        if (clusters_ == 1) return write(h, column, part);
+        const std::int64_t to = first_part_of(h) + cluster_;
+        p_.part_o[to * p_.head_dim + column] = part.o;
+        if (column == 0) *reinterpret_cast<float2*>(p_.part_sums + 2 * to) = {part.maximum, part.sum};
+    }
+    __device__ __forceinline__ void write(int h, int column, PartOfKeys part) const {
+        const int head = head_of(h), token = token_of(h);
+        if (const float sink = p_.scores.template rule_of<float>(text_, head).sink; sink > -INFINITY) {
+            const float all = fmaxf(part.maximum, sink), weight = exponential(part.maximum - all);
+            part = {all, fmaf(weight, part.sum, exponential(sink - all)), weight * part.o};
+        }
+        p_.o.at(text_, token, head)[column] = kernels::convert<T>(part.o / part.sum);
+        if (p_.lse != nullptr && column == 0)
+            p_.lse[(std::int64_t{text_} * p_.heads + head) * p_.tokens + token] =
+                part.maximum + logf(part.sum);
+    }
+
+    const DecodeParameters<T>& p_;
+    Shared& shared_;
+    kernels::ClusterReceiver receiver_;
+    int thread_, lane_, warp_;
+    int text_, kv_head_, split_;
+    int first_query_, own_queries_;  // among the queries that share the K/V head
+    int position_, slot_;
+    bool exists_;
+    device::DeviceMask mask_;
+    KeysOfSplit keys_{0, 0, 0};
+    int cluster_, rank_, clusters_;
+    int blocks_;               // in this cluster, with keys
+    int share_, own_columns_;  // block r in the cluster merges the columns from r * share_ on
+    Vectors k_, v_;
+    ScoreFormula<float> formulas_[queries];
+    float q_[queries][columns], o_[queries][columns];
+    float maximum_[queries], sum_[queries];
+};
+
+/// The grid is (splits, Hkv * query_sets, R); clusters span the split axis.
+template <class T, class Block>
+__global__ void __launch_bounds__(Block::threads)
+    decode_kernel(const __grid_constant__ DecodeParameters<T> p) {
+    __shared__ DecodeShared<Block> shared;
+    kernels::allow_successor();
+    DecodeThread<T, Block> thread(p, shared);
+    thread.read_ahead();
+    thread.expect_parts();
+    kernels::await_results();
+    thread.write_missing_text();
+    if (!thread.has_keys()) return;
+    thread.load_queries();
+    thread.attend();
+    thread.reduce_warps();
+    thread.merge_cluster();
+    thread.merge_clusters();
+}
+
+}  // namespace gradtile::attention::cuda::decoding
