@@ -7,7 +7,6 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/parameter_store.h>
-#include <gradtile/core/print.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/tensor_math.h>
@@ -16,16 +15,14 @@
 
 // Attention as a separate operator.
 #include <gradtile/attention/attention.h>
-#include <gradtile/attention/merge.h>
 
 // Layers and the transformer made of them.
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/transformer/transformer.h>
 

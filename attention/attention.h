@@ -180,4 +180,28 @@ Gradients backward(const Context& ctx, const Tensor& d_o, const Options& options
 void backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
               const Gradients& into, const Tensor& d_lse = {});
 
+/// Attention results over some of the keys, for every query. merge() makes one call's results from those of
+/// calls with disjoint keys (Milakov & Gimelshein 2018, eq. 4; Dao et al. 2022, FlashAttention, algorithm 1,
+/// line 12).
+struct PartialResult {
+    /// [B, Sq, Hq, Dv], or [rows, Hq, Dv] for packed sequences; float64, float32, bfloat16 or float16
+    Tensor o;
+    Tensor lse;  ///< [B, Hq, Sq], or [Hq, rows]; float32 (float64 for float64)
+};
+
+/// Computes the attention results over both parts' keys:
+///
+///     lse = ln(exp(a.lse) + exp(b.lse))      o = exp(a.lse - lse) a.o + exp(b.lse - lse) b.o
+///
+/// A part whose LSE is -inf has no key for that row, and its O is not read; if both are, O is 0 and LSE is
+/// -inf. Sums are in float32 (float64 for float64), so that O has only the parts' rounding errors and its
+/// own. A sink must be in one part only. Strides may be any. `into` may be the same views as a or b. Throws
+/// Error on shapes and dtypes that differ, and on other memory that `into` shares with a part, or if `into`
+/// has elements that share memory.
+///
+/// backward() takes the merged o and lse as Saved, without a remainder, and computes gradients for all keys,
+/// or for one part's keys.
+void merge(const Context& ctx, const PartialResult& into, const PartialResult& a, const PartialResult& b);
+PartialResult merge(const Context& ctx, const PartialResult& a, const PartialResult& b);
+
 }  // namespace gradtile::attention

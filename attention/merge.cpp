@@ -1,4 +1,4 @@
-#include <gradtile/attention/merge.h>
+#include <gradtile/attention/attention.h>
 
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/internal/merge_backend.h>

@@ -2,7 +2,7 @@
 /// The memory that a run may use when no budget is set.
 #include <cstddef>
 
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 
 namespace gradtile {
 

@@ -1,6 +1,7 @@
 #pragma once
-/// The difference between two tensors, for assertions in tests and as printed text.
+/// Compares tensors, and prints their elements as text.
 #include <iosfwd>
+#include <string>
 
 #include <gradtile/core/tensor.h>
 
@@ -30,5 +31,18 @@ Comparison compare(const Tensor& x, const Tensor& reference);
 
 /// Returns one line with the largest absolute and relative errors, their indices and their values.
 std::ostream& operator<<(std::ostream& out, const Comparison& comparison);
+
+/// Returns the shape, dtype and device, and below them the elements in nested brackets, one line per row:
+///
+///     [2, 3] float32 on cpu
+///     [[   1,  2.5,   -3],
+///      [   4,    5, 1e+10]]
+///
+/// Floating-point elements have five significant digits. If a tensor has more than 1000 elements, only the
+/// first three and last three places along each axis are shown. Accepts any dtype, strides and device; waits
+/// for the work that computes x.
+std::string to_string(const Context& ctx, const Tensor& x);
+/// Returns the text for a tensor on the CPU.
+std::string to_string(const Tensor& x);
 
 }  // namespace gradtile

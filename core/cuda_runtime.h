@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 
 namespace gradtile::cuda {
 

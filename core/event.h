@@ -1,7 +1,7 @@
 #pragma once
 /// Event: a mark in a stream. Another stream can wait for an event, and the time between two events can be
 /// measured.
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 
 namespace gradtile::cuda {
 

@@ -1,4 +1,4 @@
-#include <gradtile/core/print.h>
+#include <gradtile/core/compare.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include <gradtile/core/thread_pool.h>
+#include <gradtile/core/context.h>
 
 #include <pthread.h>
 #include <sched.h>

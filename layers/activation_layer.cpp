@@ -1,5 +1,5 @@
 // ActivationLayer: checks, allocation, and backend choice.
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/activation_backend.h>

@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 #include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
 #include <gradtile/layers/device/cross_entropy_rows.cuh>

@@ -3,7 +3,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/rows.h>

@@ -1,6 +1,6 @@
 #pragma once
 /// Transforms a packed projection's queries and keys before attention, in one pass over memory: RMSNorm over
-/// each head's columns (QK-norm; Henry et al. 2020, with the norm from rms_norm.h), and then rotary position
+/// each head's columns (QK-norm; Henry et al. 2020, with the norm from norm.h), and then rotary position
 /// embedding (rope.h). Either may be absent.
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/rope.h>

@@ -1,4 +1,4 @@
-#include <gradtile/layers/low_rank_adapter.h>
+#include <gradtile/layers/linear.h>
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // most_likely.h on the GPU: one thread block per row.
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 #include <gradtile/layers/internal/most_likely_backend.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>

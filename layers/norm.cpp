@@ -1,8 +1,7 @@
 // LayerNorm and RMSNorm: checks, allocation, and backend choice.
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/norm_backend.h>
-#include <gradtile/layers/layer_norm.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile {

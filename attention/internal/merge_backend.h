@@ -1,10 +1,10 @@
 #pragma once
-/// INTERNAL. The functions that each device implements for merge.h. All O have a batch axis and adjacent
+/// INTERNAL. The functions that each device implements for merge(). All O have a batch axis and adjacent
 /// columns; all LSE are contiguous [B, Hq, Sq].
 #include <cmath>
 #include <limits>
 
-#include <gradtile/attention/merge.h>
+#include <gradtile/attention/attention.h>
 #include <gradtile/core/host_device.h>
 
 namespace gradtile::attention {

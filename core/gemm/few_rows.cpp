@@ -7,7 +7,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cpu/cpu_features.h>
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 
 namespace gradtile::cpu {
 namespace {

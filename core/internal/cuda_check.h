@@ -4,8 +4,8 @@
 
 #include <source_location>
 
+#include <gradtile/core/allocator.h>
 #include <gradtile/core/check.h>
-#include <gradtile/core/device.h>
 
 namespace gradtile::cuda {
 

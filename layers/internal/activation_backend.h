@@ -1,5 +1,5 @@
 #pragma once
-/// The CPU and CUDA implementations behind activation_layer.h.
+/// The CPU and CUDA implementations behind activation.h.
 #include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 

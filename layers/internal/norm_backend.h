@@ -1,7 +1,7 @@
 #pragma once
-/// The CPU and CUDA implementations behind layer_norm.h and rms_norm.h. An undefined mean selects RMSNorm.
+/// The CPU and CUDA implementations behind norm.h. An undefined mean selects RMSNorm.
 #include <gradtile/layers/column_sums.h>
-#include <gradtile/layers/residual.h>
+#include <gradtile/layers/dropout.h>
 
 namespace gradtile {
 

@@ -4,9 +4,8 @@
 #include <variant>
 
 #include <gradtile/layers/fused_linear.h>
-#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/pass_hooks.h>
-#include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {

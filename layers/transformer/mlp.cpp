@@ -1,6 +1,6 @@
 #include <gradtile/layers/transformer/mlp.h>
 
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/transformer/initialization.h>
 

@@ -9,8 +9,8 @@
 #include <gradtile/layers/documents.h>
 #include <gradtile/layers/head_transform.h>
 #include <gradtile/layers/linear.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/pass_hooks.h>
-#include <gradtile/layers/rms_norm.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/layers/transformer/pass.h>

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include <gradtile/layers/residual.h>
+#include <gradtile/layers/dropout.h>
 #include <gradtile/layers/transformer/configured_norm.h>
 #include <gradtile/layers/transformer/mlp.h>
 #include <gradtile/layers/transformer/multi_head_attention.h>

@@ -1,5 +1,5 @@
 // Attention over disjoint key sets, merged into the results over all keys.
-#include <gradtile/attention/merge.h>
+#include <gradtile/attention/attention.h>
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 
 #include <sstream>
 

@@ -1,4 +1,4 @@
-#include <gradtile/core/thread_pool.h>
+#include <gradtile/core/context.h>
 
 #include <pthread.h>
 #include <signal.h>
@@ -18,7 +18,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/core/context.h>
 #include <gradtile/core/start_thread.h>
 
 #include <support/error_message.h>

@@ -11,7 +11,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/internal/activation_products.h>
 

@@ -1,4 +1,4 @@
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <support/on_cuda.h>
 

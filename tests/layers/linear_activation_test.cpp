@@ -8,7 +8,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 
 namespace gradtile {
 namespace {

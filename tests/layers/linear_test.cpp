@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/layer_norm.h>
+#include <gradtile/layers/norm.h>
 #include <support/error_message.h>
 #include <support/on_cuda.h>
 

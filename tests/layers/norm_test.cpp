@@ -1,8 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <gradtile/layers/layer_norm.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 
 #include <support/error_message.h>
 #include <support/on_cuda.h>

@@ -8,24 +8,22 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/accuracy.h>
+#include <gradtile/attention/attention.h>
 #include <gradtile/attention/decode.h>
-#include <gradtile/attention/merge.h>
 #include <gradtile/core/compare.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/gradcheck.h>
-#include <gradtile/core/print.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/embedding.h>
 #include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/head_transform.h>
-#include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/most_likely.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
@@ -149,7 +147,7 @@ void Operators::add_core(std::vector<OperandRow>& all) const {
          {x},
          [&](const Operands& t) { ready_to_add(ctx, {.grad = t[0], .write = GradientWrite::overwrite}); },
          {0}});
-    all.push_back({"core/print.h: to_string",
+    all.push_back({"core/compare.h: to_string",
                    "to_string: ",
                    {x},
                    [&](const Operands& t) { to_string(ctx, t[0]); },
@@ -254,13 +252,13 @@ void Operators::add_attention(std::vector<OperandRow>& all) const {
                    },
                    {8}});
     const Tensor lse = numbers({1, 2, 3});
-    all.push_back({"attention/merge.h: merge",
+    all.push_back({"attention/attention.h: merge",
                    "merge: ",
                    {heads(), lse, heads(), numbers({1, 2, 3})},
                    [&](const Operands& t) {
                        attention::merge(ctx, {t[0], t[1]}, {t[2], t[3]});
                    }});
-    all.push_back({"attention/merge.h: merge into",
+    all.push_back({"attention/attention.h: merge into",
                    "merge: ",
                    {heads(), numbers({1, 2, 3})},
                    [&, other = heads(), lse](const Operands& t) {
@@ -279,19 +277,17 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
         const ActivationLayer layer{traits.activation};
         const Tensor half = numbers({3, traits.gated ? 2 : 4});
         const char* const prefix = traits.name.data();
-        all.push_back({"layers/activation_layer.h: forward", prefix, {x}, [&, layer](const Operands& t) {
+        all.push_back({"layers/activation.h: forward", prefix, {x}, [&, layer](const Operands& t) {
                            ActivationLayer::Saved saved;
                            layer.forward(ctx, t[0], saved);
                        }});
-        all.push_back(
-            {"layers/activation_layer.h: backward", prefix, {half, x}, [&, layer](const Operands& t) {
-                 layer.backward(ctx, t[0], {t[1]});
-             }});
-        all.push_back(
-            {"layers/activation_layer.h: forward_into", prefix, {half, x}, [&, layer](const Operands& t) {
-                 layer.forward_into(ctx, t[0], t[1]);
-             }});
-        all.push_back({"layers/activation_layer.h: backward_into",
+        all.push_back({"layers/activation.h: backward", prefix, {half, x}, [&, layer](const Operands& t) {
+                           layer.backward(ctx, t[0], {t[1]});
+                       }});
+        all.push_back({"layers/activation.h: forward_into", prefix, {half, x}, [&, layer](const Operands& t) {
+                           layer.forward_into(ctx, t[0], t[1]);
+                       }});
+        all.push_back({"layers/activation.h: backward_into",
                        prefix,
                        {numbers({3, 4}), half, x},
                        [&, layer](const Operands& t) { layer.backward_into(ctx, t[0], t[1], t[2]); }});
@@ -448,8 +444,8 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
             {named("backward_add"), prefix, with_saved({dy, numbers({3, 4})}),
              [&, saved_of](const Operands& t) { layer.backward_add(ctx, t[0], saved_of(t, 2), t[1]); }});
     };
-    add_norm(layer_norm, "layers/layer_norm.h", "layer_norm: ", {numbers({3}), numbers({3})});
-    add_norm(rms_norm, "layers/rms_norm.h", "rms_norm: ", {numbers({3})});
+    add_norm(layer_norm, "layers/norm.h", "layer_norm: ", {numbers({3}), numbers({3})});
+    add_norm(rms_norm, "layers/norm.h", "rms_norm: ", {numbers({3})});
     all.push_back({"layers/linear.h: forward", "linear ", {x}, [&](const Operands& t) {
                        Linear::Saved saved;
                        linear.forward(ctx, t[0], saved);
@@ -482,11 +478,10 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
                    [&](const Operands& t) {
                        linear_activation_backward(ctx, t[0], t[1], t[2], t[3], Activation::gelu_tanh);
                    }});
-    all.push_back(
-        {"layers/low_rank_adapter.h: add_forward", "low_rank_adapter: ", {out, x}, [&](const Operands& t) {
-             adapter.add_forward(ctx, t[0], t[1]);
-         }});
-    all.push_back({"layers/low_rank_adapter.h: add_backward",
+    all.push_back({"layers/linear.h: add_forward", "low_rank_adapter: ", {out, x}, [&](const Operands& t) {
+                       adapter.add_forward(ctx, t[0], t[1]);
+                   }});
+    all.push_back({"layers/linear.h: add_backward",
                    "low_rank_adapter: ",
                    {numbers({3, 4}), out, x},
                    [&](const Operands& t) { adapter.add_backward(ctx, t[0], t[1], t[2]); },

@@ -8,7 +8,7 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/dropout.h>
@@ -16,8 +16,7 @@
 #include <gradtile/layers/head_transform.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
-#include <gradtile/layers/layer_norm.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/table.h>

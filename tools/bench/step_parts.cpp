@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/bench/measure.h>

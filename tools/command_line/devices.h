@@ -1,6 +1,6 @@
 #pragma once
 /// The flag --device.
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 #include <gradtile/tools/command_line/command_line.h>
 #include <gradtile/train/config/train_config.h>
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {

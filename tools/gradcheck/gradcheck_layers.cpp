@@ -6,12 +6,11 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation_layer.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/embedding.h>
-#include <gradtile/layers/layer_norm.h>
 #include <gradtile/layers/linear.h>
-#include <gradtile/layers/rms_norm.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/tools/gradcheck/gradcheck_accuracy.h>
 #include <gradtile/tools/gradcheck/gradcheck_operators.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/train/run/step_report.h>
+#include <gradtile/train/run/run_callbacks.h>
 
 namespace gradtile {
 

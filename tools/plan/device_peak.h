@@ -1,6 +1,6 @@
 #pragma once
 /// A device's peak speed: the denominator of MFU (model FLOPs utilisation).
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 #include <gradtile/core/dtype.h>
 
 namespace gradtile {

@@ -1,6 +1,6 @@
 #include <gradtile/tools/plan/step_work.h>
 
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 #include <gradtile/layers/vocabulary.h>
 
 namespace gradtile {

@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/thread_pool.h>
+#include <gradtile/core/context.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
 #include <gradtile/train/tokenizers/internal/token_length.h>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <gradtile/core/dtype.h>
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 
 namespace gradtile {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/text/json_value.h>

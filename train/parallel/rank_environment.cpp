@@ -1,4 +1,4 @@
-#include <gradtile/train/parallel/rank_environment.h>
+#include <gradtile/train/parallel/process_group.h>
 
 #include <array>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include <gradtile/train/run/step_report.h>
+#include <gradtile/train/run/run_callbacks.h>
 
 #include <limits>
 

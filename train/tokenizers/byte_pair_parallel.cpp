@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/thread_pool.h>
+#include <gradtile/core/context.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
 
 namespace gradtile {

@@ -14,7 +14,7 @@
 #include <gradtile/attention/mask.h>
 #include <gradtile/core/check.h>
 #include <gradtile/core/dtype.h>
-#include <gradtile/core/shape.h>
+#include <gradtile/core/tensor.h>
 
 namespace gradtile::attention::cpu::tiled {
 

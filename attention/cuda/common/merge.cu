@@ -1,4 +1,4 @@
-// Merges partial attention results; see merge.h.
+// Merges partial attention results; see attention.h.
 #include <gradtile/attention/internal/merge_backend.h>
 #include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>

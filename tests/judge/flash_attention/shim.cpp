@@ -6,7 +6,6 @@
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/decode.h>
-#include <gradtile/attention/merge.h>
 #include <gradtile/core/tensor_ops.h>
 
 using namespace gradtile;

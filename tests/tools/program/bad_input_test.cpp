@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 
 #include <support/sanitized.h>
 

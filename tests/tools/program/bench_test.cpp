@@ -5,8 +5,8 @@
 #include <map>
 #include <sstream>
 
+#include <gradtile/core/allocator.h>
 #include <gradtile/core/cpu/cpu_features.h>
-#include <gradtile/core/device.h>
 
 #include "program.h"
 

@@ -8,7 +8,7 @@
 
 #include <tiny_run.h>
 
-#include <gradtile/core/device.h>
+#include <gradtile/core/allocator.h>
 #include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile::test {
