@@ -52,7 +52,7 @@ struct SharedSoftmax {
     std::uint64_t barriers[2];
 };
 
-/// Combines the softmaxes from all computing threads.
+/// Combines the softmaxes that the cluster's threads have of one row.
 template <class Tiles>
 class SoftmaxExchange {
   public:

@@ -101,8 +101,8 @@ __device__ __forceinline__ void add_rows(S (&sums)[n], const EmbeddingGradient<T
     }
 }
 
-/// The short runs that begin in a window. A warp holds 64 sorted places, starting at the window's first
-/// place, two per lane; the runs are at places [begin, end) among these 64.
+/// The short runs of equal tokens that begin in a window. A warp holds 64 neighbouring entries of the sorted
+/// list, two per lane, from the window's first entry on. The runs are entries [begin, end) of these 64.
 struct WindowRuns {
     std::int32_t tokens[2], positions[2];
     std::uint64_t begins;  ///< bit i is set if a run begins at place i

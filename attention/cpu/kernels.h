@@ -172,8 +172,7 @@ struct BackwardTask {
     const ScoreRule<Accumulator<T>>* rules = nullptr;
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
-    /// Returns whether this K/V block overwrites dQ of the rows, which is true if no earlier K/V block adds
-    /// to dQ of these rows.
+    /// Whether this K/V block is the first that adds to the rows' dQ, and so overwrites it.
     GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {
         return geometry->mask.visible_keys(rows).begin >= keys.begin;
     }

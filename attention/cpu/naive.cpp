@@ -298,7 +298,8 @@ class NaiveBackward {
         }
     }
 
-    /// Multiplies a row of dS by the scores' derivatives. Bias gradients need dS from before.
+    /// Multiplies a row of dS by the scores' derivatives. The bias gradients need dS without them, so a copy
+    /// is kept.
     void differentiate_scores(std::int64_t row, IndexRange visible, const A* derivatives_row,
                               A* d_s_row) const {
         if (bias_gradients_.any()) std::copy_n(d_s_row, keys_, d_scores_.data<A>() + row * keys_);

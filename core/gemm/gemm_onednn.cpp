@@ -58,7 +58,7 @@ struct Matmul {
     std::size_t scratch_bytes;
 };
 
-/// All block properties except the addresses.
+/// Identifies a block's primitive: sizes, leading dimensions, and a number for options and C's type.
 using Key = std::array<std::int64_t, 7>;
 
 struct HashKey {

@@ -1,9 +1,10 @@
 #pragma once
 /// How every output is written: it appears complete or not at all, also if the process is interrupted.
 ///
-/// The content is written under a temporary name in the same directory, and then gets its final name. An error removes the
-/// temporary, and so does a signal (removed_on_signal.h). The next writer with the same final name removes
-/// what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no writer.
+/// The content is written under a temporary name in the same directory, and then gets its final name. An
+/// error removes the temporary, and so does a signal (removed_on_signal.h). The next writer with the same
+/// final name removes what kill -9 leaves: a writer locks its temporary, so a temporary without a lock has no
+/// writer.
 #include <functional>
 #include <initializer_list>
 #include <optional>

@@ -159,7 +159,8 @@ class LargeScores : public testing::TestWithParam<DType> {
     void expect(const Problem& problem, double size) const {
         SCOPED_TRACE(::testing::Message() << problem << ", scores of " << size * size);
         const Inputs in = inputs_with_large_scores(ctx, problem, GetParam(), size);
-        // The row's LSE and the bf16 polynomial for 2^x shift all P in a row by 3e-6. P and dV are rounded.
+        // Errors of a row: the rounding of P and of dV, the roundings of the sums, and what all P of the row
+        // have in common, the error of its LSE and of the polynomial for 2^x.
         const Roundoff roundoff = roundoff_of(GetParam(), ctx.device());
         const std::int64_t terms = problem.queries * problem.heads / problem.key_heads;
         const double p_error = roundoff.storage + roundoff.factors + 2 * roundoff.exponential +

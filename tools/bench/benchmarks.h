@@ -5,6 +5,7 @@
 namespace gradtile::cli {
 
 void add_bench_attention(Command& bench);
+void add_bench_checkpoint(Command& bench);
 void add_bench_comm(Command& bench);
 void add_bench_gemm(Command& bench);
 void add_bench_generate(Command& bench);

@@ -1,4 +1,4 @@
-// Launches the lab/warp_partition.h kernels.
+// Launches the kernels of lab/warp_partition.h.
 #include <cmath>
 #include <numbers>
 

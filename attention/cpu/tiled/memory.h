@@ -21,15 +21,15 @@ namespace gradtile::attention::cpu::tiled {
 /// A source line of an algorithm. Functions with a parameter of this type use the caller's line by default.
 using SourceLine = std::source_location;
 
-/// A part of a slow-memory matrix. The element type is not known.
+/// A part of a matrix in slow memory, whatever the type of its elements.
 struct SlowRegion {
     const void* data = nullptr;
     std::int64_t rows = 0, columns = 0, row_stride = 0;  ///< in elements
     std::size_t element_bytes = 0;
 };
 
-/// Receives every fast memory event, so that the lab can record a run. The operator has no observer. A matrix
-/// in fast memory is identified by the address of its elements.
+/// Is told of everything that happens in fast memory, so that the lab can record a run. Outside the lab, an
+/// operator runs without an observer. The address of its elements identifies a matrix in fast memory.
 class MemoryObserver {
   public:
     enum class Transfer { load, store };
@@ -39,8 +39,8 @@ class MemoryObserver {
     /// The matrices at `offset` and at larger offsets were freed.
     virtual void released(std::size_t offset) = 0;
     virtual void moved(Transfer transfer, const SlowRegion& slow, const void* fast, SourceLine where) = 0;
-    /// The matrix `result` was computed from the pairs (row, key) of a tile. Empty ranges mean that `result`
-    /// does not depend on pairs.
+    /// The matrix `result` was computed for a tile: for the pairs of these rows and keys. Both ranges are
+    /// empty if `result` belongs to no tile.
     virtual void computed(const void* result, IndexRange rows, IndexRange keys, SourceLine where) = 0;
     /// A row's running maximum and sum were updated to these numbers.
     virtual void updated_statistics(std::int64_t row, double maximum, double sum, SourceLine where) = 0;

@@ -13,10 +13,10 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The order in which key blocks add to dQ, for each row step. The last key block that the rows see adds
-/// first, the first key block last; the step's counter says how many blocks have added. With a causal mask,
-/// blocks then rarely wait: a block starts with the rows for which it is the last block, where it is the
-/// first to add. At later rows, the block that must add before it is usually one step ahead.
+/// Fixes the order in which key blocks add to a row step's dQ: from the last key block that the rows see to
+/// the first. The step's counter says how many blocks have added. With a causal mask, blocks then rarely
+/// wait: a block starts at the rows that see no later block, where it adds first. At later rows, the block
+/// before it in the order is usually one step ahead.
 template <class Policy>
 struct Turns {
     static constexpr int rows = Policy::tiles.rows;

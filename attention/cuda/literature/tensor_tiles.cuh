@@ -312,7 +312,7 @@ struct TensorBackwardTiles : TensorAddresses {
         }
     }
 
-    /// Some gradient columns for a warp's row strip or key strip.
+    /// A warp's gradient sums: `columns` columns of a strip of 16 rows, or of 16 keys.
     template <int strips>
     class Sums {
       public:

@@ -44,7 +44,7 @@ class KeyBiases {
     }
 
     /// sums[i] = the sum for key + 32 i, or 0 for keys >= end. `end` is positive. All loads from a bias are
-    /// in flight at the same time: one after the other they would take as long as a stage's products.
+    /// in flight together, because one after the other they would take as long as a stage's products.
     template <class T, int count>
     __device__ __forceinline__ void sum(float (&sums)[count], int key, int end) const {
 #pragma unroll

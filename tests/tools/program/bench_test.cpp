@@ -294,12 +294,24 @@ TEST(Bench, ErrorsAreOneLine) {
         expect_refused(run({"bench", what, "--device", "cuda"}), {"device cuda", "use --device cpu"});
 }
 
+TEST(Bench, OfCheckpointsLeavesNoFiles) {
+    const TemporaryDirectory place;
+    const std::vector<json> rows = rows_of({"bench", "checkpoint", "--preset", "shakespeare-char-cpu",
+                                            "--runs", "1", "--directory", place.path().string()});
+    ASSERT_EQ(rows.size(), 1u);
+    for (const char* key : {"gigabytes", "memcpy_s", "blocked_s", "plain_write_s", "durable_s", "read_s"})
+        EXPECT_GT(rows[0].at(key).get<double>(), 0.0) << key;
+    EXPECT_TRUE(std::filesystem::is_empty(place.path()));
+    expect_refused(run({"bench", "checkpoint", "--preset", "gpt5"}), {"gpt5"});
+}
+
 TEST(Bench, WithoutACommandListsItsCommands) {
     const Outcome outcome = run({"bench"});
     EXPECT_EQ(outcome.exit_code, 2);
-    for (const char* part : {"gradtile bench", "attention", "comm", "gemm", "generate", "layers", "train"})
+    for (const char* part :
+         {"gradtile bench", "attention", "checkpoint", "comm", "gemm", "generate", "layers", "train"})
         EXPECT_THAT(outcome.out, HasSubstr(part));
-    for (const char* what : {"attention", "comm", "gemm", "generate", "layers", "train"})
+    for (const char* what : {"attention", "checkpoint", "comm", "gemm", "generate", "layers", "train"})
         EXPECT_THAT(run({"bench", what, "--help"}).out, HasSubstr(concat("gradtile bench ", what)));
 }
 
