@@ -1,10 +1,12 @@
 #include <gradtile/train/run_recorder.h>
 
+#include <algorithm>
+
 namespace gradtile {
 
 void RunRecorder::open(RunOutput output) {
     output_ = std::move(output);
-    wall_s_before_ = output_.metrics->wall_s();
+    wall_s_before_ = std::max(wall_s_before_, output_.metrics->wall_s());
 }
 
 double RunRecorder::seconds_since_start() const {
@@ -56,6 +58,7 @@ void RunRecorder::report_saves() {
     if (!output_.writer) return;
     for (const SaveReport& report : output_.writer->poll()) {
         if (!report.message.empty()) on_message_(report.message);
+        save_seconds_ = report.copy_seconds + report.write_seconds;
         if (report.best) settle_best(report);
         if (report.saved) {
             saved_step_ = report.step;

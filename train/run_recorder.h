@@ -39,6 +39,8 @@ class RunRecorder {
     void start_clock() { start_ = std::chrono::steady_clock::now(); }
     double seconds_since_start() const;
     double wall_s() const { return wall_s_before_ + seconds_since_start(); }
+    /// A resumed run has trained for at least this time, whatever its metrics say.
+    void resume_clock(double wall_s) { wall_s_before_ = wall_s; }
     /// Adds the seconds since start_clock() to those before, and returns the sum.
     double stop_clock() { return wall_s_before_ = wall_s(); }
 
@@ -50,6 +52,8 @@ class RunRecorder {
     void resume_from(std::int64_t step, std::filesystem::path file);
     /// Returns whether the state of this step was passed to save(), or resumed from.
     bool was_submitted(std::int64_t step) const { return submitted_step_ == step; }
+    /// How long the newest save took; 0: none has ended.
+    double save_seconds() const { return save_seconds_; }
     /// Starts to save a step. `is_in_host_memory`: the tensors may be written without a copy, and do not
     /// change before wait_for_saves().
     void save(Checkpoint checkpoint, bool best, bool is_in_host_memory);
@@ -82,6 +86,7 @@ class RunRecorder {
     std::int64_t saved_step_ = 0;  // newest step that is safe on disk
     std::filesystem::path saved_path_;
     std::int64_t submitted_step_ = -1;
+    double save_seconds_ = 0.0;
     std::optional<double> best_val_loss_, best_saved_val_loss_;  // of all steps; of best.h5
     std::map<std::int64_t, double> pending_best_losses_;         // of running saves for best.h5, by step
 };

@@ -20,26 +20,37 @@ Schedule Schedule::of(const TrainConfig& config) {
     return {config.schedule, config.lr, config.min_lr, config.warmup, config.steps, config.wsd_decay};
 }
 
-double Schedule::operator()(std::int64_t step) const {
-    check(step >= 1, "schedule: step ", step, "; steps count from 1");
-    if (step <= warmup) return lr * static_cast<double>(step) / static_cast<double>(warmup);
-    if (kind == ScheduleKind::constant) return lr;
-    if (step >= horizon) return min_lr;
+/// Returns the rate at t in [0, 1] of its fall.
+double Schedule::falling(double t) const {
     switch (kind) {
         case ScheduleKind::cosine:
-            return min_lr +
-                   (lr - min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress(step, warmup, horizon)));
+            return min_lr + (lr - min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * t));
         case ScheduleKind::linear:
-            return lr + (min_lr - lr) * progress(step, warmup, horizon);
-        case ScheduleKind::wsd: {
-            const auto decay_steps = std::llround(wsd_decay * static_cast<double>(horizon));
-            const std::int64_t stable_until = std::max<std::int64_t>(warmup, horizon - decay_steps);
-            return step <= stable_until ? lr : lr + (min_lr - lr) * progress(step, stable_until, horizon);
-        }
+        case ScheduleKind::wsd:
+            return lr + (min_lr - lr) * t;
         case ScheduleKind::constant:
             return lr;
     }
     throw Error("schedule: unknown kind");
+}
+
+double Schedule::operator()(std::int64_t step, double used) const {
+    check(step >= 1, "schedule: step ", step, "; steps count from 1");
+    const bool is_warming_up = step <= warmup;
+    const double warmed = is_warming_up ? static_cast<double>(step) / static_cast<double>(warmup) : 1.0;
+    if (horizon == 0) {
+        const double begin = kind == ScheduleKind::wsd ? 1.0 - wsd_decay : 0.0;
+        if (kind == ScheduleKind::constant || used <= begin) return warmed * lr;
+        return warmed * (used < 1.0 ? falling((used - begin) / (1.0 - begin)) : min_lr);
+    }
+    if (is_warming_up) return lr * static_cast<double>(step) / static_cast<double>(warmup);
+    if (kind == ScheduleKind::constant) return lr;
+    if (step >= horizon) return min_lr;
+    std::int64_t begin = warmup;
+    if (kind == ScheduleKind::wsd)
+        begin =
+            std::max<std::int64_t>(warmup, horizon - std::llround(wsd_decay * static_cast<double>(horizon)));
+    return step <= begin ? lr : falling(progress(step, begin, horizon));
 }
 
 }  // namespace gradtile

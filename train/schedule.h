@@ -12,6 +12,10 @@
 ///     constant  lr
 ///
 /// At step = horizon and later the rate is exactly min_lr (constant: lr).
+///
+/// A run with a time budget has no horizon in steps. Its t is the fraction of the budget that was used before
+/// the step (wsd: the decay is a fraction of the budget), and the rate is multiplied by min(1, step /
+/// warmup).
 #include <cstdint>
 
 namespace gradtile {
@@ -24,12 +28,16 @@ struct Schedule {
     double lr = 1e-3;
     double min_lr = 1e-4;
     std::int64_t warmup = 0;
-    std::int64_t horizon = 1;
+    std::int64_t horizon = 1;  ///< steps; 0: the run has a time budget
     double wsd_decay = 0.2;
 
     static Schedule of(const TrainConfig& config);
-    /// Throws Error for a step below 1.
-    double operator()(std::int64_t step) const;
+    /// `used` is the used fraction of the time budget, for runs that have one. Throws Error for a step
+    /// below 1.
+    double operator()(std::int64_t step, double used = 0.0) const;
+
+  private:
+    double falling(double t) const;
 };
 
 }  // namespace gradtile

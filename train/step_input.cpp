@@ -66,8 +66,6 @@ void StepInput::prepare(std::int64_t step) {
 
 void StepInput::draw(std::int64_t step) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
-    const double rate = options_.schedule(step);
-    std::memcpy(words + rate_at, &rate, sizeof rate);
     const std::array<std::int32_t, 2> seed = DropoutKey::seed_words(options_.seed, step);
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
     std::int64_t target_count = 0;
@@ -115,9 +113,11 @@ void StepInput::prepare_refusal(std::int64_t step) {
     prepared_ = {step, state_};
 }
 
-void StepInput::upload(const Context& ctx, double vote) {
+void StepInput::upload(const Context& ctx, double rate, double vote) {
     check(prepared_.has_value(), "step input: nothing is prepared");
-    std::memcpy(host_[next_].data<std::int32_t>() + vote_at, &vote, sizeof vote);
+    std::int32_t* const words = host_[next_].data<std::int32_t>();
+    std::memcpy(words + rate_at, &rate, sizeof rate);
+    std::memcpy(words + vote_at, &vote, sizeof vote);
     if (ctx.device().is_cuda())
         cuda::copy_bytes(device_.raw_data(), host_[next_].raw_data(), device_.bytes(), ctx.device(),
                          ctx.stream());

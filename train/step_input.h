@@ -6,15 +6,13 @@
 #include <optional>
 
 #include <gradtile/train/data/data_loader.h>
-#include <gradtile/train/schedule.h>
 
 namespace gradtile {
 
 struct StepInputOptions {
     std::int64_t micro_steps = 1;
     std::int64_t micro_batch = 1;  ///< sequences in a micro-batch
-    Schedule schedule = {};
-    std::uint64_t seed = 0;  ///< the run's seed
+    std::uint64_t seed = 0;        ///< the run's seed
 };
 
 /// On a GPU the host prepares the next step's input in page-locked memory while the device works on the
@@ -33,8 +31,8 @@ class StepInput {
     /// exchange that the other processes wait for. The target count is so small that the gradients are
     /// infinite, so every process refuses the update. Takes no data from the loader.
     void prepare_refusal(std::int64_t step);
-    /// Makes the prepared step's input the current one, in stream order. Stores `vote` for vote().
-    void upload(const Context& ctx, double vote = 0.0);
+    /// Makes the prepared step's input the current one, in stream order, with a learning rate and a vote.
+    void upload(const Context& ctx, double rate, double vote = 0.0);
 
     // The current step's input, on the device.
     const Tensor& rate() const { return rate_; }                ///< [1] float64

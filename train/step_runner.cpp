@@ -53,7 +53,6 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
              {.micro_steps = config.accumulation_steps(group.size()),
               .micro_batch = config.micro_batch_size(group.size()),
-              .schedule = schedule_,
               .seed = config.seed}),
       validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
       result_(zeros(ctx, {3}, DType::f64)),
@@ -150,7 +149,7 @@ StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx) {
     return outcome;
 }
 
-std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_next) {
+std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_next, double used) {
     const Clock::time_point start = Clock::now();
     const Context& ctx = *arena_ctx_;
     step_ = step;
@@ -158,7 +157,8 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     const JsonValue data_before = input_.state();
     prepare_input(step);
     if (stopping_) return std::nullopt;
-    input_.upload(ctx, group_.is_alone() ? 0.0 : own_vote());
+    const double rate = schedule_(step, used);
+    input_.upload(ctx, rate, group_.is_alone() ? 0.0 : own_vote());
     const Outcome outcome = enqueue_step(ctx);
     if (ctx.device().is_cuda()) {
         if (prepares_next) prepare_ahead(step + 1);  // while the device computes
@@ -174,7 +174,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     StepReport report{.step = step,
                       .loss = result[0],
-                      .lr = schedule_(step),
+                      .lr = rate,
                       .grad_norm = result[2],
                       .tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / ms * 1e3,
                       .ms = ms};

@@ -28,8 +28,9 @@ class StepRunner {
 
     /// Computes a step, and on a GPU prepares the input of the next one meanwhile if `prepares_next`. Returns
     /// an empty result when the step was dropped; the state is then as before the step. When the report names
-    /// a number that was not finite, the optimizer has refused the update.
-    std::optional<StepReport> run_step(std::int64_t step, bool prepares_next);
+    /// a number that was not finite, the optimizer has refused the update. `used` is the used fraction of the
+    /// time budget, for runs that have one.
+    std::optional<StepReport> run_step(std::int64_t step, bool prepares_next, double used = 0.0);
     bool evaluates() const { return validation_ != nullptr; }
     /// Returns the mean loss of the validation data after step `step`; an empty result when the evaluation
     /// was abandoned.

@@ -5,6 +5,7 @@
 
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/config/optional_json.h>
+#include <gradtile/train/run_clock.h>
 #include <gradtile/train/run_recorder.h>
 #include <gradtile/train/step_runner.h>
 
@@ -26,7 +27,8 @@ bool Trainer::replays_graph() const {
 /// Returns an empty result when the step was dropped; the state is then as before the step.
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
-    std::optional<StepReport> report = runner_->run_step(step, /*prepares_next=*/step < end_);
+    std::optional<StepReport> report =
+        runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
     if (!report) return report;
     step_ = step;
     if (report->not_finite.empty()) {
@@ -83,16 +85,35 @@ bool Trainer::evaluate_into(StepReport& report, bool& best) {
                        JsonValue::object({{"best_val_loss", json_of(recorder_->best_val_loss())}}).dump()),
                    "the losses of rank 0"),
         "best_val_loss"));
+    const double began = recorder_->wall_s();
     const std::optional<double> loss = runner_->evaluate(step_);
     if (!loss) return false;
+    evaluation_seconds_ = recorder_->wall_s() - began;
     report.val_loss = val_loss_ = *loss;
     best = std::isfinite(*loss) && (!recorder_->best_val_loss() || *loss < *recorder_->best_val_loss());
     if (best) recorder_->set_best_val_loss(*loss);
     return true;
 }
 
+/// Counts a step against the time budget, which may make it the run's last one.
+void Trainer::count_time(StepReport& report) {
+    constexpr double bytes_per_second = 4e8;  // of a save, until one was measured
+    RunClock::Times times{.run_seconds = recorder_->wall_s(),
+                          .step_seconds = report.ms / 1e3,
+                          .evaluation_seconds = evaluation_seconds_,
+                          .save_seconds = recorder_->save_seconds()};
+    // A forward pass has a third of a step's operations.
+    if (runner_->evaluates())
+        times.steps_in_evaluation =
+            static_cast<double>(validation_tokens_) / (3.0 * static_cast<double>(tokens_at(1)));
+    if (times.save_seconds == 0.0) times.save_seconds = static_cast<double>(save_bytes_) / bytes_per_second;
+    if (clock_->count(step_, times)) end_ = step_;
+    report.budget_used = clock_->used();
+}
+
 /// Evaluates, records and saves after a step, where each is due.
 void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
+    if (clock_ && !pending_evaluation_) count_time(report);
     const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
     const bool last = step_ == end_;
     bool best = false;

@@ -10,6 +10,10 @@
 /// and samples, for any thread count. On a GPU this needs config.training.deterministic; otherwise the
 /// resumed run uses the same matrix algorithms and agrees to rounding (docs/design.md lists the exceptions).
 ///
+/// A run with config.time_budget ends when training, evaluation and saving have used it up, and its learning
+/// rates follow the clock of rank 0, so another run has other results. config.replay_clock names a run whose
+/// clock is used again; then the results are equal as above.
+///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).
 ///
@@ -63,6 +67,7 @@ struct RunSummary {
     std::int64_t bad_steps = 0;  ///< refused updates since the run was created
 };
 
+class RunClock;
 class RunDirectory;
 class RunRecorder;
 class SnapshotWriter;
@@ -149,7 +154,8 @@ class Trainer {
     bool replays_graph() const;
     /// The settings of the run, in which model.vocabulary is known.
     const TrainConfig& config() const { return config_; }
-    /// The run's last step: config().steps unless a resume changed it.
+    /// The run's last step: config().steps unless a resume changed it. Unknown (no step reaches it) until a
+    /// time budget is used up.
     std::int64_t last_step() const { return end_; }
     /// How many steps are done.
     std::int64_t step() const { return step_; }
@@ -182,6 +188,7 @@ class Trainer {
     RunSummary::Reason train_until(std::int64_t stop_after);
     std::optional<StepReport> train_step();
     void finish_step(StepReport report, std::int64_t stop_after);
+    void count_time(StepReport& report);
     bool evaluate_into(StepReport& report, bool& best);
     void handle_bad_step(const StepReport& report);
     [[noreturn]] void stop_after_bad_steps(const StepReport& report);
@@ -198,6 +205,7 @@ class Trainer {
     // The recorder's saves read the runner's tensors, so it is destroyed first.
     std::unique_ptr<StepRunner> runner_;
     std::unique_ptr<RunRecorder> recorder_;
+    std::unique_ptr<RunClock> clock_;  // null: the run has no time budget
     std::string algorithms_source_;  // the checkpoint of the restored matrix algorithms, until one is refused
     MemoryPlan plan_;
 
@@ -207,6 +215,9 @@ class Trainer {
     std::optional<double> source_nll_;
     JsonValue data_content_;  // see Dataset::content
     std::vector<std::string> data_description_;
+
+    std::uint64_t save_bytes_ = 0;     // of a checkpoint; 0: nothing is saved
+    double evaluation_seconds_ = 0.0;  // of the newest evaluation; 0: none
 
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;

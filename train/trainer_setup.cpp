@@ -19,6 +19,7 @@
 #include <gradtile/train/model/merged_adapters.h>
 #include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
+#include <gradtile/train/run_clock.h>
 #include <gradtile/train/run_recorder.h>
 #include <gradtile/train/step_runner.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
@@ -58,6 +59,7 @@ constexpr const char* content_key = "content";
 // Keys in a checkpoint's meta.
 constexpr const char* algorithms_key = "matrix_algorithms";
 constexpr const char* pending_evaluation_key = "evaluation_left";
+constexpr const char* budget_used_key = "budget_used";  // in schedule
 
 /// Returns the thread count. The processes on a host share its cores, unless each process is bound to some
 /// cores.
@@ -90,6 +92,8 @@ std::int64_t step_count(std::int64_t count, const char* name, const std::string&
 /// `steps` stays the schedule's horizon.
 std::optional<std::int64_t> change_settings(TrainConfig& config, const JsonValue& changes) {
     check_may_change(changes);
+    check(!changes.contains("steps") || config.time_budget.empty(),
+          "steps: the run ends with its time-budget, ", config.time_budget, "; expected no number of steps");
     const std::int64_t horizon = config.steps;
     const std::string val_data = config.val_data;
     apply_json(config, changes, "resume");
@@ -273,6 +277,10 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     plan_.activations = runner_->activation_bytes();
     plan_.optimizer = optimizer().state_bytes();
     end_ = config_.steps;
+    if (!config_.time_budget.empty()) {
+        clock_ = std::make_unique<RunClock>(config_, *group_);
+        end_ = static_cast<std::int64_t>(setting_limits::max_steps);
+    }
     check_sampling();
 }
 
@@ -339,6 +347,7 @@ void Trainer::start_in_directory() {
         output.directory->discard();
         throw;
     }
+    save_bytes_ = bytes;
     recorder_->open(std::move(output));
 }
 
@@ -351,6 +360,7 @@ void Trainer::resume_in_directory(RunDirectory directory) {
         directory.metrics_file(), step_,
         pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
     output.directory = std::make_unique<RunDirectory>(std::move(directory));
+    save_bytes_ = bytes;
     recorder_->open(std::move(output));
 }
 
@@ -372,8 +382,8 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     // Every random number is Philox under a key made from the seed and the step, so there is no other state.
     checkpoint.rng =
         JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
-    const JsonValue schedule =
-        JsonValue::object({{"horizon", runner_->schedule().horizon}, {"last_step", end_}});
+    JsonValue schedule = JsonValue::object({{"horizon", runner_->schedule().horizon}, {"last_step", end_}});
+    if (clock_) schedule.set(budget_used_key, clock_->used());
     checkpoint.meta = JsonValue::object(
         {{"gradtile", version()},
          {"world_size", group_->size()},
@@ -395,8 +405,10 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     runner_->replica().restore(checkpoint, source);
     const JsonValue& meta = checkpoint.meta;
     std::int64_t last_step = 0, bad_steps = 0, bad_steps_in_a_row = 0;
+    double used = 0.0;
     with_source(concat(source, ": is not a training checkpoint"), [&] {
         last_step = meta["schedule"]["last_step"].get<std::int64_t>();
+        if (clock_) used = meta["schedule"][budget_used_key].number();
         bad_steps = meta["bad_steps"].get<std::int64_t>();
         bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
         val_loss_ = optional_of<double>(meta, "val_loss");
@@ -405,6 +417,11 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
             pending_evaluation_ = step_report_from(*report);
         return &checkpoint.data["loader"];
     });
+    if (clock_) {
+        check(used >= 0.0 && used <= 1.0, source, ": budget_used: ", used, "; expected 0 to 1");
+        clock_->resume(used);
+        recorder_->resume_clock(used * clock_->budget_seconds());
+    }
     runner_->input().restore(checkpoint.data["loader"]);
     end_ = step_count(last_step, "last_step", source);
     bad_steps_ = step_count(bad_steps, "bad_steps", source);

@@ -89,6 +89,36 @@ TEST(Schedule, WarmUpLongerThanTheHorizonKeepsRising) {
     EXPECT_EQ(rate(101), min_lr);
 }
 
+TEST(Schedule, FollowsATimeBudget) {
+    for (const ScheduleKind kind : all) {
+        Schedule rate = schedule(kind);
+        rate.horizon = 0;
+        EXPECT_EQ(rate(100, 0.0), top_lr);
+        EXPECT_DOUBLE_EQ(rate(50, 0.0), top_lr / 2) << "warm-up counts steps";
+        EXPECT_EQ(rate(5000, 1.0), kind == ScheduleKind::constant ? top_lr : min_lr);
+        for (int i = 0; i < 100; ++i) EXPECT_LE(rate(200, (i + 1) / 100.0), rate(200, i / 100.0));
+    }
+    const auto of = [](ScheduleKind kind, double used) {
+        Schedule rate = schedule(kind);
+        rate.horizon = 0;
+        return rate(1000, used);
+    };
+    EXPECT_NEAR(of(ScheduleKind::cosine, 0.5), (top_lr + min_lr) / 2, 1e-18);
+    EXPECT_NEAR(of(ScheduleKind::linear, 0.25), top_lr - (top_lr - min_lr) / 4, 1e-18);
+    EXPECT_EQ(of(ScheduleKind::wsd, 0.8), top_lr);
+    EXPECT_NEAR(of(ScheduleKind::wsd, 0.9), (top_lr + min_lr) / 2, 1e-15);
+}
+
+TEST(TimeBudget, HasHoursMinutesAndSeconds) {
+    EXPECT_EQ(seconds_of("90s"), 90.0);
+    EXPECT_EQ(seconds_of("5m"), 300.0);
+    EXPECT_EQ(seconds_of("1h30m"), 5400.0);
+    EXPECT_EQ(seconds_of("0.5h1.5s"), 1801.5);
+    for (const char* wrong :
+         {"", "5", "m", "5x", "5m1h", "5m5m", "-5m", "0s", "9000h", "1e9s", "5 m", "nans", "5m "})
+        EXPECT_THROW(seconds_of(wrong), Error) << wrong;
+}
+
 TEST(Schedule, RefusesStepsBelowOne) {
     EXPECT_THROW(schedule(ScheduleKind::cosine)(0), Error);
 }

@@ -30,23 +30,22 @@ DataLoader loader() {
     return DataLoader(TokenSequence(std::move(tokens), "numbers"), {.context = context, .seed = Seed{4}});
 }
 
-StepInputOptions cosine_options() {
-    return {.micro_steps = micro_steps,
-            .micro_batch = micro_batch,
-            .schedule = {.lr = 1e-3, .min_lr = 1e-4, .warmup = 5, .horizon = 50},
-            .seed = 9};
+constexpr double rate = 1e-3;
+
+StepInputOptions options() {
+    return {.micro_steps = micro_steps, .micro_batch = micro_batch, .seed = 9};
 }
 
 /// Checks every step's input, on any device.
 void expect_steps_in_order(const Context& ctx, bool prepares_next) {
-    StepInput input(ctx, loader(), cosine_options());
+    StepInput input(ctx, loader(), options());
     DataLoader reference = loader();
     const Tensor first_place = input.micro_batch(0).tokens;
     for (std::int64_t step = 1; step <= 40; ++step) {  // several epochs
         input.prepare(step);
-        input.upload(ctx);
+        input.upload(ctx, rate * static_cast<double>(step));
         if (prepares_next) input.prepare(step + 1);
-        EXPECT_EQ(item(ctx, input.rate()), cosine_options().schedule(step));
+        EXPECT_EQ(item(ctx, input.rate()), rate * static_cast<double>(step));
         const std::uint64_t seed = mix_seed(9, static_cast<std::uint64_t>(step));
         EXPECT_THAT(
             to_host(ctx, input.seed_tensor()),
@@ -83,8 +82,7 @@ TEST(StepInput, PassesOverWindowsWithoutATarget) {
         return DataLoader(TokenSequence(ids, "ids"),
                           {.context = context, .seed = Seed{4}, .ignore_token = 0});
     };
-    StepInput input(ctx, mostly_ignored(), cosine_options()),
-        resumed(ctx, mostly_ignored(), cosine_options());
+    StepInput input(ctx, mostly_ignored(), options()), resumed(ctx, mostly_ignored(), options());
     DataLoader reference = mostly_ignored();
     const Batch batch = empty_batch(ctx, micro_steps * micro_batch, context);
     std::int64_t passed_over = 0;
@@ -92,7 +90,7 @@ TEST(StepInput, PassesOverWindowsWithoutATarget) {
         std::int64_t expected = 0;
         while ((expected = reference.next(batch)) == 0) ++passed_over;
         input.prepare(step);
-        input.upload(ctx);
+        input.upload(ctx, rate);
         EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(expected)) << step;
         EXPECT_EQ(input.state(), reference.state()) << step;
         EXPECT_EQ(to_host(ctx, input.micro_batch(0).targets),
@@ -102,35 +100,35 @@ TEST(StepInput, PassesOverWindowsWithoutATarget) {
     resumed.restore(input.state());
     for (StepInput* const each : {&input, &resumed}) {
         each->prepare(41);
-        each->upload(ctx);
+        each->upload(ctx, rate);
     }
     EXPECT_EQ(to_host(ctx, resumed.micro_batch(0).targets), to_host(ctx, input.micro_batch(0).targets));
 }
 
 TEST(StepInput, ContinuesFromASavedState) {
     const Context ctx(Device::cpu(), 1);
-    StepInput uninterrupted(ctx, loader(), cosine_options()), resumed(ctx, loader(), cosine_options());
+    StepInput uninterrupted(ctx, loader(), options()), resumed(ctx, loader(), options());
     for (std::int64_t step = 1; step <= 9; ++step) {
         uninterrupted.prepare(step);
-        uninterrupted.upload(ctx);
+        uninterrupted.upload(ctx, rate);
     }
     resumed.restore(uninterrupted.state());
     EXPECT_EQ(resumed.state(), uninterrupted.state());
     for (StepInput* input : {&uninterrupted, &resumed}) {
         input->prepare(10);
-        input->upload(ctx);
+        input->upload(ctx, rate);
     }
     EXPECT_EQ(to_host(ctx, resumed.micro_batch(1).tokens), to_host(ctx, uninterrupted.micro_batch(1).tokens));
 }
 
 TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
     const Context ctx(Device::cpu(), 1);
-    StepInput input(ctx, loader(), cosine_options());
-    EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
+    StepInput input(ctx, loader(), options());
+    EXPECT_THAT(test::message_of([&] { input.upload(ctx, rate); }), HasSubstr("nothing is prepared"));
     input.prepare(1);
     input.prepare(1);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("step 1 is prepared"));
-    input.upload(ctx);
+    input.upload(ctx, rate);
     DataLoader reference = loader();
     const Batch batch = empty_batch(ctx, micro_steps * micro_batch, context);
     reference.next(batch);
@@ -139,12 +137,12 @@ TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
 
 TEST(StepInput, ARefusalTakesNoDataAndOverflowsGradients) {
     const Context ctx(Device::cpu(), 1);
-    StepInput input(ctx, loader(), cosine_options());
+    StepInput input(ctx, loader(), options());
     input.prepare(1);
-    input.upload(ctx);
+    input.upload(ctx, rate);
     const JsonValue before = input.state();
     input.prepare_refusal(2);
-    input.upload(ctx, 1.0);
+    input.upload(ctx, rate, 1.0);
     const double target_weight = 1.0 / item(ctx, input.target_count());
     EXPECT_TRUE(std::isinf(static_cast<float>(target_weight)));
     EXPECT_THAT(to_host(ctx, input.micro_batch(0).tokens), testing::Each(0.0));
@@ -160,11 +158,11 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     std::iota(numbers.begin(), numbers.end(), 0);
     write_token_file(path, TokenFormat::headerless, numbers);
     StepInput input(ctx, DataLoader(open_token_file(path).tokens, {.context = context, .seed = Seed{4}}),
-                    cosine_options());
+                    options());
     DataLoader reference = loader();
     const Batch expected = empty_batch(ctx, micro_steps * micro_batch, context);
     input.prepare(1);
-    input.upload(ctx);
+    input.upload(ctx, rate);
     reference.next(expected);
     const JsonValue after_one = input.state();
     // The file is so short that only some of step 2's micro-steps can be read.
@@ -173,11 +171,11 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     std::filesystem::resize_file(path, 600);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
     EXPECT_EQ(input.state(), after_one);
-    EXPECT_THAT(test::message_of([&] { input.upload(ctx); }), HasSubstr("nothing is prepared"));
+    EXPECT_THAT(test::message_of([&] { input.upload(ctx, rate); }), HasSubstr("nothing is prepared"));
     std::ofstream(path, std::ios::binary)
         << contents.str();  // the same file; write_token_file() would replace it
     input.prepare(2);
-    input.upload(ctx);
+    input.upload(ctx, rate);
     reference.next(expected);
     EXPECT_EQ(input.state(), reference.state());
     EXPECT_EQ(to_host(ctx, input.micro_batch(1).tokens),

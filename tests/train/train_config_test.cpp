@@ -132,6 +132,32 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
               "dropout: 1; expected 0 or more, less than 1");
 }
 
+TEST(TrainConfig, ARunHasStepsOrATimeBudget) {
+    TrainConfig config;
+    apply_json(config, JsonValue::object({{"time-budget", "5m"}}), "a.json");
+    EXPECT_EQ(config.steps, 0);
+    EXPECT_NO_THROW(validate(config));
+    TrainConfig copy;
+    apply_json(copy, to_json(config), "config.json");
+    EXPECT_EQ(to_json(copy), to_json(config));
+    apply_json(config, JsonValue::object({{"steps", 7}}), "a.json");  // the later one counts
+    EXPECT_EQ(config.time_budget, "");
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_EQ(message_of([&] {
+                  apply_json(config, JsonValue::object({{"steps", 7}, {"time-budget", "5m"}}), "a.json");
+              }),
+              "a.json: steps and time-budget; expected only one of them");
+    config.steps = 0;
+    EXPECT_EQ(message_of([&] { validate(config); }), "steps: 0; expected 1 to 1e+12, or a time-budget");
+    config.time_budget = "5";
+    EXPECT_EQ(message_of([&] { validate(config); }),
+              "time-budget: '5'; expected a time such as 90s, 5m or 1h30m, at most a year");
+    config = {};
+    config.replay_clock = "runs/a";
+    EXPECT_EQ(message_of([&] { validate(config); }),
+              "replay-clock: 'runs/a' without time-budget; expected the budget of that run");
+}
+
 TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
     const auto refusal = [](auto&& change) {
         TrainConfig config;

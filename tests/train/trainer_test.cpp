@@ -1,7 +1,9 @@
 #include <gradtile/train/trainer.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +14,7 @@
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/observers/run_observers.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/schedule.h>
 
 #include <support/error_message.h>
 #include <support/json.h>
@@ -130,6 +133,90 @@ TEST_P(ResumeIsBitExact, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     const SampleOptions options{.prompt = "the cat", .tokens = 50, .seed = 3};
     EXPECT_EQ(sample(second.model(), options), sample(uninterrupted.model(), options));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+TEST(Trainer, EndsWithItsTimeBudget) {
+    TinyRun run;
+    run.config.steps = 0;
+    run.config.time_budget = "1s";
+    Trainer trainer(run.config, run.on_message);
+    EXPECT_EQ(trainer.run().reason, RunSummary::Reason::finished);
+    EXPECT_TRUE(trainer.is_finished());
+    EXPECT_EQ(trainer.last_step(), trainer.step());
+    const std::vector<nlohmann::json> steps = TinyRun::losses(run.config.out);
+    ASSERT_EQ(std::ssize(steps), trainer.step());
+    EXPECT_TRUE(steps.back().contains("val_loss"));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// The rates follow the clock, and a run that replays the clock has the same weights and losses. Nothing
+/// depends on the speed of the machine: the first run ends after 12 steps.
+TEST(Trainer, ReplaysARunWithATimeBudgetToTheBit) {
+    TinyRun run;
+    run.config.steps = 0;
+    run.config.time_budget = "1h";
+    run.config.eval_every = 4;
+    Trainer clocked(run.config, run.on_message);
+    ASSERT_EQ(clocked.run(/*stop_after=*/12).step, 12);
+    const std::vector<nlohmann::json> steps = TinyRun::losses(run.config.out);
+    ASSERT_EQ(steps.size(), 12u);
+    const Schedule schedule = Schedule::of(run.config);
+    double used = 0.0;
+    for (const nlohmann::json& line : steps) {
+        const double rate = schedule(line["step"], used);
+        EXPECT_NEAR(line["lr"].get<double>(), rate, 1e-8 * rate);  // nine digits
+        EXPECT_GE(line["budget_used"].get<double>(), used);
+        used = line["budget_used"];
+    }
+    EXPECT_GT(used, 0.0);
+
+    TrainConfig config = run.config;
+    config.replay_clock = run.config.out;
+    config.out = (run.directory / "replayed").string();
+    { Trainer(config, run.on_message).run(/*stop_after=*/5); }
+    Trainer replayed(config.out, ResumeOptions{}, run.on_message);
+    const RunSummary summary = replayed.run();
+    EXPECT_EQ(summary.reason, RunSummary::Reason::finished);
+    EXPECT_EQ(summary.step, 12);
+    EXPECT_EQ(state_of(replayed), state_of(clocked));
+    EXPECT_EQ(TinyRun::losses(config.out), steps);
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Each part ends after a few steps, so that the test does not depend on the speed of the machine.
+TEST(Trainer, ATimeBudgetCountsAllPartsOfARun) {
+    TinyRun run;
+    run.config.steps = 0;
+    run.config.time_budget = "1h";
+    const auto sleep = [](const StepReport&) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+    {
+        Trainer first(run.config, run.on_message);
+        first.on_step(sleep);
+        first.run(/*stop_after=*/10);
+    }
+    {
+        Trainer second(run.config.out, ResumeOptions{}, run.on_message);
+        second.on_step(sleep);
+        EXPECT_EQ(second.run(/*stop_after=*/13).step, 13);
+    }
+    const std::vector<nlohmann::json> steps = TinyRun::losses(run.config.out);
+    ASSERT_EQ(steps.size(), 13u);
+    const auto seconds = [&](std::size_t i) { return 3600.0 * steps[i]["budget_used"].get<double>(); };
+    EXPECT_GE(seconds(9), 9 * 0.05);
+    EXPECT_GE(seconds(12), seconds(9) + 2 * 0.05) << "the second part began to count at 0";
+    EXPECT_EQ(test::message_of([&] {
+                  Trainer(run.config.out, ResumeOptions{.changes = JsonValue::object({{"steps", 99}})},
+                          run.on_message);
+              }),
+              "steps: the run ends with its time-budget, 1h; expected no number of steps");
+
+    const std::filesystem::path path =
+        std::filesystem::path(run.config.out) / "checkpoints" / "step_00000013.h5";
+    Checkpoint changed = read_checkpoint(path);
+    changed.meta.set("schedule", JsonValue::object({{"last_step", 100}, {"budget_used", 1.5}}));
+    write_checkpoint(path, changed);
+    EXPECT_THAT(test::message_of([&] { Trainer(run.config.out, ResumeOptions{}, run.on_message); }),
+                testing::HasSubstr("budget_used: 1.5; expected 0 to 1"));
 }
 
 TEST(Trainer, StopsAndSavesOnRequest) {

@@ -22,7 +22,7 @@ DashboardLine ascii_line(const std::string& text) {
 
 std::vector<ProgressField> position_fields(const DashboardState& state) {
     const auto step = static_cast<long long>(state.report.step),
-               last = static_cast<long long>(state.options.last_step);
+               last = static_cast<long long>(last_step_of(state.report, state.options));
     std::vector<ProgressField> fields{{formatted("step %lld/%lld", step, last), 0}};
     if (last > 0)
         fields.push_back(
@@ -112,9 +112,8 @@ std::vector<DashboardLine> dashboard_lines(const DashboardState& state, const Te
     const auto add = [&](DashboardLine line, int rank) { lines.push_back({std::move(line), rank}); };
 
     add(ascii_line(progress_line(position_fields(state), columns)), 0);
-    const double done = state.options.last_step > 0 ? static_cast<double>(state.report.step) /
-                                                          static_cast<double>(state.options.last_step)
-                                                    : 0.0;
+    const auto last = static_cast<double>(last_step_of(state.report, state.options));
+    const double done = last > 0.0 ? static_cast<double>(state.report.step) / last : 0.0;
     add({progress_bar(done, columns, glyphs), columns}, 3);
     if (state.report.step > 0) {
         add(ascii_line(progress_line(loss_fields(state), columns)), 1);

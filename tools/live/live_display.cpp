@@ -78,7 +78,7 @@ void LiveDisplay::update_speed(const StepReport& report) {
             : report.tokens_per_s;
     const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
     const auto done = static_cast<double>(report.step - state_.options.first_step);
-    const auto left = static_cast<double>(state_.options.last_step - report.step);
+    const auto left = static_cast<double>(last_step_of(report, state_.options) - report.step);
     state_.seconds_left = done > 0.0 ? elapsed / done * left : 0.0;
 }
 

@@ -52,11 +52,16 @@ std::string readable_duration(double seconds) {
     return formatted("%ld:%02ld", whole_seconds / 60, whole_seconds % 60);
 }
 
+std::int64_t last_step_of(const StepReport& report, const ProgressOptions& options) {
+    if (!report.budget_used || *report.budget_used <= 0.0) return std::max(options.last_step, report.step);
+    return std::llround(static_cast<double>(report.step) / *report.budget_used);
+}
+
 std::vector<ProgressField> progress_fields(const StepReport& report, const ProgressOptions& options,
                                            const std::optional<ProgressEvaluation>& evaluation,
                                            double seconds_left) {
     std::vector<ProgressField> fields{{formatted("step %lld/%lld", static_cast<long long>(report.step),
-                                                 static_cast<long long>(options.last_step)),
+                                                 static_cast<long long>(last_step_of(report, options))),
                                        0},
                                       {formatted("loss %.4f", report.loss), 1}};
     if (evaluation) {
@@ -92,10 +97,9 @@ std::string progress_line(std::vector<ProgressField> fields, std::size_t columns
 
 std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
     const char* const what = name_of(part.kind);
+    const auto step = static_cast<long long>(part.step), last = static_cast<long long>(options.last_step);
     return {
-        {formatted("step %lld/%lld", static_cast<long long>(part.step),
-                   static_cast<long long>(options.last_step)),
-         0},
+        {last > 0 ? formatted("step %lld/%lld", step, last) : formatted("step %lld", step), 0},
         {formatted("%s %lld/%lld", what, static_cast<long long>(part.done), static_cast<long long>(part.all)),
          1}};
 }
@@ -114,7 +118,9 @@ Progress::~Progress() {
 void Progress::operator()(const StepReport& report) {
     if (report.val_loss) evaluation_ = {*report.val_loss, report.step};
     const Clock::time_point now = last_update_ = Clock::now();
-    const bool last = report.step == options_.last_step;
+    const std::int64_t last_step = last_step_of(report, options_);
+    const bool last = report.step == last_step;
+    if (options_.last_step == 0) options_.every = std::max<std::int64_t>(1, last_step / 20);
     // The line is redrawn at most ten times per second, so that drawing takes no training time.
     const bool due = terminal_ ? now - last_print_ > std::chrono::milliseconds(100)
                                : report.step % options_.every == 0 || report.val_loss.has_value();
@@ -122,7 +128,7 @@ void Progress::operator()(const StepReport& report) {
     last_print_ = now;
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const auto done = static_cast<double>(report.step - options_.first_step);
-    const auto left = static_cast<double>(options_.last_step - report.step);
+    const auto left = static_cast<double>(last_step - report.step);
     print(progress_fields(report, options_, evaluation_, done > 0.0 ? elapsed / done * left : 0.0));
 }
 

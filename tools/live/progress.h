@@ -10,8 +10,8 @@
 namespace gradtile {
 
 struct ProgressOptions {
-    std::int64_t first_step = 0;  ///< steps that the run's earlier processes have done
-    std::int64_t last_step = 0;
+    std::int64_t first_step = 0;   ///< steps that the run's earlier processes have done
+    std::int64_t last_step = 0;    ///< 0: the run has a time budget
     double flops_per_token = 0.0;  ///< the model's flops_per_token(); 0: not shown
     double peak_flops = 0.0;       ///< the machine's peak, for MFU (model FLOPs utilisation); 0: not shown
     std::int64_t every = 0;  ///< steps between lines if the line cannot be rewritten; 0: 20 lines in all
@@ -19,6 +19,9 @@ struct ProgressOptions {
     /// times as many if the line cannot be rewritten.
     double patience = 2.0;
 };
+
+/// Returns the run's last step; the expected one if the run has a time budget.
+std::int64_t last_step_of(const StepReport& report, const ProgressOptions& options);
 
 /// A part of the line. If the line is too long for the terminal, the parts with the highest rank are omitted
 /// first.

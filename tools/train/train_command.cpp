@@ -155,7 +155,7 @@ void add_observers(Trainer& trainer, const Flags& flags, TrainDisplay& display) 
 
 ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, const ProcessGroup& group) {
     const TrainConfig& config = trainer.config();
-    const std::int64_t last = trainer.last_step();
+    const std::int64_t last = config.time_budget.empty() ? trainer.last_step() : 0;
     return {.first_step = trainer.step(),
             .last_step = flags.stop_after > 0 ? std::min(flags.stop_after, last) : last,
             .flops_per_token = flops_per_token(config.model, config.model.context, config.adapters),
@@ -170,7 +170,8 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     if (!flags.memory && trainer.is_finished()) {
         if (group.is_root())
             std::cout << "the run is finished at step " << trainer.step()
-                      << "; --steps M continues it up to step M\n";
+                      << (trainer.config().time_budget.empty() ? "; --steps M continues it up to step M\n"
+                                                               : "; its time-budget is used up\n");
         return 0;
     }
     if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer, group.size());

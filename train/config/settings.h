@@ -285,8 +285,16 @@ void visit_optimization_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
     using enum OnResume;
     visit(Setting{"steps", "number of optimizer steps; the horizon of the learning rate's schedule", training,
-                  Range{1, max_steps}, train_only, may_change},
+                  Range{0, max_steps}, train_only, may_change},
           c.steps);
+    visit(Setting{"time-budget",
+                  "time after which the run ends, 90s, 5m or 1h30m, with evaluation and saving; the schedule "
+                  "follows the clock; empty: steps",
+                  training},
+          c.time_budget);
+    visit(Setting{"replay-clock", "time-budget: a run whose progress at each step is used again, to the bit",
+                  training},
+          c.replay_clock);
     visit(Setting{"batch", "sequences of an optimizer step, over all ranks", training,
                   Range{1, max_sequences}, batch_users, fixed, FlagTakes::list},
           c.batch);

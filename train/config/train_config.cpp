@@ -1,6 +1,8 @@
 #include <gradtile/train/config/train_config.h>
 
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
@@ -129,6 +131,12 @@ void apply_json(TrainConfig& config, const JsonValue& settings, const std::strin
         assign(name, settings["preset"], source + ": preset");
         config = preset(name);
     }
+    // The end that is given last counts: a number of steps, or a time.
+    const bool gives_budget = settings.contains("time-budget") && settings["time-budget"] != "";
+    const bool gives_steps = settings.contains("steps") && settings["steps"] != 0;
+    check(!gives_budget || !gives_steps, source, ": steps and time-budget; expected only one of them");
+    if (gives_budget) config.steps = 0;
+    if (gives_steps) config.time_budget.clear();
     visit_settings(config, [&](const Setting& setting, auto& member) {
         const char* const name = setting.name;
         if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
@@ -178,6 +186,29 @@ Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokeniz
     return {document_rule(c.document_token, tokenizer), max_documents_of(c)};
 }
 
+double seconds_of(std::string_view time_budget) {
+    constexpr double longest = 366.0 * 24 * 3600;
+    const std::string text(time_budget);
+    double seconds = 0.0;
+    std::string_view units = "hms";
+    for (const char* rest = text.c_str(); *rest != '\0';) {
+        char* end = nullptr;
+        const double number =
+            std::isdigit(static_cast<unsigned char>(*rest)) ? std::strtod(rest, &end) : -1.0;
+        const std::size_t unit = number >= 0.0 && *end != '\0' ? units.find(*end) : std::string_view::npos;
+        if (unit == std::string_view::npos) {
+            seconds = 0.0;
+            break;
+        }
+        seconds += number * (units[unit] == 'h' ? 3600.0 : units[unit] == 'm' ? 60.0 : 1.0);
+        units.remove_prefix(unit + 1);
+        rest = end + 1;
+    }
+    check(seconds > 0.0 && seconds <= longest, "time-budget: '", time_budget,
+          "'; expected a time such as 90s, 5m or 1h30m, at most a year");
+    return seconds;
+}
+
 namespace {
 
 /// Settings of Muon that runs of older versions may have with any optimizer, and must resume with.
@@ -194,7 +225,20 @@ void check_muon_is_chosen(const TrainConfig& c) {
               name, ": ", value, " with optimizer ", name_of(c.optimizer), "; expected optimizer muon");
 }
 
+void check_end(const TrainConfig& c) {
+    check(c.replay_clock.empty() || !c.time_budget.empty(), "replay-clock: '", c.replay_clock,
+          "' without time-budget; expected the budget of that run");
+    if (c.time_budget.empty()) {
+        check(c.steps >= 1, "steps: 0; expected 1 to ", setting_limits::max_steps, ", or a time-budget");
+    } else {
+        seconds_of(c.time_budget);
+        check(c.steps == 0, "steps: ", c.steps, " with time-budget ", c.time_budget,
+              "; expected only one of them");
+    }
+}
+
 void check_optimization(const TrainConfig& c) {
+    check_end(c);
     check_muon_is_chosen(c);
     check(c.head_lr_factor == 1.0 || !c.model.tied_head, "head-lr-factor: ", c.head_lr_factor,
           " with tied-head, where the head is the token embedding; expected embedding-lr-factor");
@@ -254,6 +298,7 @@ void make_paths_absolute(TrainConfig& config) {
         make_absolute("tokenizer", config.tokenizer);
     make_absolute("tensorboard", config.tensorboard);
     make_absolute("init-from", config.init_from);
+    make_absolute("replay-clock", config.replay_clock);
 }
 
 Device resolve_device(DeviceChoice choice, int local_rank) {

@@ -47,7 +47,11 @@ struct TrainConfig {
 
     // Optimisation
     std::int64_t steps = 2000;
-    std::int64_t batch = 12;       ///< sequences per optimizer step, over all ranks
+    /// Seconds of training, evaluation and saving after which the run ends ("90s", "5m", "1h30m"); empty: the
+    /// run ends after `steps`, which must be 0 otherwise.
+    std::string time_budget;
+    std::string replay_clock;  ///< run whose metrics say how far the schedule is at each step; empty: none
+    std::int64_t batch = 12;   ///< sequences per optimizer step, over all ranks
     std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
     OptimizerKind optimizer = kind_of<AdamWSettings>;
     OptimizerSettings optimizer_settings;  ///< every optimizer's settings
@@ -111,6 +115,10 @@ std::int64_t max_documents_of(const TrainConfig& config);
 /// Returns the packing for a run's windows; none unless config.packed. If neither the settings nor the
 /// tokenizer say where documents begin, examples alone are documents.
 Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
+
+/// Returns the seconds of a time budget: "90s", "5m", "1h30m", "0.5h". Throws Error for any other text, and
+/// for more than a year.
+double seconds_of(std::string_view time_budget);
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run with
 /// `ranks` processes.

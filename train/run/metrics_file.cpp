@@ -17,10 +17,10 @@ namespace {
 
 constexpr double max_wall_s = 1e10;  // about 300 years
 
-void append_number(std::string& line, const char* key, double value) {
+void append_number(std::string& line, const char* key, double value, int digits = 9) {
     char text[64];
     if (std::isfinite(value)) {
-        std::snprintf(text, sizeof text, ",\"%s\":%.9g", key, value);
+        std::snprintf(text, sizeof text, ",\"%s\":%.*g", key, digits, value);
     } else {
         std::snprintf(text, sizeof text, ",\"%s\":null", key);
     }
@@ -116,6 +116,7 @@ std::string metrics_line(const StepReport& report) {
     append_number(line, "ms", report.ms);
     line += concat(",\"tokens\":", report.tokens);
     append_number(line, "wall_s", report.wall_s);
+    if (report.budget_used) append_number(line, "budget_used", *report.budget_used, 17);
     if (!report.not_finite.empty()) line += ",\"not_finite\":" + JsonValue(report.not_finite).dump();
     return line + '}';
 }
@@ -181,6 +182,22 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
         });
     });
     return history;
+}
+
+std::vector<double> MetricsFile::read_clock(const std::filesystem::path& path) {
+    std::vector<double> clock;
+    with_file_name("replay-clock", path, [&] {
+        for_lines(path, "\"budget_used\"", [&](std::string_view, const JsonValue& object) {
+            const JsonValue& used = object["budget_used"];
+            check(used.is_number() && object["step"].get<std::int64_t>() == std::ssize(clock) + 1 &&
+                      used.number() >= (clock.empty() ? 0.0 : clock.back()) && used.number() <= 1.0,
+                  "step ", object["step"], " has budget_used ", used, " after ", clock.size(),
+                  " steps; expected the next step and a fraction that rises to at most 1");
+            clock.push_back(used.number());
+        });
+        check(!clock.empty(), "no step has budget_used; expected the metrics of a run with a time budget");
+    });
+    return clock;
 }
 
 MetricsFile::NewestSaves MetricsFile::newest_saves(const std::filesystem::path& path) {

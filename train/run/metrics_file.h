@@ -8,10 +8,10 @@
 ///     {"event":"sample","step":250,"prompt":"One day","text":" a fox went to the forest."}
 ///
 /// (The first object is one line in the file.) `tokens` counts from the run's beginning; `wall_s` is the time
-/// in seconds that the run has trained; see StepReport.
+/// in seconds that the run has trained; see StepReport. A run with a time budget also has "budget_used".
 ///
-/// Floats have 9 significant digits; a number that is not finite is null. A step whose update was refused
-/// also has "not_finite", which names the first tensor that was not finite.
+/// Floats have 9 significant digits, budget_used 17; a number that is not finite is null. A step whose update
+/// was refused also has "not_finite", which names the first tensor that was not finite.
 #include <filesystem>
 #include <vector>
 
@@ -59,6 +59,9 @@ class MetricsFile {
 
     /// Reads the losses in a file; empty if there is no file.
     static LossHistory read(const std::filesystem::path& path);
+    /// Returns budget_used of the steps 1, 2, ... Throws Error when the file has no such run: a step is
+    /// missing, or a number is not between the one before and 1.
+    static std::vector<double> read_clock(const std::filesystem::path& path);
     /// The newest steps whose saves the file records; 0: none, or no file.
     struct NewestSaves {
         std::int64_t announced = 0;  ///< safe on disk

@@ -26,6 +26,9 @@ struct StepReport {
     /// Seconds that the run has trained, with evaluation and saving. A resumed run continues the count; the
     /// time between two processes and a process's start-up are left out.
     double wall_s = 0.0;
+    /// The fraction of the run's time budget that was used after this step, before its evaluation; empty: the
+    /// run has none. The next step's learning rate depends on it.
+    std::optional<double> budget_used = {};
     /// What was not finite: "loss" or a parameter's name. The update was then not applied. Empty if all
     /// numbers were finite.
     std::string not_finite = {};

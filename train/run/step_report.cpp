@@ -4,6 +4,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/with_source.h>
+#include <gradtile/train/config/optional_json.h>
 
 namespace gradtile {
 
@@ -14,6 +15,7 @@ JsonValue to_json(const StepReport& report) {
                               {"grad_norm", report.grad_norm},
                               {"tokens_per_s", report.tokens_per_s},
                               {"ms", report.ms},
+                              {"budget_used", json_of(report.budget_used)},
                               {"not_finite", report.not_finite}});
 }
 
@@ -29,6 +31,7 @@ StepReport step_report_from(const JsonValue& object) {
                           .grad_norm = number("grad_norm"),
                           .tokens_per_s = number("tokens_per_s"),
                           .ms = number("ms"),
+                          .budget_used = optional_of<double>(object, "budget_used"),
                           .not_finite = object["not_finite"].get<std::string>()};
     });
 }

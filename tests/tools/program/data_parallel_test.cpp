@@ -159,6 +159,33 @@ TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     expect_same_curve(uninterrupted, out, 2e-3);
 }
 
+/// The processes end after one step, at the rates of one clock. A replay by one process has the same rates.
+TEST_F(DataParallelTraining, ProcessesFollowTheClockOfRankZero) {
+    const auto train_clocked = [&](int ranks, const Arguments& flags) {
+        const std::filesystem::path out = place_ / concat("run", runs_++);
+        Arguments arguments = tiny_training(stories_, out);
+        const auto steps = std::ranges::find(arguments, "--steps");
+        arguments.erase(steps, steps + 2);
+        const Outcome outcome =
+            run(arguments + Arguments{"--batch", "8", "--quiet", "--time-budget", "3s"} + flags,
+                processes(ranks));
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        return out;
+    };
+    const auto clocked = train_clocked(2, {});
+    const auto steps = steps_of(clocked),
+               replayed = steps_of(train_clocked(1, {"--replay-clock", clocked.string()}));
+    ASSERT_GT(steps.size(), 1u);
+    ASSERT_EQ(steps.size(), replayed.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        EXPECT_EQ(steps[i]["lr"], replayed[i]["lr"]);
+        EXPECT_EQ(steps[i]["budget_used"], replayed[i]["budget_used"]);
+        if (i >= 50) continue;  // the bound of expect_same_curve() is for 50 steps
+        const double loss = steps[i]["loss"];
+        EXPECT_NEAR(loss, replayed[i]["loss"], 5e-6 * loss) << "step " << i + 1;
+    }
+}
+
 TEST_F(DataParallelTraining, IsReproducible) {
     const Arguments flags = {"--zero", "1", "--dropout", "0.1", "--batch", "12"};
     const auto once = train(3, flags), again = train(3, flags);
