@@ -26,10 +26,6 @@ class DocumentEncoder {
   public:
     DocumentEncoder(Tokenizer tokenizer, DocumentEncoderOptions options);
 
-    const Tokenizer& tokenizer() const { return tokenizer_; }
-    const DocumentEncoderOptions& options() const { return options_; }
-    const ChatFormat& chat_format() const { return format_; }
-
     /// Throws Error that begins with `where` when the tokenizer cannot encode the document.
     EncodedDocument encode(const Document& document, std::string_view where, int threads = 1) const;
     /// Calls visit for each of a reader's documents, in order. Several documents are encoded at the same
