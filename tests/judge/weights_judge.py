@@ -38,8 +38,9 @@ def family(name, without=(), **settings):
     """Returns a maker for models of the classes NAMEConfig and NAMEForCausalLM. `without` names settings that the family does not have."""
     config_class = getattr(transformers, f"{name}Config")
     model_class = getattr(transformers, name.removesuffix("Text") + "ForCausalLM")
+    # PyTorch's embedding drops the gradient of pad_token_id's row.
     common = dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=88, max_position_embeddings=CONTEXT,
-                  vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+                  vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=None)
 
     def make(**changes):
         values = {**common, **settings, **changes}
