@@ -38,8 +38,9 @@ def family(name, without=(), **settings):
     """Returns a maker for models of the classes NAMEConfig and NAMEForCausalLM. `without` names settings that the family does not have."""
     config_class = getattr(transformers, f"{name}Config")
     model_class = getattr(transformers, name.removesuffix("Text") + "ForCausalLM")
+    # PyTorch's embedding drops the gradient of pad_token_id's row.
     common = dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=88, max_position_embeddings=CONTEXT,
-                  vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+                  vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=None)
 
     def make(**changes):
         values = {**common, **settings, **changes}
@@ -67,7 +68,9 @@ def rope(kind, **parameters):
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = rope("yarn", factor=3.0, original_max_position_embeddings=16)
 FACTORS = [1.0, 1.5, 2.0, 4.0]
-LONGROPE = {**rope("longrope", short_factor=FACTORS, long_factor=[2 * f for f in FACTORS]), "original_max_position_embeddings": 16}
+LONGROPE = {**rope("longrope", short_factor=FACTORS, long_factor=[2 * f for f in FACTORS]), "original_max_position_embeddings": 16, "initializer_range": 0.1}
+# Up to the original context transformers takes the short factors for a text of any length, and gradtile for a model of at most that context.
+SHORT_LONGROPE = {**LONGROPE, "original_max_position_embeddings": CONTEXT}
 
 # Name, model, changes of its config, dtype of the files, size of a shard (None: one file), whether GGUF can hold it.
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -105,6 +108,7 @@ MODELS = [
     ("Phi-3", phi3, {}, F32, None, True),
     ("Phi-3, a window", phi3, {"sliding_window": 9}, F32, None, False),
     ("Phi-3.5, longrope", phi3, LONGROPE, F32, None, True),
+    ("Phi-3.5, longrope's short factors", phi3, SHORT_LONGROPE, F32, None, True),
     ("Phi-4-mini, tied, three quarters of a head rotate", phi3, {"tie_word_embeddings": True, **rope("default", partial_rotary_factor=0.75)}, F32, None, True),
 ]
 
@@ -299,7 +303,9 @@ def judge(gradtile, directory, tokens, tokenizer, case):
     training = ""
     if dtype == F32:
         found, loss, gradient = check_training(gradtile, directory, imported, tokens)
-        wrong += found + check_greedy(gradtile, directory, imported)
+        wrong += found
+        if changes is not LONGROPE:  # transformers changes the factors while the text grows
+            wrong += check_greedy(gradtile, directory, imported)
         training = f", the loss by {loss:.1e}, gradients by {gradient:.1e}"
         # Without the imported config.json, export writes its own.
         run(gradtile, "export", directory / "trained", "--out", directory / "trained_export")

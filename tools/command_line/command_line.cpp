@@ -50,11 +50,11 @@ std::string unknown_argument(CLI::App& program) {
                   command_line_of(place), " --help");
 }
 
-/// Refuses an empty required argument, which is always a path: it is usually a variable that a script forgot
-/// to set.
+/// Refuses an empty argument that is required or has no flag, which is always a path: it is usually a
+/// variable that a script forgot to set.
 void check_required_paths(const CLI::App& command) {
     for (const CLI::Option* const option : command.get_options()) {
-        if (!option->get_required()) continue;
+        if (!option->get_required() && !option->get_positional()) continue;
         for (const std::string& value : option->results())
             check(!value.empty(), option->get_name(), " '': expected a path");
     }

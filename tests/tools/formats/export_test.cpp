@@ -335,7 +335,7 @@ TEST(Export, GgufHasGemmasNormsWithoutTheOffsetAndNeoxsHeadsApart) {
         ModelConfig plain = config;
         // What llama.cpp's architectures do not compute.
         if (name == std::string_view("mistral")) plain.window = 0;
-        if (name == std::string_view("smollm3")) plain.rope_pattern = 4;
+        if (name == std::string_view("smollm3")) plain.rope_pattern = plain.layers = 4;
         if (config.query_scalar != 0) plain.query_scalar = 0;
         const ImportedModel model = random_model(plain, TrainDType::bf16);
         const auto path = place / concat(name, ".gguf");

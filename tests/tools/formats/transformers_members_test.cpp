@@ -71,7 +71,6 @@ class MembersInFolder : public testing::Test {
         config.vocabulary = tokenizer.vocab_size();
         ImportedModel model = test::random_model(config);
         model.tokenizer = tokenizer;
-        model.text.files["config.json"] = test::config_text(small.name, config);
         export_model(checkpoint_of(model, "x"), "run", {.out = folder_.string()});
     }
 

@@ -258,6 +258,17 @@ TEST_F(Commands, AnExportedRunComesBackWithItsTokenizerAndIsTrainedFurther) {
     expect_refused(run({"train", "--resume", again}), {"imported weights", "--init-from"});
 }
 
+TEST_F(Commands, ImportListsTheFamilies) {
+    const Outcome listed = run({"import", "--list"});
+    expect_success(listed);
+    for (const char* const type : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gemma2",
+                                   "gemma3_text", "gpt_neox", "phi3"})
+        EXPECT_THAT(listed.out, HasSubstr(concat("\n", type, " "))) << type;
+    EXPECT_THAT(listed.out, HasSubstr("auto_map"));
+    expect_refused(run({"import", "--out", (place_ / "x").string()}), {"weights", "--list"});
+    expect_refused(run({"import", "x"}), {"--out"});
+}
+
 TEST_F(Commands, ImportIgnoresUnknownMembersWhenAllowed) {
     const std::string folder = place_ / "exported", out = place_ / "imported";
     expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", "bytes"}));

@@ -67,8 +67,9 @@ void map_outer_and_inner(ConfigMembers& outer, ConfigMembers& inner, const char*
     outer.map(outer_name, value);
     double other = value;
     inner.map(inner_name, other);
+    const std::string holder = inner.source().substr(outer.source().size() + 2);
     check(!is_outer || value == other, inner.source(), ": ", inner_name, ": ", other, ", but ", outer_name,
-          " beside it: ", value, "; expected one of these members, or equal values");
+          " beside ", holder, ": ", value, "; expected one of these members, or equal values");
     value = other;
 }
 
@@ -131,15 +132,24 @@ void write_rope(ConfigMembers& m, ModelConfig& c, const RopeMembers& names) {
     m.write(scaling_name, c.rope_scaling.kind == RopeKind::none ? JsonValue() : scaling.take());
 }
 
+/// Returns rope_scaling or rope_parameters; null if the config has neither, or null.
+const JsonValue* find_scaling(ConfigMembers& m) {
+    const JsonValue* const older = m.find(scaling_name);
+    const JsonValue* const newer = m.find(parameters_name);
+    const bool has_older = older && !older->is_null(), has_newer = newer && !newer->is_null();
+    check(!has_older || !has_newer || *older == *newer, m.source(), ": ", scaling_name, " and ",
+          parameters_name, " differ; expected one of them");
+    return has_older ? older : has_newer ? newer : nullptr;
+}
+
 }  // namespace
 
 void map_rope(ConfigMembers& m, ModelConfig& c, const RopeMembers& names) {
     if (!m.reads()) return write_rope(m, c, names);
-    const JsonValue* const found = m.find({scaling_name, parameters_name});
+    const JsonValue* const found = find_scaling(m);
     const JsonValue nothing = JsonValue::object();
-    const bool has_scaling = found && !found->is_null();
     const char* const name = m.has(scaling_name) ? scaling_name : parameters_name;
-    read_rope(m, has_scaling ? *found : nothing, concat(m.source(), ": ", name), c, names);
+    read_rope(m, found ? *found : nothing, concat(m.source(), ": ", name), c, names);
 }
 
 void map_window_rope(ConfigMembers& m, ModelConfig& c) {
@@ -149,7 +159,7 @@ void map_window_rope(ConfigMembers& m, ModelConfig& c) {
         m.map(window_base, c.window_rope_base);
         return write_rope(m, c, {});
     }
-    const JsonValue* const found = m.find({scaling_name, parameters_name});
+    const JsonValue* const found = find_scaling(m);
     const JsonValue* const of_full = found ? found->find(full) : nullptr;
     const JsonValue* const of_window = found ? found->find(windowed) : nullptr;
     const JsonValue nothing = JsonValue::object();
