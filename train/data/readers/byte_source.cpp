@@ -15,7 +15,7 @@
 namespace gradtile {
 namespace {
 
-constexpr std::size_t chunk_bytes = std::size_t{1} << 18;
+constexpr std::size_t chunk_bytes = std::size_t{1} << 16;
 
 class MemoryBytes final : public ByteSource {
   public:
@@ -28,6 +28,7 @@ class MemoryBytes final : public ByteSource {
         return count;
     }
     std::int64_t file_bytes() const override { return done_; }
+    std::int64_t expected_bytes() const override { return done_ + std::ssize(rest_); }
 
   private:
     std::string_view rest_;
@@ -155,6 +156,11 @@ TextReader::TextReader(std::string_view text, std::string name)
     : TextReader(std::make_unique<MemoryBytes>(text), std::move(name)) {}
 
 bool TextReader::fill() {
+    // Without this the buffer of a small file would double until it is up to twice as long as the file.
+    constexpr std::int64_t small_file = 1 << 22;
+    if (buffer_.empty())
+        buffer_.reserve(static_cast<std::size_t>(std::min(bytes_->expected_bytes(), small_file)) +
+                        chunk_bytes);
     buffer_.erase(0, begin_);
     begin_ = 0;
     const std::size_t before = buffer_.size();
