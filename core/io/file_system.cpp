@@ -3,9 +3,12 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -104,12 +107,20 @@ int FileSystem::make_directory(const std::filesystem::path& path) {
     return or_errno_int(::mkdir(path.c_str(), 0777));
 }
 int FileSystem::list(const std::filesystem::path& path, std::vector<std::string>& names) {
-    std::error_code error;
+    // Not std::filesystem::directory_iterator: libstdc++'s ends the process when memory is short.
+    struct Close {
+        void operator()(DIR* directory) const { ::closedir(directory); }
+    };
     names.clear();
-    for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
-        names.push_back(it->path().filename().string());
+    const std::unique_ptr<DIR, Close> directory(::opendir(path.c_str()));
+    if (!directory) return -errno;
+    for (;;) {
+        errno = 0;
+        const dirent* const entry = ::readdir(directory.get());
+        if (entry == nullptr) return -errno;
+        const std::string_view name(entry->d_name);
+        if (name != "." && name != "..") names.emplace_back(name);
     }
-    return -error.value();
 }
 
 FileSystem& FileSystem::posix() {

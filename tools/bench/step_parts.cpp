@@ -151,7 +151,7 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     Embedding::Saved embedded{tokens};
     model.wte.start_token_sort(ctx, embedded);
     parts.push_back({"embedding backward", 1, 0, [=, &ctx, &model] {
-                         if (model.wpe) model.wpe->backward(ctx, dx, {});
+                         if (model.wpe) model.wpe->backward(ctx, dx, {.start = 0});
                          model.wte.backward(ctx, dx, embedded);
                      }});
     parts.push_back({"head and loss", 1, 6.0 * static_cast<double>(rows * config.width * config.vocabulary),
