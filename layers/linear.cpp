@@ -53,8 +53,8 @@ Tensor Linear::forward(const Context& ctx, const Normed& normed, Saved& saved) c
 
 Residual Linear::forward_onto(const Context& ctx, const Residual& stream, const Tensor& x,
                               Saved& saved) const {
-    check_features("the residual stream", stream.x, out_features(), weight);
     check(!stream.branch.defined(), "linear ", weight.name(), ": the residual stream already has a branch");
+    check_features("the residual stream", stream.x, out_features(), weight);
     Residual sum = stream;
     const Normed in(x, {}, stream.inference && !stream.dropout.drops(stream.key));
     if (const std::optional<Tensor> added = forward_in_one_kernel(ctx, in, {}, stream.x)) {

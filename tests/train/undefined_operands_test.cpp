@@ -765,7 +765,7 @@ TEST(UndefinedOperands, UnknownActivationsAndPositionsAreNamed) {
     EXPECT_EQ(message_of_saved([&] {
                   ActivationLayer{static_cast<Activation>(99)}.forward(o.ctx, o.numbers({3, 4}), saved);
               }),
-              "activation: unknown activation 99; expected gelu-tanh, gelu, swiglu or relu2");
+              "activation: unknown activation 99; expected gelu-tanh, gelu, swiglu, relu2 or geglu-tanh");
     const Tensor outside = from_host(o.ctx, std::vector<std::int32_t>{0, 8, 1}, {1, 3});
     EXPECT_EQ(message_of_saved([&] { o.rope.angles_at(o.ctx, outside, DType::f32); }),
               "rope: position 8 is outside 0 to 7");

@@ -10,7 +10,7 @@
 #include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/internal/new_files.h>
 #include <gradtile/tools/formats/safetensors.h>
-#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/tools/formats/internal/weight_names.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/chat_jinja.h>
@@ -49,9 +49,9 @@ class Exporter {
         tokenizer_ = tokenizer_of(checkpoint, source_);
         imported_ = imported_text_of(checkpoint, config_.model.vocabulary, source_);
         const auto kept = imported_.files.find("config.json");
-        family_ =
-            &family_of(config_.model,
-                       kept == imported_.files.end() ? std::nullopt : std::optional(kept->second), source_);
+        family_ = kept == imported_.files.end()
+                      ? &family_of(config_.model, std::nullopt, source_)
+                      : &family_of(config_.model, kept->second, concat(source_, ": config.json"));
     }
 
     ExportResult write_safetensors_folder() {

@@ -1,4 +1,4 @@
-#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/tools/formats/internal/weight_names.h>
 
 #include <algorithm>
 #include <span>

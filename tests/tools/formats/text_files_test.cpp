@@ -430,7 +430,7 @@ TEST(Export, ARunSaysWhereItsTextsEnd) {
     EXPECT_EQ(ends.chat_template, jinja_of(ChatTemplate::llama3));
 
     ends = exported_ends(test::small_gpt2(), byte_vocabulary({"<|endoftext|>"}), ChatTemplate::plain);
-    EXPECT_EQ(ends.generation["stop_strings"], json({"\nSystem:", "\nUser:", "\nAssistant:"}));
+    EXPECT_EQ(ends.generation["stop_strings"], json({"\nSystem:", "\nUser:", "\nAssistant:", "\nTool:"}));
     EXPECT_EQ(ends.chat_template, jinja_of(ChatTemplate::plain));
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <gradtile/tools/formats/safetensors.h>
-#include <gradtile/tools/formats/weight_names.h>
+#include <gradtile/tools/formats/internal/weight_names.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/config/train_config.h>
 
