@@ -9,8 +9,8 @@
 #include <gradtile/tools/formats/gguf_writer.h>
 #include <gradtile/tools/formats/huggingface_config.h>
 #include <gradtile/tools/formats/internal/new_files.h>
-#include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/tools/formats/internal/weight_names.h>
+#include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/chat_jinja.h>

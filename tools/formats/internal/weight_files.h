@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/tools/formats/internal/weight_names.h>
+#include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/config/train_config.h>
 
