@@ -38,9 +38,10 @@ CASES = {
     "packed": ["--packed", "--context", "48"],
     "packed-llama": LLAMA + ["--packed", "--context", "48", "--max-documents", "3", "--attention-dropout", "0.1", "--micro-batch", "2"],
     "conversations": ["--micro-batch", "2"],
-    "gemma3": LLAMA + ["--block", "sandwich-norm", "--norm-offset", "--activation", "geglu-tanh", "--scaled-embedding", "--tied-head", "--head-width", "16",
-                       "--window", "6", "--window-pattern", "2", "--window-rope-base", "100", "--rope-scaling", "linear", "--rope-factor", "4",
-                       "--query-scalar", "12", "--logit-softcap", "3"],
+    "gemma3": [flag for flag in LLAMA if flag not in ("--no-tied-head", "--activation", "swiglu")] +
+              ["--block", "sandwich-norm", "--norm-offset", "--activation", "geglu-tanh", "--scaled-embedding", "--head-width", "16",
+               "--window", "6", "--window-pattern", "2", "--window-rope-base", "100", "--rope-scaling", "linear", "--rope-factor", "4",
+               "--query-scalar", "12", "--logit-softcap", "3"],
     "olmo2": LLAMA + ["--block", "output-norm", "--qk-norm-kind", "projection"],
     "neox": ["--block", "parallel", "--positions", "rope", "--rotary-width", "2", "--dropout", "0.1"],
     "records": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--qk-norm",
