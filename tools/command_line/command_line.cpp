@@ -50,6 +50,14 @@ std::string unknown_argument(CLI::App& program) {
                   command_line_of(place), " --help");
 }
 
+/// The option of a flag "--name". CLI11's get_option() allocates in functions that must not throw, so a lack
+/// of memory there would end the process.
+CLI::Option& option_of(CLI::App& parser, const std::string& flag) {
+    for (CLI::Option* const option : parser.get_options())
+        if (std::ranges::count(option->get_lnames(), std::string_view(flag).substr(2)) > 0) return *option;
+    throw Error(concat("no flag ", flag));
+}
+
 /// Refuses an empty argument that is required or has no flag, which is always a path: it is usually a
 /// variable that a script forgot to set.
 void check_required_paths(const CLI::App& command) {
@@ -156,15 +164,15 @@ void Command::add_text(const std::string& flag, const std::string& help,
 }
 
 void Command::show_default(const std::string& flag, const std::string& shown_default) {
-    parser_.get_option(flag)->default_str(shown_default);
+    option_of(parser_, flag).default_str(shown_default);
 }
 
 void Command::show_help(const std::string& flag, const std::string& help) {
-    parser_.get_option(flag)->description(help);
+    option_of(parser_, flag).description(help);
 }
 
 void Command::require(const std::string& flag) {
-    parser_.get_option(flag)->required();
+    option_of(parser_, flag).required();
 }
 
 void Command::add_switch(const std::string& flag, bool& value, const std::string& help) {
