@@ -341,12 +341,13 @@ TEST(Export, GgufHasGemmasNormsWithoutTheOffsetAndNeoxsHeadsApart) {
         const auto path = place / concat(name, ".gguf");
         export_model(checkpoint_of(model, "x"), "run", {.format = ExportFormat::gguf, .out = path.string()});
         const GgufReader file(path);
+        SCOPED_TRACE(name);
         const auto equals = [&](const char* tensor, const char* parameter, double added) {
             const auto found = to_host(ctx, file.tensors().at(tensor));
             const auto own = to_host(ctx, model.parameters.at(parameter));
-            ASSERT_EQ(found.size(), own.size()) << name;
+            ASSERT_EQ(found.size(), own.size());
             for (std::size_t i = 0; i < own.size(); ++i)
-                ASSERT_EQ(found[i], static_cast<double>(static_cast<float>(own[i] + added))) << name;
+                ASSERT_EQ(found[i], static_cast<double>(static_cast<float>(own[i] + added)));
         };
         if (config.block == BlockKind::sandwich_norm) {
             equals("blk.1.post_attention_norm.weight", "h.1.norm_post_1.weight", 1.0);
