@@ -196,7 +196,8 @@ DType SafetensorsFile::dtype_of(const SafetensorsEntry& entry) const {
 }
 
 Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
-    const Tensor x = empty_on_host(Shape(std::span<const std::int64_t>(entry.shape)), dtype_of(entry));
+    const DType dtype = dtype_of(entry);
+    const Tensor x = empty_on_host(Shape(std::span<const std::int64_t>(entry.shape)), dtype);
     if (x.elements() > 0)
         file_.read(static_cast<std::int64_t>(data_offset_ + entry.begin), {x.raw_data(), x.bytes()});
     return x;
