@@ -97,7 +97,7 @@ TokenAngles<Accumulator<T>> angles_of(const HeadTransform& transform, std::int64
     return {transform.angles.cosines.data<S>() + row * half, transform.angles.sines.data<S>() + row * half};
 }
 
-/// The gains of the norms of queries and of keys.
+/// The gains of the query norm and the key norm.
 template <class S>
 struct Gains {
     Gains(const HeadTransform& transform, std::int64_t dim)

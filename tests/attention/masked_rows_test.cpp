@@ -159,8 +159,7 @@ class LargeScores : public testing::TestWithParam<DType> {
     void expect(const Problem& problem, double size) const {
         SCOPED_TRACE(::testing::Message() << problem << ", scores of " << size * size);
         const Inputs in = inputs_with_large_scores(ctx, problem, GetParam(), size);
-        // Errors of a row: the rounding of P and of dV, the roundings of the sums, and what all P of the row
-        // have in common, the error of its LSE and of the polynomial for 2^x.
+        // P, dV and the sums are rounded. The LSE's error and the error in 2^x change all P in a row alike.
         const Roundoff roundoff = roundoff_of(GetParam(), ctx.device());
         const std::int64_t terms = problem.queries * problem.heads / problem.key_heads;
         const double p_error = roundoff.storage + roundoff.factors + 2 * roundoff.exponential +

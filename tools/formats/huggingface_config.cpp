@@ -226,7 +226,7 @@ class DTypeReplacer final : public JsonHandler {
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown) {
     check(value.is_object(), source, ": expected an object");
-    // What says that the folder holds other weights is a better reason than the type.
+    // These members are checked first, because their errors say more than that of an unknown model_type.
     UnknownMembers all_known{.allowed = true};
     check_members(value, foreign_members(), source, all_known);
     const std::string type = text_of(value, "model_type", source);

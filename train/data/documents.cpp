@@ -212,7 +212,7 @@ bool is_json_lines_name(std::string_view path) {
 }
 
 /// Returns whether a text without such a name holds JSON Lines: its first line is an object with a document.
-/// Of a line that is longer than the part that is examined, only the beginning is compared.
+/// Compares only the beginning of a first line that is longer than 64 KiB.
 bool begins_as_json_lines(TextReader& text, const RowColumns& columns) {
     constexpr std::size_t examined = std::size_t{1} << 16;
     std::string_view begin = text.peek(examined);
@@ -299,8 +299,7 @@ bool DocumentReader::begins_with_plain_text() {
 /// Reads a row, a plain text or the beginning of a file. Returns false at the end of the last file.
 bool DocumentReader::read_more() {
     if (text_) {
-        // Beside the text, its ids take less than two bytes for a byte: an id has 4 bytes, and a token has
-        // about three.
+        // The ids need less than twice the text's memory: an id has 4 bytes, and a token has about three.
         waiting_.emplace_back(text_->read_all(3));
         bytes_before_ += std::exchange(text_, {})->file_bytes();
     } else if (rows_) {

@@ -62,9 +62,9 @@ struct ParameterUpdate {
 /// A parameter's factor on the learning rate that step() receives. Empty: 1 for every parameter.
 using LearningRateFactor = std::function<double(const Parameter&)>;
 
-/// What an update multiplies weights by: `aligned` where the step and the weight have the same sign, so that
-/// both make the weight smaller, else `opposed`. Plain decay has equal factors; cautious decay (Chen et al.
-/// 2025, arXiv 2510.12402) has opposed = 1.
+/// An update multiplies a weight by `aligned` if the step and the weight have the same sign, so that both
+/// make the weight smaller, and by `opposed` otherwise. Plain decay has equal factors; cautious decay (Chen
+/// et al. 2025, arXiv 2510.12402) has opposed = 1.
 template <class Real>
 struct DecayFactors {
     Real aligned = 1, opposed = 1;

@@ -312,7 +312,7 @@ struct TensorBackwardTiles : TensorAddresses {
         }
     }
 
-    /// A warp's gradient sums: `columns` columns of a strip of 16 rows, or of 16 keys.
+    /// A warp's gradient sums: `columns` columns for 16 rows or 16 keys.
     template <int strips>
     class Sums {
       public:

@@ -1,5 +1,5 @@
 #pragma once
-/// What both kernels of a bias gradient read for a query-key tile.
+/// The operands of a query-key tile in shared memory. Both bias gradient kernels load them.
 #include <gradtile/attention/cuda/sm80/launch.h>
 #include <gradtile/attention/cuda/common/bias_sums.cuh>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>

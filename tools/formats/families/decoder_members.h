@@ -1,5 +1,5 @@
 #pragma once
-/// What several families have in common: members of config.json, and names of tensors.
+/// Members of config.json and tensor names that several families share.
 #include <string_view>
 
 #include <gradtile/layers/transformer/model_config.h>
