@@ -249,6 +249,16 @@ void split(Dataset& dataset, Source& source, double val_fraction) {
     dataset.validation = all.slice(border, all.size());
 }
 
+/// Refuses a token cache where no tokens would be kept in it.
+void check_token_cache(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    if (options.token_cache.empty()) return;
+    const char* const expected = "; expected documents, or a text with a BPE tokenizer, for token-cache";
+    check(!is_token_file(options.data), options.data, ": is a token file", expected);
+    const TokenizerKind kind = tokenizer ? tokenizer->kind() : options.tokenizer;
+    check(kind == TokenizerKind::bpe || !is_plain_text(options.data, options.text_column), options.data,
+          ": is a text that is read by ", name_of(kind), expected);
+}
+
 }  // namespace
 
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
@@ -270,6 +280,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
           "; expected 0 <= val-fraction < 1");
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,
           ": is a token file; expected rows with a column '", options.text_column, "' (text-column)");
+    check_token_cache(options, tokenizer);
     SourceOptions how{.tokenizer = tokenizer,
                       .kind = options.tokenizer,
                       .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},

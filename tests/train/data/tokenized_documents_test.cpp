@@ -132,6 +132,19 @@ TEST_F(TokenCache, HasAnEntryForEachTokenizerAndOption) {
     EXPECT_EQ(entries(), 3);
 }
 
+TEST_F(TokenCache, IsRefusedWhereItWouldKeepNothing) {
+    options_.data = place_.write("a.txt", "some text");
+    EXPECT_THAT(message_of([&] { load_dataset(options_); }),
+                HasSubstr("a.txt: is a text that is read by characters"));
+    options_.tokenizer = TokenizerKind::bytes;
+    EXPECT_THAT(message_of([&] { load_dataset(options_); }),
+                HasSubstr("a.txt: is a text that is read by bytes"));
+    options_.data = place_.write("a.bin", "0123456789abcdef");
+    EXPECT_THAT(message_of([&] { load_dataset(options_); }),
+                HasSubstr("a.bin: is a token file; expected documents"));
+    EXPECT_FALSE(exists(std::filesystem::path(cache_)));
+}
+
 TEST_F(TokenCache, DamageIsRefusedByName) {
     load_dataset(options_);
     const std::filesystem::path documents = entry(".documents"), ids = entry(".bin");
