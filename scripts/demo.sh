@@ -8,7 +8,12 @@ if [ -e "$run" ]; then
   echo "demo.sh: $run exists already; remove it, or choose another directory: scripts/demo.sh DIR" >&2
   exit 1
 fi
-scripts/build.sh
+# The demo runs on the CPU. Without a GPU here a new build has no kernels for one, which take most of the time to compile.
+options=()
+if [ ! -f build/release/CMakeCache.txt ] && ! nvidia-smi -L >/dev/null 2>&1; then
+  options=(-DGRADTILE_CUDA=OFF)
+fi
+scripts/build.sh "${options[@]}"
 gradtile=build/release/gradtile
 corpus=$run-corpus.txt
 mkdir -p "$(dirname "$run")"

@@ -63,12 +63,14 @@ TEST(Settings, WithListsAreUsedByABenchmark) {
 /// Each setting is changed on a resume: to another value if it may change, else to the value that it has.
 TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
     TinyRun run;
-    const std::string validation = test::some_text(400);
-    run.config.val_data = run.directory.write("val.txt", validation);
+    // Documents, because a plain text of characters has no token cache.
+    const std::string documents = test::some_conversations(60), validation = test::some_conversations(20);
+    run.config.data = run.directory.write("documents.jsonl", documents);
+    run.config.val_data = run.directory.write("val.jsonl", validation);
     { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const std::map<std::string, JsonValue> other_values{
-        {"data", run.directory.write("moved.txt", test::some_text(2000))},
-        {"val-data", run.directory.write("moved_val.txt", validation)},
+        {"data", run.directory.write("moved.jsonl", documents)},
+        {"val-data", run.directory.write("moved_val.jsonl", validation)},
         {"steps", 15},
         {"tensorboard", (run.directory / "events").string()},
         {"threads", 3},
