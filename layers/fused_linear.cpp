@@ -89,14 +89,7 @@ bool fuses_products(const Context& ctx, const Tensor& x) {
 }
 
 Tensor Normed::value(const Context& ctx) const {
-    if (!norm) return x;
-    const std::int64_t rows = row_layout(x, "norm").rows;
-    const DType statistic = accumulator_of(x.dtype());
-    const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
-                          .mean = norm->centred ? empty(ctx, {rows}, statistic) : Tensor(),
-                          .rstd = empty(ctx, {rows}, statistic)};
-    if (x.elements() > 0) on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, *norm);
-    return out.y;
+    return norm ? normalized(ctx, x, *norm) : x;
 }
 
 }  // namespace gradtile
