@@ -39,7 +39,7 @@ void map_layer_types(ConfigMembers& members, ModelConfig& config);
 /// hidden_act: silu.
 void map_silu(ConfigMembers& members, ModelConfig& config);
 
-/// Returns Llama's settings for these sizes. An epsilon that is not given is 1e-6, as in most config classes.
+/// Returns Llama's settings for these sizes, with the epsilon 1e-6, as in most config classes.
 ModelConfig llama_defaults(ModelConfig sizes);
 
 /// Llama's tensors.
@@ -53,11 +53,10 @@ TensorNames tensors_with_post_norms();
 std::int64_t pattern_of(const std::vector<bool>& is_special, const ConfigMembers& members,
                         std::string_view member);
 
-// What llama.cpp's architectures do not compute. Each throws Error that begins with `source` and names the
-// setting.
-void refuse_windows(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_head_width(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_tied_head(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_biases(const ModelConfig& config, std::string_view architecture, std::string_view source);
+// What llama.cpp's architectures do not compute; see GgufTarget::require().
+void refuse_windows(const ModelConfig& config, const GgufTarget& target);
+void refuse_head_width(const ModelConfig& config, const GgufTarget& target);
+void refuse_tied_head(const ModelConfig& config, const GgufTarget& target);
+void refuse_biases(const ModelConfig& config, const GgufTarget& target);
 
 }  // namespace gradtile

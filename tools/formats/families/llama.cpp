@@ -41,8 +41,7 @@ ModelFamily llama_family() {
                                            .vocabulary = 32000});
                 },
             .map = map_llama,
-            .other_members = {{"attention_dropout", harmless},
-                              {"is_llama_config", harmless},
+            .other_members = {{"is_llama_config", harmless},
                               {"max_sequence_length", harmless},
                               // Sums in another order.
                               {"pretraining_tp", harmless},
@@ -51,9 +50,9 @@ ModelFamily llama_family() {
             .tensors = llama_tensors(),
             .gguf = {.architecture = "llama",
                      .qk_order = RowOrder::pairs,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_biases(c, "llama", source);
-                         refuse_windows(c, "llama", source);
+                     .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         refuse_biases(c, target);
+                         refuse_windows(c, target);
                      }}};
 }
 
@@ -63,18 +62,17 @@ ModelFamily mistral_family() {
     family.architecture = "MistralForCausalLM";
     family.models = "Mistral 7B, Mistral Nemo, Zephyr";
     family.defaults = [] {
-        ModelConfig config = llama_defaults({.layers = 32,
-                                             .heads = 32,
-                                             .kv_heads = 8,
-                                             .width = 4096,
-                                             .hidden = 14336,
-                                             .context = 131072,
-                                             .vocabulary = 32000});
-        config.window = 4096;
-        return config;
+        return llama_defaults({.layers = 32,
+                               .heads = 32,
+                               .kv_heads = 8,
+                               .width = 4096,
+                               .hidden = 14336,
+                               .context = 131072,
+                               .vocabulary = 32000,
+                               .window = 4096});
     };
     family.map = map_mistral;
-    family.other_members = {{"attention_dropout", harmless}, {"partial_rotary_factor", refused, "[1]"}};
+    family.other_members = {{"partial_rotary_factor", refused, "[1]"}};
     return family;
 }
 
