@@ -45,7 +45,7 @@ void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, co
     check(!op.residual.defined() || (op.residual.shape() == y.shape() && op.residual.dtype() == x.dtype() &&
                                      y.dtype() == x.dtype() && op.residual.stride(1) == 1),
           "fused_linear: residual ", op.residual, " for y ", y);
-    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
+    const NormParameters norm = op.norm.value_or(NormParameters{});
     check_sharing(ctx, "fused_linear", {"y", y},
                   {{"x", x},
                    {"weight", op.weight},

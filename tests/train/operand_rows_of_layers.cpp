@@ -112,7 +112,7 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
                    {out, x, numbers({4}), numbers({4}), numbers({6, 4}), numbers({6}), numbers({3, 6})},
                    [&](const Operands& t) {
                        fused_linear(ctx, t[0], t[1],
-                                    {.norm = FusedLinear::Norm{.weight = t[2], .bias = t[3]},
+                                    {.norm = NormParameters{.weight = t[2], .bias = t[3]},
                                      .weight = t[4],
                                      .bias = t[5],
                                      .residual = t[6]});

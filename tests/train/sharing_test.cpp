@@ -257,7 +257,7 @@ void test_fused_linear(const Context& ctx) {
     expect_refused([&] { fused_linear(ctx, y, x, {.weight = weight, .residual = y}); });
     expect_refused([&] { fused_linear(ctx, weight.slice(0, 0, 2), x, {.weight = weight}); });
     expect_refused([&] {
-        fused_linear(ctx, y, x, {.norm = FusedLinear::Norm{.weight = y.select(0, 0)}, .weight = weight});
+        fused_linear(ctx, y, x, {.norm = NormParameters{.weight = y.select(0, 0)}, .weight = weight});
     });
 }
 

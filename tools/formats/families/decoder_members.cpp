@@ -24,6 +24,12 @@ void map_head_dim(ConfigMembers& m, ModelConfig& c, HeadDim written) {
     if (m.reads() && c.head_width == usual) c.head_width = 0;
 }
 
+void map_llama_members(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training, HeadDim written) {
+    map_llama_sizes(m, c, training);
+    m.map<Activation>("hidden_act", c.activation, {{"silu", Activation::swiglu}});
+    map_head_dim(m, c, written);
+}
+
 void map_biases(ConfigMembers& m, ModelConfig& c) {
     bool mlp = c.bias;
     m.map("attention_bias", c.bias);
@@ -89,10 +95,6 @@ void map_layer_types(ConfigMembers& m, ModelConfig& c) {
     if (c.window_pattern == 1) c.window = c.window_pattern = 0;
     check(c.window_pattern == 1 || c.window != 0 || c.layers == 0 || is_full.front(), m.source(), ": ", name,
           ": \"", windowed, "\", but no sliding_window; expected a window");
-}
-
-void map_silu(ConfigMembers& m, ModelConfig& c) {
-    m.map<Activation>("hidden_act", c.activation, {{"silu", Activation::swiglu}});
 }
 
 ModelConfig llama_defaults(ModelConfig sizes) {

@@ -8,9 +8,7 @@ namespace {
 using enum MemberMeaning;
 
 void map_llama(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     map_biases(m, c);
     map_rope(m, c);
     check(c.heads == 0 || c.width % c.heads == 0, m.source(), ": num_attention_heads: ", c.heads,
@@ -18,9 +16,7 @@ void map_llama(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training
 }
 
 void map_mistral(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     m.map_null("sliding_window", c.window, std::int64_t{0});
     map_rope(m, c);
 }

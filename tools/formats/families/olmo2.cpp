@@ -7,9 +7,7 @@ namespace {
 using enum MemberMeaning;
 
 void map_olmo2(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     map_rope(m, c);
 }
 

@@ -8,9 +8,7 @@ namespace {
 using enum MemberMeaning;
 
 void map_phi3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     m.map_null("sliding_window", c.window, std::int64_t{0});
     m.write("resid_pdrop", training.dropout);
     m.write("embd_pdrop", training.dropout);

@@ -27,17 +27,13 @@ void map_qwen_window(ConfigMembers& m, ModelConfig& c) {
 }
 
 void map_qwen2(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     map_qwen_window(m, c);
     map_rope(m, c);
 }
 
 void map_qwen3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     map_qwen_window(m, c);
     map_rope(m, c);
 }

@@ -9,9 +9,7 @@ using enum MemberMeaning;
 
 void map_smollm3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
     constexpr const char* rotating_layers = "no_rope_layers";  // 1: the layer rotates
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     map_biases(m, c);
     m.map("no_rope_layer_interval", c.rope_pattern);
     if (const JsonValue* const list = m.value_of(rotating_layers)) {
