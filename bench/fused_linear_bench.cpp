@@ -59,7 +59,7 @@ void measure(const Context& ctx, std::int64_t rows, const Shape2& shape) {
             if (with_norm && out < in) continue;  // no norm precedes these
             const auto call = [&](std::int64_t i) {
                 FusedLinear op{.weight = all.select(0, i), .bias = bias};
-                if (with_norm) op.norm = FusedLinear::Norm{.weight = norm, .bias = norm};
+                if (with_norm) op.norm = NormParameters{.weight = norm, .bias = norm};
                 check(cuda::fused_linear(ctx, y, x, op, tiles), "fused_linear: not computed");
             };
             print(std::string(name) + (with_norm ? ", norm" : ""),

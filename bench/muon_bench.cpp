@@ -17,6 +17,7 @@
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/upload.h>
 #include <gradtile/train/optimizers/muon.h>
 #include "graph_timing.h"
 
@@ -96,9 +97,7 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
     const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
     MatrixGroup group{.shape = {rows, columns}, .matrices = {}};
     for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n, 0});
-    std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
-    std::memcpy(words.data(), group.matrices.data(), group.matrices.size() * sizeof(MatrixOffsets));
-    group.on_device = from_host(ctx, words, {std::ssize(words)});
+    group.on_device = uploaded(ctx, group.matrices);
     const Tensor u = empty(ctx, {count, rows, columns}, DType::f32), squares = matrix_squares(ctx, u),
                  x = empty(ctx, {count, rows, columns}, DType::bf16), rate = zeros(ctx, {1}, DType::f64);
     const MatrixArrays arrays{.values = b16.select(0, 0),

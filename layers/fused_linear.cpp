@@ -45,7 +45,7 @@ void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, co
     check(!op.residual.defined() || (op.residual.shape() == y.shape() && op.residual.dtype() == x.dtype() &&
                                      y.dtype() == x.dtype() && op.residual.stride(1) == 1),
           "fused_linear: residual ", op.residual, " for y ", y);
-    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
+    const NormParameters norm = op.norm.value_or(NormParameters{});
     check_sharing(ctx, "fused_linear", {"y", y},
                   {{"x", x},
                    {"weight", op.weight},
@@ -89,14 +89,7 @@ bool fuses_products(const Context& ctx, const Tensor& x) {
 }
 
 Tensor Normed::value(const Context& ctx) const {
-    if (!norm) return x;
-    const std::int64_t rows = row_layout(x, "norm").rows;
-    const DType statistic = accumulator_of(x.dtype());
-    const NormOutputs out{.y = empty(ctx, x.shape(), x.dtype()),
-                          .mean = norm->centred ? empty(ctx, {rows}, statistic) : Tensor(),
-                          .rstd = empty(ctx, {rows}, statistic)};
-    if (x.elements() > 0) on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, Residual{x}, *norm);
-    return out.y;
+    return norm ? normalized(ctx, x, *norm) : x;
 }
 
 }  // namespace gradtile

@@ -14,8 +14,7 @@ namespace gradtile {
 
 /// y = f(norm(x) W^T + b) + residual. Every part but the weight may be absent.
 struct FusedLinear {
-    using Norm = NormParameters;
-    std::optional<Norm> norm = {};
+    std::optional<NormParameters> norm = {};
     Tensor weight;     ///< [out, in], or [2 out, in] with a gated activation: gate, then up
     Tensor bias = {};  ///< [out] or [2 out]
     std::optional<Activation> activation = {};
@@ -41,11 +40,11 @@ inline constexpr std::int64_t max_fused_rows = 8;
 /// own kernel.
 struct Normed {
     Tensor x;  ///< [.., in]
-    std::optional<FusedLinear::Norm> norm = {};
+    std::optional<NormParameters> norm = {};
     bool inference = false;  ///< no backward pass follows, so that the product may be a fused_linear()
 
     Normed(Tensor input) : x(std::move(input)) {}
-    Normed(Tensor input, std::optional<FusedLinear::Norm> of, bool in_inference)
+    Normed(Tensor input, std::optional<NormParameters> of, bool in_inference)
         : x(std::move(input)), norm(std::move(of)), inference(in_inference) {}
     /// Computes the norm if there is one, and returns the result [.., in].
     Tensor value(const Context& ctx) const;

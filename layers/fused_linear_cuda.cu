@@ -361,7 +361,7 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
                   const FusedLinearTiles& tiles) {
     const std::int64_t rows = x.size(0), in = x.size(1), out = y.size(1);
     if (!fuses_products(x) || out > max_size) return false;
-    const FusedLinear::Norm norm = op.norm.value_or(FusedLinear::Norm{});
+    const NormParameters norm = op.norm.value_or(NormParameters{});
     for (const Tensor* read : {&op.weight, &norm.weight, &norm.bias})
         if (!in_vectors(*read)) return false;
     use_device(ctx.device());

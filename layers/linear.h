@@ -21,8 +21,8 @@ struct LowRankOptions {
 ///
 /// The term alpha/r B A x in y = W x + alpha/r B A x, for rows x [N, in] and y [N, out] in the parameters'
 /// dtype. A is [r, in], B [out, r]. B starts at zero, so the term does, too.
-///   with u = alpha/r x A^T and du = alpha/r dy B:   y += u B^T;   dB += dy^T u,   dA += du^T x,   dx += du
-///   A.
+///   with u = alpha/r x A^T and du = alpha/r dy B:
+///   y += u B^T;   dB += dy^T u;   dA += du^T x;   dx += du A
 /// backward computes u again instead of saving it: this costs only r / out of the FLOPs for W x.
 struct LowRankAdapter {
     Parameter a, b;

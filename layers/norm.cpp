@@ -12,8 +12,12 @@ struct Normalized {
     Tensor y, x, mean, rstd;
 };
 
-Normalized normalize(const Context& ctx, const char* op, const Residual& residual,
-                     const NormParameters& norm) {
+const char* operator_name(const NormParameters& norm) {
+    return norm.centred ? "layer_norm" : "rms_norm";
+}
+
+Normalized normalize(const Context& ctx, const Residual& residual, const NormParameters& norm) {
+    const char* const op = operator_name(norm);
     const Tensor &x = residual.x, &branch = residual.branch;
     check(x.rank() >= 1 && x.size(-1) == norm.weight.size(0), op, ": x ", x, "; expected [.., ",
           norm.weight.size(0), "]");
@@ -32,10 +36,9 @@ Normalized normalize(const Context& ctx, const char* op, const Residual& residua
     return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
 }
 
-/// Computes dx and the parameter gradients. Returns dx's column sums if they are requested, except on the
-/// CPU, where a separate pass is as fast.
-Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, NormGradients out,
-                     ColumnSums sums = ColumnSums::skip) {
+/// Returns x's rows. Throws Error unless the operands fit each other and do not share memory.
+RowLayout check_gradients(const Context& ctx, const char* op, const NormInputs& in,
+                          const NormGradients& out) {
     check(in.dy.shape() == in.x.shape() && in.dy.dtype() == in.x.dtype(), op, ": dy ", in.dy, " for x ", in.x,
           "; shapes and dtypes must be equal");
     check(out.dx.shape() == in.x.shape() && out.dx.dtype() == in.x.dtype(), op, ": dx ", out.dx, " for x ",
@@ -46,17 +49,33 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     for (const Tensor* statistic : {&in.mean, &in.rstd})
         check(statistic->shape() == Shape{layout.rows} || (statistic == &in.mean && !in.mean.defined()), op,
               ": statistics ", *statistic, " for x ", in.x, "; backward needs what forward saved");
+    const Operand d_weight{"gradient of the weight", out.weight.grad},
+        d_bias{"gradient of the bias", out.bias.grad};
     check_sharing(ctx, op, {"dx", out.dx},
                   {{"dy", in.dy},
                    {"x", in.x},
                    {"mean", in.mean},
                    {"rstd", in.rstd},
                    {"weight", in.weight},
-                   {"gradient of the weight", out.weight.grad},
-                   {"gradient of the bias", out.bias.grad}});
-    for (const Operand& gradient :
-         {Operand{"gradient of the weight", out.weight.grad}, Operand{"gradient of the bias", out.bias.grad}})
+                   d_weight,
+                   d_bias});
+    for (const Operand& gradient : {d_weight, d_bias})
         check_sharing(ctx, op, gradient, {{"dy", in.dy}, {"x", in.x}});
+    return layout;
+}
+
+/// Computes dx and the parameter gradients. Returns dx's column sums if they are requested, except on the
+/// CPU, where a separate pass is as fast.
+Tensor differentiate(const Context& ctx, const NormLayer& norm, const Tensor& dy,
+                     const NormLayer::Saved& saved, NormGradients out, ColumnSums sums = ColumnSums::skip) {
+    const NormParameters parameters = norm.parameters();
+    const char* const op = operator_name(parameters);
+    check(saved.mean.defined() == norm.centred, op, ": mean ", saved.mean,
+          "; backward needs what forward saved");
+    const NormInputs in{dy, saved.x, saved.mean, saved.rstd, parameters.weight, norm.weight_offset};
+    out.weight = norm.weight.begin_gradient_write();
+    out.bias = norm.bias.begin_gradient_write();
+    const RowLayout layout = check_gradients(ctx, op, in, out);
     if (in.x.elements() == 0) {
         for (const GradientTarget& target : {out.weight, out.bias}) ready_to_add(ctx, target);
         return {};
@@ -70,94 +89,62 @@ Tensor differentiate(const Context& ctx, const char* op, const NormInputs& in, N
     return out.column_sums;
 }
 
-/// A norm's gain starts at 1.
-Init first_weight(double offset) {
-    return {Init::Kind::constant, 1.0 - offset};
+NormLayer norm_layer(ParameterStore& parameters, const std::string& name, std::int64_t width,
+                     const NormParameters& norm) {
+    // A norm's gain starts at 1.
+    return {
+        .weight = parameters.add(name + ".weight", {width}, {Init::Kind::constant, 1.0 - norm.weight_offset}),
+        .bias = {},
+        .eps = norm.eps,
+        .centred = norm.centred,
+        .weight_offset = norm.weight_offset};
 }
 
 }  // namespace
 
 LayerNorm::LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool with_bias,
                      double epsilon, double offset)
-    : weight(parameters.add(name + ".weight", {width}, first_weight(offset))),
-      eps(epsilon),
-      weight_offset(offset) {
+    : NormLayer(
+          norm_layer(parameters, name, width, {.weight = {}, .eps = epsilon, .weight_offset = offset})) {
     if (with_bias) bias = parameters.add(name + ".bias", {width}, Init::zeros());
-}
-
-NormParameters LayerNorm::parameters() const {
-    return {.weight = weight.value(),
-            .bias = bias.defined() ? bias.value() : Tensor(),
-            .eps = eps,
-            .weight_offset = weight_offset};
-}
-
-Tensor LayerNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
-    return forward(ctx, Residual{x}, saved);
-}
-
-Tensor LayerNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized normalized = normalize(ctx, "layer_norm", residual, parameters());
-    saved = {normalized.x, normalized.mean, normalized.rstd};
-    return normalized.y;
-}
-
-namespace {
-NormInputs backward_inputs(const LayerNorm& norm, const Tensor& dy, const LayerNorm::Saved& saved) {
-    check(saved.mean.defined(), "layer_norm: backward needs the mean that forward saved");
-    return {dy, saved.x, saved.mean, saved.rstd, norm.weight.value(), norm.weight_offset};
-}
-}  // namespace
-
-Tensor LayerNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
-    Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
-                  {.dx = dx, .weight = weight.begin_gradient_write(), .bias = bias.begin_gradient_write()});
-    return dx;
-}
-
-SummedGradient LayerNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
-                                       const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, "layer_norm", backward_inputs(*this, dy, saved),
-                              {.dx = dx,
-                               .accumulate_dx = true,
-                               .weight = weight.begin_gradient_write(),
-                               .bias = bias.begin_gradient_write()},
-                              sums)};
 }
 
 RMSNorm::RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double epsilon,
                  double offset)
-    : weight(parameters.add(name + ".weight", {width}, first_weight(offset))),
-      eps(epsilon),
-      weight_offset(offset) {}
+    : NormLayer(norm_layer(parameters, name, width,
+                           {.weight = {}, .eps = epsilon, .centred = false, .weight_offset = offset})) {}
 
-NormParameters RMSNorm::parameters() const {
-    return {.weight = weight.value(), .eps = eps, .centred = false, .weight_offset = weight_offset};
+NormParameters NormLayer::parameters() const {
+    return {.weight = weight.value(),
+            .bias = bias.defined() ? bias.value() : Tensor(),
+            .eps = eps,
+            .centred = centred,
+            .weight_offset = weight_offset};
 }
 
-Tensor RMSNorm::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
+Tensor NormLayer::forward(const Context& ctx, const Tensor& x, Saved& saved) const {
     return forward(ctx, Residual{x}, saved);
 }
 
-Tensor RMSNorm::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized normalized = normalize(ctx, "rms_norm", residual, parameters());
-    saved = {normalized.x, normalized.rstd};
-    return normalized.y;
+Tensor NormLayer::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
+    const Normalized result = normalize(ctx, residual, parameters());
+    saved = {result.x, result.mean, result.rstd};
+    return result.y;
 }
 
-Tensor RMSNorm::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+Tensor NormLayer::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
-    differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value(), weight_offset},
-                  {.dx = dx, .weight = weight.begin_gradient_write()});
+    differentiate(ctx, *this, dy, saved, {.dx = dx});
     return dx;
 }
 
-SummedGradient RMSNorm::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
-                                     const Tensor& dx, ColumnSums sums) const {
-    return {dx,
-            differentiate(ctx, "rms_norm", {dy, saved.x, Tensor(), saved.rstd, weight.value(), weight_offset},
-                          {.dx = dx, .accumulate_dx = true, .weight = weight.begin_gradient_write()}, sums)};
+SummedGradient NormLayer::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
+                                       const Tensor& dx, ColumnSums sums) const {
+    return {dx, differentiate(ctx, *this, dy, saved, {.dx = dx, .accumulate_dx = true}, sums)};
+}
+
+Tensor normalized(const Context& ctx, const Tensor& x, const NormParameters& norm) {
+    return normalize(ctx, Residual{x}, norm).y;
 }
 
 }  // namespace gradtile

@@ -18,19 +18,14 @@ struct NormParameters {
     double weight_offset = 0.0;  ///< added to the weight before rounding; 1 in Gemma's norms
 };
 
-/// y = (x - mean(x)) / sqrt(var(x) + eps) * (weight_offset + weight) + bias for each row of x [.., C]. Rows
-/// are contiguous; leading axes may be strided (two groups, see rows.h). Statistics are float32 (float64 for
-/// float64 x).
-struct LayerNorm {
+/// What LayerNorm and RMSNorm have in common. Rows of x [.., C] are contiguous; leading axes may be strided
+/// (two groups, see rows.h), so that heads [B,S,H,D] in a packed projection can be normalised. Statistics are
+/// float32 (float64 for float64 x).
+struct NormLayer {
     struct Saved {
         Tensor x;           ///< [.., C]: the input, or a residual's sum
-        Tensor mean, rstd;  ///< [rows]
+        Tensor mean, rstd;  ///< [rows]; RMSNorm has no mean
     };
-
-    /// Registers name.weight, which starts at 1 - weight_offset, and, when bias is set, name.bias (zeros),
-    /// both [C].
-    LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool bias,
-              double eps = 1e-5, double weight_offset = 0.0);
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
     /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
@@ -45,39 +40,29 @@ struct LayerNorm {
 
     NormParameters parameters() const;
 
-    Parameter weight, bias;
-    double eps;
-    double weight_offset;
+    Parameter weight, bias;  ///< the bias may be undefined
+    double eps = 1e-5;
+    bool centred = true;
+    double weight_offset = 0.0;
 };
 
-/// y = x / sqrt(mean(x^2) + eps) * (weight_offset + weight) for each row of x [.., C]. Rows are contiguous;
-/// leading axes may be strided (two groups, see rows.h), so that heads [B,S,H,D] in a packed projection can
-/// be normalised.
-struct RMSNorm {
-    struct Saved {
-        Tensor x;     ///< [.., C]: the input, or a residual's sum
-        Tensor rstd;  ///< [rows], float32 (float64 for float64 x)
-    };
+/// y = (x - mean(x)) / sqrt(var(x) + eps) * (weight_offset + weight) + bias for each row.
+struct LayerNorm : NormLayer {
+    struct Saved : NormLayer::Saved {};
+
+    /// Registers name.weight, which starts at 1 - weight_offset, and, when bias is set, name.bias (zeros),
+    /// both [C].
+    LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool bias,
+              double eps = 1e-5, double weight_offset = 0.0);
+};
+
+/// y = x / sqrt(mean(x^2) + eps) * (weight_offset + weight) for each row.
+struct RMSNorm : NormLayer {
+    struct Saved : NormLayer::Saved {};
 
     /// Registers name.weight [C], which starts at 1 - weight_offset.
     RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5,
             double weight_offset = 0.0);
-
-    Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
-    /// respect to the sum.
-    Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
-    /// Returns dx, contiguous. Writes the weight's gradient as Parameter::begin_gradient_write() says.
-    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
-    /// Adds the gradient with respect to x to dx. Returns dx, on a GPU with its column sums if requested.
-    SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                ColumnSums sums = ColumnSums::skip) const;
-
-    NormParameters parameters() const;
-
-    Parameter weight;
-    double eps;
-    double weight_offset;
 };
 
 }  // namespace gradtile

@@ -58,7 +58,7 @@ void StepInput::prepare(std::int64_t step) {
     try {
         draw(step);
     } catch (...) {
-        loader_.restore(state_);  // back to the step's start
+        loader_.restore(state_);  // undoes the reads before the error
         throw;
     }
     prepared_ = {step, loader_.state()};
@@ -69,16 +69,11 @@ void StepInput::draw(std::int64_t step) {
     const std::array<std::int32_t, 2> seed = DropoutKey::seed_words(options_.seed, step);
     std::memcpy(words + seed_at, seed.data(), sizeof seed);
     std::int64_t target_count = 0;
-    try {
-        // Windows without any target teach nothing, and a mean loss over no targets is NaN.
-        for (const std::int64_t epoch = loader_.epoch(); target_count == 0;) {
-            check(loader_.epoch() <= epoch + 1,
-                  "data: the windows of a whole epoch have no target to train on: all are ignored");
-            target_count = draw_windows();
-        }
-    } catch (...) {
-        loader_.restore(state_);  // undoes the micro-steps' reads before the error
-        throw;
+    // Windows without any target teach nothing, and a mean loss over no targets is NaN.
+    for (const std::int64_t epoch = loader_.epoch(); target_count == 0;) {
+        check(loader_.epoch() <= epoch + 1,
+              "data: the windows of a whole epoch have no target to train on: all are ignored");
+        target_count = draw_windows();
     }
     put_target_count(static_cast<double>(target_count));
 }

@@ -35,11 +35,9 @@ class StepInput {
     void upload(const Context& ctx, double rate, double vote = 0.0);
 
     // The current step's input, on the device.
-    const Tensor& rate() const { return rate_; }                ///< [1] float64
-    const Tensor& seed_tensor() const { return seed_tensor_; }  ///< [2] int32, DropoutKey::from_seed_tensor
-    const Tensor& target_count() const {
-        return target_count_;
-    }                                             ///< [1] float64: the step's targets on all ranks
+    const Tensor& rate() const { return rate_; }                  ///< [1] float64
+    const Tensor& seed_tensor() const { return seed_tensor_; }    ///< [2] int32, DropoutKey::from_seed_tensor
+    const Tensor& target_count() const { return target_count_; }  ///< [1] float64: targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
     const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
 

@@ -15,6 +15,17 @@ struct CodePoint {
 /// The code point that starts at text[offset]; offset < text.size().
 CodePoint decode_utf8(std::string_view text, std::size_t offset);
 
+/// The length of the character that starts at text[offset]; 1 for a byte that is not valid UTF-8.
+inline std::size_t character_length(std::string_view text, std::size_t offset) {
+    const int length = decode_utf8(text, offset).length;
+    return length > 0 ? static_cast<std::size_t>(length) : 1;
+}
+
+/// Whether a byte of valid UTF-8 is not the first one of its character.
+constexpr bool continues_character(char byte) {
+    return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+}
+
 /// Whether the whole text is valid UTF-8.
 bool is_utf8(std::string_view text);
 

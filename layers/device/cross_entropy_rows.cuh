@@ -22,11 +22,8 @@ template <class S>
 using DeviceSoftcap = Softcap<SoftcapMath, S>;
 
 /// L is the logits' type; sums are in S = Accumulator<L>. Cap is NoSoftcap or DeviceSoftcap<S>.
-template <class L, class CapOfLogits>
+template <class L, class Cap>
 struct CrossEntropy {
-    using S = Accumulator<L>;
-    using Logit = L;
-    using Cap = CapOfLogits;
     Cap cap;
     double* losses;
     L* logits;

@@ -28,6 +28,9 @@ struct NormOutputs {
     Tensor mean, rstd;  ///< [rows]
 };
 
+/// Returns the normalised x, without the values that backward needs.
+Tensor normalized(const Context& ctx, const Tensor& x, const NormParameters& norm);
+
 namespace cpu {
 /// Stores the residual's sum in its branch.
 void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,

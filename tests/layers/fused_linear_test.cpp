@@ -61,10 +61,10 @@ Operands operands_of(const Context& ctx, const FusedCase& c, DType dtype) {
     if (c.bias) made.op.bias = randn(ctx, {weight_rows}, dtype, Seed{3});
     if (c.norm)
         made.op.norm =
-            FusedLinear::Norm{.weight = randn(ctx, {c.in}, dtype, Seed{4}),
-                              .bias = c.centred && c.bias ? randn(ctx, {c.in}, dtype, Seed{5}) : Tensor(),
-                              .centred = c.centred,
-                              .weight_offset = c.weight_offset};
+            NormParameters{.weight = randn(ctx, {c.in}, dtype, Seed{4}),
+                           .bias = c.centred && c.bias ? randn(ctx, {c.in}, dtype, Seed{5}) : Tensor(),
+                           .centred = c.centred,
+                           .weight_offset = c.weight_offset};
     made.op.activation = c.activation;
     if (c.residual) made.op.residual = randn(ctx, {c.rows, c.out}, dtype, Seed{6});
     return made;

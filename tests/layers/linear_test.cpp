@@ -166,7 +166,7 @@ TEST_F(OnCuda, ProductsAreFusedForFewRowsInInferenceOnly) {
     LayerNorm norm(store, "n", 64, /*bias=*/true);
     store.allocate(gpu(), DType::f32);
     store.initialize(gpu(), Seed{1});
-    const FusedLinear::Norm parameters{.weight = norm.weight.value(), .bias = norm.bias.value()};
+    const NormParameters parameters{.weight = norm.weight.value(), .bias = norm.bias.value()};
     for (const std::int64_t rows : {1, 8, 9}) {
         const Tensor x = randn(gpu(), {1, rows, 64}, DType::f32, Seed{2}),
                      residual = randn(gpu(), {1, rows, 40}, DType::f32, Seed{3});

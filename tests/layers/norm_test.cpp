@@ -153,8 +153,10 @@ TEST(Norm, BackwardNeedsWhatForwardSaved) {
     layer_norm.forward(ctx, x, saved);
     expect_refused(layer_norm, LayerNorm::Saved{x, saved.mean, {}});
     expect_refused(layer_norm, LayerNorm::Saved{x, others, saved.rstd});
-    expect_refused(rms_norm, RMSNorm::Saved{x, {}});
-    expect_refused(rms_norm, RMSNorm::Saved{x, others});
+    expect_refused(layer_norm, RMSNorm::Saved{x, {}, saved.rstd});
+    expect_refused(rms_norm, RMSNorm::Saved{x, {}, {}});
+    expect_refused(rms_norm, RMSNorm::Saved{x, {}, others});
+    expect_refused(rms_norm, saved);
 }
 
 /// Expects a norm with a residual to give the same bits as computing the sum first and normalising it

@@ -31,6 +31,50 @@ struct FamilyModel {
     ModelConfig config;
 };
 
+/// Changes a Llama model to the settings of another family.
+namespace family {
+inline void olmo2(ModelConfig& c) {
+    c.block = BlockKind::output_norm;
+    c.qk_norm = true;
+    c.qk_norm_kind = QkNorm::projection;
+}
+inline void gemma(ModelConfig& c) {
+    c.block = BlockKind::sandwich_norm;
+    c.activation = Activation::geglu_tanh;
+    c.norm_offset = c.scaled_embedding = c.tied_head = true;
+    c.head_width = 12;
+    c.query_scalar = 10;
+    c.window = 3;
+    c.window_pattern = 2;
+}
+inline void gemma2(ModelConfig& c) {
+    gemma(c);
+    c.softcap = 2;
+    c.logit_softcap.limit = 3;
+}
+inline void gemma3(ModelConfig& c) {
+    gemma(c);
+    c.qk_norm = true;
+    c.window_rope_base = 100;
+}
+inline void neox(ModelConfig& c) {
+    c.block = BlockKind::parallel;
+    c.norm = Norm::layer;
+    c.activation = Activation::gelu;
+    c.bias = true;
+    c.kv_heads = 0;
+    c.rotary_width = 2;
+}
+inline void phi3(ModelConfig& c) {
+    c.rotary_width = 6;
+    c.rope_scaling = {.kind = RopeKind::longrope,
+                      .factor = 2,
+                      .original_context = 4,
+                      .short_factors = {1, 1, 1},
+                      .long_factors = {1, 1.5, 3}};
+}
+}  // namespace family
+
 /// One model for each family that differs from GPT-2 and Llama. Together they have every kind of block, norm,
 /// rotation and softcap. Contexts of more than 4 tokens are longer than the original one, where there is one.
 inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
@@ -55,48 +99,19 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
         c.rope_scaling = {.kind = RopeKind::dynamic, .factor = 2, .original_context = 4};
     });
     add("smollm3", [](ModelConfig& c) { c.rope_pattern = 2; });
-    add("olmo2", [](ModelConfig& c) {
-        c.block = BlockKind::output_norm;
-        c.qk_norm = true;
-        c.qk_norm_kind = QkNorm::projection;
-    });
-    const auto gemma = [](ModelConfig& c) {
-        c.block = BlockKind::sandwich_norm;
-        c.activation = Activation::geglu_tanh;
-        c.norm_offset = c.scaled_embedding = c.tied_head = true;
-        c.head_width = 8;
-        c.query_scalar = 12;
-        c.window = 3;
-        c.window_pattern = 2;
-    };
-    add("gemma2", [&](ModelConfig& c) {
-        gemma(c);
-        c.softcap = 2;
-        c.logit_softcap.limit = 3;
-    });
-    add("gemma3", [&](ModelConfig& c) {
-        gemma(c);
-        c.qk_norm = true;
-        c.window_rope_base = 100;
+    add("olmo2", family::olmo2);
+    add("gemma2", family::gemma2);
+    add("gemma3", [](ModelConfig& c) {
+        family::gemma3(c);
         c.rope_scaling = {.kind = RopeKind::linear, .factor = 8};
     });
     add("neox", [](ModelConfig& c) {
-        c.block = BlockKind::parallel;
-        c.norm = Norm::layer;
-        c.activation = Activation::gelu;
-        c.bias = true;
-        c.kv_heads = 0;
+        family::neox(c);
         c.head_width = 8;
-        c.rotary_width = 2;
     });
     add("phi3", [](ModelConfig& c) {
+        family::phi3(c);
         c.head_width = 8;
-        c.rotary_width = 6;
-        c.rope_scaling = {.kind = RopeKind::longrope,
-                          .factor = 2,
-                          .original_context = 4,
-                          .short_factors = {1, 1, 1},
-                          .long_factors = {1, 1.5, 3}};
     });
     add("records", [](ModelConfig& c) {
         c.activation = Activation::gelu_tanh;  // relu2's second derivative jumps

@@ -114,8 +114,8 @@ TEST(TimeBudget, HasHoursMinutesAndSeconds) {
     EXPECT_EQ(seconds_of("5m"), 300.0);
     EXPECT_EQ(seconds_of("1h30m"), 5400.0);
     EXPECT_EQ(seconds_of("0.5h1.5s"), 1801.5);
-    for (const char* wrong :
-         {"", "5", "m", "5x", "5m1h", "5m5m", "-5m", "0s", "9000h", "1e9s", "5 m", "nans", "5m "})
+    for (const char* wrong : {"", "5", "m", "5x", "5m1h", "5m5m", "-5m", "0s", "9000h", "1e9s", "5 m", "nans",
+                              "infs", "0x10s", "-0h5m", "1e999h5s", "5m "})
         EXPECT_THROW(seconds_of(wrong), Error) << wrong;
 }
 

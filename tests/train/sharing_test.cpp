@@ -26,6 +26,7 @@
 #include <support/cuda_test.h>
 #include <support/error_message.h>
 #include <support/public_operators.h>
+#include <support/silent_pair.h>
 
 namespace gradtile {
 namespace {
@@ -256,7 +257,7 @@ void test_fused_linear(const Context& ctx) {
     expect_refused([&] { fused_linear(ctx, y, x, {.weight = weight, .residual = y}); });
     expect_refused([&] { fused_linear(ctx, weight.slice(0, 0, 2), x, {.weight = weight}); });
     expect_refused([&] {
-        fused_linear(ctx, y, x, {.norm = FusedLinear::Norm{.weight = y.select(0, 0)}, .weight = weight});
+        fused_linear(ctx, y, x, {.norm = NormParameters{.weight = y.select(0, 0)}, .weight = weight});
     });
 }
 
@@ -385,29 +386,17 @@ void test_add_lower_powers(const Context& ctx) {
     expect_refused([&] { add_lower_powers(ctx, x, x, {1, 1, 1}); });
 }
 
-/// Process 1 in a group of 2, which exchanges nothing.
-class LastOfTwo final : public Communicator {
-  public:
-    LastOfTwo() : Communicator(1, 2) {}
-
-  private:
-    void do_all_reduce(const Context&, const Tensor&) const override {}
-    void do_reduce_scatter(const Context&, const Tensor&, const Tensor&) const override {}
-    void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}
-    void do_broadcast(const Context&, const Tensor&, int) const override {}
-    void do_barrier(const Context&) const override {}
-};
 void test_reduce_scatter(const Context& ctx) {
     const Tensor full = numbers(ctx, {8});
-    LastOfTwo().reduce_scatter(ctx, full, full.slice(0, 4, 4));
+    test::SilentPair().reduce_scatter(ctx, full, full.slice(0, 4, 4));
     for (const std::int64_t begin : {0, 2})
-        expect_refused([&] { LastOfTwo().reduce_scatter(ctx, full, full.slice(0, begin, 4)); });
+        expect_refused([&] { test::SilentPair().reduce_scatter(ctx, full, full.slice(0, begin, 4)); });
 }
 void test_all_gather(const Context& ctx) {
     const Tensor full = numbers(ctx, {8});
-    LastOfTwo().all_gather(ctx, full.slice(0, 4, 4), full);
+    test::SilentPair().all_gather(ctx, full.slice(0, 4, 4), full);
     for (const std::int64_t begin : {0, 2})
-        expect_refused([&] { LastOfTwo().all_gather(ctx, full.slice(0, begin, 4), full); });
+        expect_refused([&] { test::SilentPair().all_gather(ctx, full.slice(0, begin, 4), full); });
 }
 
 void test_pack(const Context& ctx) {
@@ -420,7 +409,7 @@ void test_unpack(const Context& ctx) {
     ParameterStore store;
     store.add("w", {64, 4}, Init::zeros());
     store.allocate(ctx, DType::f32, {.multiple = flat_multiple(2)});
-    const LastOfTwo communicator;
+    const test::SilentPair communicator;
     const DataParallel parallel(ctx, store, communicator, {.sharded = true});
     const Tensor full = numbers(ctx, {store.flat_elements()});
     expect_refused([&] {

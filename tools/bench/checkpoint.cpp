@@ -80,18 +80,12 @@ void write_plainly(const std::filesystem::path& path, const Checkpoint& state) {
     file.close();
 }
 
-double median(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-}
-
 /// Seconds of each kind of work, in every run.
 struct Times {
     std::vector<double> copy, blocked, plain, save, read;
 };
 
-/// Measures a save beside the works it is compared with, which alternate.
+/// Measures a save, and in the same run a copy, a plain write and a read.
 void measure_run(const Context& ctx, SnapshotWriter& writer, const Checkpoint& live,
                  const Checkpoint& on_host, std::vector<std::byte>& memory, Times& times) {
     const auto seconds = [&](const std::function<void()>& work) {

@@ -81,9 +81,7 @@ double median_over_runs(const Context& ctx, const Communicator& communicator, st
                                        }) /
                           static_cast<double>(repeats));
     }
-    const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-    std::nth_element(samples.begin(), middle, samples.end());
-    return std::max(*middle, 1e-6);
+    return std::max(median(std::move(samples)), 1e-6);
 }
 
 /// The slowest process counts: a broadcast's root may finish before the others.

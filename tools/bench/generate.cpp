@@ -91,12 +91,6 @@ Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& le
     return {prefill, decode / static_cast<double>(lengths.tokens - untimed)};
 }
 
-double median(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-}
-
 /// Reads all bytes with all CPU threads, as fast as possible: 64 bytes at a time, combined in four registers.
 void read(const Context& ctx, const Tensor& values) {
     using Words [[gnu::vector_size(64), gnu::aligned(8), gnu::may_alias]] = std::uint64_t;

@@ -37,6 +37,12 @@ double milliseconds(const Context& ctx, Clock clock, const std::function<void()>
     return now_milliseconds(clock) - start;
 }
 
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
 std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
                                              const std::vector<std::function<void()>>& works) {
     std::vector<int> repeats;
@@ -54,11 +60,8 @@ std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling&
                                               }) /
                                  repeats[i]);
     std::vector<double> medians;
-    for (std::vector<double>& work_samples : samples) {
-        const auto middle = work_samples.begin() + static_cast<std::ptrdiff_t>(work_samples.size() / 2);
-        std::nth_element(work_samples.begin(), middle, work_samples.end());
-        medians.push_back(std::max(*middle, 1e-6));
-    }
+    for (const std::vector<double>& work_samples : samples)
+        medians.push_back(std::max(median(work_samples), 1e-6));
     return medians;
 }
 

@@ -20,6 +20,9 @@ struct Sampling {
     double min_sample_ms = 1.0;  ///< shorter work is repeated within a sample, at most 100 times
 };
 
+/// Returns the middle value; of an even number of values the larger of the two.
+double median(std::vector<double> values);
+
 /// Median milliseconds for `work`, after two warm-up runs (the first chooses algorithms).
 double median_milliseconds(const Context& ctx, const Sampling& sampling, const std::function<void()>& work);
 /// Median milliseconds for each entry in `works`. Their samples alternate, so that a change in the GPU's

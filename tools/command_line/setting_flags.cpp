@@ -55,6 +55,16 @@ void SettingFlags::declare(const Setting& setting, FlagTakes takes) {
     }
 }
 
+std::string help_of_setting(std::string_view name) {
+    std::string help;
+    const TrainConfig any;
+    visit_settings(any, [&](const Setting& setting, const auto&) {
+        if (setting.name == name) help = setting.help;
+    });
+    check(!help.empty(), "no setting ", name);
+    return help;
+}
+
 std::vector<JsonValue> SettingFlags::combinations() const {
     std::vector<JsonValue> combinations{JsonValue::object()};
     for (const auto& [name, given] : given_.items()) {

@@ -1,6 +1,7 @@
 #pragma once
 /// One flag for every run setting (see settings.h). Flags override the config file.
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/core/text/json_value.h>
@@ -34,6 +35,9 @@ class SettingFlags {
     Command command_;
     JsonValue given_;
 };
+
+/// Returns a setting's help text, for a command with a flag of the same name and meaning.
+std::string help_of_setting(std::string_view name);
 
 /// Reads the --config file. Throws Error when it cannot be read, UsageError when its contents are invalid.
 void apply_user_config(TrainConfig& config, const std::string& path);

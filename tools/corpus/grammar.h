@@ -84,7 +84,6 @@ class Grammar {
 
     std::size_t start() const { return start_; }
     const std::vector<Rule>& rules() const { return rules_; }
-    const std::vector<WordClass>& word_classes() const { return word_classes_; }
     const std::vector<Attribute>& attributes() const { return attributes_; }
     /// Returns the words in the class of the attribute that the symbol introduces or mentions.
     const std::vector<std::vector<std::string>>& words_of(const Symbol& symbol) const {

@@ -11,6 +11,7 @@
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/line_progress.h>
 #include <gradtile/tools/command_line/model_argument.h>
+#include <gradtile/tools/command_line/setting_flags.h>
 #include <gradtile/tools/command_line/text_file.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/evaluation/evaluate.h>
@@ -182,10 +183,7 @@ void add_eval(CommandLine& program) {
     command.add_value(
         "--data", flags->data,
         "file, folder or pattern: text, JSON Lines or Parquet, each also .gz or .zst, or tokens (.bin)");
-    command.add_value(
-        "--text-column", flags->text_column,
-        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
-        "completion, or text");
+    command.add_value("--text-column", flags->text_column, help_of_setting("text-column"));
     command.add_value(
         "--task", flags->task,
         "multiple-choice questions instead: JSON Lines with ctx, endings and label, as HellaSwag "

@@ -6,6 +6,7 @@
 #include <set>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/validation_loss.h>
@@ -26,8 +27,7 @@ struct TextLengths {
             const auto index = static_cast<std::size_t>(id);
             for (const char byte : tokenizer->decode(std::span(&id, 1), TextPlace::middle)) {
                 ++bytes[index];
-                // Counts every byte that is not a UTF-8 continuation byte.
-                characters[index] += (byte & 0xc0) != 0x80;
+                characters[index] += !continues_character(byte);
             }
         }
         const BytePairEncoding* const encoding = tokenizer->byte_pair_encoding();

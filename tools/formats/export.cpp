@@ -226,7 +226,7 @@ class Exporter {
             if (is_wide) weights = gguf_vector(mapping, weights);
             std::int64_t row = 0;
             for (const WeightPart& part : mapping.parts) {
-                const std::int64_t rows = part.shape[part.order == RowOrder::transposed ? 1 : 0];
+                const std::int64_t rows = part.rows();
                 const Tensor x = rows_for_file(ctx_, part, weights.slice(0, row, rows));
                 row += rows;
                 tensors.emplace_back(part.name, converted(part.name, x, is_wide ? DType::f32 : dtype_));

@@ -189,7 +189,7 @@ void add_end_tokens(GgufMetadata& metadata, const BytePairEncoding& encoding, co
 GgufMetadata gguf_model_metadata(const ModelFamily& family, const ModelConfig& config, DType dtype,
                                  const std::string& source) {
     const std::string_view architecture = family.gguf.architecture;
-    family.gguf.check(config, source);
+    family.gguf.check(config, {architecture, source});
     const bool holds_llama3 = architecture == "llama";
     check(holds_llama3 || config.rope_scaling.kind != RopeKind::llama3, source,
           ": rope-scaling llama3 cannot be stored in GGUF's ", architecture, "; llama has it");

@@ -62,11 +62,6 @@ ModelConfig config_of(const LlmcHeader& header, const std::string& path) {
 
 }  // namespace
 
-bool is_llmc_model(const std::string& path) {
-    const DataFile file(path);
-    return file.size() >= header_bytes && read_header(file).magic == llmc_magic;
-}
-
 ImportedModel read_llmc_model(const std::string& path) {
     const DataFile file(path);
     const LlmcHeader header = read_header(file);

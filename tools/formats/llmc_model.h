@@ -12,9 +12,6 @@
 
 namespace gradtile {
 
-/// Returns whether the file begins with llm.c's magic number for models.
-bool is_llmc_model(const std::string& path);
-
 /// Reads a model. Throws Error that names the file if the version is another one, if a size is outside the
 /// model's limits, or if the file's length is not the length that the header gives.
 ImportedModel read_llmc_model(const std::string& path);

@@ -159,6 +159,7 @@ constexpr auto generation_settings = std::to_array<KnownMember>({
     // Encoders only.
     {"encoder_no_repeat_ngram_size", refused, "[0]"},
     {"encoder_repetition_penalty", refused, "[1]"},
+    // Other tokens are drawn.
     {"bad_words_ids", refused, "[[]]"},
     {"begin_suppress_tokens", refused, "[[]]"},
     {"constraints", refused, "[[]]"},

@@ -76,7 +76,7 @@ Tensor read_parameter(const WeightFiles& files, const WeightMapping& mapping, DT
     const Tensor full = empty_on_host(mapping.shape, dtype);
     std::int64_t row = 0;
     for (const WeightPart& part : mapping.parts) {
-        const std::int64_t rows = part.shape[part.order == RowOrder::transposed ? 1 : 0];
+        const std::int64_t rows = part.rows();
         const Tensor own = full.slice(0, row, rows);
         files.for_row_blocks(
             part, [&](std::int64_t begin, const Tensor& x) { copy(ctx, own.slice(0, begin, x.size(0)), x); });

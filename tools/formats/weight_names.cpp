@@ -57,8 +57,19 @@ WeightMapping mapping_of(const TensorNames& names, const ModelConfig& config, co
     return mapping;
 }
 
-/// Returns a copy of x [.., A, B, C] as [.., B, A, C], with the axes given by `outer`, `a`, `b` and the rest.
-Tensor swapped(const Context& ctx, const Tensor& x, std::int64_t outer, std::int64_t a, std::int64_t b) {
+/// The file's view of a part's rows, [outer, a, b, ..]; the parameter has the axes a and b swapped.
+struct RowAxes {
+    std::int64_t outer, a, b;
+};
+
+RowAxes axes_in_file(const WeightPart& part) {
+    if (part.order == RowOrder::by_head) return {1, part.heads, 3};
+    return {part.heads, part.rows() / part.heads / 2, 2};
+}
+
+/// Returns a copy of x [outer, a, b, ..] as [outer, b, a, ..].
+Tensor swapped(const Context& ctx, const Tensor& x, const RowAxes& axes) {
+    const auto [outer, a, b] = axes;
     const std::int64_t rest = x.elements() / (outer * a * b);
     const Tensor y = empty_on_host(x.shape(), x.dtype());
     copy(ctx, y.reshape({outer, b, a, rest}), x.reshape({outer, a, b, rest}).transpose(1, 2));
@@ -77,31 +88,16 @@ std::vector<WeightMapping> weight_mappings(const TensorNames& names, const Model
 }
 
 Tensor rows_of_file(const Context& ctx, const WeightPart& part, const Tensor& x) {
-    switch (part.order) {
-        case RowOrder::plain:
-            return x;
-        case RowOrder::transposed:
-            return x.transpose(0, 1);
-        case RowOrder::by_head:
-            return swapped(ctx, x, 1, part.heads, 3);
-        case RowOrder::pairs:
-            return swapped(ctx, x, part.heads, x.size(0) / part.heads / 2, 2);
-    }
-    throw Error("rows_of_file: unknown order");
+    if (part.order == RowOrder::plain) return x;
+    if (part.order == RowOrder::transposed) return x.transpose(0, 1);
+    return swapped(ctx, x, axes_in_file(part));
 }
 
 Tensor rows_for_file(const Context& ctx, const WeightPart& part, const Tensor& x) {
-    switch (part.order) {
-        case RowOrder::plain:
-            return x;
-        case RowOrder::transposed:
-            return x.transpose(0, 1);
-        case RowOrder::by_head:
-            return swapped(ctx, x, 1, 3, part.heads);
-        case RowOrder::pairs:
-            return swapped(ctx, x, part.heads, 2, x.size(0) / part.heads / 2);
-    }
-    throw Error("rows_for_file: unknown order");
+    if (part.order == RowOrder::plain) return x;
+    if (part.order == RowOrder::transposed) return x.transpose(0, 1);
+    const auto [outer, a, b] = axes_in_file(part);
+    return swapped(ctx, x, {outer, b, a});
 }
 
 }  // namespace gradtile

@@ -6,6 +6,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/line_progress.h>
+#include <gradtile/tools/command_line/setting_flags.h>
 #include <gradtile/tools/command_line/text_file.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/tokenizer/tokenize_files.h>
@@ -49,11 +50,8 @@ void add_tokenize(CommandLine& program) {
         "--tokenizer", flags->tokenizer,
         "tokenizer.json, a model of SentencePiece, encoder.json with vocab.bpe, or a rank file of "
         "tiktoken; or bytes");
-    command.add_value(
-        "--text-column", options.text_column,
-        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
-        "completion, or text");
-    command.add_value("--chat-template", options.chat_template, "how conversations become text");
+    command.add_value("--text-column", options.text_column, help_of_setting("text-column"));
+    command.add_value("--chat-template", options.chat_template, help_of_setting("chat-template"));
     command.add_value("--format", options.style, "llm.c's shards, or nanoGPT's files without a header");
     command.add_value("--out", options.out, "token file to write (.bin)");
     command.add_value("--separator", options.separator,

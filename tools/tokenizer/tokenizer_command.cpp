@@ -5,6 +5,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/line_progress.h>
+#include <gradtile/tools/command_line/setting_flags.h>
 #include <gradtile/tools/command_line/text_file.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/tokenizer/byte_pair_trainer.h>
@@ -58,10 +59,7 @@ void add_tokenizer(CommandLine& program) {
     Command command = program.add_command("tokenizer", "Make a tokenizer for text of your own")
                           .add_command("train", "Train a byte-level BPE tokenizer with GPT-2's split");
     command.add_list("--data", flags->data, "files, folders or patterns to train on, as tokenize reads them");
-    command.add_value(
-        "--text-column", flags->text_column,
-        "column of JSON Lines or Parquet that holds texts; empty: messages, conversations, prompt and "
-        "completion, or text");
+    command.add_value("--text-column", flags->text_column, help_of_setting("text-column"));
     command.add_value("--vocabulary", flags->options.vocabulary, "number of tokens");
     command.add_value("--out", flags->out, "tokenizer.json to write");
     command.add_list("--special-tokens", flags->options.special_tokens,

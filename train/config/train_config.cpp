@@ -1,8 +1,7 @@
 #include <gradtile/train/config/train_config.h>
 
-#include <cctype>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 
@@ -188,21 +187,21 @@ Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokeniz
 
 double seconds_of(std::string_view time_budget) {
     constexpr double longest = 366.0 * 24 * 3600;
-    const std::string text(time_budget);
     double seconds = 0.0;
     std::string_view units = "hms";
-    for (const char* rest = text.c_str(); *rest != '\0';) {
-        char* end = nullptr;
-        const double number =
-            std::isdigit(static_cast<unsigned char>(*rest)) ? std::strtod(rest, &end) : -1.0;
-        const std::size_t unit = number >= 0.0 && *end != '\0' ? units.find(*end) : std::string_view::npos;
-        if (unit == std::string_view::npos) {
+    for (std::string_view rest = time_budget; !rest.empty();) {
+        const bool is_negative = rest.front() == '-';
+        double number = 0.0;
+        const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+        rest.remove_prefix(static_cast<std::size_t>(parsed.ptr - rest.data()));
+        const std::size_t unit = rest.empty() ? std::string_view::npos : units.find(rest.front());
+        if (parsed.ec != std::errc() || is_negative || unit == std::string_view::npos) {
             seconds = 0.0;
             break;
         }
         seconds += number * (units[unit] == 'h' ? 3600.0 : units[unit] == 'm' ? 60.0 : 1.0);
         units.remove_prefix(unit + 1);
-        rest = end + 1;
+        rest.remove_prefix(1);
     }
     check(seconds > 0.0 && seconds <= longest, "time-budget: '", time_budget,
           "'; expected a time such as 90s, 5m or 1h30m, at most a year");

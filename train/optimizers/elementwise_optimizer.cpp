@@ -1,9 +1,9 @@
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/upload.h>
 
 namespace gradtile {
 namespace {
@@ -41,12 +41,6 @@ class BlockLayout {
     }
     std::vector<ElementBlock> stretches_;
 };
-
-Tensor upload(const Context& ctx, const std::vector<ElementBlock>& blocks) {
-    std::vector<std::int32_t> words(blocks.size() * sizeof(ElementBlock) / sizeof(std::int32_t));
-    std::memcpy(words.data(), blocks.data(), blocks.size() * sizeof(ElementBlock));
-    return from_host(ctx, words, {std::ssize(words)});
-}
 
 /// Returns the group's index in `groups`, to which a new group is added.
 std::int64_t index_of(std::vector<RateGroup>& groups, const RateGroup& group) {
@@ -97,7 +91,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
     }
     blocks_.list = layout.blocks();
     if (ctx.device().is_cuda()) {
-        blocks_.on_device = upload(ctx, blocks_.list);
+        blocks_.on_device = uploaded(ctx, blocks_.list);
         blocks_.scratch = zeros(ctx, {max_rate_groups, 16}, DType::f64);
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)

@@ -1,7 +1,6 @@
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 
 #include <gradtile/core/internal/overlap.h>
@@ -9,6 +8,7 @@
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/upload.h>
 
 namespace gradtile {
 namespace {
@@ -110,11 +110,7 @@ void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_r
               " rows; expected ", parameter.shape()[0]);
     }
     if (ctx.device().is_cpu()) return;
-    for (MatrixGroup& group : groups_) {
-        std::vector<std::int32_t> words(group.matrices.size() * sizeof(MatrixOffsets) / sizeof(std::int32_t));
-        std::memcpy(words.data(), group.matrices.data(), group.matrices.size() * sizeof(MatrixOffsets));
-        group.on_device = from_host(ctx, words, {std::ssize(words)});
-    }
+    for (MatrixGroup& group : groups_) group.on_device = uploaded(ctx, group.matrices);
 }
 
 void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {

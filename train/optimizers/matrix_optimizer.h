@@ -2,8 +2,10 @@
 /// Optimizers that compute an update from whole matrices, such as Muon. For each [rows, cols] matrix W with
 /// gradient G:
 ///
-///     M = momentum M + (1 - momentum) G             U = momentum M + (1 - momentum) G   (Nesterov; else U =
-///     M) O = direction(U) W = (1 - lr decay) W - lr step_factor O
+///     M = momentum M + (1 - momentum) G
+///     U = momentum M + (1 - momentum) G             with Nesterov's look ahead, else U = M
+///     O = direction(U)
+///     W = (1 - lr decay) W - lr step_factor O
 ///
 /// NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1) divides each row of O by the root of its second
 /// moment v = beta2 v + (1 - beta2) mean(row^2), and then gives O the norm that it had before.

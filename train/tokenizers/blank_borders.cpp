@@ -16,11 +16,8 @@ BlankBorders::BlankBorders(const BytePairVocabulary& vocabulary) {
     cuts_ = true;
     for (const std::string_view token : tokens)
         for (std::size_t place = token.find(blank_symbol, 1); place < token.size();
-             place = token.find(blank_symbol, place + 1)) {
-            std::size_t begin = place - 1;
-            while (begin > 0 && (token[begin] & 0xC0) == 0x80) --begin;
-            crossed_.push_back(token.substr(begin, place - begin));
-        }
+             place = token.find(blank_symbol, place + 1))
+            crossed_.push_back(character_before(token, place));
     std::ranges::sort(crossed_);
     crossed_.erase(std::unique(crossed_.begin(), crossed_.end()), crossed_.end());
 }

@@ -11,6 +11,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/context.h>
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
 
 namespace gradtile {
@@ -121,10 +122,9 @@ class BytePairEncoding::ParallelEncoding {
         // have a border in common.
         if (run.size() < 2 * chunk_bytes || encoding_.tables_->splitter.patterns() != 1)
             return add_short({run, -1});
-        const auto is_start = [&](std::size_t position) { return (run[position] & 0xC0) != 0x80; };
         for (std::size_t begin = 0; begin < run.size();) {
             std::size_t end = std::min(begin + chunk_bytes, run.size());
-            while (end < run.size() && !is_start(end)) ++end;
+            while (end < run.size() && continues_character(run[end])) ++end;
             jobs_.push_back({.run = run, .begin = begin, .end = end});
             begin = end;
         }
@@ -162,7 +162,7 @@ class BytePairEncoding::ParallelEncoding {
 
     /// Returns a text's first `bytes` bytes, without an incomplete character at the end.
     static std::string_view whole_characters(std::string_view text, std::size_t bytes) {
-        while ((text[bytes] & 0xC0) == 0x80) --bytes;
+        while (continues_character(text[bytes])) --bytes;
         return text.substr(0, bytes);
     }
 

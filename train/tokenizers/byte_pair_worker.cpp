@@ -77,26 +77,24 @@ void BytePairEncoding::Worker::merge_bytes(std::string_view word) {
 
 void BytePairEncoding::Worker::merge_characters(std::string_view word) {
     for (std::size_t begin = 0; begin < word.size();) {
-        const auto length = static_cast<std::size_t>(std::max(decode_utf8(word, begin).length, 1));
-        const std::string_view character = word.substr(begin, length);
-        if (const std::int32_t id = tables_.token_index.find(character); id >= 0) {
-            merged_.push_back(id);
-        } else {
-            add_unknown(character);
-        }
-        begin += length;
+        const std::string_view character = word.substr(begin, character_length(word, begin));
+        add(tables_.token_index.find(character), character);
+        begin += character.size();
     }
     merging_.run(merged_);
 }
 
 void BytePairEncoding::Worker::choose_tokens(std::string_view word) {
-    tables_.unigram->run(word, unigram_scratch_, [&](std::string_view token, std::int32_t id) {
-        if (id >= 0) {
-            merged_.push_back(id);
-        } else {
-            add_unknown(token);
-        }
-    });
+    tables_.unigram->run(word, unigram_scratch_,
+                         [&](std::string_view token, std::int32_t id) { add(id, token); });
+}
+
+void BytePairEncoding::Worker::add(std::int32_t id, std::string_view text) {
+    if (id >= 0) {
+        merged_.push_back(id);
+    } else {
+        add_unknown(text);
+    }
 }
 
 /// Adds the ids for a character without a token.

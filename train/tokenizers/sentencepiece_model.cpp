@@ -214,19 +214,16 @@ class ModelReader {
     /// SentencePiece merges characters that are no pieces, too; tokens with ids cannot express that.
     void check_characters() const {
         std::unordered_set<std::string_view> characters;
-        const auto length_at = [](std::string_view text, std::size_t place) {
-            return static_cast<std::size_t>(decode_utf8(text, place).length);
-        };
         for (const std::string_view text : vocabulary_.tokens)
-            if (length_at(text, 0) == text.size()) characters.insert(text);
+            if (character_length(text, 0) == text.size()) characters.insert(text);
         for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {
             const std::string_view text = vocabulary_.tokens[id];
             if (!vocabulary_.is_piece[id] ||
                 std::ranges::binary_search(user_defined_, static_cast<std::int32_t>(id)))
                 continue;
-            for (std::size_t place = 0; place < text.size(); place += length_at(text, place))
-                check(characters.contains(text.substr(place, length_at(text, place))), "piece ", id, ": '",
-                      printable(text, {.max_characters = 40}), "' has a character that is no piece");
+            for (std::size_t place = 0; place < text.size(); place += character_length(text, place))
+                check(characters.contains(text.substr(place, character_length(text, place))), "piece ", id,
+                      ": '", printable(text, {.max_characters = 40}), "' has a character that is no piece");
         }
     }
 

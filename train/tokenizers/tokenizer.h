@@ -82,10 +82,13 @@ class Tokenizer {
     /// returned unchanged. StreamingDecoder returns whole characters.
     std::string decode(std::span<const std::int32_t> ids, TextPlace place = TextPlace::start) const;
 
-    /// Returns the JSON text for a checkpoint: {"kind": "bytes"}, {"kind": "characters", "characters":
-    /// "..."},
-    /// {"kind": "bpe", "merges_by_id": false, "file": "..."} with the tokenizer.json text, or {"kind": "bpe",
-    /// "model": "..."} with the tokenizer.model in base64, and the ids "before" and "after" a text.
+    /// Returns the JSON text for a checkpoint:
+    /// - {"kind": "bytes"};
+    /// - {"kind": "characters", "characters": "..."};
+    /// - {"kind": "bpe", "merges_by_id": false, "file": "..."} with the tokenizer.json text;
+    /// - {"kind": "bpe", "model": "...", "before": [], "after": []} with the tokenizer.model in base64, and
+    /// the
+    ///   ids before and after a text.
     std::string to_json() const;
     /// Throws Error naming `source` when the text is not one that to_json() returns. Older versions wrote
     /// tokenizer.json's object as "tokenizer".

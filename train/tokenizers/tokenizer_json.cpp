@@ -158,8 +158,7 @@ BytePairVocabulary vocabulary_of_encoder_json(std::string encoder, std::string_v
 void write_tokenizer_json(JsonWriter& writer, const BytePairVocabulary& vocabulary) {
     check(vocabulary.model == SubwordModel::byte_pairs && vocabulary.normalizer.empty(),
           "tokenizer.json: only byte-level BPE without a normalizer is written; another tokenizer is kept as "
-          "the "
-          "file that it was read from");
+          "the file that it was read from");
     writer.begin_object();
     writer.write("version", "1.0");
     writer.write("truncation", nullptr);

@@ -24,9 +24,9 @@ namespace gradtile {
 /// memory, including the text, is at most six times the text if the text has more than 1 MB.
 BytePairVocabulary vocabulary_of_tokenizer_json(std::string_view text, std::string_view source);
 
-/// Prints a tokenizer.json from which the tokenizers library computes the same ids. Throws Error unless the
-/// vocabulary is of byte-level BPE without a normalizer. For a vocabulary with
-/// merges_by_id, the text contains a merge list.
+/// Prints a tokenizer.json from which the tokenizers library computes the same ids. For a vocabulary with
+/// merges_by_id, the text contains a merge list. Throws Error unless the vocabulary is of byte-level BPE
+/// without a normalizer.
 void write_tokenizer_json(JsonWriter& writer, const BytePairVocabulary& vocabulary);
 
 /// Visits the merges for a tokenizer.json, "a b", in the characters that represent bytes (byte_characters.h).

@@ -48,15 +48,6 @@ inline std::vector<FamilyModel> models_of_families() {
         models.push_back({family, small_llama()});
         change(models.back().config);
     };
-    const auto gemma = [](ModelConfig& c) {
-        c.block = BlockKind::sandwich_norm;
-        c.activation = Activation::geglu_tanh;
-        c.norm_offset = c.scaled_embedding = c.tied_head = true;
-        c.head_width = 12;
-        c.query_scalar = 10;
-        c.window = 3;
-        c.window_pattern = 2;
-    };
     add("llama", [](ModelConfig&) {});
     add("mistral", [](ModelConfig& c) { c.window = 3; });
     add("qwen2", [](ModelConfig& c) { c.qkv_bias = true; });
@@ -65,37 +56,11 @@ inline std::vector<FamilyModel> models_of_families() {
         c.qk_norm = true;
     });
     add("smollm3", [](ModelConfig& c) { c.rope_pattern = 2; });
-    add("olmo2", [](ModelConfig& c) {
-        c.block = BlockKind::output_norm;
-        c.qk_norm = true;
-        c.qk_norm_kind = QkNorm::projection;
-    });
-    add("gemma2", [&](ModelConfig& c) {
-        gemma(c);
-        c.softcap = 2;
-        c.logit_softcap.limit = 3;
-    });
-    add("gemma3_text", [&](ModelConfig& c) {
-        gemma(c);
-        c.qk_norm = true;
-        c.window_rope_base = 100;
-    });
-    add("gpt_neox", [](ModelConfig& c) {
-        c.block = BlockKind::parallel;
-        c.norm = Norm::layer;
-        c.activation = Activation::gelu;
-        c.bias = true;
-        c.kv_heads = 0;
-        c.rotary_width = 2;
-    });
-    add("phi3", [](ModelConfig& c) {
-        c.rotary_width = 6;
-        c.rope_scaling = {.kind = RopeKind::longrope,
-                          .factor = 2,
-                          .original_context = 4,
-                          .short_factors = {1, 1, 1},
-                          .long_factors = {1, 1.5, 3}};
-    });
+    add("olmo2", family::olmo2);
+    add("gemma2", family::gemma2);
+    add("gemma3_text", family::gemma3);
+    add("gpt_neox", family::neox);
+    add("phi3", family::phi3);
     return models;
 }
 

@@ -112,49 +112,40 @@ double difference_bound(double weight, DType dtype) {
            (2.0 * (std::abs(weight) + adamw_steps * update) + (16.0 + power_error) * update);
 }
 
-TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
-    for (const DType dtype : floating_dtypes) {
-        AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
-        ElementwiseOptimizer on_gpu(gpu(), ours.store, adamw_options),
-            on_cpu(cpu, theirs.store, adamw_options);
-        for (int t = 1; t <= adamw_steps; ++t) {
-            ours.set_gradients(gpu(), t);
-            theirs.set_gradients(cpu, t);
-            on_gpu.step(gpu(), adamw_lr);
-            on_cpu.step(cpu, adamw_lr);
-        }
-        const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
-        for (std::size_t i = 0; i < got.size(); ++i)
-            ASSERT_NEAR(got[i], expected[i], difference_bound(expected[i], dtype))
-                << dtype << " element " << i;
-        EXPECT_EQ(to_host(gpu(), ours.store.values()),
-                  to_host(gpu(), cast(gpu(), ours.store.master(), dtype)));
-        EXPECT_EQ(item(gpu(), on_gpu.state().back().tensor), adamw_steps);
+/// Expects the same weights on both devices, and on the GPU values that are the rounded masters.
+void expect_equal_updates(const Context& gpu, DType dtype, const AdamW& rule,
+                          const LearningRateFactor& factor = {}) {
+    const Context cpu(Device::cpu(), 2);
+    AdamWProblem ours(gpu, dtype), theirs(cpu, dtype);
+    ElementwiseOptimizer on_gpu(gpu, ours.store, ours.store.parameters(), rule, {}, factor),
+        on_cpu(cpu, theirs.store, theirs.store.parameters(), rule, {}, factor);
+    for (int t = 1; t <= adamw_steps; ++t) {
+        ours.set_gradients(gpu, t);
+        theirs.set_gradients(cpu, t);
+        on_gpu.step(gpu, adamw_lr);
+        on_cpu.step(cpu, adamw_lr);
     }
+    const auto got = to_host(gpu, ours.store.master()), expected = to_host(cpu, theirs.store.master());
+    for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i], difference_bound(expected[i], dtype)) << dtype << " element " << i;
+    EXPECT_EQ(to_host(gpu, ours.store.values()), to_host(gpu, cast(gpu, ours.store.master(), dtype)));
+    EXPECT_EQ(item(gpu, on_gpu.state().back().tensor), adamw_steps);
+}
+
+TEST_F(CudaAdamW, UpdatesAsTheCpuDoes) {
+    for (const DType dtype : floating_dtypes) expect_equal_updates(gpu(), dtype, adamw_options);
 }
 
 /// A thread of the first kernel prepares the formula of each rate. Decay is cautious in float64 only: in
 /// float32 the devices may disagree about the sign of a step that is almost 0.
 TEST_F(CudaAdamW, MultipliesRatesAndDecaysCautiouslyAsTheCpuDoes) {
-    AdamW rule = adamw_options;
     const auto factor = [](const Parameter& parameter) {
         return parameter.name() == "embedding" ? 1.0 : parameter.decays() ? 0.5 : 0.25;
     };
+    AdamW rule = adamw_options;
     for (const DType dtype : floating_dtypes) {
-        AdamWProblem ours(gpu(), dtype), theirs(cpu, dtype);
         rule.cautious_decay = dtype == DType::f64;
-        ElementwiseOptimizer on_gpu(gpu(), ours.store, ours.store.parameters(), rule, {}, factor),
-            on_cpu(cpu, theirs.store, theirs.store.parameters(), rule, {}, factor);
-        for (int t = 1; t <= adamw_steps; ++t) {
-            ours.set_gradients(gpu(), t);
-            theirs.set_gradients(cpu, t);
-            on_gpu.step(gpu(), adamw_lr);
-            on_cpu.step(cpu, adamw_lr);
-        }
-        const auto got = to_host(gpu(), ours.store.master()), expected = to_host(cpu, theirs.store.master());
-        for (std::size_t i = 0; i < got.size(); ++i)
-            ASSERT_NEAR(got[i], expected[i], difference_bound(expected[i], dtype))
-                << dtype << " element " << i;
+        expect_equal_updates(gpu(), dtype, rule, factor);
     }
 }
 

@@ -16,7 +16,7 @@ const JsonValue* ConfigMembers::find(const MemberNames& names) {
     const JsonValue* found = nullptr;
     const char* found_name = "";
     for (const char* const name : names) {
-        if (std::ranges::find(names_, name) == names_.end()) names_.emplace_back(name);
+        remember(name);
         const JsonValue* const value = object_ ? object_->find(name) : nullptr;
         if (!value || (found && value->is_null())) continue;
         check(!found || found->is_null() || *found == *value, source_, ": ", found_name, ": ",
@@ -28,8 +28,13 @@ const JsonValue* ConfigMembers::find(const MemberNames& names) {
     return found;
 }
 
-bool ConfigMembers::has(const MemberNames& names) {
-    return value_of(names) != nullptr;
+void ConfigMembers::remember(const char* name) {
+    if (std::ranges::find(names_, name) == names_.end()) names_.emplace_back(name);
+}
+
+void ConfigMembers::write(const char* name, JsonValue value) {
+    remember(name);
+    if (!reads()) written_.set(name, std::move(value));
 }
 
 const JsonValue* ConfigMembers::value_of(const MemberNames& names) {
@@ -43,42 +48,37 @@ const char* ConfigMembers::name_in_file(const MemberNames& names) const {
 
 void ConfigMembers::refuse(const MemberNames& names, const JsonValue& value,
                            std::string_view expected) const {
-    throw Error(concat(source_, ": ", name_in_file(names), ": ", json_excerpt(value), expected));
+    throw Error(
+        concat(source_, ": ", name_in_file(names), ": ", json_excerpt(value), "; expected ", expected));
+}
+
+template <class T>
+void ConfigMembers::map_value(const MemberNames& names, T& value, bool (*fits)(const JsonValue&),
+                              std::string_view expected) {
+    const JsonValue* const found = value_of(names);
+    if (!reads()) return write(*names.begin(), value);
+    if (!found) return;
+    if (!fits(*found)) refuse(names, *found, expected);
+    value = found->get<T>();
 }
 
 void ConfigMembers::map(const MemberNames& names, std::int64_t& value) {
-    const JsonValue* const found = value_of(names);
-    if (!reads()) return write(*names.begin(), value);
-    if (!found) return;
-    if (!found->is_number_unsigned() || found->number() > 1e15)
-        refuse(names, *found, "; expected an integer, 0 or more");
-    value = found->get<std::int64_t>();
+    const auto is_count = [](const JsonValue& v) { return v.is_number_unsigned() && v.number() <= 1e15; };
+    map_value(names, value, is_count, "an integer, 0 or more");
 }
-
 void ConfigMembers::map(const MemberNames& names, double& value) {
-    const JsonValue* const found = value_of(names);
-    if (!reads()) return write(*names.begin(), value);
-    if (!found) return;
-    if (!found->is_number()) refuse(names, *found, "; expected a number");
-    value = found->number();
+    map_value(
+        names, value, [](const JsonValue& v) { return v.is_number(); }, "a number");
 }
-
 void ConfigMembers::map(const MemberNames& names, bool& value) {
-    const JsonValue* const found = value_of(names);
-    if (!reads()) return write(*names.begin(), value);
-    if (!found) return;
-    if (!found->is_boolean()) refuse(names, *found, "; expected true or false");
-    value = found->boolean();
+    map_value(
+        names, value, [](const JsonValue& v) { return v.is_boolean(); }, "true or false");
 }
-
 void ConfigMembers::map(const MemberNames& names, std::vector<double>& values) {
-    const JsonValue* const found = value_of(names);
-    if (!reads()) return write(*names.begin(), values);
-    if (!found) return;
-    const bool are_numbers =
-        found->is_array() && std::ranges::all_of(found->elements(), &JsonValue::is_number);
-    if (!are_numbers) refuse(names, *found, "; expected a list of numbers");
-    values = found->get<std::vector<double>>();
+    const auto are_numbers = [](const JsonValue& v) {
+        return v.is_array() && std::ranges::all_of(v.elements(), &JsonValue::is_number);
+    };
+    map_value(names, values, are_numbers, "a list of numbers");
 }
 
 void ConfigMembers::map_text(const MemberNames& names, std::string& text,
@@ -88,7 +88,7 @@ void ConfigMembers::map_text(const MemberNames& names, std::string& text,
     if (!found) return;
     std::string expected;
     for (const std::string_view name : known) expected += concat(expected.empty() ? "" : " or ", name);
-    if (!found->is_string()) refuse(names, *found, concat("; expected ", expected));
+    if (!found->is_string()) refuse(names, *found, expected);
     if (std::ranges::find(known, found->text()) == known.end())
         throw Error(concat(source_, ": ", name_in_file(names), ": '", printable(found->text()),
                            "' is not supported; expected ", expected));

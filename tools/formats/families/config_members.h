@@ -35,7 +35,7 @@ class ConfigMembers {
 
     bool reads() const { return object_ != nullptr; }
     const std::string& source() const { return source_; }
-    /// Every name that a map function has seen.
+    /// Every name that a function of this object was called with.
     const std::vector<std::string_view>& names() const { return names_; }
     /// The object that was written.
     JsonValue take() { return std::move(written_); }
@@ -77,21 +77,21 @@ class ConfigMembers {
         if (reads() || value != usual) map(names, value);
     }
     /// Writes a member that changes no result, and that reading therefore ignores.
-    void write(const char* name, JsonValue value) {
-        if (!reads()) written_.set(name, std::move(value));
-    }
+    void write(const char* name, JsonValue value);
 
-    /// Returns a member; null if the object has none of these names, or if this object writes. If two names
-    /// have different values, transformers' version decides which value counts, so two different values are
-    /// refused.
-    const JsonValue* find(const MemberNames& names);
-    /// Returns whether the member has a value other than null.
-    bool has(const MemberNames& names);
+    /// Returns a member that has a value other than null; null if there is none, or if this object writes.
+    const JsonValue* value_of(const MemberNames& names);
+    bool has(const MemberNames& names) { return value_of(names) != nullptr; }
 
   private:
+    template <class T>
+    void map_value(const MemberNames& names, T& value, bool (*fits)(const JsonValue&),
+                   std::string_view expected);
     void map_text(const MemberNames& names, std::string& text, const std::vector<std::string_view>& known);
-    /// Returns the member if it has a value other than null, or null; also remembers the names.
-    const JsonValue* value_of(const MemberNames& names);
+    /// Returns a member, which may be null. If two names have different values, transformers' version decides
+    /// which value counts, so two different values are refused.
+    const JsonValue* find(const MemberNames& names);
+    void remember(const char* name);
     /// The one of the names that the object has.
     const char* name_in_file(const MemberNames& names) const;
     [[noreturn]] void refuse(const MemberNames& names, const JsonValue& value,

@@ -24,6 +24,12 @@ void map_head_dim(ConfigMembers& m, ModelConfig& c, HeadDim written) {
     if (m.reads() && c.head_width == usual) c.head_width = 0;
 }
 
+void map_llama_members(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training, HeadDim written) {
+    map_llama_sizes(m, c, training);
+    m.map<Activation>("hidden_act", c.activation, {{"silu", Activation::swiglu}});
+    map_head_dim(m, c, written);
+}
+
 void map_biases(ConfigMembers& m, ModelConfig& c) {
     bool mlp = c.bias;
     m.map("attention_bias", c.bias);
@@ -74,8 +80,8 @@ void map_layer_types(ConfigMembers& m, ModelConfig& c) {
             types.emplace_back(c.window_of(layer) != 0 ? windowed : full);
         return m.write(name, types);
     }
-    const JsonValue* const types = m.find(name);
-    if (!types || types->is_null()) return;
+    const JsonValue* const types = m.value_of(name);
+    if (!types) return;
     check(types->is_array() && std::cmp_equal(types->size(), c.layers), m.source(), ": ", name, ": ",
           json_excerpt(*types), "; expected a list of ", c.layers, " types, one for each layer");
     std::vector<bool> is_full;
@@ -91,32 +97,25 @@ void map_layer_types(ConfigMembers& m, ModelConfig& c) {
           ": \"", windowed, "\", but no sliding_window; expected a window");
 }
 
-void map_silu(ConfigMembers& m, ModelConfig& c) {
-    m.map<Activation>("hidden_act", c.activation, {{"silu", Activation::swiglu}});
-}
-
 ModelConfig llama_defaults(ModelConfig sizes) {
-    ModelConfig config = as_llama(sizes);
-    if (sizes.norm_epsilon == ModelConfig().norm_epsilon) config.norm_epsilon = 1e-6;
-    return config;
+    sizes.norm_epsilon = 1e-6;
+    return as_llama(sizes);
 }
 
 // What llama.cpp's architectures do not compute.
 
-void refuse_windows(const ModelConfig& c, std::string_view architecture, std::string_view source) {
-    check(c.window == 0 || c.window >= c.context, source, ": window ", c.window,
-          " cannot be stored in GGUF's ", architecture, "; it has none");
+void refuse_windows(const ModelConfig& c, const GgufTarget& target) {
+    target.require(c.window == 0 || c.window >= c.context, "window", c.window, "none");
 }
-void refuse_head_width(const ModelConfig& c, std::string_view architecture, std::string_view source) {
-    check(c.width % c.heads == 0 && c.head_dim() == c.width / c.heads, source, ": head-width ", c.head_dim(),
-          " cannot be stored in GGUF's ", architecture, "; it has width / heads");
+void refuse_head_width(const ModelConfig& c, const GgufTarget& target) {
+    target.require(c.width % c.heads == 0 && c.head_dim() == c.width / c.heads, "head-width", c.head_dim(),
+                   "width / heads");
 }
-void refuse_tied_head(const ModelConfig& c, std::string_view architecture, std::string_view source) {
-    check(!c.tied_head, source, ": tied-head true cannot be stored in GGUF's ", architecture,
-          "; it has a head of its own");
+void refuse_tied_head(const ModelConfig& c, const GgufTarget& target) {
+    target.require(!c.tied_head, "tied-head", "true", "a head of its own");
 }
-void refuse_biases(const ModelConfig& c, std::string_view architecture, std::string_view source) {
-    check(!c.bias, source, ": bias true cannot be stored in GGUF's ", architecture, "; it has none");
+void refuse_biases(const ModelConfig& c, const GgufTarget& target) {
+    target.require(!c.bias, "bias", "true", "none");
 }
 
 }  // namespace gradtile

@@ -13,7 +13,11 @@ void map_llama_sizes(ConfigMembers& members, ModelConfig& config, const Training
 
 /// head_dim. A family whose config class has no such field writes it only if it is not width / heads.
 enum class HeadDim { written, written_if_unusual };
-void map_head_dim(ConfigMembers& members, ModelConfig& config, HeadDim written = HeadDim::written_if_unusual);
+void map_head_dim(ConfigMembers& members, ModelConfig& config, HeadDim written);
+
+/// The sizes, the activation silu and head_dim.
+void map_llama_members(ConfigMembers& members, ModelConfig& config, const TrainingOptions& training,
+                       HeadDim written = HeadDim::written_if_unusual);
 
 /// attention_bias and mlp_bias: biases in all linear layers or in none.
 void map_biases(ConfigMembers& members, ModelConfig& config);
@@ -36,10 +40,7 @@ void map_window_rope(ConfigMembers& members, ModelConfig& config);
 /// layer_types: which layers have the window. If the member is absent, config.window_pattern keeps its value.
 /// Throws Error unless every N-th layer, all layers or no layer sees the whole context.
 void map_layer_types(ConfigMembers& members, ModelConfig& config);
-/// hidden_act: silu.
-void map_silu(ConfigMembers& members, ModelConfig& config);
-
-/// Returns Llama's settings for these sizes. An epsilon that is not given is 1e-6, as in most config classes.
+/// Returns Llama's settings for these sizes, with the epsilon 1e-6, as in most config classes.
 ModelConfig llama_defaults(ModelConfig sizes);
 
 /// Llama's tensors.
@@ -53,11 +54,10 @@ TensorNames tensors_with_post_norms();
 std::int64_t pattern_of(const std::vector<bool>& is_special, const ConfigMembers& members,
                         std::string_view member);
 
-// What llama.cpp's architectures do not compute. Each throws Error that begins with `source` and names the
-// setting.
-void refuse_windows(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_head_width(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_tied_head(const ModelConfig& config, std::string_view architecture, std::string_view source);
-void refuse_biases(const ModelConfig& config, std::string_view architecture, std::string_view source);
+// What llama.cpp's architectures do not compute; see GgufTarget::require().
+void refuse_windows(const ModelConfig& config, const GgufTarget& target);
+void refuse_head_width(const ModelConfig& config, const GgufTarget& target);
+void refuse_tied_head(const ModelConfig& config, const GgufTarget& target);
+void refuse_biases(const ModelConfig& config, const GgufTarget& target);
 
 }  // namespace gradtile

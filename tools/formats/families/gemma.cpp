@@ -11,18 +11,17 @@ using enum MemberMeaning;
 
 /// What Gemma 2 and 3 have in common.
 ModelConfig gemma_defaults() {
-    ModelConfig config = as_llama({.layers = 26,
-                                   .heads = 8,
-                                   .kv_heads = 4,
-                                   .width = 2304,
-                                   .head_width = 256,
-                                   .hidden = 9216,
-                                   .block = BlockKind::sandwich_norm,
-                                   .norm_offset = true,
-                                   .norm_epsilon = 1e-6,
-                                   .scaled_embedding = true,
-                                   .query_scalar = 256,
-                                   .window = 4096});
+    ModelConfig config = llama_defaults({.layers = 26,
+                                         .heads = 8,
+                                         .kv_heads = 4,
+                                         .width = 2304,
+                                         .head_width = 256,
+                                         .hidden = 9216,
+                                         .block = BlockKind::sandwich_norm,
+                                         .norm_offset = true,
+                                         .scaled_embedding = true,
+                                         .query_scalar = 256,
+                                         .window = 4096});
     config.activation = Activation::geglu_tanh;
     config.tied_head = true;
     return config;
@@ -54,8 +53,7 @@ void map_gemma3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& trainin
 }
 
 std::vector<KnownMember> gemma_members() {
-    return {{"attention_dropout", harmless},
-            // transformers computes hidden_activation.
+    return {// transformers computes hidden_activation.
             {"hidden_act", harmless},
             {"cache_implementation", harmless},
             {"attention_bias", refused, "[false]"},
@@ -64,12 +62,11 @@ std::vector<KnownMember> gemma_members() {
 }
 
 /// llama.cpp knows query_pre_attn_scalar by the number of layers.
-void check_query_scalar(const ModelConfig& c, std::int64_t layers_of_27b, std::string_view architecture,
-                        std::string_view source) {
+void check_query_scalar(const ModelConfig& c, std::int64_t layers_of_27b, const GgufTarget& target) {
     const std::int64_t expected = c.layers == layers_of_27b ? c.width / c.heads : c.head_dim();
     const double own = c.query_scalar == 0 ? static_cast<double>(c.head_dim()) : c.query_scalar;
-    check(own == static_cast<double>(expected), source, ": query-scalar ", own,
-          " cannot be stored in GGUF's ", architecture, "; it has ", expected, " for ", c.layers, " layers");
+    target.require(own == static_cast<double>(expected), "query-scalar", own, expected, " for ", c.layers,
+                   " layers");
 }
 
 }  // namespace
@@ -91,12 +88,11 @@ ModelFamily gemma2_family() {
             .map = map_gemma2,
             .other_members = gemma_members(),
             .tensors = tensors_with_post_norms(),
-            .gguf = {.architecture = "gemma2", .check = [](const ModelConfig& c, std::string_view source) {
-                         check_query_scalar(c, 46, "gemma2", source);
-                         check(c.softcap != 0 && c.logit_softcap.limit != 0, source,
-                               ": softcap 0 cannot be stored in GGUF's gemma2; it has two softcaps");
-                         check(c.tied_head, source,
-                               ": tied-head false cannot be stored in GGUF's gemma2; it has true");
+            .gguf = {.architecture = "gemma2", .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         check_query_scalar(c, 46, target);
+                         target.require(c.softcap != 0 && c.logit_softcap.limit != 0, "softcap", 0,
+                                        "two softcaps");
+                         target.require(c.tied_head, "tied-head", "false", "true");
                      }}};
 }
 
@@ -120,8 +116,8 @@ ModelFamily gemma3_family() {
             .map = map_gemma3,
             .other_members = members,
             .tensors = tensors_with_post_norms(),
-            .gguf = {.architecture = "gemma3", .check = [](const ModelConfig& c, std::string_view source) {
-                         check_query_scalar(c, 62, "gemma3", source);
+            .gguf = {.architecture = "gemma3", .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         check_query_scalar(c, 62, target);
                      }}};
 }
 

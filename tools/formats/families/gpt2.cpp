@@ -1,5 +1,4 @@
 // GPT-2 (Radford et al. 2019).
-#include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/model_family.h>
 
 namespace gradtile {
@@ -39,12 +38,8 @@ ModelFamily gpt2_family() {
                         .layers = 12, .heads = 12, .width = 768, .context = 1024, .vocabulary = 50257};
                 },
             .map = map_gpt2,
-            .other_members = {{"n_ctx", harmless},
-                              {"n_special", harmless},
+            .other_members = {{"n_special", harmless},
                               {"predict_special_tokens", harmless},
-                              {"attn_pdrop", harmless},
-                              {"embd_pdrop", harmless},
-                              {"resid_pdrop", harmless},
                               {"classifier_dropout", harmless},
                               {"hidden_dropout", harmless},
                               {"reorder_and_upcast_attn", harmless},
@@ -69,9 +64,9 @@ ModelFamily gpt2_family() {
                          {"head", {"lm_head"}}}},
             .gguf = {.architecture = "gpt2",
                      .fused = true,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         check(c.activation == Activation::gelu_tanh, source, ": activation ",
-                               name_of(c.activation), " cannot be stored in GGUF's gpt2; it has gelu-tanh");
+                     .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         target.require(c.activation == Activation::gelu_tanh, "activation",
+                                        name_of(c.activation), "gelu-tanh");
                      }}};
 }
 

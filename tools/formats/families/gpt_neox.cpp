@@ -1,5 +1,4 @@
 // GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023).
-#include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/decoder_members.h>
 
 namespace gradtile {
@@ -49,9 +48,7 @@ ModelFamily gpt_neox_family() {
                                        .tied_head = false};
                 },
             .map = map_gpt_neox,
-            .other_members = {{"attention_dropout", harmless},
-                              {"hidden_dropout", harmless},
-                              {"classifier_dropout", harmless},
+            .other_members = {{"classifier_dropout", harmless},
                               {"attention_bias", refused, "[true]"},
                               {"partial_rotary_factor", refused},
                               {"rope_theta", refused}},
@@ -65,11 +62,7 @@ ModelFamily gpt_neox_family() {
                         {{"wte", {"gpt_neox.embed_in"}},
                          {"ln_f", {"gpt_neox.final_layer_norm"}},
                          {"head", {"embed_out"}}}},
-            .gguf = {.architecture = "gptneox",
-                     .fused = true,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_tied_head(c, "gptneox", source);
-                     }}};
+            .gguf = {.architecture = "gptneox", .fused = true, .check = refuse_tied_head}};
 }
 
 }  // namespace gradtile

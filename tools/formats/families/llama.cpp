@@ -8,9 +8,7 @@ namespace {
 using enum MemberMeaning;
 
 void map_llama(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     map_biases(m, c);
     map_rope(m, c);
     check(c.heads == 0 || c.width % c.heads == 0, m.source(), ": num_attention_heads: ", c.heads,
@@ -18,9 +16,7 @@ void map_llama(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training
 }
 
 void map_mistral(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     m.map_null("sliding_window", c.window, std::int64_t{0});
     map_rope(m, c);
 }
@@ -41,8 +37,7 @@ ModelFamily llama_family() {
                                            .vocabulary = 32000});
                 },
             .map = map_llama,
-            .other_members = {{"attention_dropout", harmless},
-                              {"is_llama_config", harmless},
+            .other_members = {{"is_llama_config", harmless},
                               {"max_sequence_length", harmless},
                               // Sums in another order.
                               {"pretraining_tp", harmless},
@@ -51,9 +46,9 @@ ModelFamily llama_family() {
             .tensors = llama_tensors(),
             .gguf = {.architecture = "llama",
                      .qk_order = RowOrder::pairs,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_biases(c, "llama", source);
-                         refuse_windows(c, "llama", source);
+                     .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         refuse_biases(c, target);
+                         refuse_windows(c, target);
                      }}};
 }
 
@@ -63,18 +58,17 @@ ModelFamily mistral_family() {
     family.architecture = "MistralForCausalLM";
     family.models = "Mistral 7B, Mistral Nemo, Zephyr";
     family.defaults = [] {
-        ModelConfig config = llama_defaults({.layers = 32,
-                                             .heads = 32,
-                                             .kv_heads = 8,
-                                             .width = 4096,
-                                             .hidden = 14336,
-                                             .context = 131072,
-                                             .vocabulary = 32000});
-        config.window = 4096;
-        return config;
+        return llama_defaults({.layers = 32,
+                               .heads = 32,
+                               .kv_heads = 8,
+                               .width = 4096,
+                               .hidden = 14336,
+                               .context = 131072,
+                               .vocabulary = 32000,
+                               .window = 4096});
     };
     family.map = map_mistral;
-    family.other_members = {{"attention_dropout", harmless}, {"partial_rotary_factor", refused, "[1]"}};
+    family.other_members = {{"partial_rotary_factor", refused, "[1]"}};
     return family;
 }
 

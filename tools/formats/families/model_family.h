@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/text/known_members.h>
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/tools/formats/families/config_members.h>
@@ -33,14 +34,27 @@ struct TensorNames {
     std::vector<ModuleNames> others;
 };
 
+/// The architecture of llama.cpp that is to hold a config.
+struct GgufTarget {
+    std::string_view architecture;
+    std::string_view source;  ///< begins the errors
+
+    /// Throws Error unless the architecture can express the setting; `expected` says what it has.
+    template <class Value, class... Expected>
+    void require(bool fits, std::string_view setting, const Value& value, const Expected&... expected) const {
+        check(fits, source, ": ", setting, ' ', value, " cannot be stored in GGUF's ", architecture,
+              "; it has ", expected...);
+    }
+};
+
 /// What llama.cpp calls a family, and what of it llama.cpp does not compute.
 struct GgufFamily {
     std::string_view architecture;
     RowOrder qk_order = RowOrder::plain;  ///< plain or pairs
     bool fused = false;                   ///< whether q, k and v are one tensor, as are gate and up
-    /// Throws Error, which begins with `source` and names the setting, for configs of the family that the
-    /// architecture cannot express.
-    void (*check)(const ModelConfig& config, std::string_view source);
+    /// Throws Error, as GgufTarget::require() does, for configs of the family that the architecture cannot
+    /// express.
+    void (*check)(const ModelConfig& config, const GgufTarget& target);
 };
 
 struct ModelFamily {

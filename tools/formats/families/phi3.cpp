@@ -8,9 +8,7 @@ namespace {
 using enum MemberMeaning;
 
 void map_phi3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     m.map_null("sliding_window", c.window, std::int64_t{0});
     m.write("resid_pdrop", training.dropout);
     m.write("embd_pdrop", training.dropout);
@@ -35,21 +33,17 @@ ModelFamily phi3_family() {
             .models = "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
             .defaults =
                 [] {
-                    ModelConfig config = as_llama({.layers = 32,
-                                                   .heads = 32,
-                                                   .width = 3072,
-                                                   .hidden = 8192,
-                                                   .context = 4096,
-                                                   .vocabulary = 32064,
-                                                   .norm_epsilon = 1e-5});
-                    config.rope_scaling.original_context = 4096;
-                    return config;
+                    return as_llama({.layers = 32,
+                                     .heads = 32,
+                                     .width = 3072,
+                                     .hidden = 8192,
+                                     .context = 4096,
+                                     .vocabulary = 32064,
+                                     .rope_scaling = {.original_context = 4096},
+                                     .norm_epsilon = 1e-5});
                 },
             .map = map_phi3,
-            .other_members = {{"attention_dropout", harmless},
-                              {"resid_pdrop", harmless},
-                              {"embd_pdrop", harmless},
-                              {"attention_bias", refused, "[false]"},
+            .other_members = {{"attention_bias", refused, "[false]"},
                               {"full_attn_mod", refused, "[1]"},
                               {"interpolate_factor", refused, "[1]"},
                               {"lm_head_bias", refused, "[false]"},
@@ -57,9 +51,9 @@ ModelFamily phi3_family() {
             .tensors = tensors,
             .gguf = {.architecture = "phi3",
                      .fused = true,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_windows(c, "phi3", source);
-                         refuse_head_width(c, "phi3", source);
+                     .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         refuse_windows(c, target);
+                         refuse_head_width(c, target);
                      }}};
 }
 

@@ -27,17 +27,13 @@ void map_qwen_window(ConfigMembers& m, ModelConfig& c) {
 }
 
 void map_qwen2(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     map_qwen_window(m, c);
     map_rope(m, c);
 }
 
 void map_qwen3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c, HeadDim::written);
+    map_llama_members(m, c, training, HeadDim::written);
     map_qwen_window(m, c);
     map_rope(m, c);
 }
@@ -50,50 +46,45 @@ ModelFamily qwen2_family() {
             .models = "Qwen1.5, Qwen2, Qwen2.5",
             .defaults =
                 [] {
-                    ModelConfig config = llama_defaults({.layers = 32,
-                                                         .heads = 32,
-                                                         .kv_heads = 32,
-                                                         .width = 4096,
-                                                         .hidden = 22016,
-                                                         .context = 32768,
-                                                         .vocabulary = 151936});
-                    config.qkv_bias = true;
-                    return config;
+                    return llama_defaults({.layers = 32,
+                                           .heads = 32,
+                                           .kv_heads = 32,
+                                           .width = 4096,
+                                           .hidden = 22016,
+                                           .context = 32768,
+                                           .vocabulary = 151936,
+                                           .qkv_bias = true});
                 },
             .map = map_qwen2,
-            .other_members = {{"attention_dropout", harmless}, {"partial_rotary_factor", refused, "[1]"}},
+            .other_members = {{"partial_rotary_factor", refused, "[1]"}},
             .tensors = llama_tensors(),
-            .gguf = {.architecture = "qwen2", .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_windows(c, "qwen2", source);
-                         refuse_head_width(c, "qwen2", source);
+            .gguf = {.architecture = "qwen2", .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         refuse_windows(c, target);
+                         refuse_head_width(c, target);
                      }}};
 }
 
 ModelFamily qwen3_family() {
-    return {.type = "qwen3",
-            .architecture = "Qwen3ForCausalLM",
-            .models = "Qwen3",
-            .defaults =
-                [] {
-                    ModelConfig config = llama_defaults({.layers = 32,
-                                                         .heads = 32,
-                                                         .kv_heads = 32,
-                                                         .width = 4096,
-                                                         .head_width = 128,
-                                                         .hidden = 22016,
-                                                         .context = 32768,
-                                                         .vocabulary = 151936});
-                    config.qk_norm = true;
-                    return config;
-                },
-            .map = map_qwen3,
-            .other_members = {{"attention_dropout", harmless},
-                              {"attention_bias", refused, "[false]"},
-                              {"partial_rotary_factor", refused, "[1]"}},
-            .tensors = llama_tensors(),
-            .gguf = {.architecture = "qwen3", .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_windows(c, "qwen3", source);
-                     }}};
+    return {
+        .type = "qwen3",
+        .architecture = "Qwen3ForCausalLM",
+        .models = "Qwen3",
+        .defaults =
+            [] {
+                return llama_defaults({.layers = 32,
+                                       .heads = 32,
+                                       .kv_heads = 32,
+                                       .width = 4096,
+                                       .head_width = 128,
+                                       .hidden = 22016,
+                                       .context = 32768,
+                                       .vocabulary = 151936,
+                                       .qk_norm = true});
+            },
+        .map = map_qwen3,
+        .other_members = {{"attention_bias", refused, "[false]"}, {"partial_rotary_factor", refused, "[1]"}},
+        .tensors = llama_tensors(),
+        .gguf = {.architecture = "qwen3", .check = refuse_windows}};
 }
 
 }  // namespace gradtile

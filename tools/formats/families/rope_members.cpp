@@ -134,12 +134,10 @@ void write_rope(ConfigMembers& m, ModelConfig& c, const RopeMembers& names) {
 
 /// Returns rope_scaling or rope_parameters; null if the config has neither, or null.
 const JsonValue* find_scaling(ConfigMembers& m) {
-    const JsonValue* const older = m.find(scaling_name);
-    const JsonValue* const newer = m.find(parameters_name);
-    const bool has_older = older && !older->is_null(), has_newer = newer && !newer->is_null();
-    check(!has_older || !has_newer || *older == *newer, m.source(), ": ", scaling_name, " and ",
-          parameters_name, " differ; expected one of them");
-    return has_older ? older : has_newer ? newer : nullptr;
+    const JsonValue *const older = m.value_of(scaling_name), *const newer = m.value_of(parameters_name);
+    check(!older || !newer || *older == *newer, m.source(), ": ", scaling_name, " and ", parameters_name,
+          " differ; expected one of them");
+    return older ? older : newer;
 }
 
 }  // namespace

@@ -9,12 +9,10 @@ using enum MemberMeaning;
 
 void map_smollm3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
     constexpr const char* rotating_layers = "no_rope_layers";  // 1: the layer rotates
-    map_llama_sizes(m, c, training);
-    map_silu(m, c);
-    map_head_dim(m, c);
+    map_llama_members(m, c, training);
     map_biases(m, c);
     m.map("no_rope_layer_interval", c.rope_pattern);
-    if (const JsonValue* const list = m.find(rotating_layers); list && !list->is_null()) {
+    if (const JsonValue* const list = m.value_of(rotating_layers)) {
         check(list->is_array() && std::cmp_greater_equal(list->size(), c.layers), m.source(), ": ",
               rotating_layers, ": ", json_excerpt(*list), "; expected a list of at least ", c.layers,
               " numbers");
@@ -51,8 +49,7 @@ ModelFamily smollm3_family() {
                     return config;
                 },
             .map = map_smollm3,
-            .other_members = {{"attention_dropout", harmless},
-                              {"sliding_window", harmless},  // without use_sliding_window
+            .other_members = {{"sliding_window", harmless},  // without use_sliding_window
                               {"use_sliding_window", refused, "[false]"},
                               {"max_window_layers", harmless},
                               {"pretraining_tp", harmless},
@@ -60,10 +57,9 @@ ModelFamily smollm3_family() {
             .tensors = llama_tensors(),
             .gguf = {.architecture = "smollm3",
                      .qk_order = RowOrder::pairs,
-                     .check = [](const ModelConfig& c, std::string_view source) {
-                         refuse_biases(c, "smollm3", source);
-                         check(c.rope_pattern == 4, source, ": rope-pattern ", c.rope_pattern,
-                               " cannot be stored in GGUF's smollm3; it has 4");
+                     .check = [](const ModelConfig& c, const GgufTarget& target) {
+                         refuse_biases(c, target);
+                         target.require(c.rope_pattern == 4, "rope-pattern", c.rope_pattern, 4);
                      }}};
 }
 

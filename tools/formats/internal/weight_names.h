@@ -15,6 +15,9 @@ struct WeightPart {
     Shape shape;  ///< the shape in the file
     RowOrder order = RowOrder::plain;
     std::int64_t heads = 0;  ///< for orders that depend on heads: their number in this part
+
+    /// How many of the parameter's rows are in this part.
+    std::int64_t rows() const { return shape[order == RowOrder::transposed ? 1 : 0]; }
 };
 
 /// A parameter of this project's model, and the tensors whose rows, one tensor after the other, are the

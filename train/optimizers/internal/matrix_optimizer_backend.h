@@ -3,7 +3,6 @@
 /// a GPU in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or
 /// undefined.
 #include <gradtile/core/gemm/symmetric_product.h>
-#include <gradtile/core/philox.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 
 namespace gradtile {

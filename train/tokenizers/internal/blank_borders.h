@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gradtile/core/text/utf8.h>
 #include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
 
 namespace gradtile {
@@ -27,11 +28,13 @@ class BlankBorders {
     }
 
   private:
-    bool is_crossed(std::string_view text, std::size_t place) const {
-        if (crossed_.empty()) return false;
+    static std::string_view character_before(std::string_view text, std::size_t place) {
         std::size_t begin = place - 1;
-        while (begin > 0 && (text[begin] & 0xC0) == 0x80) --begin;
-        return std::ranges::binary_search(crossed_, text.substr(begin, place - begin));
+        while (begin > 0 && continues_character(text[begin])) --begin;
+        return text.substr(begin, place - begin);
+    }
+    bool is_crossed(std::string_view text, std::size_t place) const {
+        return !crossed_.empty() && std::ranges::binary_search(crossed_, character_before(text, place));
     }
 
     bool cuts_ = false;

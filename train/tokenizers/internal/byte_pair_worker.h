@@ -60,6 +60,8 @@ class BytePairEncoding::Worker {
     void merge_bytes(std::string_view word);
     void merge_characters(std::string_view word);
     void choose_tokens(std::string_view word);
+    /// Adds a token; if the id is negative, the ids for its text, which is a character without a token.
+    void add(std::int32_t id, std::string_view text);
     void add_unknown(std::string_view character);
     [[noreturn]] void refuse_byte(const char& byte) const;
     std::string place_of(const char* place) const;

@@ -52,7 +52,7 @@ class Unigram {
                 if (known.begin == Scratch::no_begin || candidate > known.score)
                     known = {rounded(candidate), begin, id};
             };
-            const auto length = static_cast<std::size_t>(std::max(decode_utf8(text, begin).length, 1));
+            const std::size_t length = character_length(text, begin);
             bool has_character = false;
             trie_.for_each(text, begin, [&](std::size_t end, std::int32_t id) {
                 offer(end, id, vocabulary_.scores[static_cast<std::size_t>(id)] + score);
