@@ -13,6 +13,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/settings.h>
 
 #include <support/error_message.h>
@@ -189,6 +190,25 @@ TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
     std::get<MuonSettings>(config.optimizer_settings).lr = 0.05;
     std::get<MuonSettings>(config.optimizer_settings).momentum = 0.9;
     EXPECT_NO_THROW(validate(config));
+}
+
+TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
+    struct Example {
+        void (*change)(TrainConfig&);
+        const char* message;
+    };
+    const Example examples[] = {
+        // one for each combination, in the list's order
+        {[](TrainConfig& c) { c.wsd_shape = CooldownShape::cosine; },
+         "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
+    };
+    ASSERT_EQ(std::size(examples), refused_combinations().size());
+    for (std::size_t i = 0; i < std::size(examples); ++i) {
+        TrainConfig config;
+        examples[i].change(config);
+        EXPECT_TRUE(refused_combinations()[i].is_in(config)) << examples[i].message;
+        EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
+    }
 }
 
 TEST(TrainConfig, RotationsThatDoNotFitAreNamed) {

@@ -336,6 +336,14 @@ void visit_optimization_settings(Config& c, Visit& visit) {
           c.max_bad_steps);
 }
 
+/// What changes in the course of a run, in addition to the learning rate's kind.
+template <class Config, class Visit>
+void visit_schedule_settings(Config& c, Visit& visit) {
+    using enum SettingGroup;
+    visit(Setting{"wsd-shape", "wsd: how the rate falls at the end, from lr to min-lr", training},
+          c.wsd_shape);
+}
+
 /// What the run writes in addition to checkpoints, and where it starts.
 template <class Config, class Visit>
 void visit_output_settings(Config& c, Visit& visit) {
@@ -409,6 +417,7 @@ void visit_settings(Config& c, Visit&& visit) {
     detail::visit_data_settings(c, visit);
     detail::visit_document_settings(c, visit);
     detail::visit_optimization_settings(c, visit);
+    detail::visit_schedule_settings(c, visit);
     detail::visit_output_settings(c, visit);
     detail::visit_run_settings(c, visit);
 }

@@ -12,6 +12,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/settings.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
@@ -237,6 +238,11 @@ void check_end(const TrainConfig& c) {
     }
 }
 
+void check_combinations(const TrainConfig& c) {
+    for (const RefusedCombination& refused : refused_combinations())
+        check(!refused.is_in(c), refused.setting, ": ", to_json(c)[refused.setting], ' ', refused.reason);
+}
+
 void check_optimization(const TrainConfig& c) {
     check_end(c);
     check_muon_is_chosen(c);
@@ -280,6 +286,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
           setting_limits::max_sample_prompt_bytes);
     check_optimization(c);
+    check_combinations(c);
 }
 
 void make_paths_absolute(TrainConfig& config) {

@@ -20,6 +20,8 @@
 namespace gradtile {
 
 enum class ScheduleKind { cosine, wsd, linear, constant };
+/// How wsd's rate falls at the end, see Schedule.
+enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
 
@@ -58,8 +60,9 @@ struct TrainConfig {
     double lr = 1e-3;
     double min_lr = 1e-4;
     ScheduleKind schedule = ScheduleKind::cosine;
-    std::int64_t warmup = 100;         ///< steps
-    double wsd_decay = 0.2;            ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    std::int64_t warmup = 100;  ///< steps
+    double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    CooldownShape wsd_shape = CooldownShape::linear;
     double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr
@@ -165,6 +168,12 @@ struct EnumNames<ScheduleKind> {
                                          std::pair{ScheduleKind::wsd, std::string_view("wsd")},
                                          std::pair{ScheduleKind::linear, std::string_view("linear")},
                                          std::pair{ScheduleKind::constant, std::string_view("constant")}};
+};
+template <>
+struct EnumNames<CooldownShape> {
+    static constexpr std::array names = {std::pair{CooldownShape::linear, std::string_view("linear")},
+                                         std::pair{CooldownShape::one_minus_sqrt, std::string_view("1-sqrt")},
+                                         std::pair{CooldownShape::cosine, std::string_view("cosine")}};
 };
 template <>
 struct EnumNames<TrainDType> {
