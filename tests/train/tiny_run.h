@@ -152,6 +152,11 @@ inline constexpr RunSetting run_settings[] = {
                    c.embedding_lr_factor = 2;
                    c.vector_lr_factor = 0.5;
                }},
+    RunSetting{"averaged",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.average_decay = 0.9;
+               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

@@ -342,6 +342,11 @@ void visit_schedule_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
     visit(Setting{"wsd-shape", "wsd: how the rate falls at the end, from lr to min-lr", training},
           c.wsd_shape);
+    visit(Setting{"average-decay",
+                  "the run's last weights are the moving average, with this decay, of the weights after each "
+                  "step; 0: they are those of the last step",
+                  training, setting_limits::proper_fraction, step_users},
+          c.average_decay);
 }
 
 /// What the run writes in addition to checkpoints, and where it starts.

@@ -63,6 +63,8 @@ struct TrainConfig {
     std::int64_t warmup = 100;  ///< steps
     double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
     CooldownShape wsd_shape = CooldownShape::linear;
+    /// Decay of the weights' moving average, which the weights become after the last step; 0: no average.
+    double average_decay = 0.0;
     double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr

@@ -124,8 +124,12 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttentio
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
-    for (const auto& [dtype, ranks, variant] :
-         {std::tuple{"f32", 3, Arguments()}, {"bf16", 2, Arguments()}, {"f32", 2, normuon}}) {
+    const Arguments averaged = {"--steps", "12", "--average-decay", "0.8"};
+    for (const auto& [dtype, ranks, variant] : {std::tuple{"f32", 3, Arguments()},
+                                                {"bf16", 2, Arguments()},
+                                                {"f32", 2, normuon},
+                                                {"f32", 3, averaged},
+                                                {"bf16", 2, averaged}}) {
         const Arguments flags = Arguments{"--optimizer",  "muon",
                                           "--clip",       "0",
                                           "--batch",      "12",
