@@ -157,6 +157,13 @@ inline constexpr RunSetting run_settings[] = {
                    c.dtype = TrainDType::bf16;
                    c.average_decay = 0.9;
                }},
+    RunSetting{"window_warmup",
+               [](TrainConfig& c) {
+                   c.model.window = 8;
+                   c.model.window_pattern = 2;
+                   c.window_start = 2;
+                   c.window_warmup = 30;
+               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

@@ -201,6 +201,17 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         // one for each combination, in the list's order
         {[](TrainConfig& c) { c.wsd_shape = CooldownShape::cosine; },
          "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
+        {[](TrainConfig& c) { c.window_start = 8; },
+         "window-start: 8 without window-warmup; expected the steps in which the window grows"},
+        {[](TrainConfig& c) { c.window_warmup = 100; },
+         "window-warmup: 100 without window-start; expected the first window"},
+        {[](TrainConfig& c) {
+             c.window_start = 16;
+             c.window_warmup = 100;
+             c.model.window = 16;
+         },
+         "window-start: 16 is not smaller than the window or the context of every layer; expected fewer "
+         "keys"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {

@@ -347,6 +347,15 @@ void visit_schedule_settings(Config& c, Visit& visit) {
                   "step; 0: they are those of the last step",
                   training, setting_limits::proper_fraction, step_users},
           c.average_decay);
+    visit(
+        Setting{"window-start",
+                "keys that a token sees in any layer at step 1, at most; the limit doubles in window-warmup "
+                "steps up to the layers' windows; 0: no limit",
+                training, model_limits::window},
+        c.window_start);
+    visit(Setting{"window-warmup", "steps in which window-start grows", training,
+                  Range{0, setting_limits::max_steps}},
+          c.window_warmup);
 }
 
 /// What the run writes in addition to checkpoints, and where it starts.
