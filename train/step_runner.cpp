@@ -50,11 +50,9 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       communicator_(std::move(communicator)),
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
-      shapes_(config),
+      shapes_(StepShapes::of(config, group.size())),
       input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
-             {.micro_steps = config.accumulation_steps(group.size()),
-              .micro_batch = config.micro_batch_size(group.size()),
-              .seed = config.seed}),
+             {.shapes = shapes_, .seed = config.seed}),
       validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(
@@ -84,14 +82,14 @@ void StepRunner::plan_arena() {
 StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape& shape) {
     DataParallel& parallel = replica_.parallel;
     LanguageModel& model = replica_.model;
-    const std::int64_t ranks = communicator_->size(), micro_steps = config_.accumulation_steps(ranks);
+    const std::int64_t ranks = communicator_->size(), micro_steps = shape.micro_steps;
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
     model.parameters.reset_gradients();
     const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-        const Batch& batch = input_.micro_batch(micro_step);
+        const Batch batch = input_.micro_batch(shape, micro_step);
         const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
         const bool last = micro_step + 1 == micro_steps;
         Transformer::Saved saved;
@@ -183,7 +181,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
                       .loss = result[0],
                       .lr = rate,
                       .grad_norm = result[2],
-                      .tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / ms * 1e3,
+                      .tokens_per_s = static_cast<double>(tokens_at(step) - tokens_at(step - 1)) / ms * 1e3,
                       .ms = ms};
     if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
         report.not_finite = replica_.first_non_finite_gradient(ctx, group_);

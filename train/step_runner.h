@@ -56,6 +56,11 @@ class StepRunner {
     StepInput& input() { return input_; }
     const StepInput& input() const { return input_; }
     const Schedule& schedule() const { return schedule_; }
+    const StepShapes& shapes() const { return shapes_; }
+    /// Tokens that all processes have trained on after a step.
+    std::int64_t tokens_at(std::int64_t step) const {
+        return shapes_.sequences.sum(step) * group_.size() * config_.model.context;
+    }
     /// Collects the values of a sharded replica in every process.
     void gather_values() { replica_.parallel.gather_values(*arena_ctx_); }
     /// Bytes of the arena for everything that a step or an evaluation allocates.

@@ -200,7 +200,6 @@ class Trainer {
     [[noreturn]] void report_data_failure();
     void write_sample();
     void save(bool best);
-    std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
 
     TrainConfig config_;
     MessageHandler on_message_;

@@ -43,9 +43,38 @@ TEST(Growth, ChangesOnlyWhereAStageStarts) {
                                 std::ranges::find(starts, step) != starts.end())
                         << start << ' ' << full << ' ' << steps << ' ' << step;
                 }
+                std::int64_t sum = 0;
+                for (std::int64_t step = 1; step <= steps + 3; ++step)
+                    EXPECT_EQ(growth.sum(step), sum += growth.at(step)) << step;
+                EXPECT_EQ(growth.sum(0), 0);
                 EXPECT_EQ(growth.at(1), start);
                 EXPECT_EQ(growth.at(steps + 1), full);
             }
+}
+
+/// A small batch is one micro-batch, until it has more sequences than micro-batch.
+TEST(StepShapes, DivideABatchIntoMicroBatches) {
+    TrainConfig config;
+    config.batch = 48;
+    config.batch_start = 6;
+    config.batch_warmup = 30;
+    config.micro_batch = 12;
+    const auto micro_batches = [&](std::int64_t ranks) {
+        validate(config, ranks);
+        std::vector<std::pair<std::int64_t, std::int64_t>> sizes;
+        for (const StepShape& shape : StepShapes::of(config, ranks).all())
+            sizes.emplace_back(shape.micro_steps, shape.micro_batch);
+        return sizes;
+    };
+    using testing::ElementsAre;
+    using testing::Pair;
+    EXPECT_THAT(micro_batches(1), ElementsAre(Pair(1, 6), Pair(1, 12), Pair(2, 12), Pair(4, 12)));
+    EXPECT_THAT(micro_batches(2), ElementsAre(Pair(1, 3), Pair(1, 6), Pair(1, 12), Pair(2, 12)));
+    config.micro_batch = 0;
+    EXPECT_THAT(micro_batches(1), ElementsAre(Pair(1, 6), Pair(1, 12), Pair(1, 24), Pair(1, 48)));
+    for (std::int64_t step = 1; step < 40; ++step)
+        EXPECT_EQ(2 * StepShapes::of(config, 2).sequences.sum(step),
+                  StepShapes::of(config).sequences.sum(step));
 }
 
 TEST(StepShapes, HaveNoLimitOnceEveryLayerHasItsWindow) {
@@ -56,16 +85,16 @@ TEST(StepShapes, HaveNoLimitOnceEveryLayerHasItsWindow) {
     config.window_warmup = 10;
     const auto limits = [&] {
         std::vector<std::int64_t> limits;
-        for (const StepShape& shape : StepShapes(config).all()) limits.push_back(shape.max_window);
+        for (const StepShape& shape : StepShapes::of(config).all()) limits.push_back(shape.max_window);
         return limits;
     };
     EXPECT_THAT(limits(), testing::ElementsAre(8, 16, 0));
     config.model.window_pattern = 2;  // a layer sees the whole context
     EXPECT_THAT(limits(), testing::ElementsAre(8, 16, 32, 0));
-    EXPECT_EQ(StepShapes(config).at(10).max_window, 32);
-    EXPECT_EQ(StepShapes(config).at(11), StepShape{});
+    EXPECT_EQ(StepShapes::of(config).at(10).max_window, 32);
+    EXPECT_EQ(StepShapes::of(config).at(11).max_window, 0);
     config.window_start = config.window_warmup = 0;
-    EXPECT_THAT(StepShapes(config).all(), testing::ElementsAre(StepShape{}));
+    EXPECT_THAT(limits(), testing::ElementsAre(0));
 }
 
 /// The loss and the gradients with a limit are those of a model whose layers have this window.

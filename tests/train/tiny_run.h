@@ -164,6 +164,15 @@ inline constexpr RunSetting run_settings[] = {
                    c.window_start = 2;
                    c.window_warmup = 30;
                }},
+    RunSetting{"batch_warmup",  // changes at steps 12 and 23
+               [](TrainConfig& c) {
+                   c.batch = 8;
+                   c.micro_batch = 2;
+                   c.batch_start = 2;
+                   c.batch_warmup = 22;
+                   c.packed = true;
+                   c.document_token = 0;
+               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

@@ -201,6 +201,16 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         // one for each combination, in the list's order
         {[](TrainConfig& c) { c.wsd_shape = CooldownShape::cosine; },
          "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
+        {[](TrainConfig& c) { c.batch_start = 6; },
+         "batch-start: 6 without batch-warmup; expected the steps in which the batch grows"},
+        {[](TrainConfig& c) { c.batch_warmup = 100; },
+         "batch-warmup: 100 without batch-start; expected the first batch"},
+        {[](TrainConfig& c) {
+             c.batch_start = 4;
+             c.batch_warmup = 100;
+         },
+         "batch-start: 4 does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of "
+         "two"},
         {[](TrainConfig& c) { c.window_start = 8; },
          "window-start: 8 without window-warmup; expected the steps in which the window grows"},
         {[](TrainConfig& c) { c.window_warmup = 100; },
@@ -220,6 +230,24 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         EXPECT_TRUE(refused_combinations()[i].is_in(config)) << examples[i].message;
         EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
     }
+}
+
+TEST(TrainConfig, AFirstBatchThatProcessesCannotShareIsNamed) {
+    TrainConfig config;
+    config.batch = 24;
+    config.batch_start = 6;
+    config.batch_warmup = 100;
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_NO_THROW(validate(config, 2));
+    EXPECT_EQ(message_of([&] { validate(config, 4); }),
+              "batch-start: 6 is not a multiple of the 4 processes that share it");
+    config.micro_batch = 3;
+    EXPECT_NO_THROW(validate(config));
+    config.micro_batch = 4;
+    EXPECT_EQ(message_of([&] { validate(config); }),
+              "batch-start: 6 sequences of a process and micro-batch 4; expected that one divides the other");
+    config.micro_batch = 12;
+    EXPECT_NO_THROW(validate(config));
 }
 
 TEST(TrainConfig, RotationsThatDoNotFitAreNamed) {

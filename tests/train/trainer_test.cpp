@@ -181,6 +181,22 @@ TEST(Trainer, ItsLastWeightsAreTheAverage) {
               to_host(ctx, checkpoint(plain, "step_00000014.h5").params.at(wte.name())));
 }
 
+TEST(Trainer, CountsTheTokensOfAGrowingBatch) {
+    TinyRun run;
+    run.config.batch_start = 1;
+    run.config.batch_warmup = 4;
+    Trainer trainer(run.config, run.on_message);
+    trainer.run(/*stop_after=*/5);
+    const RunSummary summary = Trainer(run.config.out, ResumeOptions{}, run.on_message).run();
+    std::int64_t tokens = 0;
+    for (const json& line : TinyRun::losses(run.config.out)) {
+        const std::int64_t step = line["step"];
+        tokens += 16 * (step <= 2 ? 1 : step <= 4 ? 2 : 4);
+        EXPECT_EQ(line["tokens"], tokens) << step;
+    }
+    EXPECT_EQ(summary.tokens, tokens);
+}
+
 /// A finished run that is given more steps goes on with the weights, not with their average.
 TEST(Trainer, MoreStepsContinueWithTheWeightsBeforeTheAverage) {
     TinyRun run;

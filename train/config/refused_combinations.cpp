@@ -1,8 +1,19 @@
 #include <gradtile/train/config/refused_combinations.h>
 
+#include <bit>
+
 #include <gradtile/train/config/step_shape.h>
 
 namespace gradtile {
+namespace {
+
+/// Whether `start` is 0, or `full` divided by 2, 4, 8, ...
+bool doubles_to(std::int64_t start, std::int64_t full) {
+    return start == 0 || (start < full && full % start == 0 &&
+                          std::has_single_bit(static_cast<std::uint64_t>(full / start)));
+}
+
+}  // namespace
 
 std::span<const RefusedCombination> refused_combinations() {
     static constexpr RefusedCombination list[] = {
@@ -11,6 +22,12 @@ std::span<const RefusedCombination> refused_combinations() {
              return c.wsd_shape != CooldownShape::linear && c.schedule != ScheduleKind::wsd;
          },
          "without schedule wsd; expected linear"},
+        {"batch-start", [](const TrainConfig& c) { return c.batch_start > 0 && c.batch_warmup == 0; },
+         "without batch-warmup; expected the steps in which the batch grows"},
+        {"batch-warmup", [](const TrainConfig& c) { return c.batch_warmup > 0 && c.batch_start == 0; },
+         "without batch-start; expected the first batch"},
+        {"batch-start", [](const TrainConfig& c) { return !doubles_to(c.batch_start, c.batch); },
+         "does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of two"},
         {"window-start", [](const TrainConfig& c) { return c.window_start > 0 && c.window_warmup == 0; },
          "without window-warmup; expected the steps in which the window grows"},
         {"window-warmup", [](const TrainConfig& c) { return c.window_warmup > 0 && c.window_start == 0; },

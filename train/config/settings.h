@@ -347,6 +347,13 @@ void visit_schedule_settings(Config& c, Visit& visit) {
                   "step; 0: they are those of the last step",
                   training, setting_limits::proper_fraction, step_users},
           c.average_decay);
+    visit(Setting{"batch-start",
+                  "sequences of the first step; they double in batch-warmup steps up to batch; 0: batch",
+                  training, Range{0, setting_limits::max_sequences}},
+          c.batch_start);
+    visit(Setting{"batch-warmup", "steps in which batch-start grows", training,
+                  Range{0, setting_limits::max_steps}},
+          c.batch_warmup);
     visit(
         Setting{"window-start",
                 "keys that a token sees in any layer at step 1, at most; the limit doubles in window-warmup "

@@ -20,6 +20,14 @@ std::int64_t Growth::at(std::int64_t step) const {
     return std::min(full, start << (step - 1) * doublings() / steps);
 }
 
+std::int64_t Growth::sum(std::int64_t step) const {
+    std::int64_t total = 0, end = step + 1;
+    const std::vector<std::int64_t> starts = stage_starts();
+    for (std::size_t i = starts.size(); i-- > 0; end = std::min(end, starts[i]))
+        total += std::max<std::int64_t>(0, end - starts[i]) * at(starts[i]);
+    return total;
+}
+
 std::vector<std::int64_t> Growth::stage_starts() const {
     std::vector<std::int64_t> starts{1};
     const std::int64_t stages = doublings();
@@ -37,19 +45,24 @@ std::int64_t largest_window(const ModelConfig& model) {
     return largest;
 }
 
-StepShapes::StepShapes(const TrainConfig& config)
-    : window_{config.window_start, largest_window(config.model), config.window_warmup} {}
+StepShapes StepShapes::of(const TrainConfig& config, std::int64_t ranks) {
+    return {.sequences = {config.batch_start / ranks, config.batch / ranks, config.batch_warmup},
+            .micro_batch = config.micro_batch_size(ranks),
+            .window = {config.window_start, largest_window(config.model), config.window_warmup}};
+}
 
 StepShape StepShapes::at(std::int64_t step) const {
-    const std::int64_t window = window_.at(step);
-    return {.max_window = window < window_.full ? window : 0};
+    const std::int64_t share = sequences.at(step), keys = window.at(step);
+    const std::int64_t micro = std::min(micro_batch, share);
+    return {.micro_steps = share / micro, .micro_batch = micro, .max_window = keys < window.full ? keys : 0};
 }
 
 std::vector<StepShape> StepShapes::all() const {
     std::vector<StepShape> shapes;
-    for (const std::int64_t step : window_.stage_starts())
-        if (const StepShape shape = at(step); std::ranges::find(shapes, shape) == shapes.end())
-            shapes.push_back(shape);
+    for (const Growth* growth : {&sequences, &window})
+        for (const std::int64_t step : growth->stage_starts())
+            if (const StepShape shape = at(step); std::ranges::find(shapes, shape) == shapes.end())
+                shapes.push_back(shape);
     return shapes;
 }
 

@@ -10,7 +10,9 @@ namespace gradtile {
 
 /// Steps with equal shapes launch the same kernels, so that one captured graph serves all of them.
 struct StepShape {
-    std::int64_t max_window = 0;  ///< keys that a token sees in any layer, at most; 0: no limit
+    std::int64_t micro_steps = 1;
+    std::int64_t micro_batch = 1;  ///< sequences that a process computes in a micro-step
+    std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     bool operator==(const StepShape&) const = default;
 };
 
@@ -23,6 +25,8 @@ struct Growth {
 
     /// Steps count from 1.
     std::int64_t at(std::int64_t step) const;
+    /// The sum of the sizes of the steps 1 to `step`.
+    std::int64_t sum(std::int64_t step) const;
     /// The first step of each stage.
     std::vector<std::int64_t> stage_starts() const;
 
@@ -30,17 +34,17 @@ struct Growth {
     std::int64_t doublings() const;
 };
 
-class StepShapes {
-  public:
-    explicit StepShapes(const TrainConfig& config);
+/// The shapes of a run's steps in one of its processes; all processes have the same.
+struct StepShapes {
+    Growth sequences = {};         ///< of the process in a step
+    std::int64_t micro_batch = 1;  ///< sequences in a micro-step, at most
+    Growth window = {};            ///< see StepShape::max_window; no limit when it is full
 
+    static StepShapes of(const TrainConfig& config, std::int64_t ranks = 1);
     /// The shape of a step, counted from 1.
     StepShape at(std::int64_t step) const;
     /// All shapes that the run's steps have.
     std::vector<StepShape> all() const;
-
-  private:
-    Growth window_;
 };
 
 /// The largest number of keys that a token sees in a layer of the model.

@@ -63,6 +63,8 @@ struct TrainConfig {
     std::int64_t warmup = 100;  ///< steps
     double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
     CooldownShape wsd_shape = CooldownShape::linear;
+    std::int64_t batch_start = 0;    ///< sequences of step 1; 0: batch
+    std::int64_t batch_warmup = 0;   ///< steps in which batch_start doubles up to batch
     std::int64_t window_start = 0;   ///< keys that a token sees in any layer at step 1, at most; 0: no limit
     std::int64_t window_warmup = 0;  ///< steps in which window_start doubles up to the layers' windows
     /// Decay of the weights' moving average, which the weights become after the last step; 0: no average.

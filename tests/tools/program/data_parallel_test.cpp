@@ -74,6 +74,18 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
+/// The processes begin with one sequence each, and resume with another number of processes in between.
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWhileTheBatchGrows) {
+    const Arguments growing{"--dropout",      "0.1", "--batch-start",   "2", "--batch-warmup", "30",
+                            "--window-start", "3",   "--window-warmup", "20"};
+    const auto one_process = train(1, growing);
+    const auto out = train(2, growing + Arguments{"--micro-batch", "2", "--stop-after", "20"});
+    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(1));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    expect_same_curve(one_process, out);
+    EXPECT_EQ(steps_of(out).back()["tokens"], steps_of(one_process).back()["tokens"]);
+}
+
 /// The processes sum only the adapters' gradients. The base is broadcast at a start and at a resume.
 TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const auto base = train(1);
