@@ -44,7 +44,7 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
 }
 
 Batch StepInput::micro_batch(const StepShape& shape, std::int64_t i) const {
-    const Shape rows{shape.micro_batch, loader_.context()};
+    const Shape rows{shape.micro_batch * loader_.context() / shape.row, shape.row};
     const std::int64_t first = tokens_at + i * rows.elements();
     Batch batch{view(device_, first, DType::i32, rows), view(device_, first + tokens_, DType::i32, rows)};
     if (offsets_ == 0) return batch;

@@ -41,7 +41,8 @@ class StepInput {
         return target_count_;
     }                                             ///< [1] float64: the step's targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
-    /// Micro-batch i of a step of this shape.
+    /// Micro-batch i of a step of this shape. If its rows are shorter than the loader's windows, each window
+    /// is cut into rows; packed windows cannot be cut.
     Batch micro_batch(const StepShape& shape, std::int64_t i) const;
 
     /// Returns the data position after the current step, even if the next step is prepared.

@@ -19,6 +19,8 @@ constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
+    check(config.context_start == 0 || !tokens.examples(), "context-start: ", config.context_start,
+          " with conversations or completions; expected 0, because an answer needs its whole prompt");
     return DataLoader(std::move(tokens), {.context = config.model.context,
                                           .seed = Seed{config.seed},
                                           .rank = group.rank(),

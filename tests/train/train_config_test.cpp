@@ -211,6 +211,22 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          },
          "batch-start: 4 does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of "
          "two"},
+        {[](TrainConfig& c) { c.context_start = 8; },
+         "context-start: 8 without context-warmup; expected the steps in which the rows grow"},
+        {[](TrainConfig& c) { c.context_warmup = 100; },
+         "context-warmup: 100 without context-start; expected the first length of a row"},
+        {[](TrainConfig& c) {
+             c.context_start = 24;
+             c.context_warmup = 100;
+         },
+         "context-start: 24 does not double up to context; expected context divided by 2, 4, 8 or a higher "
+         "power of two"},
+        {[](TrainConfig& c) {
+             c.context_start = 16;
+             c.context_warmup = 100;
+             c.packed = true;
+         },
+         "context-start: 16 with packed, whose documents would be cut; expected 0"},
         {[](TrainConfig& c) { c.window_start = 8; },
          "window-start: 8 without window-warmup; expected the steps in which the window grows"},
         {[](TrainConfig& c) { c.window_warmup = 100; },

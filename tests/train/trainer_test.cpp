@@ -185,8 +185,7 @@ TEST(Trainer, CountsTheTokensOfAGrowingBatch) {
     TinyRun run;
     run.config.batch_start = 1;
     run.config.batch_warmup = 4;
-    Trainer trainer(run.config, run.on_message);
-    trainer.run(/*stop_after=*/5);
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/5); }
     const RunSummary summary = Trainer(run.config.out, ResumeOptions{}, run.on_message).run();
     std::int64_t tokens = 0;
     for (const json& line : TinyRun::losses(run.config.out)) {
@@ -195,6 +194,16 @@ TEST(Trainer, CountsTheTokensOfAGrowingBatch) {
         EXPECT_EQ(line["tokens"], tokens) << step;
     }
     EXPECT_EQ(summary.tokens, tokens);
+}
+
+TEST(Trainer, RefusesToCutConversations) {
+    TinyRun run;
+    run.config.data = run.directory.write("talk.jsonl", test::some_conversations(60));
+    run.config.context_start = 4;
+    run.config.context_warmup = 6;
+    EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }),
+              "context-start: 4 with conversations or completions; expected 0, because an answer needs its "
+              "whole prompt");
 }
 
 /// A finished run that is given more steps goes on with the weights, not with their average.
