@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <gradtile/train/optimizers/averaged_optimizer.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
@@ -62,7 +63,10 @@ std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterSto
             return settings.make(ctx, parameters, setup, shard);
         }
     };
-    return visit_optimizer(config.optimizer, config.optimizer_settings, make);
+    std::unique_ptr<Optimizer> optimizer = visit_optimizer(config.optimizer, config.optimizer_settings, make);
+    if (config.average_decay == 0.0) return optimizer;
+    return std::make_unique<AveragedOptimizer>(ctx, parameters, std::move(optimizer), config.average_decay,
+                                               shard);
 }
 
 ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter) {
@@ -99,6 +103,11 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                              update.row_moments * moment_bytes;
                      part.product_flops += update.product_flops;
                  });
+    if (config.average_decay > 0.0)
+        for (const ShardBucket& bucket : buckets)
+            for (const auto& [range, owner] : bucket.parts)
+                parts[static_cast<std::size_t>(owner)].state_bytes +=
+                    static_cast<std::size_t>(range.length) * moment_bytes;
     OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
     for (const OptimizerPart& part : parts) {
         largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);

@@ -1,6 +1,7 @@
 // gradtile/train's CUDA functions in a build without the CUDA toolkit: each throws an Error.
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/checkpoint/device_snapshot.h>
+#include <gradtile/train/optimizers/internal/averaged_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
@@ -23,6 +24,12 @@ double DeviceSnapshot::seconds_on_stream() const {
 
 namespace gradtile::cuda {
 
+void count_update(const Context&, const Tensor&, const Tensor&) {
+    operator_absent();
+}
+void average_weights(const Context&, const Tensor&, const Tensor&, const AverageStep&) {
+    operator_absent();
+}
 void elementwise_step(const Context&, const ElementArrays&, const ElementBlocks&, const Tensor&,
                       const Tensor&, const ElementwiseRule&, const UpdateOptions&) {
     operator_absent();

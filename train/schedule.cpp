@@ -17,21 +17,35 @@ double progress(std::int64_t step, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 Schedule Schedule::of(const TrainConfig& config) {
-    return {config.schedule, config.lr, config.min_lr, config.warmup, config.steps, config.wsd_decay};
+    return {config.schedule, config.lr,        config.min_lr,   config.warmup,
+            config.steps,    config.wsd_decay, config.wsd_shape};
 }
 
-/// Returns the rate at t in [0, 1] of its fall.
-double Schedule::falling(double t) const {
+/// The shape of the fall. A constant rate has none.
+CooldownShape Schedule::shape() const {
     switch (kind) {
         case ScheduleKind::cosine:
-            return min_lr + (lr - min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * t));
+            return CooldownShape::cosine;
         case ScheduleKind::linear:
-        case ScheduleKind::wsd:
-            return lr + (min_lr - lr) * t;
         case ScheduleKind::constant:
-            return lr;
+            return CooldownShape::linear;
+        case ScheduleKind::wsd:
+            return wsd_shape;
     }
     throw Error("schedule: unknown kind");
+}
+
+/// Returns the rate at t in [0, 1] of a fall from lr to min_lr.
+double Schedule::falling(CooldownShape shape, double t) const {
+    switch (shape) {
+        case CooldownShape::linear:
+            return lr + (min_lr - lr) * t;
+        case CooldownShape::one_minus_sqrt:
+            return lr + (min_lr - lr) * std::sqrt(t);
+        case CooldownShape::cosine:
+            return min_lr + (lr - min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * t));
+    }
+    throw Error("schedule: unknown shape");
 }
 
 double Schedule::operator()(std::int64_t step, double used) const {
@@ -41,7 +55,7 @@ double Schedule::operator()(std::int64_t step, double used) const {
     if (horizon == 0) {
         const double begin = kind == ScheduleKind::wsd ? 1.0 - wsd_decay : 0.0;
         if (kind == ScheduleKind::constant || used <= begin) return warmed * lr;
-        return warmed * (used < 1.0 ? falling((used - begin) / (1.0 - begin)) : min_lr);
+        return warmed * (used < 1.0 ? falling(shape(), (used - begin) / (1.0 - begin)) : min_lr);
     }
     if (is_warming_up) return lr * static_cast<double>(step) / static_cast<double>(warmup);
     if (kind == ScheduleKind::constant) return lr;
@@ -50,7 +64,7 @@ double Schedule::operator()(std::int64_t step, double used) const {
     if (kind == ScheduleKind::wsd)
         begin =
             std::max<std::int64_t>(warmup, horizon - std::llround(wsd_decay * static_cast<double>(horizon)));
-    return step <= begin ? lr : falling(progress(step, begin, horizon));
+    return step <= begin ? lr : falling(shape(), progress(step, begin, horizon));
 }
 
 }  // namespace gradtile

@@ -7,8 +7,10 @@
 ///
 ///     cosine    min_lr + (lr - min_lr) * (1 + cos(pi t)) / 2
 ///     linear    lr + (min_lr - lr) * t
-///     wsd       lr until the last round(decay * horizon) steps, then linearly to min_lr ("warm-up, stable,
-///               decay": Hu et al. 2024, MiniCPM, section 4)
+///     wsd       lr until the last round(decay * horizon) steps, then lr + (min_lr - lr) * f(u) ("warm-up,
+///               stable, decay": Hu et al. 2024, MiniCPM, section 4). u rises from 0 to 1 in these steps;
+///               f(u) is u (linear), sqrt(u) (1-sqrt: Haegele et al. 2024, arXiv 2405.18392) or
+///               (1 - cos(pi u)) / 2 (cosine)
 ///     constant  lr
 ///
 /// At step = horizon and later the rate is exactly min_lr (constant: lr).
@@ -21,7 +23,9 @@
 namespace gradtile {
 
 struct TrainConfig;
-enum class ScheduleKind;  // train_config.h
+// train_config.h
+enum class ScheduleKind;
+enum class CooldownShape;
 
 struct Schedule {
     ScheduleKind kind = {};  ///< cosine
@@ -30,6 +34,7 @@ struct Schedule {
     std::int64_t warmup = 0;
     std::int64_t horizon = 1;  ///< steps; 0: the run has a time budget
     double wsd_decay = 0.2;
+    CooldownShape wsd_shape = {};  ///< linear
 
     static Schedule of(const TrainConfig& config);
     /// `used` is the used fraction of the time budget, for runs that have one. Throws Error for a step
@@ -37,7 +42,8 @@ struct Schedule {
     double operator()(std::int64_t step, double used = 0.0) const;
 
   private:
-    double falling(double t) const;
+    double falling(CooldownShape shape, double t) const;
+    CooldownShape shape() const;
 };
 
 }  // namespace gradtile

@@ -24,10 +24,11 @@ Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& sh
 StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptions& options)
     : loader_(std::move(loader)),
       options_(options),
-      tokens_(options.micro_steps * options.micro_batch * loader_.context()),
-      offsets_(loader_.packing() ? loader_.packing().documents_of(options.micro_batch) + 1 : 0),
+      tokens_(options.shapes.sequences.full * loader_.context()),
+      offsets_(loader_.packing() ? loader_.packing().documents_of(options.shapes.micro_batch) + 1 : 0),
       state_(loader_.state()) {
-    const Shape words{tokens_at + (offsets_ > 0 ? 3 : 2) * tokens_ + options.micro_steps * offsets_};
+    const std::int64_t micro_steps = options.shapes.sequences.full / options.shapes.micro_batch;
+    const Shape words{tokens_at + (offsets_ > 0 ? 3 : 2) * tokens_ + micro_steps * offsets_};
     const Context host = Context(Device::cpu(), 1).with_allocator(transfer_allocator(ctx.device()));
     host_[0] = empty(host, words, DType::i32);
     if (ctx.device().is_cuda()) {
@@ -40,16 +41,18 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     vote_ = view(device_, vote_at, DType::f64, {1});
     target_count_ = view(device_, target_count_at, DType::f64, {1});
     seed_tensor_ = view(device_, seed_at, DType::i32, {2});
-    const Shape batch{options.micro_batch, loader_.context()};
-    for (std::int64_t i = 0; i < options.micro_steps; ++i) {
-        const std::int64_t first = tokens_at + i * batch.elements();
-        batches_.push_back(
-            {view(device_, first, DType::i32, batch), view(device_, first + tokens_, DType::i32, batch)});
-        if (offsets_ == 0) continue;
-        batches_.back().documents = {
-            .offsets = view(device_, tokens_at + 3 * tokens_ + i * offsets_, DType::i32, {offsets_}),
-            .positions = view(device_, first + 2 * tokens_, DType::i32, batch)};
-    }
+}
+
+Batch StepInput::micro_batch(const StepShape& shape, std::int64_t i) const {
+    const Shape rows{shape.micro_batch * loader_.context() / shape.row, shape.row};
+    const std::int64_t first = tokens_at + i * rows.elements();
+    Batch batch{view(device_, first, DType::i32, rows), view(device_, first + tokens_, DType::i32, rows)};
+    if (offsets_ == 0) return batch;
+    const std::int64_t offsets = loader_.packing().documents_of(shape.micro_batch) + 1;
+    batch.documents = {
+        .offsets = view(device_, tokens_at + 3 * tokens_ + i * offsets_, DType::i32, {offsets}),
+        .positions = view(device_, first + 2 * tokens_, DType::i32, rows)};
+    return batch;
 }
 
 void StepInput::prepare(std::int64_t step) {
@@ -73,24 +76,24 @@ void StepInput::draw(std::int64_t step) {
     for (const std::int64_t epoch = loader_.epoch(); target_count == 0;) {
         check(loader_.epoch() <= epoch + 1,
               "data: the windows of a whole epoch have no target to train on: all are ignored");
-        target_count = draw_windows();
+        target_count = draw_windows(options_.shapes.at(step));
     }
     put_target_count(static_cast<double>(target_count));
 }
 
 /// Reads the next windows for every micro-step. Returns the target count in all processes.
-std::int64_t StepInput::draw_windows() {
+std::int64_t StepInput::draw_windows(const StepShape& shape) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
-    const std::int64_t micro_step_tokens = tokens_ / options_.micro_steps;
+    const std::int64_t micro_step_tokens = shape.micro_batch * loader_.context();
     const auto count = static_cast<std::size_t>(micro_step_tokens);
+    const std::int64_t offsets = loader_.packing().documents_of(shape.micro_batch) + 1;
     std::int64_t target_count = 0;
-    for (std::int64_t i = 0; i < options_.micro_steps; ++i) {
+    for (std::int64_t i = 0; i < shape.micro_steps; ++i) {
         std::int32_t* const tokens = words + tokens_at + i * micro_step_tokens;
         DocumentSpans documents;
         if (offsets_ > 0)
-            documents = {
-                {tokens + 2 * tokens_, count},
-                {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets_)}};
+            documents = {{tokens + 2 * tokens_, count},
+                         {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets)}};
         target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
     }
     return target_count;

@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <optional>
 
+#include <gradtile/train/config/step_shape.h>
 #include <gradtile/train/data/data_loader.h>
 
 namespace gradtile {
 
 struct StepInputOptions {
-    std::int64_t micro_steps = 1;
-    std::int64_t micro_batch = 1;  ///< sequences in a micro-batch
-    std::uint64_t seed = 0;        ///< the run's seed
+    StepShapes shapes = {};
+    std::uint64_t seed = 0;  ///< the run's seed
 };
 
 /// On a GPU the host prepares the next step's input in page-locked memory while the device works on the
@@ -39,7 +39,9 @@ class StepInput {
     const Tensor& seed_tensor() const { return seed_tensor_; }    ///< [2] int32, DropoutKey::from_seed_tensor
     const Tensor& target_count() const { return target_count_; }  ///< [1] float64: targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
-    const Batch& micro_batch(std::int64_t i) const { return batches_.at(static_cast<std::size_t>(i)); }
+    /// Micro-batch i of a step of this shape. If its rows are shorter than the loader's windows, each window
+    /// is cut into rows; packed windows cannot be cut.
+    Batch micro_batch(const StepShape& shape, std::int64_t i) const;
 
     /// Returns the data position after the current step, even if the next step is prepared.
     JsonValue state() const { return state_; }
@@ -51,20 +53,19 @@ class StepInput {
         JsonValue state_after;
     };
     void draw(std::int64_t step);
-    std::int64_t draw_windows();
+    std::int64_t draw_windows(const StepShape& shape);
     void put_target_count(double count);
 
     DataLoader loader_;
     StepInputOptions options_;
-    std::int64_t tokens_;   // tokens in a step
-    std::int64_t offsets_;  // document offsets in a micro-step; 0: not packed
+    std::int64_t tokens_;   // tokens in a step, at most
+    std::int64_t offsets_;  // document offsets in a micro-step, at most; 0: not packed
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // index of the host block that is prepared next
     // int32: rate, seed, vote, target count, tokens, targets, then positions and document offsets. On the CPU
     // it is the first host block.
     Tensor device_;
     Tensor rate_, seed_tensor_, vote_, target_count_;
-    std::vector<Batch> batches_;
     std::optional<Prepared> prepared_;
     JsonValue state_;
 };

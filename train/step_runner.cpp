@@ -19,6 +19,8 @@ constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
+    check(config.context_start == 0 || !tokens.examples(), "context-start: ", config.context_start,
+          " with conversations or completions; expected 0, because an answer needs its whole prompt");
     return DataLoader(std::move(tokens), {.context = config.model.context,
                                           .seed = Seed{config.seed},
                                           .rank = group.rank(),
@@ -50,10 +52,9 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       communicator_(std::move(communicator)),
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
+      shapes_(StepShapes::of(config, group.size())),
       input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
-             {.micro_steps = config.accumulation_steps(group.size()),
-              .micro_batch = config.micro_batch_size(group.size()),
-              .seed = config.seed}),
+             {.shapes = shapes_, .seed = config.seed}),
       validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(
@@ -67,7 +68,7 @@ void StepRunner::plan_arena() {
     const Context& ctx = replica_.model.ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
-    compute_step(dry);
+    for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {
         const Batch batch = upload(dry, validation_->batch);
         replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
@@ -80,17 +81,17 @@ void StepRunner::plan_arena() {
 /// Enqueues all device work of a step, from the current input to result_; under a planning context, allocates
 /// all its memory. Reads no values that only the host has, so the step can be captured and replayed. A step
 /// that is abandoned between micro-steps has changed neither the weights nor the optimizer's state.
-StepRunner::Outcome StepRunner::compute_step(const Context& ctx) {
+StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape& shape) {
     DataParallel& parallel = replica_.parallel;
     LanguageModel& model = replica_.model;
-    const std::int64_t ranks = communicator_->size(), micro_steps = config_.accumulation_steps(ranks);
+    const std::int64_t ranks = communicator_->size(), micro_steps = shape.micro_steps;
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
     model.parameters.reset_gradients();
     const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-        const Batch& batch = input_.micro_batch(micro_step);
+        const Batch batch = input_.micro_batch(shape, micro_step);
         const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
         const bool last = micro_step + 1 == micro_steps;
         Transformer::Saved saved;
@@ -99,7 +100,8 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx) {
             {.target_count = input_.target_count(),
              .dropout = DropoutKey::from_seed_tensor(input_.seed_tensor(), first_sample),
              .hooks = gather,
-             .documents = batch.documents});
+             .documents = batch.documents,
+             .max_window = shape.max_window});
         model.transformer.backward(ctx, saved,
                                    last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());
         axpy(ctx, loss, 1.0, micro_batch_loss);
@@ -127,22 +129,27 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx) {
     return Outcome::completed;
 }
 
-void StepRunner::try_to_capture(const Context& ctx) {
+void StepRunner::try_to_capture(const Context& ctx, const StepShape& shape) {
     capture_next_ = false;
     try {
-        graph_.capture(ctx, [&] { compute_step(ctx); });
+        graph_.capture(ctx, [&] { compute_step(ctx, shape); });
     } catch (const Error& error) {
         on_message_(concat("the step is not replayed as a CUDA graph: ", error.what()));
     }
 }
 
-StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx) {
-    if (capture_next_) try_to_capture(ctx);
+StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx, const StepShape& shape) {
+    if (shape != enqueued_shape_) {
+        graph_ = {};
+        steps_enqueued_ = capture_next_ = false;
+        enqueued_shape_ = shape;
+    }
+    if (capture_next_) try_to_capture(ctx, shape);
     if (graph_.captured()) {
         graph_.replay(ctx);
         return Outcome::completed;
     }
-    const Outcome outcome = compute_step(ctx);
+    const Outcome outcome = compute_step(ctx, shape);
     const bool first = !steps_enqueued_;
     steps_enqueued_ = true;
     capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph;
@@ -159,7 +166,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     if (stopping_) return std::nullopt;
     const double rate = schedule_(step, used);
     input_.upload(ctx, rate, group_.is_alone() ? 0.0 : own_vote());
-    const Outcome outcome = enqueue_step(ctx);
+    const Outcome outcome = enqueue_step(ctx, shapes_.at(step));
     if (ctx.device().is_cuda()) {
         if (prepares_next) prepare_ahead(step + 1);  // while the device computes
         const auto waiting = group_.waiting("the sums of a step");
@@ -176,7 +183,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
                       .loss = result[0],
                       .lr = rate,
                       .grad_norm = result[2],
-                      .tokens_per_s = static_cast<double>(config_.batch * config_.model.context) / ms * 1e3,
+                      .tokens_per_s = static_cast<double>(tokens_at(step) - tokens_at(step - 1)) / ms * 1e3,
                       .ms = ms};
     if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
         report.not_finite = replica_.first_non_finite_gradient(ctx, group_);

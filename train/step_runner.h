@@ -10,6 +10,7 @@
 
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/train/config/step_shape.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/replica.h>
 #include <gradtile/train/run/run_callbacks.h>
@@ -55,6 +56,11 @@ class StepRunner {
     StepInput& input() { return input_; }
     const StepInput& input() const { return input_; }
     const Schedule& schedule() const { return schedule_; }
+    const StepShapes& shapes() const { return shapes_; }
+    /// Tokens that all processes have trained on after a step.
+    std::int64_t tokens_at(std::int64_t step) const {
+        return shapes_.sequences.sum(step) * group_.size() * config_.model.context;
+    }
     /// Collects the values of a sharded replica in every process.
     void gather_values() { replica_.parallel.gather_values(*arena_ctx_); }
     /// Bytes of the arena for everything that a step or an evaluation allocates.
@@ -64,9 +70,9 @@ class StepRunner {
     enum class Outcome { completed, abandoned };
     Packing packing() const { return packing_of(config_, replica_.model.tokenizer); }
     void plan_arena();
-    Outcome compute_step(const Context& ctx);
-    Outcome enqueue_step(const Context& ctx);
-    void try_to_capture(const Context& ctx);
+    Outcome compute_step(const Context& ctx, const StepShape& shape);
+    Outcome enqueue_step(const Context& ctx, const StepShape& shape);
+    void try_to_capture(const Context& ctx, const StepShape& shape);
     void draw_input(std::int64_t step);
     void prepare_input(std::int64_t step);
     void prepare_ahead(std::int64_t step);
@@ -82,6 +88,7 @@ class StepRunner {
     std::unique_ptr<Communicator> communicator_;
     Replica replica_;
     Schedule schedule_;
+    StepShapes shapes_;
     StepInput input_;
     std::unique_ptr<EvaluationData> validation_;  // null without a validation split
     Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
@@ -89,7 +96,9 @@ class StepRunner {
     std::size_t activation_bytes_ = 0;
     std::unique_ptr<Context> arena_ctx_;
     StepGraph graph_;
-    // The first step is not captured, because libraries and tables are initialised in it. The second one is.
+    StepShape enqueued_shape_;
+    // The first step of a shape is not captured, because libraries and tables are initialised in it. The
+    // second one is.
     bool steps_enqueued_ = false, capture_next_ = false;
 
     std::int64_t step_ = 0;                   // the running step

@@ -27,6 +27,7 @@ bool Trainer::replays_graph() const {
 /// Returns an empty result when the step was dropped; the state is then as before the step.
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
+    if (averaged_) exchange_average();
     std::optional<StepReport> report =
         runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
     if (!report) return report;
@@ -105,10 +106,16 @@ void Trainer::count_time(StepReport& report) {
     // A forward pass has a third of a step's operations.
     if (runner_->evaluates())
         times.steps_in_evaluation =
-            static_cast<double>(validation_tokens_) / (3.0 * static_cast<double>(tokens_at(1)));
+            static_cast<double>(validation_tokens_) /
+            (3.0 * static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(step_ - 1)));
     if (times.save_seconds == 0.0) times.save_seconds = static_cast<double>(save_bytes_) / bytes_per_second;
     if (clock_->count(step_, times)) end_ = step_;
     report.budget_used = clock_->used();
+}
+
+void Trainer::exchange_average() {
+    Replica& replica = runner_->replica();
+    if (replica.optimizer->exchange_average(replica.model.ctx)) averaged_ = !averaged_;
 }
 
 /// Evaluates, records and saves after a step, where each is due.
@@ -116,6 +123,7 @@ void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
     if (clock_ && !pending_evaluation_) count_time(report);
     const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
     const bool last = step_ == end_;
+    if (last && !averaged_) exchange_average();
     bool best = false;
     if (runner_->evaluates() && (pending_evaluation_ || due(config_.eval_every) || last) &&
         !evaluate_into(report, best)) {
@@ -123,7 +131,7 @@ void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
         return;
     }
     pending_evaluation_.reset();
-    report.tokens = tokens_at(step_);
+    report.tokens = runner_->tokens_at(step_);
     loss_ = report.loss;
     recorder_->record(report);
     report_refused_algorithms();
@@ -166,7 +174,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     runner_->gather_values();
     summary.dropped_micro_steps = runner_->take_dropped_micro_steps();
     summary.micro_steps_of_dropped =
-        summary.dropped_micro_steps > 0 ? config_.accumulation_steps(group_->size()) : 0;
+        summary.dropped_micro_steps > 0 ? runner_->shapes().at(step_ + 1).micro_steps : 0;
     summary.evaluation_pending = pending_evaluation_.has_value();
     summary.step = step_;
     summary.saved = !group_->is_root() || recorder_->is_saved(step_);
@@ -175,10 +183,11 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     summary.best_val_loss = recorder_->best_val_loss();
     summary.bad_steps = bad_steps_;
     summary.loss = loss_;
-    summary.tokens = tokens_at(step_);
+    summary.tokens = runner_->tokens_at(step_);
     if (step_ > first_step)
-        summary.tokens_per_s = static_cast<double>(tokens_at(step_ - first_step)) /
-                               std::max(recorder_->seconds_since_start(), 1e-9);
+        summary.tokens_per_s =
+            static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(first_step)) /
+            std::max(recorder_->seconds_since_start(), 1e-9);
     summary.wall_s = recorder_->stop_clock();
     return summary;
 }

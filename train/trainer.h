@@ -14,6 +14,10 @@
 /// rates follow the clock of rank 0, so another run has other results. config.replay_clock names a run whose
 /// clock is used again; then the results are equal as above.
 ///
+/// With config.average_decay the weights become their average after the last step, before its evaluation and
+/// save. The last checkpoint keeps the weights themselves in the place of the average, so that a resume with
+/// more steps continues with them.
+///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).
 ///
@@ -189,13 +193,13 @@ class Trainer {
     std::optional<StepReport> train_step();
     void finish_step(StepReport report, std::int64_t stop_after);
     void count_time(StepReport& report);
+    void exchange_average();
     bool evaluate_into(StepReport& report, bool& best);
     void handle_bad_step(const StepReport& report);
     [[noreturn]] void stop_after_bad_steps(const StepReport& report);
     [[noreturn]] void report_data_failure();
     void write_sample();
     void save(bool best);
-    std::int64_t tokens_at(std::int64_t step) const { return step * config_.batch * config_.model.context; }
 
     TrainConfig config_;
     MessageHandler on_message_;
@@ -221,6 +225,7 @@ class Trainer {
 
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
+    bool averaged_ = false;                         // the weights are exchanged with their average
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> loss_, val_loss_;  // of the newest step and evaluation

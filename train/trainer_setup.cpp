@@ -59,6 +59,7 @@ constexpr const char* content_key = "content";
 // Keys in a checkpoint's meta.
 constexpr const char* algorithms_key = "matrix_algorithms";
 constexpr const char* pending_evaluation_key = "evaluation_left";
+constexpr const char* averaged_key = "averaged";
 constexpr const char* budget_used_key = "budget_used";  // in schedule
 
 /// Returns the thread count. The processes on a host share its cores, unless each process is bound to some
@@ -394,6 +395,7 @@ Checkpoint Trainer::snapshot_without_tensors() const {
          {"bad_steps_in_a_row", bad_steps_in_a_row_},
          {"device", concat(model().ctx.device())},
          {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}});
+    if (averaged_) checkpoint.meta.set(averaged_key, true);
     if (pending_evaluation_) checkpoint.meta.set(pending_evaluation_key, to_json(*pending_evaluation_));
     if (!identity_.empty()) checkpoint.meta.set(run_identity_key, identity_);
     if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
@@ -411,6 +413,7 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         if (clock_) used = meta["schedule"][budget_used_key].number();
         bad_steps = meta["bad_steps"].get<std::int64_t>();
         bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
+        averaged_ = meta.contains(averaged_key) && meta[averaged_key].get<bool>();
         val_loss_ = optional_of<double>(meta, "val_loss");
         recorder_->resume_best_val_loss(optional_of<double>(meta, "best_val_loss"));
         if (const JsonValue* const report = meta.find(pending_evaluation_key))

@@ -234,6 +234,8 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
+    std::int64_t& left = saved.options.window.left;
+    if (pass.max_window > 0 && (left < 0 || left >= pass.max_window)) left = pass.max_window - 1;
     return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
                               operand(documents, in.v), saved.options, saved.attention);
 }

@@ -34,6 +34,7 @@ struct TrainingPass {
     /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
     /// each batch row is one document.
     Documents documents = {};
+    std::int64_t max_window = 0;  ///< keys that a token sees in any layer, at most; 0: no limit
 
     TokenPositions token_positions() const {
         if (!documents) return {};

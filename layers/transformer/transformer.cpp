@@ -171,7 +171,8 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
-    const TrainingPass pass{.dropout = options.dropout, .documents = options.documents};
+    const TrainingPass pass{
+        .dropout = options.dropout, .documents = options.documents, .max_window = options.max_window};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
     const Normed x = norm_f.forward(ctx, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);

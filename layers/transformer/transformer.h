@@ -22,6 +22,7 @@ struct ForwardOptions {
     /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
     /// each batch row is one document.
     Documents documents = {};
+    std::int64_t max_window = 0;  ///< see TrainingPass
 };
 
 /// Token embedding (+ learned positions), an optional norm, dropout, `layers` blocks, a last norm, the

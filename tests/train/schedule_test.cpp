@@ -75,6 +75,27 @@ TEST(Schedule, WsdDecayAsLongAsTheHorizonStartsAfterWarmUp) {
     EXPECT_EQ(rate(2000), min_lr);
 }
 
+/// The rate at a quarter and in the middle of the cooldown, from the formulas in schedule.h.
+TEST(Schedule, WsdFallsInTheChosenShape) {
+    const auto fallen = [](CooldownShape shape, std::int64_t step) {
+        Schedule rate = schedule(ScheduleKind::wsd);
+        rate.wsd_shape = shape;
+        EXPECT_EQ(rate(1600), top_lr);
+        EXPECT_EQ(rate(2000), min_lr);
+        for (std::int64_t s = 1600; s < 2000; ++s) EXPECT_LT(rate(s + 1), rate(s)) << s;
+        const double of_steps = rate(step);
+        rate.horizon = 0;
+        const double used = static_cast<double>(step) / 2000;
+        EXPECT_NEAR(rate(200, used), of_steps, 1e-15) << "a time budget has the same shape";
+        return (top_lr - of_steps) / (top_lr - min_lr);
+    };
+    EXPECT_NEAR(fallen(CooldownShape::linear, 1700), 0.25, 1e-15);
+    EXPECT_NEAR(fallen(CooldownShape::one_minus_sqrt, 1700), 0.5, 1e-15);
+    EXPECT_NEAR(fallen(CooldownShape::one_minus_sqrt, 1900), std::sqrt(0.75), 1e-15);
+    EXPECT_NEAR(fallen(CooldownShape::cosine, 1700), 0.5 - std::sqrt(0.125), 1e-15);
+    EXPECT_NEAR(fallen(CooldownShape::cosine, 1800), 0.5, 1e-15);
+}
+
 TEST(Schedule, WithoutWarmUpStartsAtOnce) {
     Schedule rate = schedule(ScheduleKind::linear);
     rate.warmup = 0;

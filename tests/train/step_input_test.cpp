@@ -23,6 +23,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr std::int64_t context = 8, micro_batch = 3, micro_steps = 2;
+constexpr StepShape shape{.micro_steps = micro_steps, .micro_batch = micro_batch, .row = context};
 
 DataLoader loader() {
     std::vector<std::int32_t> tokens(500);
@@ -33,14 +34,17 @@ DataLoader loader() {
 constexpr double rate = 1e-3;
 
 StepInputOptions options() {
-    return {.micro_steps = micro_steps, .micro_batch = micro_batch, .seed = 9};
+    return {.shapes = {.sequences = {.full = micro_steps * micro_batch},
+                       .micro_batch = micro_batch,
+                       .row = {.full = context}},
+            .seed = 9};
 }
 
 /// Checks every step's input, on any device.
 void expect_steps_in_order(const Context& ctx, bool prepares_next) {
     StepInput input(ctx, loader(), options());
     DataLoader reference = loader();
-    const Tensor first_place = input.micro_batch(0).tokens;
+    const Tensor first_place = input.micro_batch(shape, 0).tokens;
     for (std::int64_t step = 1; step <= 40; ++step) {  // several epochs
         input.prepare(step);
         input.upload(ctx, rate * static_cast<double>(step));
@@ -55,12 +59,12 @@ void expect_steps_in_order(const Context& ctx, bool prepares_next) {
             const Context host(Device::cpu(), 1);
             const Batch expected = empty_batch(host, micro_batch, context);
             target_count += reference.next(expected);
-            EXPECT_EQ(to_host(ctx, input.micro_batch(i).tokens), to_host(host, expected.tokens));
-            EXPECT_EQ(to_host(ctx, input.micro_batch(i).targets), to_host(host, expected.targets));
+            EXPECT_EQ(to_host(ctx, input.micro_batch(shape, i).tokens), to_host(host, expected.tokens));
+            EXPECT_EQ(to_host(ctx, input.micro_batch(shape, i).targets), to_host(host, expected.targets));
         }
         EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(target_count));
         EXPECT_EQ(input.state(), reference.state()) << "step " << step;
-        EXPECT_EQ(input.micro_batch(0).tokens.raw_data(), first_place.raw_data());
+        EXPECT_EQ(input.micro_batch(shape, 0).tokens.raw_data(), first_place.raw_data());
     }
 }
 
@@ -71,6 +75,46 @@ TEST(StepInput, HoldsTheLoadersBatchesInOrderAtAFixedPlace) {
 using CudaStepInput = test::CudaTest;
 TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
     expect_steps_in_order(gpu(), /*prepares_next=*/true);
+}
+
+/// The step's windows follow each other in the loader's order, whatever the number of sequences.
+TEST(StepInput, HoldsTheSequencesOfEachStepsShape) {
+    const Context ctx(Device::cpu(), 1);
+    const StepShapes shapes{
+        .sequences = {.start = 2, .full = 8, .steps = 6}, .micro_batch = 4, .row = {.full = context}};
+    StepInput input(ctx, loader(), {.shapes = shapes, .seed = 9});
+    DataLoader reference = loader();
+    for (std::int64_t step = 1; step <= 12; ++step) {
+        input.prepare(step);
+        input.upload(ctx, rate);
+        const StepShape of_step = shapes.at(step);
+        EXPECT_EQ(of_step.micro_steps * of_step.micro_batch, step <= 3 ? 2 : step <= 6 ? 4 : 8);
+        std::int64_t target_count = 0;
+        for (std::int64_t i = 0; i < of_step.micro_steps; ++i) {
+            const Batch expected = empty_batch(ctx, of_step.micro_batch, context);
+            target_count += reference.next(expected);
+            EXPECT_EQ(to_host(ctx, input.micro_batch(of_step, i).tokens), to_host(ctx, expected.tokens));
+            EXPECT_EQ(to_host(ctx, input.micro_batch(of_step, i).targets), to_host(ctx, expected.targets));
+        }
+        EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(target_count));
+        EXPECT_EQ(input.state(), reference.state()) << "step " << step;
+    }
+}
+
+/// Short rows hold the same windows at the same data position.
+TEST(StepInput, CutsWindowsIntoRows) {
+    const Context ctx(Device::cpu(), 1);
+    StepInput input(ctx, loader(), options());
+    DataLoader reference = loader();
+    const Batch expected = empty_batch(ctx, micro_batch, context);
+    reference.next(expected);
+    input.prepare(1);
+    input.upload(ctx, rate);
+    const StepShape cut{.micro_steps = micro_steps, .micro_batch = micro_batch, .row = context / 4};
+    const Batch batch = input.micro_batch(cut, 0);
+    EXPECT_EQ(batch.tokens.shape(), (Shape{4 * micro_batch, context / 4}));
+    EXPECT_EQ(to_host(ctx, batch.tokens), to_host(ctx, expected.tokens));
+    EXPECT_EQ(to_host(ctx, batch.targets), to_host(ctx, expected.targets));
 }
 
 /// In the ids 0, 0, ... 0, 1, 2, ..., 0 is no target. Some steps would consist only of windows of zeros.
@@ -93,7 +137,7 @@ TEST(StepInput, PassesOverWindowsWithoutATarget) {
         input.upload(ctx, rate);
         EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(expected)) << step;
         EXPECT_EQ(input.state(), reference.state()) << step;
-        EXPECT_EQ(to_host(ctx, input.micro_batch(0).targets),
+        EXPECT_EQ(to_host(ctx, input.micro_batch(shape, 0).targets),
                   to_host(ctx, batch.targets.slice(0, 0, micro_batch)));
     }
     EXPECT_GT(passed_over, 5);
@@ -102,7 +146,8 @@ TEST(StepInput, PassesOverWindowsWithoutATarget) {
         each->prepare(41);
         each->upload(ctx, rate);
     }
-    EXPECT_EQ(to_host(ctx, resumed.micro_batch(0).targets), to_host(ctx, input.micro_batch(0).targets));
+    EXPECT_EQ(to_host(ctx, resumed.micro_batch(shape, 0).targets),
+              to_host(ctx, input.micro_batch(shape, 0).targets));
 }
 
 TEST(StepInput, ContinuesFromASavedState) {
@@ -118,7 +163,8 @@ TEST(StepInput, ContinuesFromASavedState) {
         input->prepare(10);
         input->upload(ctx, rate);
     }
-    EXPECT_EQ(to_host(ctx, resumed.micro_batch(1).tokens), to_host(ctx, uninterrupted.micro_batch(1).tokens));
+    EXPECT_EQ(to_host(ctx, resumed.micro_batch(shape, 1).tokens),
+              to_host(ctx, uninterrupted.micro_batch(shape, 1).tokens));
 }
 
 TEST(StepInput, PreparesAStepOnceAndNeverSkipsOne) {
@@ -145,7 +191,7 @@ TEST(StepInput, ARefusalTakesNoDataAndOverflowsGradients) {
     input.upload(ctx, rate, 1.0);
     const double target_weight = 1.0 / item(ctx, input.target_count());
     EXPECT_TRUE(std::isinf(static_cast<float>(target_weight)));
-    EXPECT_THAT(to_host(ctx, input.micro_batch(0).tokens), testing::Each(0.0));
+    EXPECT_THAT(to_host(ctx, input.micro_batch(shape, 0).tokens), testing::Each(0.0));
     EXPECT_EQ(item(ctx, input.vote()), 1.0);
     EXPECT_EQ(input.state(), before);
 }
@@ -178,7 +224,7 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     input.upload(ctx, rate);
     reference.next(expected);
     EXPECT_EQ(input.state(), reference.state());
-    EXPECT_EQ(to_host(ctx, input.micro_batch(1).tokens),
+    EXPECT_EQ(to_host(ctx, input.micro_batch(shape, 1).tokens),
               to_host(ctx, expected.tokens.slice(0, micro_batch, micro_batch)));
 }
 

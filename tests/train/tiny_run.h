@@ -152,6 +152,34 @@ inline constexpr RunSetting run_settings[] = {
                    c.embedding_lr_factor = 2;
                    c.vector_lr_factor = 0.5;
                }},
+    RunSetting{"averaged",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.average_decay = 0.9;
+               }},
+    RunSetting{"window_warmup",
+               [](TrainConfig& c) {
+                   c.model.window = 8;
+                   c.model.window_pattern = 2;
+                   c.window_start = 2;
+                   c.window_warmup = 30;
+               }},
+    RunSetting{"batch_warmup",  // changes at steps 12 and 23
+               [](TrainConfig& c) {
+                   c.batch = 8;
+                   c.micro_batch = 2;
+                   c.batch_start = 2;
+                   c.batch_warmup = 22;
+                   c.packed = true;
+                   c.document_token = 0;
+               }},
+    RunSetting{"context_warmup",  // changes at steps 12 and 23
+               [](TrainConfig& c) {
+                   c.context_start = 4;
+                   c.context_warmup = 22;
+                   c.training.dropout = 0.1;
+                   c.training.attention_dropout = 0.1;
+               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

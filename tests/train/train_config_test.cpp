@@ -13,6 +13,7 @@
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/settings.h>
 
 #include <support/error_message.h>
@@ -188,6 +189,80 @@ TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
     TrainConfig config;
     std::get<MuonSettings>(config.optimizer_settings).lr = 0.05;
     std::get<MuonSettings>(config.optimizer_settings).momentum = 0.9;
+    EXPECT_NO_THROW(validate(config));
+}
+
+TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
+    struct Example {
+        void (*change)(TrainConfig&);
+        const char* message;
+    };
+    const Example examples[] = {
+        // one for each combination, in the list's order
+        {[](TrainConfig& c) { c.wsd_shape = CooldownShape::cosine; },
+         "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
+        {[](TrainConfig& c) { c.batch_start = 6; },
+         "batch-start: 6 without batch-warmup; expected the steps in which the batch grows"},
+        {[](TrainConfig& c) { c.batch_warmup = 100; },
+         "batch-warmup: 100 without batch-start; expected the first batch"},
+        {[](TrainConfig& c) {
+             c.batch_start = 4;
+             c.batch_warmup = 100;
+         },
+         "batch-start: 4 does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of "
+         "two"},
+        {[](TrainConfig& c) { c.context_start = 8; },
+         "context-start: 8 without context-warmup; expected the steps in which the rows grow"},
+        {[](TrainConfig& c) { c.context_warmup = 100; },
+         "context-warmup: 100 without context-start; expected the first length of a row"},
+        {[](TrainConfig& c) {
+             c.context_start = 24;
+             c.context_warmup = 100;
+         },
+         "context-start: 24 does not double up to context; expected context divided by 2, 4, 8 or a higher "
+         "power of two"},
+        {[](TrainConfig& c) {
+             c.context_start = 16;
+             c.context_warmup = 100;
+             c.packed = true;
+         },
+         "context-start: 16 with packed, whose documents would be cut; expected 0"},
+        {[](TrainConfig& c) { c.window_start = 8; },
+         "window-start: 8 without window-warmup; expected the steps in which the window grows"},
+        {[](TrainConfig& c) { c.window_warmup = 100; },
+         "window-warmup: 100 without window-start; expected the first window"},
+        {[](TrainConfig& c) {
+             c.window_start = 16;
+             c.window_warmup = 100;
+             c.model.window = 16;
+         },
+         "window-start: 16 is not smaller than the window or the context of every layer; expected fewer "
+         "keys"},
+    };
+    ASSERT_EQ(std::size(examples), refused_combinations().size());
+    for (std::size_t i = 0; i < std::size(examples); ++i) {
+        TrainConfig config;
+        examples[i].change(config);
+        EXPECT_TRUE(refused_combinations()[i].is_in(config)) << examples[i].message;
+        EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
+    }
+}
+
+TEST(TrainConfig, AFirstBatchThatProcessesCannotShareIsNamed) {
+    TrainConfig config;
+    config.batch = 24;
+    config.batch_start = 6;
+    config.batch_warmup = 100;
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_NO_THROW(validate(config, 2));
+    EXPECT_EQ(message_of([&] { validate(config, 4); }),
+              "batch-start: 6 is not a multiple of the 4 processes that share it");
+    config.micro_batch = 3;
+    EXPECT_NO_THROW(validate(config));
+    config.micro_batch = 4;
+    EXPECT_EQ(message_of([&] { validate(config); }),
+              "batch-start: 6 sequences of a process and micro-batch 4; expected that one divides the other");
+    config.micro_batch = 12;
     EXPECT_NO_THROW(validate(config));
 }
 

@@ -336,6 +336,43 @@ void visit_optimization_settings(Config& c, Visit& visit) {
           c.max_bad_steps);
 }
 
+/// What changes in the course of a run, in addition to the learning rate's kind.
+template <class Config, class Visit>
+void visit_schedule_settings(Config& c, Visit& visit) {
+    using enum SettingGroup;
+    visit(Setting{"wsd-shape", "wsd: how the rate falls at the end, from lr to min-lr", training},
+          c.wsd_shape);
+    visit(Setting{"average-decay",
+                  "the run's last weights are the moving average, with this decay, of the weights after each "
+                  "step; 0: they are those of the last step",
+                  training, setting_limits::proper_fraction, step_users},
+          c.average_decay);
+    visit(Setting{"batch-start",
+                  "sequences of the first step; they double in batch-warmup steps up to batch; 0: batch",
+                  training, Range{0, setting_limits::max_sequences}},
+          c.batch_start);
+    visit(Setting{"batch-warmup", "steps in which batch-start grows", training,
+                  Range{0, setting_limits::max_steps}},
+          c.batch_warmup);
+    visit(Setting{"context-start",
+                  "tokens in a row of the first step: each window of the data is cut into rows, whose length "
+                  "doubles in context-warmup steps up to context; 0: context",
+                  training, Range{0, model_limits::context.max}},
+          c.context_start);
+    visit(Setting{"context-warmup", "steps in which context-start grows", training,
+                  Range{0, setting_limits::max_steps}},
+          c.context_warmup);
+    visit(
+        Setting{"window-start",
+                "keys that a token sees in any layer at step 1, at most; the limit doubles in window-warmup "
+                "steps up to the layers' windows; 0: no limit",
+                training, model_limits::window},
+        c.window_start);
+    visit(Setting{"window-warmup", "steps in which window-start grows", training,
+                  Range{0, setting_limits::max_steps}},
+          c.window_warmup);
+}
+
 /// What the run writes in addition to checkpoints, and where it starts.
 template <class Config, class Visit>
 void visit_output_settings(Config& c, Visit& visit) {
@@ -409,6 +446,7 @@ void visit_settings(Config& c, Visit&& visit) {
     detail::visit_data_settings(c, visit);
     detail::visit_document_settings(c, visit);
     detail::visit_optimization_settings(c, visit);
+    detail::visit_schedule_settings(c, visit);
     detail::visit_output_settings(c, visit);
     detail::visit_run_settings(c, visit);
 }

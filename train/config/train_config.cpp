@@ -11,6 +11,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
 #include <gradtile/core/text/utf8.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/settings.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
@@ -236,6 +237,11 @@ void check_end(const TrainConfig& c) {
     }
 }
 
+void check_combinations(const TrainConfig& c) {
+    for (const RefusedCombination& refused : refused_combinations())
+        check(!refused.is_in(c), refused.setting, ": ", to_json(c)[refused.setting], ' ', refused.reason);
+}
+
 void check_optimization(const TrainConfig& c) {
     check_end(c);
     check_muon_is_chosen(c);
@@ -263,12 +269,18 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     validate(c.model);
     validate(c.training);
     validate(c.adapters, c.model);
+    check_combinations(c);
     check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
           " processes that share it");
     const std::int64_t sequences = c.batch / ranks;
     check(sequences % c.micro_batch_size(ranks) == 0, "micro-batch: ", c.micro_batch, " does not divide ",
           ranks == 1 ? concat("batch ", c.batch)
                      : concat("the ", sequences, " sequences of each of ", ranks, " processes"));
+    check(c.batch_start % ranks == 0, "batch-start: ", c.batch_start, " is not a multiple of the ", ranks,
+          " processes that share it");
+    const std::int64_t first = c.batch_start / ranks, micro = c.micro_batch_size(ranks);
+    check(first == 0 || first % micro == 0 || micro % first == 0, "batch-start: ", first, " sequences of a ",
+          "process and micro-batch ", micro, "; expected that one divides the other");
     check(activations_are_countable(c.model, c.micro_batch_size(ranks)),
           "micro-batch: ", c.micro_batch_size(ranks), " sequences of ", c.model.context, " tokens in ",
           c.model.layers, " layers of width ", c.model.width,

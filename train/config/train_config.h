@@ -20,6 +20,8 @@
 namespace gradtile {
 
 enum class ScheduleKind { cosine, wsd, linear, constant };
+/// How wsd's rate falls at the end, see Schedule.
+enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
 
@@ -58,8 +60,17 @@ struct TrainConfig {
     double lr = 1e-3;
     double min_lr = 1e-4;
     ScheduleKind schedule = ScheduleKind::cosine;
-    std::int64_t warmup = 100;         ///< steps
-    double wsd_decay = 0.2;            ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    std::int64_t warmup = 100;  ///< steps
+    double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
+    CooldownShape wsd_shape = CooldownShape::linear;
+    std::int64_t batch_start = 0;     ///< sequences of step 1; 0: batch
+    std::int64_t batch_warmup = 0;    ///< steps in which batch_start doubles up to batch
+    std::int64_t context_start = 0;   ///< tokens in a row at step 1; 0: the model's context
+    std::int64_t context_warmup = 0;  ///< steps in which context_start doubles up to the context
+    std::int64_t window_start = 0;    ///< keys that a token sees in any layer at step 1, at most; 0: no limit
+    std::int64_t window_warmup = 0;   ///< steps in which window_start doubles up to the layers' windows
+    /// Decay of the weights' moving average, which the weights become after the last step; 0: no average.
+    double average_decay = 0.0;
     double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr
@@ -165,6 +176,12 @@ struct EnumNames<ScheduleKind> {
                                          std::pair{ScheduleKind::wsd, std::string_view("wsd")},
                                          std::pair{ScheduleKind::linear, std::string_view("linear")},
                                          std::pair{ScheduleKind::constant, std::string_view("constant")}};
+};
+template <>
+struct EnumNames<CooldownShape> {
+    static constexpr std::array names = {std::pair{CooldownShape::linear, std::string_view("linear")},
+                                         std::pair{CooldownShape::one_minus_sqrt, std::string_view("1-sqrt")},
+                                         std::pair{CooldownShape::cosine, std::string_view("cosine")}};
 };
 template <>
 struct EnumNames<TrainDType> {

@@ -74,6 +74,19 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
+/// The processes begin with one sequence each, and resume with another number of processes in between.
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWhileTheBatchGrows) {
+    const Arguments growing{"--batch-start",   "2",  "--batch-warmup",  "30", "--window-start",   "3",
+                            "--window-warmup", "20", "--context-start", "8",  "--context-warmup", "12",
+                            "--dropout",       "0.1"};
+    const auto one_process = train(1, growing);
+    const auto out = train(2, growing + Arguments{"--micro-batch", "2", "--stop-after", "20"});
+    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(1));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    expect_same_curve(one_process, out);
+    EXPECT_EQ(steps_of(out).back()["tokens"], steps_of(one_process).back()["tokens"]);
+}
+
 /// The processes sum only the adapters' gradients. The base is broadcast at a start and at a resume.
 TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const auto base = train(1);
@@ -124,8 +137,12 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttentio
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
-    for (const auto& [dtype, ranks, variant] :
-         {std::tuple{"f32", 3, Arguments()}, {"bf16", 2, Arguments()}, {"f32", 2, normuon}}) {
+    const Arguments averaged = {"--steps", "12", "--average-decay", "0.8"};
+    for (const auto& [dtype, ranks, variant] : {std::tuple{"f32", 3, Arguments()},
+                                                {"bf16", 2, Arguments()},
+                                                {"f32", 2, normuon},
+                                                {"f32", 3, averaged},
+                                                {"bf16", 2, averaged}}) {
         const Arguments flags = Arguments{"--optimizer",  "muon",
                                           "--clip",       "0",
                                           "--batch",      "12",

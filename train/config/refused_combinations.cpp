@@ -1,0 +1,50 @@
+#include <gradtile/train/config/refused_combinations.h>
+
+#include <bit>
+
+#include <gradtile/train/config/step_shape.h>
+
+namespace gradtile {
+namespace {
+
+/// Whether `start` is 0, or `full` divided by 2, 4, 8, ...
+bool doubles_to(std::int64_t start, std::int64_t full) {
+    return start == 0 || (start < full && full % start == 0 &&
+                          std::has_single_bit(static_cast<std::uint64_t>(full / start)));
+}
+
+}  // namespace
+
+std::span<const RefusedCombination> refused_combinations() {
+    static constexpr RefusedCombination list[] = {
+        {"wsd-shape",
+         [](const TrainConfig& c) {
+             return c.wsd_shape != CooldownShape::linear && c.schedule != ScheduleKind::wsd;
+         },
+         "without schedule wsd; expected linear"},
+        {"batch-start", [](const TrainConfig& c) { return c.batch_start > 0 && c.batch_warmup == 0; },
+         "without batch-warmup; expected the steps in which the batch grows"},
+        {"batch-warmup", [](const TrainConfig& c) { return c.batch_warmup > 0 && c.batch_start == 0; },
+         "without batch-start; expected the first batch"},
+        {"batch-start", [](const TrainConfig& c) { return !doubles_to(c.batch_start, c.batch); },
+         "does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of two"},
+        {"context-start", [](const TrainConfig& c) { return c.context_start > 0 && c.context_warmup == 0; },
+         "without context-warmup; expected the steps in which the rows grow"},
+        {"context-warmup", [](const TrainConfig& c) { return c.context_warmup > 0 && c.context_start == 0; },
+         "without context-start; expected the first length of a row"},
+        {"context-start", [](const TrainConfig& c) { return !doubles_to(c.context_start, c.model.context); },
+         "does not double up to context; expected context divided by 2, 4, 8 or a higher power of two"},
+        {"context-start", [](const TrainConfig& c) { return c.context_start > 0 && c.packed; },
+         "with packed, whose documents would be cut; expected 0"},
+        {"window-start", [](const TrainConfig& c) { return c.window_start > 0 && c.window_warmup == 0; },
+         "without window-warmup; expected the steps in which the window grows"},
+        {"window-warmup", [](const TrainConfig& c) { return c.window_warmup > 0 && c.window_start == 0; },
+         "without window-start; expected the first window"},
+        {"window-start",
+         [](const TrainConfig& c) { return c.window_start > 0 && c.window_start >= largest_window(c.model); },
+         "is not smaller than the window or the context of every layer; expected fewer keys"},
+    };
+    return list;
+}
+
+}  // namespace gradtile
