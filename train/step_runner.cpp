@@ -17,14 +17,16 @@ using Clock = std::chrono::steady_clock;
 // it means that a process failed.
 constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
-DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
+DataLoader training_data(Dataset& dataset, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
-    return DataLoader(std::move(tokens), {.context = config.model.context,
-                                          .seed = Seed{config.seed},
-                                          .rank = group.rank(),
-                                          .ranks = group.size(),
-                                          .ignore_token = config.ignore_token,
-                                          .packing = packing});
+    const DataLoaderOptions options{.context = config.model.context,
+                                    .seed = Seed{config.seed},
+                                    .rank = group.rank(),
+                                    .ranks = group.size(),
+                                    .ignore_token = config.ignore_token,
+                                    .packing = packing};
+    if (dataset.stream) return DataLoader(dataset.stream, options);
+    return DataLoader(std::move(dataset.train), options);
 }
 
 std::unique_ptr<EvaluationData> validation_data(const Context& ctx, const TokenSequence& tokens,
@@ -50,7 +52,7 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       communicator_(std::move(communicator)),
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
-      input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
+      input_(ctx, training_data(dataset, config, group, packing()),
              {.micro_steps = config.accumulation_steps(group.size()),
               .micro_batch = config.micro_batch_size(group.size()),
               .seed = config.seed}),

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include <gmock/gmock.h>
@@ -156,6 +157,26 @@ TEST(TrainConfig, ARunHasStepsOrATimeBudget) {
     config.replay_clock = "runs/a";
     EXPECT_EQ(message_of([&] { validate(config); }),
               "replay-clock: 'runs/a' without time-budget; expected the budget of that run");
+}
+
+TEST(TrainConfig, EverySettingThatAStreamDoesNotSupportIsRefusedByName) {
+    const std::map<std::string_view, JsonValue> refused{{"token-cache", "cache"}, {"val-fraction", 0.2}};
+    for (const SettingWithoutStream& setting : settings_without_stream) {
+        TrainConfig config;
+        config.stream_buffer = 100;
+        EXPECT_EQ(message_of([&] { validate(config); }), "no error");
+        apply_json(config, JsonValue::object({{std::string(setting.name), refused.at(setting.name)}}),
+                   "a.json");
+        EXPECT_THAT(message_of([&] { validate(config); }),
+                    testing::StartsWith(concat(setting.name, ": ", refused.at(setting.name),
+                                               " with stream-buffer 100; expected ")));
+        config.stream_buffer = 0;
+        EXPECT_EQ(message_of([&] { validate(config); }), "no error");
+    }
+    TrainConfig without_validation;
+    without_validation.stream_buffer = 100;
+    without_validation.val_fraction = 0.0;
+    EXPECT_EQ(message_of([&] { validate(without_validation); }), "no error");
 }
 
 TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {

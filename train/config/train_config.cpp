@@ -237,6 +237,14 @@ void check_end(const TrainConfig& c) {
     }
 }
 
+void check_stream(const TrainConfig& c) {
+    if (c.stream_buffer == 0) return;
+    const JsonValue all = to_json(c);
+    for (const SettingWithoutStream& setting : settings_without_stream)
+        check(setting.is_allowed(c), setting.name, ": ", all[setting.name], " with stream-buffer ",
+              c.stream_buffer, "; expected ", setting.expected);
+}
+
 void check_optimization(const TrainConfig& c) {
     check_end(c);
     check_muon_is_chosen(c);
@@ -279,6 +287,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
           setting_limits::max_sample_prompt_bytes);
+    check_stream(c);
     check_optimization(c);
 }
 

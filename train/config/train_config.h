@@ -37,6 +37,7 @@ struct TrainConfig {
     std::int64_t ignore_token = -1;               ///< targets with this id do not count in the loss; -1: none
     std::string text_column;                      ///< column of documents that holds texts; see RowColumns
     std::string token_cache;                      ///< directory for the tokens of documents; empty: none
+    std::int64_t stream_buffer = 0;  ///< documents that are encoded together during training; 0: all before
     /// Template for conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
     TrainOn train_on = TrainOn::answers;  ///< targets of completions and conversations
@@ -119,6 +120,17 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// Returns the seconds of a time budget: "90s", "5m", "1h30m", "0.5h". Throws Error for any other text, and
 /// for more than a year.
 double seconds_of(std::string_view time_budget);
+
+/// A setting that documents which are encoded during training (stream_buffer) do not support.
+struct SettingWithoutStream {
+    std::string_view name, expected;
+    bool (*is_allowed)(const TrainConfig& config);
+};
+inline constexpr SettingWithoutStream settings_without_stream[] = {
+    {"token-cache", "none, because a cache keeps tokens that are encoded before the first step",
+     [](const TrainConfig& c) { return c.token_cache.empty(); }},
+    {"val-fraction", "0, or none: one row in 100 is for validation",
+     [](const TrainConfig& c) { return c.val_fraction == 0.0 || c.val_fraction == 0.1; }}};
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run with
 /// `ranks` processes.
