@@ -12,6 +12,7 @@
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/permutation.h>
+#include <gradtile/train/data/readers/data_files.h>
 
 namespace gradtile {
 namespace {
@@ -20,16 +21,12 @@ namespace {
 /// (max_json_values).
 constexpr std::size_t max_stream_files = 3'000;
 
-/// Returns the longest path that all paths begin with: of one file, its own path.
-std::filesystem::path common_path(const std::vector<std::string>& paths) {
-    std::filesystem::path common = paths.front();
-    for (const std::filesystem::path path : paths) {
-        const auto ends = std::ranges::mismatch(common, path);
-        std::filesystem::path shared;
-        for (auto part = common.begin(); part != ends.in1; ++part) shared /= *part;
-        common = shared;
-    }
-    return common;
+/// Returns the folder below which the files have their names: `data`, or the part of a pattern before its
+/// first wildcard. One file has the name ".", whatever its path is.
+std::filesystem::path base_of(const std::string& data) {
+    std::error_code error;
+    if (std::filesystem::is_directory(data, error) || !is_pattern(data)) return data;
+    return std::filesystem::path(data.substr(0, data.find_first_of("*?["))).parent_path();
 }
 
 std::uint64_t hash_of_name(const std::string& name) {
@@ -38,14 +35,14 @@ std::uint64_t hash_of_name(const std::string& name) {
 
 }  // namespace
 
-StreamFiles::StreamFiles(std::vector<std::string> paths, const JsonValue& expected, const std::string& source)
+StreamFiles::StreamFiles(std::vector<std::string> paths, const JsonValue& expected, const std::string& data)
     : paths_(std::move(paths)) {
-    check(paths_.size() <= max_stream_files, source, ": names ", paths_.size(), " files; expected at most ",
+    check(paths_.size() <= max_stream_files, data, ": names ", paths_.size(), " files; expected at most ",
           max_stream_files, " for stream-buffer");
-    const std::filesystem::path common = common_path(paths_);
+    const std::filesystem::path base = base_of(data);
     for (const std::string& path : paths_) {
         const DataFile file(path);
-        State state{.name = std::filesystem::path(path).lexically_relative(common).string(),
+        State state{.name = std::filesystem::path(path).lexically_relative(base).string(),
                     .bytes = file.size(),
                     .modified = file.modified()};
         check(is_utf8(state.name), path,
@@ -53,14 +50,14 @@ StreamFiles::StreamFiles(std::vector<std::string> paths, const JsonValue& expect
         state.name_hash = hash_of_name(state.name);
         states_.push_back(std::move(state));
     }
-    if (!expected.is_null()) adopt(expected, source);
+    if (!expected.is_null()) adopt(expected, data);
 }
 
 /// Compares the files with those of the resumed run, and takes over what it knew about them.
-void StreamFiles::adopt(const JsonValue& expected, const std::string& source) {
-    check(expected.is_array(), source, ": the checkpoint's record of its data is damaged");
+void StreamFiles::adopt(const JsonValue& expected, const std::string& data) {
+    check(expected.is_array(), data, ": the checkpoint's record of its data is damaged");
     std::map<std::string, State> before;
-    with_source(concat(source, ": the checkpoint's record of its data is damaged"), [&] {
+    with_source(concat(data, ": the checkpoint's record of its data is damaged"), [&] {
         for (const JsonValue& file : expected.elements()) {
             const JsonValue* const hash = file.find("hash");
             before[file["name"].text()] = {.name = file["name"].text(),
@@ -79,7 +76,7 @@ void StreamFiles::adopt(const JsonValue& expected, const std::string& source) {
         require_same(paths_[i], was);
         states_[i] = std::move(was);
     }
-    check(before.empty(), source, ": has no file ", before.empty() ? "" : before.begin()->first,
+    check(before.empty(), data, ": has no file ", before.empty() ? "" : before.begin()->first,
           ", which the run was made with");
 }
 

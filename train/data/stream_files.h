@@ -10,14 +10,15 @@
 
 namespace gradtile {
 
-/// Knows each file by its path below the files' common folder, its size and its modification time, and by its
-/// SHA-256 once it has been read to its end. The member functions may be called by several threads.
+/// Knows each file by its path below the folder that holds all files, its size and its modification time, and
+/// by its SHA-256 once it has been read to its end. The member functions may be called by several threads.
 class StreamFiles {
   public:
+    /// `data` is the file, folder or pattern that names `paths`, see data_files().
     /// `expected` is the list of the resumed run, see to_json(); null for a new run. Throws Error when a file
     /// of that list is missing or was changed, and when a file is not in the list. A file with another
     /// modification time is read again if its hash is known, and refused if not.
-    StreamFiles(std::vector<std::string> paths, const JsonValue& expected, const std::string& source);
+    StreamFiles(std::vector<std::string> paths, const JsonValue& expected, const std::string& data);
 
     std::int64_t count() const { return std::ssize(paths_); }
     const std::vector<std::string>& paths() const { return paths_; }
@@ -45,7 +46,7 @@ class StreamFiles {
         std::int64_t bytes = 0, modified = 0;  // the time in nanoseconds
         std::string hash = {};                 // empty: not known
     };
-    void adopt(const JsonValue& expected, const std::string& source);
+    void adopt(const JsonValue& expected, const std::string& data);
     static void require_same(const std::string& path, State& state);
 
     std::vector<std::string> paths_;

@@ -146,11 +146,12 @@ class ResumeOfAStream : public Resume {
 
 TEST_F(ResumeOfAStream, RefusesChangedFilesByName) {
     expect_success(run(training() + Arguments{"--stop-after", "2"}));
-    write("b.jsonl", 'x');
     const auto time = std::filesystem::last_write_time(rows_ / "b.jsonl");
+    write("b.jsonl", 'x');
     std::filesystem::last_write_time(rows_ / "b.jsonl", time + std::chrono::seconds(5));
     expect_refused(run(resume()), {"b.jsonl: ", "the run was made"});
     write("b.jsonl", 'r');
+    std::filesystem::last_write_time(rows_ / "b.jsonl", time);
     std::ofstream(rows_ / "c.jsonl");
     expect_refused(run(resume()), {"c.jsonl: was not there when the run was made"});
     std::filesystem::remove(rows_ / "c.jsonl");

@@ -13,6 +13,7 @@
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/data/readers/data_files.h>
 
 #include <support/error_message.h>
 #include <support/sanitized.h>
@@ -303,6 +304,26 @@ TEST_F(Stream, AResumeRefusesOtherFilesByName) {
                 HasSubstr("new.jsonl: was not there when the run was made"));
     EXPECT_THAT(message_on_resume(1, [&] { std::filesystem::remove(folder_ / "new.jsonl"); }),
                 HasSubstr("data: has no file new.jsonl, which the run was made with"));
+}
+
+std::vector<std::string> names_of(const std::string& data) {
+    std::vector<std::string> names;
+    const JsonValue files = StreamFiles(data_files(data), {}, data).names_and_sizes();
+    for (const JsonValue& file : files.elements()) names.push_back(file["name"].text());
+    return names;
+}
+
+/// The names do not depend on where the data are, nor a file's name on which other files there are.
+TEST_F(Stream, FilesHaveNamesBelowTheFolderOfTheData) {
+    using testing::ElementsAre;
+    const std::string folder = folder_.string();
+    const auto all = ElementsAre("a.jsonl", "b.jsonl.zst", "more/c.jsonl.gz", "more/empty.jsonl");
+    EXPECT_THAT(names_of(folder), all);
+    EXPECT_THAT(names_of(folder + "/"), all);
+    EXPECT_THAT(names_of(folder + "/more"), ElementsAre("c.jsonl.gz", "empty.jsonl"));
+    EXPECT_THAT(names_of(folder + "/more/*.gz"), ElementsAre("c.jsonl.gz"));
+    EXPECT_THAT(names_of(folder + "/mo*/*.gz"), ElementsAre("more/c.jsonl.gz"));
+    EXPECT_THAT(names_of(folder + "/a.jsonl"), ElementsAre("."));
 }
 
 TEST_F(Stream, AFileThatChangesDuringTheRunIsNamed) {
