@@ -382,10 +382,11 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
     checkpoint.config = to_json(config_);
-    JsonValue content = data_content_;
-    if (stream_) content.set("data", stream_->files().to_json());
-    checkpoint.data =
-        JsonValue::object({{"loader", runner_->input().state()}, {content_key, std::move(content)}});
+    JsonValue position = runner_->input().state(), content = data_content_;
+    if (stream_)
+        content.set("data", stream_->record_at({.epoch = position["epoch"].get<std::int64_t>(),
+                                                .file = position["file"].get<std::int64_t>()}));
+    checkpoint.data = JsonValue::object({{"loader", std::move(position)}, {content_key, std::move(content)}});
     if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made from the seed and the step, so there is no other state.

@@ -76,11 +76,24 @@ TokenSequence DocumentStream::validation() {
     return join(std::move(documents));
 }
 
+std::vector<std::int64_t> DocumentStream::file_order(std::int64_t epoch) const {
+    const std::uint64_t seed = mix_seed(options_.seed.value, files_purpose);
+    return files_.shuffled(mix_seed(seed, static_cast<std::uint64_t>(epoch)));
+}
+
+JsonValue DocumentStream::record_at(const StreamPlace& place) const {
+    std::vector<bool> is_read(static_cast<std::size_t>(files_.count()), place.epoch > 0);
+    const std::vector<std::int64_t> order = file_order(0);
+    if (place.epoch == 0)
+        for (std::int64_t i = 0; i < place.file; ++i)
+            is_read[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
+    return files_.to_json(is_read);
+}
+
 /// Begins to read at a place. Blocks that follow each other keep the file open.
 void DocumentStream::open(const StreamPlace& begin) {
     if (reader_ && begin == place_) return;
-    const std::uint64_t seed = mix_seed(options_.seed.value, files_purpose);
-    order_ = files_.shuffled(mix_seed(seed, static_cast<std::uint64_t>(begin.epoch)));
+    order_ = file_order(begin.epoch);
     check(begin.file >= 0 && begin.file < files_.count() && begin.row >= 0, "data position: row ", begin.row,
           " of file ", begin.file, "; the data have ", files_.count(), " files");
     std::vector<std::string> paths;

@@ -59,6 +59,10 @@ class DocumentStream {
     std::int64_t buffer() const { return options_.buffer; }
     DocumentKind kind() const { return form_.kind(); }
     const StreamFiles& files() const { return files_; }
+    /// Returns what a checkpoint at this place says about the files, see StreamFiles::to_json(). It has the
+    /// hashes of the files that are read to their ends before the place, even if the other thread knows more,
+    /// so that equal runs have equal checkpoints.
+    JsonValue record_at(const StreamPlace& place) const;
 
     /// Returns the block that begins at `begin`, and begins to read the one after it in another thread.
     /// Throws Error when a file cannot be read or was changed. Call from one thread.
@@ -68,6 +72,7 @@ class DocumentStream {
     TokenSequence validation();
 
   private:
+    std::vector<std::int64_t> file_order(std::int64_t epoch) const;
     void open(const StreamPlace& begin);
     void fetch();
     void pass_files(std::int64_t file);

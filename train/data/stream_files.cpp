@@ -129,13 +129,14 @@ bool StreamFiles::is_validation(const DocumentPlace& place) const {
     return mix_seed(name, static_cast<std::uint64_t>(place.row)) % 100 == 0;
 }
 
-JsonValue StreamFiles::to_json() const {
+JsonValue StreamFiles::to_json(const std::vector<bool>& has_hash) const {
     const std::lock_guard lock(mutex_);
     JsonValue list = JsonValue::array();
-    for (const State& state : states_) {
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+        const State& state = states_[i];
         JsonValue file =
             JsonValue::object({{"name", state.name}, {"bytes", state.bytes}, {"modified", state.modified}});
-        if (!state.hash.empty()) file.set("hash", state.hash);
+        if (has_hash[i] && !state.hash.empty()) file.set("hash", state.hash);
         list.push_back(std::move(file));
     }
     return list;

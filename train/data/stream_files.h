@@ -34,8 +34,8 @@ class StreamFiles {
     void require_unchanged(std::int64_t file);
     /// Records the hash of a file that was read to its end, unless it is known.
     void record_hash(std::int64_t file);
-    /// [{"name", "bytes", "modified", "hash" if it is known}, ...]
-    JsonValue to_json() const;
+    /// [{"name", "bytes", "modified", "hash"}, ...]; `hash` only of files for which `has_hash` is true.
+    JsonValue to_json(const std::vector<bool>& has_hash) const;
     /// [{"name", "bytes"}, ...], equal for all ranks, whose copies of a file may have different times.
     JsonValue names_and_sizes() const;
 

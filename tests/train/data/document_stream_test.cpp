@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/io/checksum.h>
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
@@ -111,7 +112,7 @@ class Stream : public testing::Test {
             const Dataset dataset = load_dataset(options(7));
             StreamPlace place;
             for (int i = 0; i < epochs; ++i) read_epoch(*dataset.stream, place);
-            files = dataset.stream->files().to_json();
+            files = dataset.stream->record_at(place);
         }
         change();
         DatasetOptions resumed = options(7);
@@ -304,6 +305,28 @@ TEST_F(Stream, AResumeRefusesOtherFilesByName) {
                 HasSubstr("new.jsonl: was not there when the run was made"));
     EXPECT_THAT(message_on_resume(1, [&] { std::filesystem::remove(folder_ / "new.jsonl"); }),
                 HasSubstr("data: has no file new.jsonl, which the run was made with"));
+}
+
+TEST_F(Stream, ARecordHasTheHashesOfTheFilesThatWereRead) {
+    SKIP_WITHOUT_LIBRARIES();
+    const Dataset dataset = load_dataset(options(50));
+    const auto hashes = [&](const StreamPlace& place) {
+        std::vector<std::string> names;
+        const JsonValue record = dataset.stream->record_at(place);
+        for (const JsonValue& file : record.elements())
+            if (file.find("hash") != nullptr) {
+                EXPECT_EQ(file["hash"].text(), full_content_of(DataFile(folder_ / file["name"].text())).hash);
+                names.push_back(file["name"].text());
+            }
+        return names.size();
+    };
+    StreamPlace place;
+    EXPECT_EQ(hashes(place), 0u);
+    while (place.epoch == 0) {
+        EXPECT_EQ(hashes(place), static_cast<std::size_t>(place.file)) << "whatever was read ahead";
+        place = dataset.stream->block(place).end;
+    }
+    EXPECT_EQ(hashes(place), 4u);
 }
 
 std::vector<std::string> names_of(const std::string& data) {
