@@ -6,6 +6,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
@@ -17,16 +18,20 @@ using Clock = std::chrono::steady_clock;
 // it means that a process failed.
 constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
-DataLoader training_data(TokenSequence tokens, const TrainConfig& config, const ProcessGroup& group,
+DataLoader training_data(Dataset& dataset, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
-    check(config.context_start == 0 || !tokens.examples(), "context-start: ", config.context_start,
+    const bool has_examples =
+        dataset.stream ? dataset.stream->kind() != DocumentKind::text : dataset.train.examples() != nullptr;
+    check(config.context_start == 0 || !has_examples, "context-start: ", config.context_start,
           " with conversations or completions; expected 0, because an answer needs its whole prompt");
-    return DataLoader(std::move(tokens), {.context = config.model.context,
-                                          .seed = Seed{config.seed},
-                                          .rank = group.rank(),
-                                          .ranks = group.size(),
-                                          .ignore_token = config.ignore_token,
-                                          .packing = packing});
+    const DataLoaderOptions options{.context = config.model.context,
+                                    .seed = Seed{config.seed},
+                                    .rank = group.rank(),
+                                    .ranks = group.size(),
+                                    .ignore_token = config.ignore_token,
+                                    .packing = packing};
+    if (dataset.stream) return DataLoader(dataset.stream, options);
+    return DataLoader(std::move(dataset.train), options);
 }
 
 std::unique_ptr<EvaluationData> validation_data(const Context& ctx, const TokenSequence& tokens,
@@ -53,8 +58,7 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
       shapes_(StepShapes::of(config, group.size())),
-      input_(ctx, training_data(std::move(dataset.train), config, group, packing()),
-             {.shapes = shapes_, .seed = config.seed}),
+      input_(ctx, training_data(dataset, config, group, packing()), {.shapes = shapes_, .seed = config.seed}),
       validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(

@@ -166,6 +166,7 @@ class Trainer {
     /// True if no step and no evaluation is left to do.
     bool is_finished() const { return step_ >= end_ && !pending_evaluation_; }
     const MemoryPlan& memory_plan() const { return plan_; }
+    /// 0 if their number is not known: config().stream_buffer is not 0.
     std::int64_t train_tokens() const { return train_tokens_; }
     std::int64_t validation_tokens() const { return validation_tokens_; }
     /// Lines that describe the data (see Dataset::description) and, if the model's vocabulary is larger than
@@ -217,7 +218,8 @@ class Trainer {
     bool begun_ = false;  // run() was called
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;
-    JsonValue data_content_;  // see Dataset::content
+    JsonValue data_content_;                        // see Dataset::content
+    std::shared_ptr<const DocumentStream> stream_;  // null: config_.stream_buffer is 0
     std::vector<std::string> data_description_;
 
     std::uint64_t save_bytes_ = 0;     // of a checkpoint; 0: nothing is saved

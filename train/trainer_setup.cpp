@@ -14,6 +14,7 @@
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/model/merged_adapters.h>
@@ -41,6 +42,8 @@ DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& sto
             .train_on = config.train_on,
             .text_column = config.text_column,
             .token_cache = config.token_cache,
+            .stream_buffer = config.stream_buffer,
+            .stream_seed = Seed{config.seed},
             .stories = stories};
 }
 
@@ -231,6 +234,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
+    // On the CPU the cores compute the steps meanwhile.
+    options.stream_threads = ctx.device().is_cpu() ? 1 : threads_of(config_, environment);
     Dataset dataset = load_dataset(options, tokenizer ? tokenizer : tokenizer_of_setting(config_.tokenizer));
     if (dataset.tokenizer && dataset.tokenizer->kind() != tokenizer_kind_of(config_.tokenizer)) {
         const std::string_view kind = name_of(dataset.tokenizer->kind());
@@ -247,6 +252,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     validation_tokens_ = dataset.validation.size();
     source_nll_ = dataset.source_nll;
     data_content_ = dataset.content;
+    stream_ = dataset.stream;
     data_description_ = dataset.description;
     if (config_.model.vocabulary > dataset.vocabulary)
         data_description_.push_back(concat("vocabulary ", grouped(config_.model.vocabulary),
@@ -377,7 +383,11 @@ Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
     checkpoint.config = to_json(config_);
-    checkpoint.data = JsonValue::object({{"loader", runner_->input().state()}, {content_key, data_content_}});
+    JsonValue position = runner_->input().state(), content = data_content_;
+    if (stream_)
+        content.set("data", stream_->record_at({.epoch = position["epoch"].get<std::int64_t>(),
+                                                .file = position["file"].get<std::int64_t>()}));
+    checkpoint.data = JsonValue::object({{"loader", std::move(position)}, {content_key, std::move(content)}});
     if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made from the seed and the step, so there is no other state.

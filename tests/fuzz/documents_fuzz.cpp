@@ -2,6 +2,9 @@
 // documents that become tokens, examples and windows.
 #include "memory_file.h"
 
+#include <utility>
+#include <vector>
+
 #include <gradtile/core/check.h>
 #include <gradtile/train/data/document_encoder.h>
 #include <gradtile/train/data/examples.h>
@@ -50,6 +53,36 @@ void read_documents(const std::string& path, ChatTemplate chat_template, TrainOn
     if (examples.count() > 0) require_windows(examples);
 }
 
+/// Documents with their places, as bytes.
+using PlacedIds = std::vector<std::pair<DocumentPlace, std::vector<std::int32_t>>>;
+
+PlacedIds read_places(DocumentReader& reader) {
+    const DocumentEncoder encoder(Tokenizer::bytes(), {.text_end = "\n"});
+    PlacedIds result;
+    Document document;
+    for (int i = 0; i < max_documents && reader.next(document); ++i)
+        result.emplace_back(reader.place(), encoder.encode(document, reader.where()).ids);
+    return result;
+}
+
+/// A reader that starts at a row, or that passes over rows, finds the documents of the other rows.
+void require_places(const std::string& path) {
+    DocumentReader all({path});
+    const PlacedIds documents = read_places(all);
+    if (documents.empty() || std::ssize(documents) == max_documents) return;
+    for (const std::int64_t row : {1, 2, 7}) {
+        const auto is_later = [&](const DocumentPlace& place) { return place.row >= row; };
+        PlacedIds expected = documents;
+        std::erase_if(expected, [&](const auto& document) { return !is_later(document.first); });
+        if (expected.empty()) continue;
+        DocumentReader started({path}, all), selecting({path}, all);
+        started.start_at({0, row});
+        require(read_places(started) == expected);
+        selecting.select_rows(is_later);
+        require(read_places(selecting) == expected);
+    }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -63,6 +96,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         } catch (const Error&) {
             // The reader refused the file.
         }
+    }
+    try {
+        require_places(bytes.path());
+    } catch (const Error&) {
+        // The reader refused the file.
     }
     return 0;
 }

@@ -55,6 +55,26 @@ inline std::string some_conversations(int count) {
     return lines;
 }
 
+/// Writes rows to several files in a folder, of which every third row goes to the same file.
+inline std::string folder_of_rows(const std::string& folder, const std::string& rows) {
+    std::filesystem::create_directories(folder);
+    std::ofstream files[] = {std::ofstream(folder + "/a.jsonl"), std::ofstream(folder + "/b.jsonl"),
+                             std::ofstream(folder + "/c.jsonl")};
+    std::size_t line = 0;
+    for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end + 1) {
+        end = rows.find('\n', begin);
+        files[line++ % 3] << rows.substr(begin, end - begin) << '\n';
+    }
+    return folder;
+}
+
+/// Returns rows with the sentences of some_text().
+inline std::string some_rows(int words) {
+    std::string rows = "{\"text\":\"", text = some_text(words);
+    for (const char c : text) rows += c == '\n' ? "\"}\n{\"text\":\"" : std::string(1, c);
+    return rows + "\"}\n";
+}
+
 struct TinyRun {
     TinyRun() {
         config.data = directory.write("text.txt", some_text(2000));
@@ -200,6 +220,24 @@ inline constexpr RunSetting run_settings[] = {
                    c.packed = true;
                    c.chat_template = ChatTemplate::chatml;
                    c.micro_batch = 2;
+               }},
+    RunSetting{"stream",
+               [](TrainConfig& c) {
+                   c.val_data = c.data;
+                   c.data = folder_of_rows(c.data + ".rows", some_rows(400));
+                   c.tokenizer = "bytes";
+                   c.stream_buffer = 7;
+                   c.micro_batch = 2;
+               }},
+    RunSetting{"stream_of_packed_conversations",
+               [](TrainConfig& c) {
+                   c.val_data = c.data + ".jsonl";
+                   std::ofstream(c.val_data) << some_conversations(20);
+                   c.data = folder_of_rows(c.data + ".rows", some_conversations(60));
+                   c.tokenizer = "bytes";
+                   c.model.context = 96;
+                   c.packed = true;
+                   c.stream_buffer = 5;
                }},
     RunSetting{"everything", [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;

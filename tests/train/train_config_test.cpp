@@ -238,6 +238,17 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          },
          "window-start: 16 is not smaller than the window or the context of every layer; expected fewer "
          "keys"},
+        {[](TrainConfig& c) {
+             c.stream_buffer = 100;
+             c.token_cache = "cache";
+         },
+         "token-cache: \"cache\" with stream-buffer; expected none, because a cache keeps tokens that are "
+         "encoded before the first step"},
+        {[](TrainConfig& c) {
+             c.stream_buffer = 100;
+             c.val_fraction = 0.2;
+         },
+         "val-fraction: 0.2 with stream-buffer; expected 0, or none: one row in 100 is for validation"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {

@@ -66,9 +66,10 @@ std::vector<std::string> losses(const std::filesystem::path& run) {
 }
 
 /// Sends signals to the run at random moments until it finishes. Returns how often a signal stopped the run.
-int interrupt_until_done(const std::filesystem::path& directory, std::span<const int> signals) {
+int interrupt_until_done(const std::filesystem::path& directory, std::span<const int> signals,
+                         TrainConfig (*config)(const std::filesystem::path&, const char*) = config_of) {
     const std::filesystem::path config_file = directory / "config.json";
-    std::ofstream(config_file) << to_json(config_of(directory, "run"));
+    std::ofstream(config_file) << to_json(config(directory, "run"));
     std::mt19937_64 random(std::random_device{}());
     int interrupted = 0;
     for (int round = 0; round < 1000; ++round) {
@@ -97,8 +98,10 @@ int interrupt_until_done(const std::filesystem::path& directory, std::span<const
     return interrupted;
 }
 
-void expect_equal_to_uninterrupted(const TemporaryDirectory& directory) {
-    Trainer uninterrupted(config_of(directory.path(), "uninterrupted"));
+void expect_equal_to_uninterrupted(const TemporaryDirectory& directory,
+                                   TrainConfig (*config)(const std::filesystem::path&,
+                                                         const char*) = config_of) {
+    Trainer uninterrupted(config(directory.path(), "uninterrupted"));
     uninterrupted.run();
     const Trainer finished(directory / "run");
     ASSERT_EQ(finished.step(), 60);
@@ -128,6 +131,29 @@ TEST(TrainerProcess, KilledAtAnyMomentResumesToTheBit) {
     const int interrupted = interrupt_until_done(directory.path(), std::array{SIGKILL});
     EXPECT_GT(interrupted, 0);
     expect_equal_to_uninterrupted(directory);
+}
+
+/// A stream of documents with several epochs in 60 steps, in blocks of a few documents.
+TrainConfig stream_config_of(const std::filesystem::path& directory, const char* out) {
+    TrainConfig config = config_of(directory, out);
+    config.data = (directory / "rows").string();
+    config.tokenizer = "bytes";
+    config.stream_buffer = 8;
+    return config;
+}
+
+TEST(TrainerProcess, AStreamKilledAtAnyMomentResumesToTheBit) {
+    const TemporaryDirectory directory;
+    std::filesystem::create_directories(directory / "rows");
+    const std::string text = some_text();
+    for (int file = 0; file < 3; ++file) {
+        std::ofstream rows(directory / concat("rows/", file, ".jsonl"));
+        for (std::size_t row = 0; row < 40; ++row)
+            rows << "{\"text\":\"" << text.substr(20 * row + static_cast<std::size_t>(file), 5 + row % 13)
+                 << "\"}\n";
+    }
+    EXPECT_GT(interrupt_until_done(directory.path(), std::array{SIGKILL, SIGTERM}, stream_config_of), 0);
+    expect_equal_to_uninterrupted(directory, stream_config_of);
 }
 
 TEST(TrainerProcess, AFullDiskFailsOnlySaves) {

@@ -2,6 +2,7 @@
 // trains alone, is one of several processes that a launcher started, or is the launcher.
 #include <cstdio>
 #include <iostream>
+#include <limits>
 
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
@@ -38,8 +39,10 @@ struct Flags {
 /// ones.
 TrainConfig config_of(const Flags& flags) {
     check_usage(!flags.restart, "--restart: needs --resume");
+    constexpr std::int64_t not_given = std::numeric_limits<std::int64_t>::min();
     const auto settings = [&](const std::string& init_from) {
         TrainConfig config;
+        config.steps = not_given;
         if (!flags.preset.empty()) config = preset(flags.preset);
         if (!init_from.empty()) adopt_model(config, init_from);
         if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
@@ -48,6 +51,10 @@ TrainConfig config_of(const Flags& flags) {
     };
     TrainConfig config = settings({});
     if (!config.init_from.empty()) config = settings(config.init_from);
+    check_usage(config.steps != not_given || config.stream_buffer == 0,
+                "--steps: not given; with --stream-buffer ", config.stream_buffer,
+                " the length of the data is not known, expected --steps or --time-budget");
+    if (config.steps == not_given) config.steps = TrainConfig().steps;
     check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
     return config;
 }
@@ -82,7 +89,8 @@ TrainConfig config_of_run(const Flags& flags) {
 void print_setup(const Trainer& trainer, int ranks) {
     const TrainConfig& c = trainer.config();
     for (const std::string& line : trainer.data_description()) std::cout << printable(line) << '\n';
-    std::cout << trainer.memory_plan() << "training on " << trainer.train_tokens()
+    std::cout << trainer.memory_plan() << "training on "
+              << (c.stream_buffer > 0 ? std::string("a stream of") : concat(trainer.train_tokens()))
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
               << c.model.vocabulary << ", " << (ranks > 1 ? concat(ranks, " x ") : "")
               << c.accumulation_steps(ranks) << " x " << c.micro_batch_size(ranks) << " sequences of "
@@ -210,7 +218,8 @@ int print_config(const Flags& flags) {
                           .chat_template = config.chat_template,
                           .train_on = config.train_on,
                           .text_column = config.text_column,
-                          .token_cache = config.token_cache},
+                          .token_cache = config.token_cache,
+                          .stream_buffer = config.stream_buffer},
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
     std::cout << to_json(config).dump(2) << '\n';

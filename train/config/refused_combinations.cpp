@@ -43,6 +43,15 @@ std::span<const RefusedCombination> refused_combinations() {
         {"window-start",
          [](const TrainConfig& c) { return c.window_start > 0 && c.window_start >= largest_window(c.model); },
          "is not smaller than the window or the context of every layer; expected fewer keys"},
+        {"token-cache", [](const TrainConfig& c) { return c.stream_buffer > 0 && !c.token_cache.empty(); },
+         "with stream-buffer; expected none, because a cache keeps tokens that are encoded before the first "
+         "step"},
+        {"val-fraction",
+         [](const TrainConfig& c) {
+             return c.stream_buffer > 0 && c.val_fraction != 0.0 &&
+                    c.val_fraction != TrainConfig().val_fraction;
+         },
+         "with stream-buffer; expected 0, or none: one row in 100 is for validation"},
     };
     return list;
 }

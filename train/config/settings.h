@@ -236,6 +236,12 @@ void visit_data_settings(Config& c, Visit& visit) {
                   "directory that keeps the tokens of documents, so that they are encoded once; empty: none",
                   training, any_value, train_only, may_change},
           c.token_cache);
+    visit(
+        Setting{"stream-buffer",
+                "number of documents that are read, shuffled and encoded together while the model trains; 0: "
+                "all documents are encoded before the first step",
+                training, Range{0, 1 << 24}},
+        c.stream_buffer);
     visit(Setting{"val-fraction", "fraction of data kept for validation", training, proper_fraction},
           c.val_fraction);
     visit(Setting{"tokenizer",

@@ -39,6 +39,7 @@ struct TrainConfig {
     std::int64_t ignore_token = -1;               ///< targets with this id do not count in the loss; -1: none
     std::string text_column;                      ///< column of documents that holds texts; see RowColumns
     std::string token_cache;                      ///< directory for the tokens of documents; empty: none
+    std::int64_t stream_buffer = 0;  ///< documents that are encoded together during training; 0: all before
     /// Template for conversations; a run records the chosen template.
     ChatTemplate chat_template = ChatTemplate::automatic;
     TrainOn train_on = TrainOn::answers;  ///< targets of completions and conversations

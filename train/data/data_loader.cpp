@@ -6,10 +6,13 @@
 #include <limits>
 #include <vector>
 
+#include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
 
 namespace gradtile {
 namespace {
+
+constexpr std::int64_t max_epoch = std::numeric_limits<std::int64_t>::max() / 2;
 
 // The purposes that a seed is used for; each purpose has its own key.
 enum Purpose : std::uint64_t { phase_purpose = 0x70686173, order_purpose = 0x6f726472 };
@@ -165,64 +168,112 @@ Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t cont
     return batch;
 }
 
-DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options)
-    : tokens_(std::move(tokens)), options_(options) {
-    check(options.context >= 1, "data loader: context ", options.context, "; expected at least 1");
-    check(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks, "data loader: rank ",
-          options.rank, " of ", options.ranks);
-    if (const Examples* const examples = tokens_.examples()) {
-        example_windows_ = windows_of(*examples, options.context, options.packing);
-        check(!example_windows_.empty(), tokens_.source(), ": has no target to train on");
-    } else {
-        check(tokens_.size() > options.context, tokens_.source(), ": ", tokens_.size(),
-              " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
-    }
-    borders_ = borders_of(tokens_, options_.packing);
-    require_target({tokens_, borders_}, example_windows_, window_options(), "train");
-    cursor_ = start_of(0);
+DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options) : options_(options) {
+    check_options();
+    check(tokens.examples() || tokens.size() > options.context, tokens.source(), ": ", tokens.size(),
+          " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
+    const std::shared_ptr<const Tokens> all = tokens_of(std::move(tokens));
+    check(!all->sequence.examples() || !all->example_windows.empty(), all->sequence.source(),
+          ": has no target to train on");
+    require_target({all->sequence, all->borders}, all->example_windows, window_options(), "train");
+    cursor_ = start_of(all, 0, 0);
 }
 
-DataLoader::Cursor DataLoader::start_of(std::int64_t epoch) const {
-    const auto counter = static_cast<std::uint64_t>(epoch);
+DataLoader::DataLoader(std::shared_ptr<DocumentStream> stream, DataLoaderOptions options)
+    : options_(options), stream_(std::move(stream)) {
+    check_options();
+    cursor_ = start_of_block({});
+}
+
+void DataLoader::check_options() const {
+    check(options_.context >= 1, "data loader: context ", options_.context, "; expected at least 1");
+    check(options_.ranks >= 1 && options_.rank >= 0 && options_.rank < options_.ranks, "data loader: rank ",
+          options_.rank, " of ", options_.ranks);
+}
+
+std::shared_ptr<DataLoader::Tokens> DataLoader::tokens_of(TokenSequence sequence) const {
+    auto tokens = std::make_shared<Tokens>();
+    if (const Examples* const examples = sequence.examples())
+        tokens->example_windows = windows_of(*examples, options_.context, options_.packing);
+    tokens->borders = borders_of(sequence, options_.packing);
+    tokens->sequence = std::move(sequence);
+    return tokens;
+}
+
+/// `pass` counts the orders so far: epochs, or a stream's blocks.
+DataLoader::Cursor DataLoader::start_of(std::shared_ptr<const Tokens> tokens, std::int64_t epoch,
+                                        std::int64_t pass) const {
+    const auto counter = static_cast<std::uint64_t>(pass);
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
                      philox_key(mix_seed(options_.seed.value, phase_purpose)));
     const std::uint64_t order_seed = mix_seed(mix_seed(options_.seed.value, order_purpose), counter);
-    if (!example_windows_.empty())
-        return {.epoch = epoch, .order = Permutation(example_windows_.size(), order_seed)};
+    Cursor cursor{.tokens = std::move(tokens), .epoch = epoch};
+    if (const std::size_t windows = cursor.tokens->example_windows.size(); windows > 0) {
+        cursor.order = Permutation(windows, order_seed);
+        return cursor;
+    }
+    const std::int64_t predictions = cursor.tokens->sequence.size() - 1;
     const std::uint64_t draw = std::uint64_t{words[0]} << 32 | words[1];
-    const auto phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(options_.context));
+    // A stream's block may be shorter than the context.
+    const std::int64_t phases = std::min(options_.context, predictions);
+    cursor.phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(phases));
+    const std::int64_t after_phase = ceil_div(predictions - cursor.phase, options_.context);
+    cursor.order = Permutation(static_cast<std::uint64_t>((cursor.phase > 0) + after_phase), order_seed);
+    return cursor;
+}
 
-    const std::int64_t predictions = tokens_.size() - 1;
-    const std::int64_t after_phase = ceil_div(predictions - phase, options_.context);
-    return {.epoch = epoch,
-            .phase = phase,
-            .order = Permutation(static_cast<std::uint64_t>((phase > 0) + after_phase), order_seed)};
+/// Passes over blocks without a window, such as one of a single token.
+DataLoader::Cursor DataLoader::start_of_block(StreamPlace begin) const {
+    for (const std::int64_t first_epoch = begin.epoch; begin.epoch <= first_epoch + 1;) {
+        StreamBlock block = stream_->block(begin);
+        const std::shared_ptr<Tokens> tokens = tokens_of(std::move(block.tokens));
+        tokens->begin = block.begin;
+        tokens->end = begin = block.end;
+        const TokenSequence& sequence = tokens->sequence;
+        if (sequence.examples() ? !tokens->example_windows.empty() : sequence.size() > 1)
+            return start_of(tokens, block.begin.epoch, block.begin.block);
+    }
+    throw Error(concat(stream_->source(), ": has no target to train on"));
+}
+
+/// Moves to the next window.
+void DataLoader::advance(Cursor& cursor) const {
+    if (++cursor.position < cursor.windows()) return;
+    if (stream_) {
+        cursor = start_of_block(cursor.tokens->end);
+        return;
+    }
+    cursor.tokens->sequence.require_unchanged();
+    cursor = start_of(cursor.tokens, cursor.epoch + 1, cursor.epoch + 1);
 }
 
 TokenWindow DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
     const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
-    if (!example_windows_.empty()) return example_windows_[static_cast<std::size_t>(window)];
+    const Tokens& tokens = *cursor.tokens;
+    if (!tokens.example_windows.empty()) return tokens.example_windows[static_cast<std::size_t>(window)];
     // Window borders are phase + k * context; the window that would begin before token 0 is the short first
     // one.
     const std::int64_t border = (cursor.phase > 0 ? cursor.phase - context : 0) + window * context;
-    return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens_.size() - 1)};
+    return {std::max<std::int64_t>(border, 0), std::min(border + context, tokens.sequence.size() - 1)};
 }
 
-std::int64_t DataLoader::count_targets(const TokenWindow& window) {
+std::int64_t DataLoader::count_targets(const Cursor& cursor) {
+    const TokenWindow window = window_at(cursor);
+    const TokenSequence& sequence = cursor.tokens->sequence;
     const std::int64_t length = window.end - window.begin;
-    if (options_.packing || tokens_.examples()) {
+    if (options_.packing || sequence.examples()) {
         const std::int64_t context = options_.context;
         other_row_.resize(static_cast<std::size_t>(3 * context));
         std::int32_t* const row = other_row_.data();
         std::vector<std::int32_t> starts;
-        return fill_window({tokens_, borders_}, window, window_options(), window_,
+        return fill_window({sequence, cursor.tokens->borders}, window, window_options(), window_,
                            {row, row + context, row + 2 * context}, starts);
     }
     if (options_.ignore_token < 0) return length;
     window_.resize(static_cast<std::size_t>(length));
-    tokens_.read(window.begin + 1, window_);
+    sequence.read(window.begin + 1, window_);
     return length - std::ranges::count(window_, options_.ignore_token);
 }
 
@@ -233,14 +284,12 @@ std::int64_t DataLoader::next(std::span<std::int32_t> tokens, std::span<std::int
     std::int64_t counted = 0;
     for (std::int64_t rank = 0; rank < options_.ranks; ++rank)
         for (std::int64_t row = 0; row < rows.count(); ++row) {
-            const TokenWindow window = window_at(cursor);
-            counted += rank == options_.rank ? rows.fill({tokens_, borders_}, row, window, window_)
-                                             : count_targets(window);
-            if (++cursor.position < cursor.windows()) continue;
-            tokens_.require_unchanged();
-            cursor = start_of(cursor.epoch + 1);
+            const WindowSource source{cursor.tokens->sequence, cursor.tokens->borders};
+            counted += rank == options_.rank ? rows.fill(source, row, window_at(cursor), window_)
+                                             : count_targets(cursor);
+            advance(cursor);
         }
-    cursor_ = cursor;
+    cursor_ = std::move(cursor);
     return counted;
 }
 
@@ -250,32 +299,67 @@ std::int64_t DataLoader::next(const Batch& batch) {
 }
 
 JsonValue DataLoader::state() const {
-    return JsonValue::object({{"epoch", cursor_.epoch},
-                              {"position", cursor_.position},
-                              {"tokens", tokens_.size()},
-                              {"context", options_.context},
-                              {"seed", options_.seed.value}});
+    JsonValue state = JsonValue::object({{"epoch", cursor_.epoch}, {"position", cursor_.position}});
+    if (stream_) {
+        const StreamPlace& block = cursor_.tokens->begin;
+        state.set("file", block.file);
+        state.set("row", block.row);
+        state.set("block", block.block);
+        state.set("buffer", stream_->buffer());
+    } else {
+        state.set("tokens", cursor_.tokens->sequence.size());
+    }
+    state.set("context", options_.context);
+    state.set("seed", options_.seed.value);
+    return state;
 }
 
+namespace {
+
+std::int64_t number_in(const JsonValue& state, const char* key) {
+    check(state.contains(key) && state[key].fits<std::int64_t>(),
+          "data position: expected a whole number named ", key);
+    return state[key].get<std::int64_t>();
+}
+
+}  // namespace
+
 void DataLoader::restore(const JsonValue& state) {
-    const auto number = [&](const char* key) {
-        check(state.contains(key) && state[key].fits<std::int64_t>(),
-              "data position: expected a whole number named ", key);
-        return state[key].get<std::int64_t>();
-    };
-    check(number("tokens") == tokens_.size(), tokens_.source(), ": ", tokens_.size(),
-          " tokens to train on, but the run was made with ", number("tokens"));
-    check(number("context") == options_.context, "data position: belongs to context ", number("context"),
-          ", not ", options_.context);
-    check(static_cast<std::uint64_t>(number("seed")) == options_.seed.value,
+    check(number_in(state, "context") == options_.context, "data position: belongs to context ",
+          number_in(state, "context"), ", not ", options_.context);
+    check(static_cast<std::uint64_t>(number_in(state, "seed")) == options_.seed.value,
           "data position: belongs to another seed than ", options_.seed.value);
-    const std::int64_t epoch = number("epoch"), position = number("position");
-    check(epoch >= 0 && epoch < std::numeric_limits<std::int64_t>::max(), "data position: epoch ", epoch);
-    Cursor cursor = start_of(epoch);
+    Cursor cursor = stream_ ? place_in_stream(state) : place_in(state);
+    const std::int64_t position = number_in(state, "position");
     check(position >= 0 && position < cursor.windows(), "data position: window ", position, " of ",
           cursor.windows());
     cursor.position = position;
-    cursor_ = cursor;
+    cursor_ = std::move(cursor);
+}
+
+/// Returns the start of the epoch that a state names.
+DataLoader::Cursor DataLoader::place_in(const JsonValue& state) const {
+    const TokenSequence& sequence = cursor_.tokens->sequence;
+    const std::int64_t tokens = number_in(state, "tokens"), epoch = number_in(state, "epoch");
+    check(tokens == sequence.size(), sequence.source(), ": ", sequence.size(),
+          " tokens to train on, but the run was made with ", tokens);
+    check(epoch >= 0 && epoch < std::numeric_limits<std::int64_t>::max(), "data position: epoch ", epoch);
+    return start_of(cursor_.tokens, epoch, epoch);
+}
+
+/// Returns the start of the block that a state names.
+DataLoader::Cursor DataLoader::place_in_stream(const JsonValue& state) const {
+    const std::int64_t buffer = number_in(state, "buffer");
+    check(buffer == stream_->buffer(), "data position: belongs to stream-buffer ", buffer, ", not ",
+          stream_->buffer());
+    const StreamPlace place{number_in(state, "epoch"), number_in(state, "file"), number_in(state, "row"),
+                            number_in(state, "block")};
+    const bool is_place = place.epoch >= 0 && place.epoch < max_epoch && place.block >= place.epoch &&
+                          place.block < std::numeric_limits<std::int64_t>::max();
+    check(is_place, "data position: block ", place.block, " in epoch ", place.epoch);
+    Cursor cursor = cursor_;
+    cursor.position = 0;
+    return place == cursor_.tokens->begin ? cursor : start_of_block(place);
 }
 
 SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,

@@ -2,6 +2,7 @@
 /// Batches of windows from a token sequence: shuffled epochs for training, one ordered pass for validation.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,9 +12,12 @@
 #include <gradtile/layers/documents.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/permutation.h>
+#include <gradtile/train/data/stream_place.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {
+
+class DocumentStream;
 
 /// Model input: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
 struct Batch {
@@ -54,6 +58,10 @@ struct DataLoaderOptions {
 /// that are marked are targets. The order is a function of (seed, epoch), so it depends neither on the batch
 /// size nor on the process count, and the state is two numbers.
 ///
+/// A stream of documents (document_stream.h) is visited block by block: each block is cut into windows, and
+/// its windows are visited in a random order, as those of a sequence in an epoch. The state then holds where
+/// the block begins, too.
+///
 /// Windows are read from files when next() is called. next() passes on errors from TokenSequence::read() and,
 /// when an epoch ends, from TokenSequence::require_unchanged(). After an error the loader's position is
 /// unchanged, and the batch's contents are undefined.
@@ -62,6 +70,8 @@ class DataLoader {
     /// Throws Error naming the sequence when it is shorter than context + 1 tokens, or when it has no target
     /// that counts.
     DataLoader(TokenSequence tokens, DataLoaderOptions options);
+    /// Throws Error when the first block cannot be read, or when an epoch has no target.
+    DataLoader(std::shared_ptr<DocumentStream> stream, DataLoaderOptions options);
 
     /// Fills B rows of T tokens. The ranks together take the next B * ranks windows in the order; rank r
     /// takes the r-th group of B. B is the spans' size / T and may change from call to call. Returns how many
@@ -74,40 +84,47 @@ class DataLoader {
     std::int64_t context() const { return options_.context; }
     const Packing& packing() const { return options_.packing; }
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
-    /// Returns how many windows all ranks together have taken in this epoch.
+    /// Returns how many windows all ranks together have taken in this epoch, or in a stream's block.
     std::int64_t position() const { return cursor_.position; }
-    std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch
-    /// Returns the passes over the data so far: epoch + position / windows.
-    double epochs_done() const {
-        return static_cast<double>(epoch()) +
-               static_cast<double>(position()) / static_cast<double>(windows());
-    }
+    std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch, or in the block
 
-    /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; equal on every
-    /// rank.
+    /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; of a stream
+    /// {"epoch", "position", "file", "row", "block", "buffer", "context", "seed"}. Equal on every rank.
     JsonValue state() const;
     /// Continues exactly at the position in `state`; the batch size and the rank count may differ. Throws
     /// Error, without any change, when the state belongs to other data, another context or another seed.
     void restore(const JsonValue& state);
 
   private:
+    /// Tokens whose windows are visited in one order: all tokens, or a stream's block.
+    struct Tokens {
+        TokenSequence sequence;
+        std::vector<TokenWindow> example_windows;  // empty if the sequence has no examples
+        // Packed: where documents begin in the sequence; empty if each separator shows it.
+        std::vector<std::int64_t> borders;
+        StreamPlace begin{}, end{};  // of a stream's block
+    };
     /// A position in the endless order.
     struct Cursor {
+        std::shared_ptr<const Tokens> tokens;
         std::int64_t epoch = 0;
         std::int64_t position = 0;
         std::int64_t phase = 0;
         Permutation order{1, 0};
         std::int64_t windows() const { return static_cast<std::int64_t>(order.size()); }
     };
-    Cursor start_of(std::int64_t epoch) const;
+    void check_options() const;
+    std::shared_ptr<Tokens> tokens_of(TokenSequence sequence) const;
+    Cursor start_of(std::shared_ptr<const Tokens> tokens, std::int64_t epoch, std::int64_t pass) const;
+    Cursor start_of_block(StreamPlace begin) const;
+    Cursor place_in(const JsonValue& state) const;
+    Cursor place_in_stream(const JsonValue& state) const;
+    void advance(Cursor& cursor) const;
     TokenWindow window_at(const Cursor& cursor) const;
-    std::int64_t count_targets(const TokenWindow& window);
+    std::int64_t count_targets(const Cursor& cursor);
 
-    TokenSequence tokens_;
     DataLoaderOptions options_;
-    std::vector<TokenWindow> example_windows_;  // one epoch's windows; empty if the sequence has no examples
-    // Packed: where documents begin in the sequence; empty if each separator shows it.
-    std::vector<std::int64_t> borders_;
+    std::shared_ptr<DocumentStream> stream_;  // null: all tokens are one sequence
     Cursor cursor_;
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};

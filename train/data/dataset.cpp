@@ -7,8 +7,10 @@
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/packing.h>
+#include <gradtile/train/data/readers/byte_source.h>
 #include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/data/tokenized_documents.h>
@@ -259,6 +261,78 @@ void check_token_cache(const DatasetOptions& options, const std::optional<Tokeni
           ": is a text that is read by ", name_of(kind), expected);
 }
 
+/// Describes a source's tokens, which are not divided yet.
+Dataset dataset_of(const std::string& path, const Source& source) {
+    return {.tokenizer = source.tokenizer,
+            .vocabulary = source.vocabulary,
+            .separator = source.separator,
+            .chat_template = source.chat_template,
+            .content = JsonValue::object({{"data", contents_to_json(source.contents)}}),
+            .description = {concat(path, ": ", source.description)}};
+}
+
+/// Refuses data that cannot be read again and again in parts.
+void check_stream(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    const std::string expected =
+        concat("; expected files of documents, for stream-buffer ", options.stream_buffer);
+    check(options.data != standard_input_name, "data: standard input cannot be read twice", expected);
+    check(!is_token_file(options.data), options.data, ": is a token file, which is read in parts anyway",
+          expected);
+    check(!is_plain_text(options.data, options.text_column), options.data, ": is one text", expected);
+    check(
+        tokenizer || options.tokenizer == TokenizerKind::bytes, "tokenizer: ", name_of(options.tokenizer),
+        " are collected from all documents before the first step; expected bytes or a tokenizer's file, for "
+        "stream-buffer ",
+        options.stream_buffer);
+}
+
+/// "3 files of documents, shuffled in blocks of 10,000"
+std::string description_of(const DocumentStream& stream) {
+    constexpr std::array kinds{"documents", "prompts with completions", "conversations"};
+    const std::int64_t files = stream.files().count();
+    return concat(stream.source(), ": ", grouped(files), files == 1 ? " file of " : " files of ",
+                  kinds[static_cast<std::size_t>(stream.kind())], ", encoded during training in blocks of ",
+                  grouped(stream.buffer()));
+}
+
+/// Opens documents that are encoded during training. Sets everything but the validation data.
+Dataset open_stream(const DatasetOptions& options, const std::optional<Tokenizer>& given,
+                    const SourceOptions& how) {
+    check_stream(options, given);
+    const Tokenizer tokenizer = given ? *given : Tokenizer::bytes();
+    DocumentStreamOptions streaming{
+        .files = data_files(options.data),
+        .source = options.data,
+        .text_column = options.text_column,
+        .buffer = options.stream_buffer,
+        .seed = options.stream_seed,
+        .keeps_validation = options.val_data.empty() && options.val_fraction > 0.0,
+        .encoding = how.encoding,
+        .expected_files = how.expected_content};
+    streaming.encoding.threads = options.stream_threads;
+    Dataset dataset{.stream = std::make_shared<DocumentStream>(std::move(streaming), tokenizer),
+                    .tokenizer = tokenizer,
+                    .vocabulary = tokenizer.vocab_size()};
+    const DocumentKind kind = dataset.stream->kind();
+    if (kind == DocumentKind::text) dataset.separator = separator_of(tokenizer).value_or(-1);
+    if (kind == DocumentKind::conversations)
+        dataset.chat_template = resolved_template(options.chat_template, tokenizer);
+    dataset.content = JsonValue::object({{"data", dataset.stream->files().names_and_sizes()}});
+    dataset.description = {description_of(*dataset.stream)};
+    return dataset;
+}
+
+/// Takes the validation data out of the stream.
+void take_validation(Dataset& dataset) {
+    dataset.validation = dataset.stream->validation();
+    dataset.description.push_back(dataset.validation.size() == 0
+                                      ? "no document is for validation, which takes one row in 100; expected "
+                                        "more documents, or val-data"
+                                      : concat("one row in 100 is for validation, ",
+                                               grouped(dataset.validation.size()), " ",
+                                               unit_of(*dataset.tokenizer)));
+}
+
 }  // namespace
 
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
@@ -291,15 +365,20 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
                       .token_cache = options.token_cache,
                       .expected_content = member_or_null(options.expected_content, "data"),
                       .stories = options.stories};
-    Source source = open_source(options.data, how);
-    Dataset dataset{.vocabulary = source.vocabulary,
-                    .separator = source.separator,
-                    .chat_template = source.chat_template,
-                    .content = JsonValue::object({{"data", contents_to_json(source.contents)}}),
-                    .description = {concat(options.data, ": ", source.description)}};
-    dataset.tokenizer = source.tokenizer;
+    Dataset dataset;
+    Source source;
+    if (options.stream_buffer > 0) {
+        dataset = open_stream(options, tokenizer, how);
+    } else {
+        source = open_source(options.data, how);
+        dataset = dataset_of(options.data, source);
+    }
     if (options.val_data.empty()) {
-        split(dataset, source, options.val_fraction);
+        if (!dataset.stream) {
+            split(dataset, source, options.val_fraction);
+        } else if (options.val_fraction > 0.0) {
+            take_validation(dataset);
+        }
         return dataset;
     }
     require_tokenizer(options.val_data, dataset.tokenizer);

@@ -1,11 +1,13 @@
 #pragma once
 /// Datasets: a training and a validation token sequence, from file names.
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <gradtile/core/random.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/stories.h>
@@ -14,6 +16,8 @@
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
+
+class DocumentStream;
 
 struct DatasetOptions {
     /// A file, a folder or a pattern: text, documents (documents.h) or tokens (.bin).
@@ -34,14 +38,20 @@ struct DatasetOptions {
     /// The resumed run's Dataset::content: data with another content is refused. null means that nothing is
     /// compared.
     JsonValue expected_content{};
+    /// Not 0: documents are encoded while a model trains on them (see DocumentStream), in blocks of this many
+    /// documents; a hundredth of the rows is kept for validation, unless val_fraction is 0.
+    std::int64_t stream_buffer = 0;
+    Seed stream_seed{};
+    int stream_threads = 1;  ///< that encode
     /// Recognises texts that are divided between two stories, if the tokenizer makes one token per character.
     StoryParser stories{};
 };
 
 struct Dataset {
-    TokenSequence train{};
-    TokenSequence validation{};            ///< empty when val_fraction is 0 and there is no val_data
-    std::optional<Tokenizer> tokenizer{};  ///< empty for token files, unless load_dataset() was given one
+    TokenSequence train{};                     ///< empty for a stream
+    std::shared_ptr<DocumentStream> stream{};  ///< instead of `train`; null without stream_buffer
+    TokenSequence validation{};                ///< empty when val_fraction is 0 and there is no val_data
+    std::optional<Tokenizer> tokenizer{};      ///< empty for token files, unless load_dataset() was given one
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// The conversations' template, never automatic; none for other data.
@@ -50,7 +60,9 @@ struct Dataset {
     /// character.
     std::optional<double> source_nll{};
     /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if validation has its own file;
-    /// one CONTENT per shard, as DataContent::to_json() writes it. The value contains no paths.
+    /// one CONTENT per shard, as DataContent::to_json() writes it. The value contains no paths. Of a stream
+    /// {"data": StreamFiles::names_and_sizes()}, because its files are not read yet; a checkpoint holds what
+    /// StreamFiles knows when it is saved.
     JsonValue content{};
     /// One line for each file: "train.bin: headerless uint16, 1,003,854 tokens, largest id 64".
     std::vector<std::string> description{};

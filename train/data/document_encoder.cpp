@@ -3,11 +3,9 @@
 #include <algorithm>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/context.h>
 #include <gradtile/train/data/packing.h>
 
 namespace gradtile {
-namespace {
 
 std::size_t bytes_of(const Document& document) {
     if (const auto* const text = std::get_if<std::string>(&document)) return text->size();
@@ -18,11 +16,7 @@ std::size_t bytes_of(const Document& document) {
     return bytes;
 }
 
-/// Documents with their places in the files.
-struct PlacedDocument {
-    Document document;
-    std::string where;
-};
+namespace {
 
 /// Reads the next documents, some MiB of text. Returns none at the end.
 std::vector<PlacedDocument> read_batch(DocumentReader& reader, const std::string& cut_at) {
@@ -92,24 +86,23 @@ EncodedDocument DocumentEncoder::encode(const Document& document, std::string_vi
 void DocumentEncoder::encode_all(DocumentReader& reader,
                                  const std::function<void(const EncodedDocument&)>& visit) const {
     ThreadPool pool(options_.threads);
-    std::vector<EncodedDocument> encoded;
     while (true) {
         const std::vector<PlacedDocument> batch = read_batch(reader, options_.cut_at);
         if (batch.empty()) return;
-        encoded.assign(batch.size(), {});
-        // A long text is divided between the threads; several documents are encoded at the same time.
-        const int threads = batch.size() == 1 ? options_.threads : 1;
-        const auto encode_one = [&](std::int64_t i) {
-            const auto index = static_cast<std::size_t>(i);
-            encoded[index] = encode(batch[index].document, batch[index].where, threads);
-        };
-        if (batch.size() == 1) {
-            encode_one(0);
-        } else {
-            pool.run(std::ssize(batch), encode_one);
-        }
-        for (const EncodedDocument& document : encoded) visit(document);
+        for (const EncodedDocument& document : encode(batch, pool)) visit(document);
     }
+}
+
+std::vector<EncodedDocument> DocumentEncoder::encode(std::span<const PlacedDocument> documents,
+                                                     ThreadPool& pool) const {
+    // A long text is divided between the threads; several documents are encoded at the same time.
+    if (documents.size() == 1) return {encode(documents[0].document, documents[0].where, options_.threads)};
+    std::vector<EncodedDocument> encoded(documents.size());
+    pool.run(std::ssize(documents), [&](std::int64_t i) {
+        const auto index = static_cast<std::size_t>(i);
+        encoded[index] = encode(documents[index].document, documents[index].where);
+    });
+    return encoded;
 }
 
 DocumentEncoderOptions with_document_borders(DocumentEncoderOptions options, const Tokenizer& tokenizer) {

@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include <gradtile/core/context.h>
 #include <gradtile/train/data/documents.h>
 
 namespace gradtile {
@@ -22,12 +25,23 @@ struct DocumentEncoderOptions {
     int threads = 0;  ///< 0: one per core
 };
 
+/// A document with its place in the files, for error messages.
+struct PlacedDocument {
+    Document document;
+    std::string where;
+};
+
+/// Returns the length of a document's texts.
+std::size_t bytes_of(const Document& document);
+
 class DocumentEncoder {
   public:
     DocumentEncoder(Tokenizer tokenizer, DocumentEncoderOptions options);
 
     /// Throws Error that begins with `where` when the tokenizer cannot encode the document.
     EncodedDocument encode(const Document& document, std::string_view where, int threads = 1) const;
+    /// Encodes several documents at the same time.
+    std::vector<EncodedDocument> encode(std::span<const PlacedDocument> documents, ThreadPool& pool) const;
     /// Calls visit for each of a reader's documents, in order. Several documents are encoded at the same
     /// time, and some MiB of text are in memory.
     void encode_all(DocumentReader& reader, const std::function<void(const EncodedDocument&)>& visit) const;

@@ -1,7 +1,7 @@
 #include <gradtile/train/data/documents.h>
 
-#include <algorithm>
 #include <array>
+#include <utility>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/data_file.h>
@@ -232,13 +232,22 @@ bool is_parquet_file(const std::string& path) {
 
 DocumentReader::DocumentReader(std::vector<std::string> files, std::string text_column)
     : files_(std::move(files)), columns_(std::move(text_column)) {}
+DocumentReader::DocumentReader(std::vector<std::string> files, const DocumentReader& like)
+    : files_(std::move(files)), columns_(like.columns_), format_(like.format_), kind_(like.kind_) {}
 DocumentReader::~DocumentReader() = default;
+
+void DocumentReader::start_at(const DocumentPlace& place) {
+    next_file_ = static_cast<std::size_t>(place.file);
+    rows_to_skip_ = place.row;
+}
 
 void DocumentReader::set_format(Format format) {
     const std::string& path = files_[next_file_ - 1];
     if (format_ != Format::none && format_ != format)
         throw Error(concat(path, ": holds ", format == Format::text ? "plain text" : "rows",
-                           "; the file before it, ", files_[next_file_ - 2], ", holds ",
+                           next_file_ < 2
+                               ? std::string("; other files of the data hold ")
+                               : concat("; the file before it, ", files_[next_file_ - 2], ", holds "),
                            format_ == Format::text ? "plain text" : "rows",
                            " (a pattern, such as 'DIR/*.parquet', selects files)"));
     check(format == Format::rows || columns_.text_column().empty(), path,
@@ -249,10 +258,14 @@ void DocumentReader::set_format(Format format) {
 void DocumentReader::open_rows(std::unique_ptr<RowSource> rows) {
     set_format(Format::rows);
     rows_ = std::move(rows);
+    rows_read_ = std::exchange(rows_to_skip_, 0);
+    check(rows_->skip(rows_read_), files_[next_file_ - 1], ": has fewer than ", rows_read_,
+          " rows; it was changed while it was read");
 }
 
 void DocumentReader::open_next_file() {
     const std::string& path = files_[next_file_++];
+    rows_read_ = 0;
     check(!path.ends_with(".bin"), path,
           ": is a token file by its name; expected text (tokens: 'DIR/*.bin')");
     if (is_parquet_file(path)) {
@@ -296,15 +309,26 @@ bool DocumentReader::begins_with_plain_text() {
     return text_.has_value();
 }
 
+/// Reads the open file's next row that is selected. Returns false at the file's end.
+bool DocumentReader::next_row(JsonValue& row) {
+    for (; !is_selected(rows_read_); ++rows_read_)
+        if (!rows_->skip(1)) return false;
+    if (!rows_->next(row)) return false;
+    ++rows_read_;
+    return true;
+}
+
 /// Reads a row, a plain text or the beginning of a file. Returns false at the end of the last file.
 bool DocumentReader::read_more() {
-    if (text_) {
+    if (text_ && !is_selected(0)) {
+        bytes_before_ += std::exchange(text_, {})->file_bytes();
+    } else if (text_) {
         // The ids need less than twice the text's memory: an id has 4 bytes, and a token has about three.
         waiting_.emplace_back(text_->read_all(3));
         bytes_before_ += std::exchange(text_, {})->file_bytes();
     } else if (rows_) {
         JsonValue row;
-        if (rows_->next(row)) {
+        if (next_row(row)) {
             if (!columns_.is_chosen()) columns_.choose(names_of(row), rows_->where());
             columns_.read(row, rows_->where(), waiting_);
         } else {

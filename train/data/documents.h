@@ -1,7 +1,10 @@
 #pragma once
 /// Documents: texts, prompts with completions, and conversations, from data files of every format.
+#include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +55,13 @@ class RowColumns {
     std::vector<std::string> chosen_;
 };
 
+/// Where a document is: the index of its file in a list, and the index of its row in this file, counted from
+/// 0. All documents of a row have one place. A plain text is row 0.
+struct DocumentPlace {
+    std::int64_t file = 0, row = 0;
+    auto operator<=>(const DocumentPlace&) const = default;
+};
+
 /// Reads documents from files one after another, with a small part of a file in memory (of a plain text all
 /// of it). A file's format follows from its content: Parquet, gzip and zstd from the first bytes, JSON Lines
 /// from the first line; a name that ends in .jsonl, .ndjson or .parquet must be right. Everything else is
@@ -59,7 +69,15 @@ class RowColumns {
 class DocumentReader {
   public:
     DocumentReader(std::vector<std::string> files, std::string text_column = {});
+    /// Reads documents of the format, the columns and the kind that `like` has found in the files that it has
+    /// read.
+    DocumentReader(std::vector<std::string> files, const DocumentReader& like);
     ~DocumentReader();
+
+    /// Begins at a place instead of the first file's first row. Call before next().
+    void start_at(const DocumentPlace& place);
+    /// Passes over the rows for which `selects` is false. Call before next().
+    void select_rows(std::function<bool(const DocumentPlace&)> selects) { selects_ = std::move(selects); }
 
     /// Opens the first file and returns whether it is plain text.
     bool begins_with_plain_text();
@@ -69,6 +87,8 @@ class DocumentReader {
     bool next(Document& document);
     /// Returns the last document's place, for error messages: "FILE" or "FILE: line 7".
     std::string where() const;
+    /// Returns the last document's place.
+    DocumentPlace place() const { return {file_index(), std::max<std::int64_t>(rows_read_ - 1, 0)}; }
     /// The kind of the documents read so far.
     DocumentKind kind() const { return static_cast<DocumentKind>(kind_.value_or(0)); }
     /// How many bytes of the files were read, before decompression.
@@ -79,12 +99,17 @@ class DocumentReader {
 
     void open_next_file();
     bool read_more();
+    bool next_row(JsonValue& row);
+    bool is_selected(std::int64_t row) const { return !selects_ || selects_({file_index(), row}); }
+    std::int64_t file_index() const { return static_cast<std::int64_t>(next_file_) - 1; }
     void open_rows(std::unique_ptr<RowSource> rows);
     void set_format(Format format);
     void require_one_kind(const Document& document);
 
     std::vector<std::string> files_;
     std::size_t next_file_ = 0;
+    std::int64_t rows_read_ = 0, rows_to_skip_ = 0;  // in the open file, and in the file that is opened next
+    std::function<bool(const DocumentPlace&)> selects_;  // empty: all rows
     RowColumns columns_;
     std::optional<TextReader> text_;   // the open plain text
     std::unique_ptr<RowSource> rows_;  // the open file of rows

@@ -69,6 +69,27 @@ TEST_F(DataParallelTraining, ConversationsHaveTheLossCurveOfOneProcess) {
     expect_same_curve(train(1, packed), train(2, packed));
 }
 
+/// 50 steps are several epochs. Resumes begin inside blocks.
+TEST_F(DataParallelTraining, AStreamHasTheLossCurveOfOneProcess) {
+    const Arguments stream{"--data",          folder_of_rows((place_ / "rows").string(), some_rows(3'000)),
+                           "--val-data",      stories_,
+                           "--tokenizer",     "bytes",
+                           "--stream-buffer", "20"};
+    const auto one_process = train(1, stream);
+    EXPECT_EQ(tensors_of(one_process), tensors_of(train(1, stream)));
+    const auto two_processes = train(2, stream);
+    expect_same_curve(one_process, two_processes);
+    const auto out = train(2, stream + Arguments{"--stop-after", "23"});
+    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(2));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_EQ(tensors_of(out), tensors_of(two_processes)) << "to the bit";
+    EXPECT_EQ(steps_of(out), steps_of(two_processes));
+    const auto other = train(4, stream + Arguments{"--micro-batch", "1", "--stop-after", "31"});
+    const Outcome with_one = run({"train", "--resume", other.string(), "--quiet"}, processes(1));
+    EXPECT_EQ(with_one.exit_code, 0) << with_one.err;
+    expect_same_curve(one_process, other);
+}
+
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     const auto one_process = train(1, {"--dropout", "0.1"});
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));

@@ -125,5 +125,64 @@ TEST_F(Resume, StartsAgainWithoutACheckpoint) {
     EXPECT_EQ(steps_of(out_).size(), 8u);
 }
 
+class ResumeOfAStream : public Resume {
+  protected:
+    ResumeOfAStream() {
+        std::filesystem::create_directories(rows_);
+        for (const char* name : {"a.jsonl", "b.jsonl"}) write(name, 'r');
+    }
+    void write(const char* name, char letter) const {
+        std::ofstream file(rows_ / name);
+        for (int i = 0; i < 60; ++i) file << "{\"text\":\"" << std::string(10, letter) << i << "\"}\n";
+    }
+    Arguments training() const {
+        return tiny_training(rows_.string(), out_) +
+               Arguments{"--tokenizer", "bytes", "--stream-buffer", "16", "--quiet"};
+    }
+    Arguments resume() const { return {"train", "--resume", out_.string(), "--quiet"}; }
+
+    std::filesystem::path rows_ = place_ / "rows";
+};
+
+TEST_F(ResumeOfAStream, RefusesChangedFilesByName) {
+    expect_success(run(training() + Arguments{"--stop-after", "2"}));
+    const auto time = std::filesystem::last_write_time(rows_ / "b.jsonl");
+    write("b.jsonl", 'x');
+    std::filesystem::last_write_time(rows_ / "b.jsonl", time + std::chrono::seconds(5));
+    expect_refused(run(resume()), {"b.jsonl: ", "the run was made"});
+    write("b.jsonl", 'r');
+    std::filesystem::last_write_time(rows_ / "b.jsonl", time);
+    std::ofstream(rows_ / "c.jsonl");
+    expect_refused(run(resume()), {"c.jsonl: was not there when the run was made"});
+    std::filesystem::remove(rows_ / "c.jsonl");
+    std::filesystem::resize_file(rows_ / "a.jsonl", 100);
+    expect_refused(run(resume()), {"a.jsonl: is not the data that the run was made with: bytes 100, not "});
+    std::filesystem::remove(rows_ / "a.jsonl");
+    expect_refused(run(resume()), {"rows: has no file a.jsonl, which the run was made with"});
+    EXPECT_EQ(steps_of(out_).size(), 2u);
+}
+
+TEST_F(ResumeOfAStream, OfMovedFilesGoesOn) {
+    expect_success(run(training() + Arguments{"--stop-after", "2"}));
+    std::filesystem::rename(rows_, place_ / "moved");
+    expect_refused(run(resume()), {"rows"});
+    expect_success(run(resume() + Arguments{"--data", (place_ / "moved").string()}));
+    EXPECT_EQ(steps_of(out_).size(), 8u);
+}
+
+TEST_F(ResumeOfAStream, TheNumberOfStepsIsNotGuessed) {
+    const Arguments without_steps{"train",       "--data", rows_.string(),    "--out", out_.string(),
+                                  "--tokenizer", "bytes",  "--stream-buffer", "16"};
+    expect_refused(run(without_steps), {"--steps: not given", "--stream-buffer 16", "--time-budget"});
+    EXPECT_FALSE(exists(out_));
+    const Outcome memory = run(without_steps + Arguments{"--steps", "8", "--memory"});
+    expect_success(memory);
+    EXPECT_NE(memory.out.find("rows: 2 files of documents, encoded during training in blocks of 16"),
+              std::string::npos);
+    EXPECT_NE(memory.out.find("training on a stream of tokens"), std::string::npos);
+    expect_refused(run(without_steps + Arguments{"--steps", "8", "--token-cache", "cache"}),
+                   {"token-cache: ", "with stream-buffer;"});
+}
+
 }  // namespace
 }  // namespace gradtile::test

@@ -17,10 +17,13 @@ class JsonLines final : public RowSource {
   public:
     explicit JsonLines(TextReader text) : text_(std::move(text)) {}
     bool next(JsonValue& row) override;
+    bool skip(std::int64_t rows) override;
     std::string where() const override;
     std::int64_t file_bytes() const override { return text_.file_bytes(); }
 
   private:
+    bool next_line(std::string_view& line);
+
     TextReader text_;
     std::int64_t line_ = 0;
 };

@@ -178,6 +178,21 @@ bool ParquetRows::next(JsonValue& row) {
     return true;
 }
 
+bool ParquetRows::skip(std::int64_t rows) {
+    const std::vector<parquet::RowGroup>& groups = metadata_.row_groups;
+    for (JsonValue row; rows > 0; --rows) {
+        while (row_ == group_rows_ && next_group_ < groups.size() && groups[next_group_].rows <= rows) {
+            for (const std::unique_ptr<Column>& column : open_) column->check_end();
+            open_.clear();
+            row_ = group_rows_ = groups[next_group_++].rows;
+            rows -= row_;
+        }
+        if (rows == 0) return true;
+        if (!next(row)) return false;
+    }
+    return true;
+}
+
 std::string ParquetRows::where() const {
     return concat(file_.path(), ": row group ", next_group_ == 0 ? 0 : next_group_ - 1, ", row ", row_);
 }

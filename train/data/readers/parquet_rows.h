@@ -26,6 +26,8 @@ class ParquetRows final : public RowSource {
     /// something that is not supported: other types, lists inside lists, structs inside structs, other codecs
     /// or encodings, encryption.
     bool next(JsonValue& row) override;
+    /// Reads nothing of the row groups that are passed over as a whole.
+    bool skip(std::int64_t rows) override;
     std::string where() const override;
     std::int64_t file_bytes() const override;
 

@@ -14,6 +14,8 @@ class RowSource {
     /// Sets `row` to the next row; returns false at the end. Throws Error that begins with the file's name
     /// and the row's place.
     virtual bool next(JsonValue& row) = 0;
+    /// Passes over the next `rows` rows without reading what they hold; returns false when there are fewer.
+    virtual bool skip(std::int64_t rows) = 0;
     /// Returns the place of the last row, for error messages: "FILE: line 7".
     virtual std::string where() const = 0;
     /// How many bytes of the file have been read so far.
