@@ -32,7 +32,8 @@ struct FamilyModel {
 };
 
 /// One model for each family that differs from GPT-2 and Llama. Together they have every kind of block, norm,
-/// rotation and softcap. Contexts of more than 4 tokens are longer than the original one, where there is one.
+/// rotation, sum of streams, gate and softcap. Contexts of more than 4 tokens are longer than the original
+/// one, where there is one.
 inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     ModelConfig plain = as_llama(sizes);
     plain.heads = 4;
@@ -97,6 +98,14 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
                           .original_context = 4,
                           .short_factors = {1, 1, 1},
                           .long_factors = {1, 1.5, 3}};
+    });
+    add("streams", [](ModelConfig& c) {
+        c.layers = 4;
+        c.x0_lambdas = c.unet_skips = true;
+    });
+    add("gates", [](ModelConfig& c) {
+        c.qk_norm = c.attention_gate = c.value_embeddings = true;
+        c.head_width = 8;
     });
     add("records", [](ModelConfig& c) {
         c.activation = Activation::gelu_tanh;  // relu2's second derivative jumps
