@@ -6,10 +6,12 @@
 #include <gradtile/layers/internal/dropout_backend.h>
 #include <gradtile/layers/internal/embedding_backend.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
+#include <gradtile/layers/internal/head_gate_backend.h>
 #include <gradtile/layers/internal/head_transform_backend.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
 #include <gradtile/layers/internal/most_likely_backend.h>
 #include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/internal/weighted_sum_backend.h>
 
 namespace gradtile::cuda {
 
@@ -79,6 +81,12 @@ void position_embedding_forward(const Context&, const Tensor&, const Tensor&, co
 void position_embedding_backward(const Context&, const Tensor&, const Tensor&) {
     operator_absent();
 }
+void gate_heads(const Context&, const GatedHeads&) {
+    operator_absent();
+}
+void differentiate_gated_heads(const Context&, const GatedHeadsGradient&) {
+    operator_absent();
+}
 void transform_heads(const Context&, const Tensor&, const Tensor&, const Tensor&, const HeadTransform&,
                      bool) {
     operator_absent();
@@ -98,6 +106,15 @@ void cross_entropy_rows(const Context&, const Tensor&, const Tensor&, const Tens
     operator_absent();
 }
 void cap_logits(const Context&, const Tensor&, const LogitSoftcap&) {
+    operator_absent();
+}
+void weighted_sum(const Context&, const Tensor&, std::span<const WeightedTerm>) {
+    operator_absent();
+}
+void weighted_sum_backward(const Context&, const Tensor&, const Tensor&, std::span<const WeightedTerm>) {
+    operator_absent();
+}
+std::int64_t weighted_sum_parts(std::int64_t) {
     operator_absent();
 }
 void sum_losses(const Context&, const Tensor&, const Tensor&, const Tensor&) {

@@ -37,7 +37,8 @@ LearningRateFactor lr_factor_of(const TrainConfig& config) {
     return [embedding = config.embedding_lr_factor, head = config.head_lr_factor,
             vector = config.vector_lr_factor](const Parameter& parameter) {
         const std::string& name = parameter.name();
-        if (name == "wte.weight" || name == "wpe.weight") return embedding;
+        if (name == "wte.weight" || name == "wpe.weight" || name.ends_with(".value_embedding.weight"))
+            return embedding;
         if (name == "head.weight") return head;
         return parameter.shape().rank() == 1 ? vector : 1.0;
     };

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include <gradtile/layers/learned_factors.h>
+
 namespace gradtile {
 
 RopeFrequencies ModelConfig::rope_of(bool has_window) const {
@@ -82,8 +84,15 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence, const A
     const double width = real(config.width);
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
+    // A gate is a product with HeadGate's columns.
+    double gates = 0.0;
+    for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+        const std::int64_t gated = (config.attention_gate ? config.heads : 0) +
+                                   (config.has_value_embedding(layer) ? config.key_value_heads() : 0);
+        gates += real(gated * std::min(config.width, gate_columns));
+    }
     const double adapted = real(config.layers) * real(adapter_elements(config, adapters));
-    return (adapted > 0 ? 4.0 : 6.0) * matrices + 6.0 * adapted +
+    return (adapted > 0 ? 4.0 : 6.0) * (matrices + gates) + 6.0 * adapted +
            12.0 * real(config.layers) * real(config.heads * config.head_dim()) *
                mean_visible_keys(config, sequence);
 }
@@ -199,6 +208,11 @@ void validate(const ModelConfig& c) {
     check(product_up_to(model_limits::parameters, {c.layers, 7, c.width, widest_of(c)}).has_value(),
           "layers: ", c.layers, " layers of width ", c.width, " and MLP width ", c.hidden_width(),
           " have too many parameters; expected at most 2^50");
+    check(!c.value_embeddings || product_up_to(model_limits::parameters,
+                                               {c.layers, c.vocabulary, c.key_value_heads() * c.head_dim()})
+                                     .has_value(),
+          "value-embeddings: ", c.layers, " layers and a vocabulary of ", c.vocabulary,
+          " have too many parameters; expected at most 2^50");
 }
 
 void validate(const TrainingOptions& training) {
@@ -218,10 +232,10 @@ void validate(const AdapterOptions& adapters, const ModelConfig& c) {
 }
 
 bool activations_are_countable(const ModelConfig& c, std::int64_t micro_batch) {
-    // An upper bound for a block's saved values: q, k, v, o, norms, residuals and the MLP. The head stores
-    // logits only in chunks.
+    // An upper bound for a block's saved values: q, k, v, o, gated heads, norms, residuals and the MLP. The
+    // head stores logits only in chunks.
     const std::int64_t token_activations =
-        16 * std::max(c.width, c.heads * c.head_dim()) + 6 * c.hidden_width() + 2 * c.heads;
+        18 * std::max(c.width, c.heads * c.head_dim()) + 6 * c.hidden_width() + 2 * c.heads;
     return product_up_to(model_limits::activations, {micro_batch, c.context, c.layers + 1, token_activations})
         .has_value();
 }

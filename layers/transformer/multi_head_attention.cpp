@@ -52,6 +52,10 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
     if (config.rotates(layer)) rope.emplace(config.rope_of(has_window_angles), config.context);
     if (config.positions == Positions::alibi) alibi.emplace(heads);
     if (config.sinks) sinks = parameters.add(name + ".sinks", {heads}, Init::zeros());
+    if (config.has_value_embedding(layer))
+        value_embedding.emplace(parameters, name + ".value", config.vocabulary, config.width, kv_heads,
+                                head_dim, initial_std);
+    if (config.attention_gate) gate.emplace(parameters, name + ".gate", config.width, heads, 1.0);
 }
 
 attention::Options MultiHeadAttention::options_of_pass(const Context& ctx, const DropoutKey& key) const {
@@ -205,12 +209,16 @@ Residual MultiHeadAttention::forward_onto(const Context& ctx, const Residual& st
     return proj.forward_onto(ctx, stream, attended(ctx, x, pass, saved), saved.proj);
 }
 
-/// Attention's output o as [B,T,Hq*D].
+/// Attention's output o as [B,T,Hq*D], gated if there is a gate.
 Tensor MultiHeadAttention::attended(const Context& ctx, const Normed& normed, const Pass& pass,
                                     Saved& saved) const {
-    const Tensor& x = normed.x;
+    // Gates read the norm's result, so the product cannot compute the norm in its own kernel.
+    const bool has_gates = gate || value_embedding;
+    const Normed in = has_gates ? Normed(normed.value(ctx), {}, normed.inference) : normed;
+    const Tensor& x = in.x;
     check(x.rank() == 3, "multi_head_attention: x is ", x, "; expected [B, T, ", qkv.in_features(), "]");
-    const Tensor packed = qkv.forward(ctx, normed, saved.qkv);
+    const Tensor packed = qkv.forward(ctx, in, saved.qkv);
+    const Tensor v = heads_of(packed, heads + kv_heads, kv_heads);
     const auto attend_in = [&]<class Kind>(const Kind& kind) {
         Rope::Angles angles;
         if constexpr (std::is_same_v<Kind, TrainingPass>) {
@@ -219,9 +227,11 @@ Tensor MultiHeadAttention::attended(const Context& ctx, const Normed& normed, co
             angles = has_window_angles ? kind.angles.windowed : kind.angles.common;
         }
         const QueriesAndKeys rotated = queries_and_keys(ctx, packed, angles, saved);
-        return attend(ctx, kind, {rotated.q, rotated.k, heads_of(packed, heads + kv_heads, kv_heads)}, saved);
+        if (value_embedding) value_embedding->forward_add(ctx, v, x, kind.tokens, saved.value);
+        return attend(ctx, kind, {rotated.q, rotated.k, v}, saved);
     };
-    const Tensor o = std::visit(attend_in, pass);
+    Tensor o = std::visit(attend_in, pass).reshape({x.size(0), x.size(1), heads, head_dim});
+    if (gate) o = gate->forward(ctx, x, o, saved.gate);
     return o.reshape({x.size(0), x.size(1), heads * head_dim});
 }
 
@@ -274,7 +284,10 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const StepPass& pass, cons
 Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gradient, const Saved& saved,
                                     const BackwardHooks& hooks) const {
     const Tensor& dy = gradient.dy;
-    Tensor d_o = proj.backward(ctx, gradient, saved.proj);
+    Tensor d_gates, d_value_gates;
+    Tensor d_o =
+        gate ? gate->backward_through(ctx, proj, gradient, saved.proj, saved.attention.o, saved.gate, d_gates)
+             : proj.backward(ctx, gradient, saved.proj);
     proj.notify_complete(hooks);
 
     const Tensor d_packed = empty(ctx, {dy.size(0), dy.size(1), qkv.out_features()}, dy.dtype());
@@ -300,8 +313,13 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                                        angles_at(ctx, saved.pass.token_positions(), dy.size(1), dy.dtype()),
                                        saved);
     if (q_norm) notify_gradients_complete(hooks, q_norm->weight, k_norm->weight);
+    if (value_embedding)
+        d_value_gates = value_embedding->backward_values(ctx, dv, saved.pass.tokens, saved.value, hooks);
     Tensor dx = qkv.backward(ctx, d_packed, saved.qkv);
     qkv.notify_complete(hooks);
+    if (value_embedding)
+        value_embedding->gate.backward_add_x(ctx, dx, d_value_gates, saved.value.gate, hooks);
+    if (gate) gate->backward_add_x(ctx, dx, d_gates, saved.gate, hooks);
     return dx;
 }
 

@@ -8,6 +8,7 @@
 #include <gradtile/layers/alibi.h>
 #include <gradtile/layers/documents.h>
 #include <gradtile/layers/head_transform.h>
+#include <gradtile/layers/learned_factors.h>
 #include <gradtile/layers/linear.h>
 #include <gradtile/layers/norm.h>
 #include <gradtile/layers/pass_hooks.h>
@@ -25,10 +26,12 @@ namespace gradtile {
 /// copied. With config.qk_norm, queries and keys are first RMS-normalised, over D or over all heads of a
 /// token, and written to a new tensor. With Positions::rope, queries and keys are then rotated, in the same
 /// pass over memory if whole heads are; without a norm, in place. The config's window, softcap, sinks,
-/// dropout and Positions::alibi become attention operator options.
+/// dropout and Positions::alibi become attention operator options. With config.attention_gate, the heads of
+/// attention's output are gated (HeadGate) before proj; in layers with a value embedding, the values have a
+/// term of their own for each token (ValueEmbedding). The gates read x.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight ([D], or [Hq*D]
-/// and [Hkv*D]), name.sinks [Hq] (zeros at first).
+/// and [Hkv*D]), name.sinks [Hq] (zeros at first), name.value_embedding, name.value_gate, name.gate.
 struct MultiHeadAttention {
     struct Saved {
         Linear::Saved qkv;  // x [B,T,C]
@@ -40,7 +43,10 @@ struct MultiHeadAttention {
         // recomputes them from `projected`.
         attention::Saved attention;
         attention::Options options;  // the forward call's options
-        Linear::Saved proj;          // holds o as [B,T,C]
+        // Holds o as [B,T,C], or the gated o. This may be undefined; backward then computes it again.
+        Linear::Saved proj;
+        ValueEmbedding::Saved value;
+        HeadGate::Saved gate;
         TrainingPass pass;
     };
     std::int64_t layer;  // the layer's number in the model
@@ -54,6 +60,8 @@ struct MultiHeadAttention {
     bool has_window_angles;                 // the rope is that of layers with a window
     std::optional<AlibiSlopes> alibi;
     Parameter sinks;
+    std::optional<ValueEmbedding> value_embedding;
+    std::optional<HeadGate> gate;  // of attention's output
 
     /// `layer` determines the window, the place in a cache, and the dropout masks.
     MultiHeadAttention(ParameterStore& parameters, const std::string& name, const ModelConfig& config,

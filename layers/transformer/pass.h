@@ -9,6 +9,7 @@
 #include <gradtile/attention/decode.h>
 #include <gradtile/core/dropout_key.h>
 #include <gradtile/layers/documents.h>
+#include <gradtile/layers/embedding.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/transformer/key_value_cache.h>
 
@@ -34,7 +35,8 @@ struct TrainingPass {
     /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
     /// each batch row is one document.
     Documents documents = {};
-    std::int64_t max_window = 0;  ///< keys that a token sees in any layer, at most; 0: no limit
+    std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
+    Embedding::Saved tokens = {};  ///< int32 [B,T], which value embeddings read
 
     TokenPositions token_positions() const {
         if (!documents) return {};
@@ -50,7 +52,8 @@ struct CachedPass {
     std::vector<EqualTexts> texts;
     TokenPositions positions;
     const KeyValueCache& cache;
-    LayerAngles angles = {};  ///< for the N tokens
+    LayerAngles angles = {};       ///< for the N tokens
+    Embedding::Saved tokens = {};  ///< the N tokens, int32 [1, N], which value embeddings read
 
     const TokenPositions& token_positions() const { return positions; }
 };
@@ -63,6 +66,7 @@ struct StepPass {
     const KeyValueCache& cache;
     const attention::DecodeScratch& scratch;  ///< for at least R rows, see Transformer::step_scratch()
     LayerAngles angles = {};                  ///< for the R tokens
+    Embedding::Saved tokens = {};             ///< the R tokens, int32 [1, R], which value embeddings read
 
     TokenPositions token_positions() const {
         return {.each = positions.reshape({1, positions.elements()}), .end = cache.capacity};

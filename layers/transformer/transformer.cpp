@@ -155,14 +155,13 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
     Saved discarded;
     Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
-    if (saved != nullptr) {
-        wte.start_token_sort(ctx, saved->wte);
-        saved->blocks.assign(blocks.size(), {});
-    }
+    if (saved != nullptr) saved->blocks.assign(blocks.size(), {});
+    StreamHistory history(config, stream.x);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
         TransformerBlock::Saved unused;
-        stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused);
+        stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused, history);
+        history.add_output(ctx, stream);
     }
     before_use(last_parameter_);
     return stream;
@@ -171,8 +170,12 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
-    const TrainingPass pass{
-        .dropout = options.dropout, .documents = options.documents, .max_window = options.max_window};
+    saved.wte = {.tokens = tokens};
+    wte.start_token_sort(ctx, saved.wte);
+    const TrainingPass pass{.dropout = options.dropout,
+                            .documents = options.documents,
+                            .max_window = options.max_window,
+                            .tokens = saved.wte};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
     const Normed x = norm_f.forward(ctx, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
@@ -184,8 +187,12 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     Tensor dx = head.backward(ctx, saved.head);
     if (!config.tied_head) notify_gradients_complete(hooks, head.weight);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
-    for (std::size_t i = blocks.size(); i-- > 0;)
-        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks);
+    StreamGradients gradients;
+    for (std::size_t i = blocks.size(); i-- > 0;) {
+        gradients.add_to_output(ctx, i, stream);
+        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, gradients);
+    }
+    gradients.add_to_x0(ctx, stream);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
     dx = norm_e.backward(ctx, dx, saved.norm_e, hooks);
     if (wpe) {
@@ -200,7 +207,9 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 /// The last block's output [B,T,C], before the last norm.
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
-    return forward_blocks(ctx, tokens, TrainingPass{.documents = documents}, nullptr).sum(ctx);
+    return forward_blocks(ctx, tokens, TrainingPass{.documents = documents, .tokens = {.tokens = tokens}},
+                          nullptr)
+        .sum(ctx);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
@@ -238,6 +247,7 @@ Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const K
     check_packed_texts(texts, cache);
     CachedPass pass{.texts = equal_texts(texts.texts), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
+    pass.tokens.tokens = texts.tokens;
     Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);
     Residual last{.x = last_rows(ctx, stream.sum(ctx), texts.texts), .inference = true};
     ConfiguredNorm::Saved discarded;
@@ -257,7 +267,8 @@ void Transformer::next_logits(const Context& ctx, const Tensor& logits, const Te
                   {{"tokens", tokens}, {"positions", step.positions}, {"slots", step.slots}});
     StepPass pass = step;
     pass.angles = rotation_angles(ctx, pass.token_positions(), rows);
-    Residual stream = forward_blocks(ctx, tokens.reshape({1, rows}), pass, nullptr);
+    pass.tokens.tokens = tokens.reshape({1, rows});
+    Residual stream = forward_blocks(ctx, pass.tokens.tokens, pass, nullptr);
     ConfiguredNorm::Saved discarded;
     head.logits(ctx, norm_f.forward(ctx, stream, discarded), logits.reshape({1, rows, config.vocabulary}));
 }

@@ -31,6 +31,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
                                    const ModelConfig& config, std::int64_t layer,
                                    const TrainingOptions& training)
     : kind(config.block),
+      mix(parameters, name + ".mix", config, layer),
       norm_1(norm_if(norm_places(kind).inputs, parameters, name, "1", config)),
       attn(parameters, name + ".attn", config, layer, training),
       norm_post_1(norm_if(norm_places(kind).outputs, parameters, name, "post_1", config)),
@@ -77,6 +78,7 @@ Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, 
 /// Frees the saved values that backward recomputes.
 void TransformerBlock::drop_recomputable(Activations& kept) const {
     if (norm_1.exists()) kept.attn.qkv.x = {};
+    if (attn.gate) kept.attn.proj.x = {};
     if (attn.qk_norm) kept.attn.attention.q = kept.attn.attention.k = {};
     if (norm_2.exists()) kept.mlp.up.x = {};
     kept.mlp.down.x = {};
@@ -85,7 +87,7 @@ void TransformerBlock::drop_recomputable(Activations& kept) const {
 TransformerBlock::Activations TransformerBlock::recompute_activations(const Context& ctx,
                                                                       const Saved& inputs) const {
     Activations saved;
-    Residual stream{inputs.input};
+    Residual stream{mix.exists() ? mix.recompute(ctx, inputs.mix) : inputs.input};
     Residual middle = forward_attention(ctx, stream, inputs.pass, saved);
     const Normed x = mlp_input(ctx, stream, middle, saved);
     if (norm_post_2.exists()) {
@@ -97,9 +99,10 @@ TransformerBlock::Activations TransformerBlock::recompute_activations(const Cont
     return saved;
 }
 
-Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pass& pass,
-                                   Saved& saved) const {
+Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved,
+                                   const StreamHistory& history) const {
     Activations all;
+    stream = mix.forward(ctx, stream, history, saved.mix);
     Residual out = forward_layers(ctx, stream, pass, all);
     const auto* const training = std::get_if<TrainingPass>(&pass);
     if (training == nullptr) return out;
@@ -112,7 +115,7 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pa
             saved.activations = std::move(all);
             return out;
         case Recompute::block:
-            saved.input = stream.x;
+            if (!mix.exists()) saved.input = stream.x;
             saved.pass = *training;
             return out;
     }
@@ -142,11 +145,16 @@ Tensor TransformerBlock::backward_attention(const Context& ctx, const SummedGrad
 }
 
 SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                                          const BackwardHooks& hooks) const {
-    check(saved.activations || saved.input.defined(),
+                                          const BackwardHooks& hooks, StreamGradients& gradients) const {
+    check(saved.activations || saved.input.defined() || !saved.mix.terms.empty(),
           "transformer_block: backward requires the saved values of a forward pass");
     Activations kept = saved.activations ? *saved.activations : recompute_activations(ctx, saved);
+    return mix.backward(ctx, backward_layers(ctx, dy, kept, hooks), saved.mix, gradients, hooks);
+}
 
+/// The gradient with respect to the first norm's input, in dy's memory. Frees the saved values.
+SummedGradient TransformerBlock::backward_layers(const Context& ctx, const SummedGradient& dy,
+                                                 Activations& kept, const BackwardHooks& hooks) const {
     const Tensor& stream = dy.dy;
     // dx's column sums are the gradient of the last bias in the branch below, unless dropout or a norm
     // changes dx first.

@@ -1,14 +1,61 @@
 #pragma once
-/// One transformer block.
+/// One transformer block, and the sum of earlier streams that it may read.
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <gradtile/layers/dropout.h>
+#include <gradtile/layers/learned_factors.h>
 #include <gradtile/layers/transformer/configured_norm.h>
 #include <gradtile/layers/transformer/mlp.h>
 #include <gradtile/layers/transformer/multi_head_attention.h>
 
 namespace gradtile {
+
+/// The residual streams of a forward pass that later blocks read.
+struct StreamHistory {
+    Tensor x0 = {};                    ///< the first block's input
+    std::int64_t kept = 0;             ///< how many blocks' outputs a skip reads
+    std::vector<Tensor> outputs = {};  ///< of these blocks, the first ones
+
+    StreamHistory() = default;
+    StreamHistory(const ModelConfig& config, const Tensor& first_input);
+    /// Keeps the output of the next block, if a skip reads it. Replaces the stream by its sum then.
+    void add_output(const Context& ctx, Residual& stream);
+};
+
+/// The gradients of these streams; undefined as long as nothing has been added.
+struct StreamGradients {
+    Tensor x0 = {};
+    std::vector<Tensor> outputs = {};
+
+    /// Adds what skips have contributed to block i's output.
+    void add_to_output(const Context& ctx, std::size_t i, SummedGradient& gradient);
+    void add_to_x0(const Context& ctx, SummedGradient& gradient) const;
+};
+
+/// A block's input as a learned sum: stream * x  [+ x0 * first block's input]  [+ skip * earlier block's
+/// output], where x is the output of the block below. config.x0_lambdas and config.skip_source() say which
+/// terms a layer has. Without a second term there is no sum, and the input is the stream itself.
+///
+/// Parameters of block h.I: h.I.mix.stream, h.I.mix.x0 and h.I.mix.skip [1], which start at 1, 0 and 1.
+struct StreamMix {
+    using Saved = WeightedSum::Saved;
+    bool reads_x0;
+    std::int64_t skip_source;  ///< the earlier block's number, or -1
+    std::optional<WeightedSum> sum;
+
+    StreamMix(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
+              std::int64_t layer);
+    bool exists() const { return sum.has_value(); }
+    Residual forward(const Context& ctx, const Residual& stream, const StreamHistory& history,
+                     Saved& saved) const;
+    /// Computes the sum again, with the same bits.
+    Tensor recompute(const Context& ctx, const Saved& saved) const;
+    /// Returns the gradient of the stream in dy's memory, and adds to those of the other terms.
+    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                            StreamGradients& gradients, const BackwardHooks& hooks) const;
+};
 
 /// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C]. Other kinds of block have
 /// norms at other places, see BlockKind.
@@ -20,10 +67,13 @@ namespace gradtile {
 ///   Recompute::block         1: x. Backward first repeats the forward pass with the same dropout masks,
 ///                               without the MLP's last product
 ///
-/// A norm of a branch's output also saves that output at the first two levels.
+/// A norm of a branch's output also saves that output at the first two levels, and a gate attention's gated
+/// output at the first one. A sum of streams (StreamMix) saves the output of the block below at all levels,
+/// but Recompute::block then does not save x.
 ///
-/// Parameters of block name: name.ln_1, name.attn, name.ln_post_1, name.ln_2, name.mlp, name.ln_post_2,
-/// without the norms that the kind of block does not have (Norm::rms: norm_1, norm_post_1 and so on).
+/// Parameters of block name: name.mix, name.ln_1, name.attn, name.ln_post_1, name.ln_2, name.mlp,
+/// name.ln_post_2, without the norms that the kind of block does not have (Norm::rms: norm_1, norm_post_1 and
+/// so on).
 struct TransformerBlock {
     /// What the block's layers save.
     struct Activations {
@@ -37,12 +87,15 @@ struct TransformerBlock {
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
-        // With Recompute::block, only the input [B,T,C] and the pass are saved; else only the activations.
+        StreamMix::Saved mix;
+        // With Recompute::block, only the pass and, unless it is a sum of streams, the input [B,T,C] are
+        // saved; else only the activations.
         Tensor input;
         TrainingPass pass;
         std::optional<Activations> activations;
     };
     BlockKind kind;
+    StreamMix mix;
     ConfiguredNorm norm_1;  ///< of attention's input; a kind of block may lack any of its norms
     MultiHeadAttention attn;
     ConfiguredNorm norm_post_1;  ///< of attention's output
@@ -59,12 +112,18 @@ struct TransformerBlock {
 
     /// Returns the residual stream and the MLP's output, which the next norm adds, or their sum. Only a
     /// training pass saves what backward needs.
-    Residual forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved) const;
+    Residual forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved,
+                     const StreamHistory& history = {}) const;
     /// Returns dx in dy's memory, because each branch only adds to the residual stream's gradient. If norms
     /// have computed dx's column sums, these are attached; they are the gradient of the last bias in the
-    /// branch below.
+    /// branch below. Adds to the gradients of the history's streams.
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                            const BackwardHooks& hooks = {}) const;
+                            const BackwardHooks& hooks, StreamGradients& gradients) const;
+    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
+                            const BackwardHooks& hooks = {}) const {
+        StreamGradients none;
+        return backward(ctx, dy, saved, hooks, none);
+    }
 
   private:
     Residual forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
@@ -77,6 +136,8 @@ struct TransformerBlock {
                         const BackwardHooks& hooks) const;
     Tensor backward_attention(const Context& ctx, const SummedGradient& dy, Activations& kept,
                               const BackwardHooks& hooks) const;
+    SummedGradient backward_layers(const Context& ctx, const SummedGradient& dy, Activations& kept,
+                                   const BackwardHooks& hooks) const;
 };
 
 }  // namespace gradtile

@@ -47,6 +47,9 @@ CASES = {
     "records": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--qk-norm",
                 "--qk-norm-kind", "head-without-gain", "--embedding-norm", "--query-scalar", "69.4", "--logit-softcap", "15", "--logit-softcap-form", "root",
                 "--activation", "relu2", "--no-tied-head", "--zero-init"],
+    "streams": LLAMA + ["--layers", "5", "--x0-lambdas", "--unet-skips", "--dropout", "0.1"],
+    "gates": LLAMA + ["--attention-gate", "--value-embeddings", "--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32",
+                      "--embedding-lr-factor", "2"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -244,6 +247,10 @@ def loss_of(p, config, tokens, targets, documents, masks):
             return F.rms_norm(x.flatten(2), (x.shape[2] * dim,), offset + p[name], epsilon).unflatten(-1, (-1, dim))
         return F.rms_norm(x, (dim,), None if kind == "head-without-gain" else offset + p[name], epsilon)
 
+    def head_gates(name, x):
+        """[B,T,H,1], from the first 16 columns of x."""
+        return torch.sigmoid(F.linear(x[..., :16], p[name + ".weight"])).unsqueeze(-1)
+
     def attend(layer, block, x):
         qkv = linear(block + "attn.qkv", x)
         q, k, v = (t.unflatten(-1, (-1, dim)) for t in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
@@ -252,8 +259,13 @@ def loss_of(p, config, tokens, targets, documents, masks):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if config["positions"] == "rope":
             q, k = (rotate(t, config, layer, documents.position) for t in (q, k))
-        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks, documents)
-        return linear(block + "attn.proj", o.transpose(1, 2).flatten(2))
+        if config["value-embeddings"] and (config["layers"] - 1 - layer) % 2 == 0:
+            values = F.embedding(tokens, p[block + "attn.value_embedding.weight"]).unflatten(-1, (kv_heads, dim))
+            v = v + (2 * head_gates(block + "attn.value_gate", x) * values).transpose(1, 2)
+        o = attention(q, k, v, config, layer, p.get(block + "attn.sinks"), masks, documents).transpose(1, 2)
+        if config["attention-gate"]:
+            o = o * head_gates(block + "attn.gate", x)
+        return linear(block + "attn.proj", o.flatten(2))
 
     def mlp(block, x):
         activation = config["activation"]
@@ -270,10 +282,17 @@ def loss_of(p, config, tokens, targets, documents, masks):
         x = x + p["wpe.weight"][documents.position]
     if config["embedding-norm"]:
         x = norm(("", "e"), x)
-    x = masks.drop(x, 0)
+    x = x0 = masks.drop(x, 0)
+    outputs = []
     for layer in range(config["layers"]):
         block = f"h.{layer}."
         kind = config["block"]
+        mirrored = config["layers"] - 1 - layer
+        x = p.get(block + "mix.stream", 1) * x
+        if config["x0-lambdas"]:
+            x = x + p[block + "mix.x0"] * x0
+        if config["unet-skips"] and mirrored < layer:
+            x = x + p[block + "mix.skip"] * outputs[mirrored]
 
         def inward(number, x):
             return x if kind == "output-norm" else norm((block, number), x)
@@ -284,6 +303,7 @@ def loss_of(p, config, tokens, targets, documents, masks):
         first = masks.drop(outward(1, attend(layer, block, inward(1, x))), layer + 1, 0)
         second = masks.drop(outward(2, mlp(block, inward(2, x if kind == "parallel" else x + first))), layer + 1, 1)
         x = x + first + second
+        outputs.append(x)
     logits = F.linear(norm(("", "f"), x), p["wte.weight" if config["tied-head"] else "head.weight"])
     if cap := config["logit-softcap"]:
         logits = cap * torch.tanh(logits / cap) if config["logit-softcap-form"] == "tanh" else logits / torch.sqrt(1 + (logits / cap) ** 2)
@@ -387,8 +407,12 @@ def packed_rows(name, w, config):
     return [rows]
 
 
+# The matrices of blocks that AdamW updates.
+NO_MUON = ("gate.weight", "value_embedding.weight")
+
+
 def rate_factor(name, w, config):
-    if name in ("wte.weight", "wpe.weight"):
+    if name in ("wte.weight", "wpe.weight") or name.endswith("value_embedding.weight"):
         return config["embedding-lr-factor"]
     if name == "head.weight":
         return config["head-lr-factor"]
@@ -406,7 +430,7 @@ def learning_rate(step, config):
 def train(initial, config, source, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in initial.items()}
     muon = config["optimizer"] == "muon"
-    hidden = {name: w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.")}
+    hidden = {name: w for name, w in p.items() if muon and w.dim() == 2 and name.startswith("h.") and not name.endswith(NO_MUON)}
     groups = [{"params": [w], "weight_decay": config["weight-decay"] if w.dim() == 2 else 0.0, "factor": rate_factor(name, w, config)}
               for name, w in p.items() if name not in hidden]
     adamw = AdamW if config["cautious-decay"] else torch.optim.AdamW

@@ -93,6 +93,21 @@ TEST(TransformerBlock, RecomputingBlocksSavesOnlyTheInput) {
     EXPECT_EQ(saved.input.raw_data(), f.x.raw_data());
 }
 
+/// The sum is computed again from the streams, which exist anyway.
+TEST(TransformerBlock, RecomputingBlocksSavesNothingOfASumOfStreams) {
+    const Context ctx(Device::cpu(), 2);
+    ModelConfig config = block_config(BlockKind::pre_norm);
+    config.x0_lambdas = true;
+    ParameterStore parameters;
+    const TransformerBlock block(parameters, "h.0", config, 0, {.recompute = Recompute::block});
+    parameters.allocate(ctx, DType::f64);
+    const Tensor x = randn(ctx, {2, 6, 8}, DType::f64, Seed{3});
+    const auto arena = std::make_shared<Arena>(Device::cpu(), std::size_t{1} << 20);
+    TransformerBlock::Saved saved;
+    block.forward(ctx.with_allocator(arena), {x}, TrainingPass{}, saved, StreamHistory(config, x));
+    EXPECT_EQ(arena->bytes_in_use(), 0u);
+}
+
 TEST(TransformerBlock, BackwardUpdatesTheStreamsGradientInPlace) {
     for (const BlockKind kind : block_kinds) {
         BlockFixture f(Recompute::none, kind);

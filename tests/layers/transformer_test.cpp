@@ -94,18 +94,26 @@ SmallModel tiny_lora() {
     return {tiny_gpt2(), {}, {.rank = 3, .alpha = 2.0}};
 }
 
+SmallModel tiny_lora_with_gates() {
+    ModelConfig config = tiny_gpt2();
+    config.layers = 3;
+    config.x0_lambdas = config.unet_skips = config.attention_gate = config.value_embeddings = true;
+    return {config, {}, {.rank = 2}};
+}
+
 class TransformerStyles : public ::testing::TestWithParam<SmallModel> {};
 std::vector<test::FamilyModel> tiny_families() {
     return test::family_models({.layers = 2, .width = 16, .hidden = 12, .context = 7, .vocabulary = 11});
 }
 std::vector<SmallModel> all_styles() {
-    std::vector<SmallModel> styles{tiny_gpt2(), tiny_llama(), tiny_options(), tiny_lora()};
+    std::vector<SmallModel> styles{tiny_gpt2(), tiny_llama(), tiny_options(), tiny_lora(),
+                                   tiny_lora_with_gates()};
     for (const test::FamilyModel& family : tiny_families()) styles.emplace_back(family.config);
     styles.back().adapters = {.rank = 2};
     return styles;
 }
 std::string style_name(const ::testing::TestParamInfo<SmallModel>& info) {
-    static const std::vector<std::string> first{"gpt2", "llama", "options", "lora"};
+    static const std::vector<std::string> first{"gpt2", "llama", "options", "lora", "lora_gates"};
     return info.index < first.size() ? first[info.index] : tiny_families()[info.index - first.size()].name;
 }
 INSTANTIATE_TEST_SUITE_P(All, TransformerStyles, ::testing::ValuesIn(all_styles()), style_name);
@@ -435,6 +443,84 @@ TEST(Transformer, ATiedEmbeddingReceivesTheGradientsOfBothUses) {
     EXPECT_THAT(as_head, ::testing::Contains(::testing::Ne(0.0)));
 }
 
+/// Copies the parameters that both models have.
+void copy_common_parameters(const ModelFixture& to, const ModelFixture& from) {
+    for (const Parameter& parameter : from.parameters.parameters())
+        copy(to.ctx, to.parameters.find(parameter.name()).value(), parameter.value());
+}
+
+/// With the factors that it starts with, a sum of the stream and the first input is the stream.
+TEST(Transformer, InitialLambdasChangeNothing) {
+    ModelConfig mixed = tiny_gpt2();
+    mixed.x0_lambdas = true;
+    ModelFixture with(mixed), without(tiny_gpt2());
+    copy_common_parameters(with, without);
+    for (const TransformerBlock& block : with.model.blocks) {
+        ASSERT_EQ(block.mix.sum->factors.size(), 2u);
+        EXPECT_EQ(block.mix.sum->factors[0].init().value, 1.0);
+        EXPECT_EQ(block.mix.sum->factors[1].init().value, 0.0);
+        for (const Parameter& factor : block.mix.sum->factors)
+            fill(with.ctx, factor.value(), factor.init().value);
+    }
+    EXPECT_EQ(with.loss({}), without.loss({}));
+    fill(with.ctx, with.model.blocks[1].mix.sum->factors[1].value(), 0.5);
+    EXPECT_NE(with.loss({}), without.loss({}));
+}
+
+TEST(Transformer, SkipsConnectMirroredBlocks) {
+    const auto sources = [](std::int64_t layers) {
+        const ModelConfig config{.layers = layers, .unet_skips = true};
+        std::vector<std::int64_t> list;
+        for (std::int64_t layer = 0; layer < layers; ++layer) list.push_back(config.skip_source(layer));
+        return list;
+    };
+    using List = std::vector<std::int64_t>;
+    EXPECT_EQ(sources(1), (List{-1}));
+    EXPECT_EQ(sources(4), (List{-1, -1, 1, 0}));
+    EXPECT_EQ(sources(5), (List{-1, -1, -1, 1, 0}));
+    EXPECT_EQ((ModelConfig{.layers = 4}.skip_source(3)), -1);
+}
+
+/// With zeros for the gates' weights a gate is exactly a half, which doubled projections make up for.
+TEST(Transformer, AnInitialAttentionGateHalvesAttention) {
+    ModelConfig gated = tiny_gpt2();
+    gated.attention_gate = true;
+    ModelFixture with(gated), without(tiny_gpt2());
+    copy_common_parameters(with, without);
+    for (const TransformerBlock& block : with.model.blocks) {
+        fill(with.ctx, block.attn.gate->linear.weight.value(), 0.0);
+        axpy(with.ctx, block.attn.proj.weight.value(), 1.0, block.attn.proj.weight.value());
+    }
+    EXPECT_EQ(with.loss({}), without.loss({}));
+    fill(with.ctx, with.model.blocks[1].attn.gate->linear.weight.value(), 0.5);
+    EXPECT_NE(with.loss({}), without.loss({}));
+}
+
+/// Every other layer has one, the last one included. Rows of zeros change nothing; another row changes only
+/// texts with its token.
+TEST(Transformer, ValueEmbeddingsBelongToTokens) {
+    ModelConfig embedded = tiny_gpt2();
+    embedded.layers = 3;
+    ModelFixture without(embedded);
+    embedded.value_embeddings = true;
+    ModelFixture with(embedded);
+    copy_common_parameters(with, without);
+    std::vector<bool> exist;
+    for (const TransformerBlock& block : with.model.blocks) {
+        exist.push_back(block.attn.value_embedding.has_value());
+        if (exist.back()) fill(with.ctx, block.attn.value_embedding->embedding.weight.value(), 0.0);
+    }
+    EXPECT_THAT(exist, ::testing::ElementsAre(true, false, true));
+    EXPECT_EQ(with.loss({}), without.loss({}));
+    const Tensor rows = with.model.blocks[2].attn.value_embedding->embedding.weight.value();
+    for (std::int64_t i = 0; i < with.tokens.elements(); ++i)
+        with.tokens.data<std::int32_t>()[i] = without.tokens.data<std::int32_t>()[i] %= 10;
+    fill(with.ctx, rows.slice(0, 10, 1), 1.0);
+    EXPECT_EQ(with.loss({}), without.loss({})) << "no text has the token 10";
+    with.tokens.data<std::int32_t>()[0] = without.tokens.data<std::int32_t>()[0] = 10;
+    EXPECT_NE(with.loss({}), without.loss({}));
+}
+
 /// The published checkpoints' parameter counts (Radford et al. 2019).
 TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
     const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
@@ -520,8 +606,11 @@ TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
 TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
     // One head with width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys
     // on average.
-    const ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
+    ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
+    // Each gate of a head reads both columns. A look-up of an embedding costs nothing.
+    config.attention_gate = config.value_embeddings = true;
+    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 58 + 12 * 2 * 2);
 }
 
 TEST(Transformer, RefusesInvalidTokensInOneLine) {

@@ -76,7 +76,8 @@ inline void phi3(ModelConfig& c) {
 }  // namespace family
 
 /// One model for each family that differs from GPT-2 and Llama. Together they have every kind of block, norm,
-/// rotation and softcap. Contexts of more than 4 tokens are longer than the original one, where there is one.
+/// rotation, sum of streams, gate and softcap. Contexts of more than 4 tokens are longer than the original
+/// one, where there is one.
 inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     ModelConfig plain = as_llama(sizes);
     plain.heads = 4;
@@ -111,6 +112,14 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     });
     add("phi3", [](ModelConfig& c) {
         family::phi3(c);
+        c.head_width = 8;
+    });
+    add("streams", [](ModelConfig& c) {
+        c.layers = 4;
+        c.x0_lambdas = c.unet_skips = true;
+    });
+    add("gates", [](ModelConfig& c) {
+        c.qk_norm = c.attention_gate = c.value_embeddings = true;
         c.head_width = 8;
     });
     add("records", [](ModelConfig& c) {

@@ -287,6 +287,18 @@ ModelConfig olmo2_style() {
     config.qk_norm_kind = QkNorm::projection;
     return config;
 }
+/// A model with learned sums of streams.
+ModelConfig streams_style() {
+    ModelConfig config = small_llama();
+    config.layers = 4;
+    config.x0_lambdas = config.unet_skips = true;
+    return config;
+}
+ModelConfig gates_style() {
+    ModelConfig config = small_llama();
+    config.attention_gate = config.value_embeddings = true;
+    return config;
+}
 ModelConfig neox_style() {
     return {.layers = 2,
             .heads = 2,
@@ -345,6 +357,8 @@ std::vector<CheckedOperator> make_operators() {
         {"gemma3", [](const Context& c) { return check_transformer(c, gemma3_style()); }},
         {"olmo2", [](const Context& c) { return check_transformer(c, olmo2_style()); }},
         {"neox", [](const Context& c) { return check_transformer(c, neox_style()); }},
+        {"gates", [](const Context& c) { return check_transformer(c, gates_style()); }},
+        {"streams", [](const Context& c) { return check_transformer(c, streams_style()); }},
     };
     operators.insert(operators.end(), layer_operators.begin(), layer_operators.end());
     for (const ActivationTraits& traits : activation_table)

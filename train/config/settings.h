@@ -98,6 +98,21 @@ void visit_architecture_settings(Config& c, Visit& visit) {
           c.model.scaled_embedding);
     visit(Setting{"embedding-norm", "a norm between the embeddings and the first block", architecture},
           c.model.embedding_norm);
+    visit(Setting{"x0-lambdas", "a block's input is a learned sum of the stream and the first block's input",
+                  architecture, any_value, model_users},
+          c.model.x0_lambdas);
+    visit(
+        Setting{"unet-skips",
+                "block i's output is added to the input of the i-th block from the end, by a learned factor",
+                architecture, any_value, model_users},
+        c.model.unet_skips);
+    visit(Setting{"attention-gate", "a sigmoid gate for each head of attention's output, from its input",
+                  architecture, any_value, model_users},
+          c.model.attention_gate);
+    visit(Setting{"value-embeddings",
+                  "every other layer adds a gated embedding of the token to attention's values", architecture,
+                  any_value, model_users},
+          c.model.value_embeddings);
     visit(Setting{"qk-norm", "RMSNorm on q and k", architecture, any_value, model_users}, c.model.qk_norm);
     visit(Setting{"qk-norm-kind", "qk-norm: of every head, or of all heads of a token together", architecture,
                   any_value, model_users},

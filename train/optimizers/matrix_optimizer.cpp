@@ -174,6 +174,7 @@ std::vector<std::int64_t> block_matrix_rows(const Parameter& parameter, const Mo
     if (parameter.shape().rank() != 2 || !name.starts_with("h.")) return {};
     const std::int64_t rows = parameter.shape()[0];
     const auto is_of = [&](std::string_view layer) { return name.find(layer) != std::string::npos; };
+    if (is_of(".attn.value_embedding.") || is_of(".attn.value_gate.") || is_of(".attn.gate.")) return {};
     if (name.ends_with(".lora_a")) return {rows};  // its rows are the adapter's, not the matrix's
     if (is_of(".attn.qkv.")) {
         const std::int64_t key_rows = model.key_value_heads() * model.head_dim();

@@ -125,13 +125,30 @@ TEST(ConfiguredOptimizer, MuonSplitsPackedMatrices) {
     EXPECT_EQ(rows_of(store, "h.0.mlp.gate_up.lora_b"), (Rows{hidden, hidden}));
 }
 
+/// Gates, embeddings of values and factors of sums are AdamW's.
+TEST(ConfiguredOptimizer, MuonLeavesGatesAndValueEmbeddingsToAdamW) {
+    ModelConfig config{.layers = 2, .heads = 2, .width = 32, .context = 8, .vocabulary = 8};
+    config.x0_lambdas = config.unet_skips = config.attention_gate = config.value_embeddings = true;
+    ParameterStore store;
+    const Transformer model(config, store);
+    for (const char* const name :
+         {"h.1.attn.gate.weight", "h.1.attn.value_gate.weight", "h.1.attn.value_embedding.weight",
+          "h.1.mix.stream", "h.1.mix.x0", "h.1.mix.skip"})
+        EXPECT_TRUE(block_matrix_rows(store.find(name), config).empty()) << name;
+}
+
 /// Without biases, Muon's matrices of a GPT-2 are all that the factors do not change.
 TEST(ConfiguredOptimizer, MultipliesTheRatesOfEmbeddingsHeadAndVectors) {
     const Context ctx(Device::cpu(), 1);
     const auto values_after_a_step = [&](const std::function<void(TrainConfig&)>& change) {
         TrainConfig config;
-        config.model = {
-            .layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 11, .tied_head = false};
+        config.model = {.layers = 1,
+                        .heads = 2,
+                        .width = 16,
+                        .context = 8,
+                        .vocabulary = 11,
+                        .tied_head = false,
+                        .value_embeddings = true};
         change(config);
         validate(config);
         ParameterStore store;
@@ -160,7 +177,8 @@ TEST(ConfiguredOptimizer, MultipliesTheRatesOfEmbeddingsHeadAndVectors) {
             return names;
         };
         using Names = std::set<std::string>;
-        EXPECT_EQ(changed_by(&TrainConfig::embedding_lr_factor), (Names{"wte.weight", "wpe.weight"}));
+        EXPECT_EQ(changed_by(&TrainConfig::embedding_lr_factor),
+                  (Names{"wte.weight", "wpe.weight", "h.0.attn.value_embedding.weight"}));
         EXPECT_EQ(changed_by(&TrainConfig::head_lr_factor), (Names{"head.weight"}));
         EXPECT_EQ(changed_by(&TrainConfig::vector_lr_factor),
                   (Names{"h.0.ln_1.weight", "h.0.ln_1.bias", "h.0.ln_2.weight", "h.0.ln_2.bias",
