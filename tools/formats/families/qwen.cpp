@@ -61,7 +61,10 @@ ModelFamily qwen2_family() {
                     return config;
                 },
             .map = map_qwen2,
-            .other_members = {{"attention_dropout", harmless}, {"partial_rotary_factor", refused, "[1]"}},
+            .other_members = {{"attention_dropout", harmless},
+                              {"partial_rotary_factor", refused, "[1]"},
+                              // Positions of images; Qwen2.5's text models have false.
+                              {"use_mrope", refused, "[false]"}},
             .tensors = llama_tensors(),
             .gguf = {.architecture = "qwen2", .check = [](const ModelConfig& c, std::string_view source) {
                          refuse_windows(c, "qwen2", source);
