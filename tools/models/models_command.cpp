@@ -55,8 +55,9 @@ CostConstants measured_constants(Device device, DType dtype) {
     const double bytes =
         device.is_cpu() ? measure_read_rate(ctx, std::int64_t{1} << 28, sampling) : measure_copy_rate(ctx);
     CostConstants constants = h200_constants();
-    const double attention =
-        device.is_cpu() ? products : products * constants.attention_flops / constants.product_flops;
+    const double gpu_ratio = is_16_bit(dtype) ? constants.attention_flops / constants.product_flops
+                                              : constants.attention_flops_f32 / constants.product_flops_f32;
+    const double attention = device.is_cpu() ? products : products * gpu_ratio;
     constants.product_flops = constants.product_flops_f32 = products;
     constants.attention_flops = constants.attention_flops_f32 = attention;
     constants.memory_bytes = constants.update_bytes = bytes;
