@@ -1,5 +1,5 @@
-// Fuzzes the readers of documents (JSON Lines, Parquet, gzip, zstd, plain text): any bytes give one Error, or
-// documents that become tokens, examples and windows.
+// Fuzzes the readers of documents (JSON Lines, Parquet, gzip, zstd, plain text): any bytes give one clear
+// Error, or documents that become tokens, examples and windows.
 #include "memory_file.h"
 
 #include <utility>
@@ -93,8 +93,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           std::pair{ChatTemplate::llama3, TrainOn::answers}}) {
         try {
             read_documents(bytes.path(), chat_template, train_on);
-        } catch (const Error&) {
-            // The reader refused the file.
+        } catch (const Error& error) {
+            fuzz::require_clear(error, bytes.path());
         }
     }
     try {

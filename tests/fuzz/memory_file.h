@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include <gradtile/core/check.h>
 #include <gradtile/core/descriptor.h>
 
 namespace gradtile::fuzz {
@@ -15,6 +17,13 @@ namespace gradtile::fuzz {
 /// Ends the process, which the fuzzer reports as a finding.
 inline void require(bool condition) {
     if (!condition) std::abort();
+}
+
+/// A reader's Error must be one line that names the file, or the folder that holds it.
+inline void require_clear(const Error& error, std::string_view path) {
+    const std::string_view message = error.what();
+    require(message.find('\n') == std::string_view::npos);
+    require(message.find(path) != std::string_view::npos);
 }
 
 /// A regular file in memory with a path.

@@ -44,8 +44,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         read_all(file);
         bytes.write(input.first(size / 2));  // the file becomes shorter while it is open
         read_all(file);
-    } catch (const Error&) {
-        // The reader refused the file.
+    } catch (const Error& error) {
+        fuzz::require_clear(error, bytes.path());
     }
     return 0;
 }

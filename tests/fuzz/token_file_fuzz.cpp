@@ -64,8 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (choice & 64) bytes.resize(size / 2);
         if (choice & 128) bytes.write(std::vector<std::uint8_t>(input.rbegin(), input.rend()));
         read_while_it_changes(file);
-    } catch (const Error&) {
-        // The reader refused the file.
+    } catch (const Error& error) {
+        fuzz::require_clear(error, bytes.path());
     }
     return 0;
 }

@@ -7,7 +7,6 @@
 #include <iostream>
 
 #include <gradtile/core/available_memory.h>
-#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/table.h>
@@ -108,16 +107,6 @@ void read(const Context& ctx, const Tensor& values) {
     });
 }
 
-/// Returns the bytes per millisecond that a GPU reads and writes together in a large copy within its memory.
-double copied_bytes_per_ms(const Context& ctx) {
-    const Shape shape{std::int64_t{1} << 28};  // 512 MiB of 16-bit numbers: larger than any cache
-    const Tensor from = zeros(ctx, shape, DType::bf16), to = empty_like(ctx, from);
-    const double ms = median_milliseconds(ctx, {}, [&] {
-        cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx.device(), ctx.stream());
-    });
-    return 2 * static_cast<double>(from.bytes()) / ms;
-}
-
 /// The bytes that a token reads: the weights, without the learned positions and, if the head has its own
 /// weight, without the token embedding; and the keys and values that the layers see, averaged over a
 /// generation's tokens.
@@ -157,7 +146,7 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, std::int6
     const bool cpu = ctx.device().is_cpu();
     const double bytes =
         cpu ? static_cast<double>(model.parameters.values().bytes()) : bytes_of_token(model, texts, lengths);
-    const double read_ms = cpu ? median(reading) : bytes / copied_bytes_per_ms(ctx);
+    const double read_ms = cpu ? median(reading) : 1e3 * bytes / measure_copy_rate(ctx);
     table.add({step.preset, std::string(name_of(step.config.dtype)), static_cast<double>(texts),
                static_cast<double>(lengths.prompt),
                1e3 * static_cast<double>(texts * lengths.prompt) / prefill_ms,

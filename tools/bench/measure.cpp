@@ -108,6 +108,15 @@ double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling&
     return static_cast<double>(blocks * block * 64) / ms * 1e3;
 }
 
+double measure_copy_rate(const Context& ctx) {
+    const Shape shape{std::int64_t{1} << 28};  // 512 MiB of 16-bit numbers: larger than any cache
+    const Tensor from = zeros(ctx, shape, DType::bf16), to = empty_like(ctx, from);
+    const double ms = median_milliseconds(ctx, {}, [&] {
+        cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx.device(), ctx.stream());
+    });
+    return 2e3 * static_cast<double>(from.bytes()) / ms;
+}
+
 RandomNumbers::RandomNumbers(const Context& ctx)
     : pool_(randn(ctx, {std::int64_t{1} << 20}, DType::f32, Seed{1})) {}
 

@@ -46,6 +46,9 @@ ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sa
 /// Bytes per second when all threads of a CPU context read `bytes` bytes and do nothing else.
 double measure_read_rate(const Context& ctx, std::int64_t bytes, const Sampling& sampling);
 
+/// Bytes per second that a GPU reads and writes together in a large copy within its memory.
+double measure_copy_rate(const Context& ctx);
+
 /// Normally distributed numbers for large tensors. Zeros would give wrong times, because a GPU's power draw,
 /// and so its clock, depends on the data. The numbers repeat after a million, because generating more on the
 /// host is slow.

@@ -17,6 +17,7 @@ void add_tokenizer(CommandLine& program);
 void add_tokenize(CommandLine& program);
 void add_bench(CommandLine& program);
 void add_plan(CommandLine& program);
+void add_models(CommandLine& program);
 void add_lab(CommandLine& program);
 void add_report(CommandLine& program);
 

@@ -81,6 +81,11 @@ class Exporter {
         file.tensors = tensors_in(gguf_tensors(family_->gguf), Target::gguf);
         std::ranges::move(gguf_rope_tensors(config_.model), std::back_inserter(file.tensors));
         if (!encoding()) note_tokenizer("GGUF");
+        if (encoding() && !encoding()->vocabulary().normalizer.empty())
+            result_.notes.push_back(
+                "llama.cpp does not apply the tokenizer's normalizer NFC, so text in another Unicode form "
+                "has "
+                "other ids");
         if (config_.model.activation == Activation::gelu)
             result_.notes.push_back(
                 "llama.cpp computes GELU's tanh approximation, so logits differ by some 1e-3");

@@ -132,8 +132,9 @@ std::string split_name(const BytePairVocabulary& vocabulary, const std::string& 
     if (pattern == gpt2_pattern()) return "gpt-2";
     if (pattern == llama3_pattern()) return "llama-bpe";
     if (pattern == o200k_pattern()) return "gpt-4o";
-    throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's, Llama 3's or ",
-                       "o200k's"));
+    if (pattern == qwen2_pattern()) return "qwen2";
+    throw Error(concat(source, ": the tokenizer's split has no name in GGUF; expected GPT-2's, Llama 3's, ",
+                       "Qwen2's or o200k's"));
 }
 
 /// tokenizer.json spells the tokens in GPT-2's characters for bytes (byte_characters.h). GGUF uses the same
@@ -142,8 +143,11 @@ GgufMetadata byte_pair_metadata(const BytePairVocabulary& vocabulary, std::int64
                                 const std::string& source) {
     check(vocabulary.model == SubwordModel::byte_pairs, source,
           ": GGUF: the tokenizer is a model of SentencePiece; expected byte-level BPE");
-    check(vocabulary.normalizer.empty(), source,
-          ": GGUF has no key for the tokenizer's normalizer; expected a tokenizer without one");
+    // Qwen's tokenizers have NFC, which llama.cpp leaves out for them; export says so.
+    check(vocabulary.normalizer.empty() ||
+              vocabulary.normalizer == std::vector<NormalizerStep>{UnicodeForm::nfc},
+          source,
+          ": GGUF has no key for the tokenizer's normalizer; expected NFC, or a tokenizer without one");
     std::vector<std::string> tokens(static_cast<std::size_t>(size)), merges;
     std::vector<std::int32_t> types(tokens.size(), unused_token);
     for (std::size_t id = 0; id < tokens.size(); ++id) tokens[id] = concat("[PAD", id, "]");

@@ -31,8 +31,8 @@ struct GgufText {
 /// Returns a byte-level BPE tokenizer's tokens, merges and pattern name, the tokens that begin and end texts,
 /// and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata say that the file
 /// has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for the tokenizer's
-/// pattern, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a text, or if a
-/// tokenizer id is not below `vocabulary`.
+/// pattern, if the tokenizer has another normalizer than NFC, if GGUF has no key for all tokens that end a
+/// text or that the tokenizer adds to a text, or if a tokenizer id is not below `vocabulary`.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
                                      const GgufText& text, const std::string& source);
 

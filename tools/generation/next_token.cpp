@@ -11,7 +11,7 @@ Context generation_context(const LanguageModel& model,
                            const std::function<void(const Context&)>& longest_pass) {
     if (model.ctx.device().is_cpu())
         return model.ctx.with_allocator(std::make_shared<RecyclingAllocator>(model.ctx.allocator()));
-    return with_arena_for(model.ctx.with_deterministic(true), longest_pass, /*slack=*/2.0);
+    return with_arena_for(model.ctx.with_deterministic(true), longest_pass, arena_slack(model.ctx.device()));
 }
 
 std::int64_t TextWindow::begin_of(std::int64_t length) {
@@ -43,21 +43,26 @@ Context context_for(const LanguageModel& model, std::int64_t slots, std::int64_t
     return generation_context(model, [&](const Context& dry) {
         const Context elsewhere = dry.plan(Arena::for_planning(dry.device()));
         const KeyValueCache cache(elsewhere, transformer.config, model.parameters.dtype(), slots, window);
-        // The largest pass: a token from each text, and as many more as there is room for.
-        const std::int64_t tokens = tokens_of_pass(window, slots);
-        PackedTexts pass;
-        for (std::int64_t slot = 0, left = tokens - slots; slot < slots; ++slot) {
-            const std::int64_t length = 1 + std::min(left, window - 1);
-            pass.texts.push_back({.slot = slot, .start = window - length, .length = length});
-            left -= length - 1;
-        }
-        pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
-        transformer.logits(dry, pass, cache);
+        plan_longest_pass(dry, transformer, cache, slots);
         if (TokenStep::exists_for(model)) TokenStep::plan(dry, model, cache, slots);
     });
 }
 
 }  // namespace
+
+/// The largest pass: a token from each text, and as many more as there is room for.
+void plan_longest_pass(const Context& dry, const Transformer& transformer, const KeyValueCache& cache,
+                       std::int64_t slots) {
+    const std::int64_t window = cache.capacity, tokens = tokens_of_pass(window, slots);
+    PackedTexts pass;
+    for (std::int64_t slot = 0, left = tokens - slots; slot < slots; ++slot) {
+        const std::int64_t length = 1 + std::min(left, window - 1);
+        pass.texts.push_back({.slot = slot, .start = window - length, .length = length});
+        left -= length - 1;
+    }
+    pass.tokens = pass.positions = empty(dry, {1, tokens}, DType::i32);
+    transformer.logits(dry, pass, cache);
+}
 
 NextToken::NextToken(const LanguageModel& model, std::int64_t slots, bool use_cache)
     : model_(model),

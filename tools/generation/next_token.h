@@ -13,12 +13,22 @@
 namespace gradtile {
 
 /// Returns the context for generation. On a CPU, it allocates from a RecyclingAllocator. On a GPU, tokens
-/// need activations of different lengths. The arena is twice as large as the longest pass needs, because the
-/// lengths leave gaps that the dry run does not have. Each length has matrix products of new shapes, for
-/// which timing algorithms takes longer than it saves, so the context is deterministic and does not time
-/// them. `longest_pass` allocates in a dry run everything that the context allocates for a pass.
+/// need activations of different lengths. The arena is larger than the longest pass needs by arena_slack(),
+/// because the lengths leave gaps that the dry run does not have. Each length has matrix products of new
+/// shapes, for which timing algorithms takes longer than it saves, so the context is deterministic and does
+/// not time them. `longest_pass` allocates in a dry run everything that the context allocates for a pass.
 Context generation_context(const LanguageModel& model,
                            const std::function<void(const Context& dry)>& longest_pass);
+
+/// Computes, in a dry run, the longest pass of `slots` texts whose windows fill the cache. Its activations
+/// come from `dry`'s allocator.
+void plan_longest_pass(const Context& dry, const Transformer& transformer, const KeyValueCache& cache,
+                       std::int64_t slots);
+
+/// How much larger than the longest pass the arena of generation_context() is.
+constexpr double arena_slack(Device device) {
+    return device.is_cpu() ? 1.0 : 2.0;
+}
 
 /// The text window that the model sees: at first the last `context` tokens. Each time the text has grown
 /// beyond the context, the window's oldest half is dropped. So a window seldom changes its beginning: with

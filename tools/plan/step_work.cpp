@@ -113,4 +113,18 @@ StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_bat
             .update_bytes_of_element = update_bytes};
 }
 
+Work generation_work(const ModelConfig& model, DType dtype, std::int64_t texts) {
+    const double element = as_double(static_cast<std::int64_t>(size_of(dtype)));
+    const double layers = as_double(model.layers), tokens = as_double(texts);
+    const double weights = layers * as_double(block_matrices(model).elements()) +
+                           as_double(model.width) * padded_vocabulary(model);
+    // The keys that one token's heads see in all layers.
+    const double keys = layers * mean_visible_keys(model, model.context);
+    const double cached = 2 * keys * as_double(model.key_value_heads() * model.head_dim());
+    return {.product_flops = 2 * tokens * weights,
+            .attention_flops = 4 * tokens * keys * as_double(model.heads * model.head_dim()),
+            .bytes = element * (weights + tokens * cached),
+            .blocks = layers / 3};
+}
+
 }  // namespace gradtile

@@ -36,4 +36,8 @@ struct StepWork {
 StepWork step_work(const ModelConfig& model, DType dtype, std::int64_t micro_batch,
                    Recompute recompute = Recompute::none);
 
+/// Returns the work of a generation step: a token for each of `texts` texts, whose caches hold as many tokens
+/// as a token sees on average in a text of model.context tokens. Every weight is read once.
+Work generation_work(const ModelConfig& model, DType dtype, std::int64_t texts);
+
 }  // namespace gradtile

@@ -61,7 +61,8 @@ std::vector<ToolCall> tool_calls_of(const JsonValue& message, const std::string&
         const JsonValue* const wrapped = member_of(call, "function");
         const JsonValue& function = wrapped == nullptr ? call : *wrapped;
         const JsonValue* const arguments = member_of(function, "arguments");
-        check(arguments != nullptr, here, ": expected an object with name and arguments");
+        check(arguments != nullptr, here, ": ", json_excerpt(call),
+              "; expected an object with name and arguments");
         result.push_back({text_member(function, "name", here), arguments_text(*arguments, here)});
     }
     return result;
@@ -74,12 +75,12 @@ ChatMessage message_of_row(const JsonValue& value, const std::string& where) {
         message.role = role_of_sharegpt(text_member(value, "from", where), where);
         message.content = text_member(value, "value", where);
     } else {
-        const bool has_content = member_of(value, "content") != nullptr;
-        check(value.contains("role") && value["role"].is_string() &&
-                  (has_content ? value["content"].is_string() : !message.tool_calls.empty()),
-              where, ": expected an object with the texts role and content");
-        message.role = enum_named<ChatRole>(value["role"].text(), where + ": role");
-        if (has_content) message.content = value["content"].text();
+        check(value.is_object(), where, ": ", json_excerpt(value),
+              "; expected an object with the texts role and content");
+        message.role = enum_named<ChatRole>(text_member(value, "role", where), where + ": role");
+        // A message with tool calls may have no content.
+        if (member_of(value, "content") != nullptr || message.tool_calls.empty())
+            message.content = text_member(value, "content", where);
     }
     if (const JsonValue* const train = member_of(value, "train")) {
         check(train->is_boolean(), where, ": train: ", json_excerpt(*train), "; expected true or false");
@@ -87,13 +88,14 @@ ChatMessage message_of_row(const JsonValue& value, const std::string& where) {
     }
     const JsonValue* const weight = member_of(value, "weight");
     check(weight == nullptr || *weight == JsonValue(1), where,
-          ": weight: expected 1; \"train\": false leaves a message out of the loss");
+          ": weight: ", weight == nullptr ? "" : json_excerpt(*weight),
+          "; expected 1; \"train\": false leaves a message out of the loss");
     return message;
 }
 
 Conversation messages_of(const JsonValue& list, const std::string& where, const char* what) {
     check(list.is_array(), where, ": ", what, ": ", json_excerpt(list), "; expected an array of messages");
-    check(list.size() > 0, where, ": ", what, " is empty");
+    check(list.size() > 0, where, ": ", what, " is empty; expected at least one message");
     Conversation conversation;
     for (const JsonValue& message : list.elements())
         conversation.push_back(message_of_row(message, concat(where, ": message ", conversation.size() + 1)));
@@ -173,8 +175,8 @@ bool RowColumns::finds_document(const JsonValue& row) const {
 
 void RowColumns::read(const JsonValue& row, const std::string& where, std::deque<Document>& documents) const {
     const std::string& first = chosen_.front();
-    check(row.is_object() && row.contains(first), where, ": expected an object with ",
-          shown_in_message(first), ", as the first row has");
+    check(row.is_object() && row.contains(first), where, ": ", json_excerpt(row),
+          "; expected an object with ", shown_in_message(first), ", as the first row has");
     const JsonValue* const tools =
         text_column_.empty() && first != "text" ? member_of(row, "tools") : nullptr;
     check(tools == nullptr || tools->size() == 0, where,

@@ -25,6 +25,12 @@ std::string_view llama3_pattern() {
            R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }
 
+std::string_view qwen2_pattern() {
+    // Llama 3's with one digit in a piece.
+    return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+           R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+}
+
 std::string_view o200k_pattern() {
     // A word is capital letters and then small ones; letters without case, and marks, count as both kinds.
     return R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"

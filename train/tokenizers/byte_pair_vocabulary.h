@@ -123,11 +123,12 @@ struct BytePairVocabulary {
     bool operator==(const BytePairVocabulary&) const = default;
 };
 
-/// The patterns that cut text for the GPT-2, cl100k (GPT-4), o200k (GPT-4o) and Llama 3 tokenizers.
+/// The patterns that cut text for the GPT-2, cl100k (GPT-4), o200k (GPT-4o), Llama 3 and Qwen2 tokenizers.
 std::string_view gpt2_pattern();
 std::string_view cl100k_pattern();
 std::string_view o200k_pattern();
 std::string_view llama3_pattern();
+std::string_view qwen2_pattern();
 
 /// The largest vocabulary size. All ids are less than this number.
 constexpr std::int64_t max_byte_pair_vocabulary = std::int64_t{1} << 22;

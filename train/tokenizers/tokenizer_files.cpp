@@ -7,6 +7,7 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/text/message.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/tokenizers/internal/base64.h>
@@ -158,8 +159,9 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
         const auto parsed = std::from_chars(std::min(line.data() + space + 1, last), last, rank);
         check(bytes && parsed.ec == std::errc() && parsed.ptr == last && rank >= 0 &&
                   rank < max_byte_pair_vocabulary,
-              source, ": line ", number, ": expected a token in base64, a space and its rank (0 to ",
-              max_byte_pair_vocabulary - 1, ")");
+              source, ": line ", number, ": '", printable_name(line),
+              "'; expected a token in base64, a space and its rank (0 to ", max_byte_pair_vocabulary - 1,
+              ")");
         const auto index = static_cast<std::size_t>(rank);
         if (index >= vocabulary.tokens.size()) {
             with_source(source, [&] { check_missing_ids(rank, lines); });

@@ -194,7 +194,7 @@ class FolderReader {
     }
 
     void check_class(const std::string& name) {
-        is_gpt2_ = name == "GPT2Tokenizer" || name == "GPT2TokenizerFast";
+        class_ = find_class(name);
         // These classes take a tokenizer.json as it is.
         constexpr std::array<std::string_view, 7> plain_classes = {"",
                                                                    "PreTrainedTokenizerFast",
@@ -205,15 +205,39 @@ class FolderReader {
                                                                    "GemmaTokenizerFast"};
         const bool is_plain = std::ranges::find(plain_classes, name) != plain_classes.end();
         const std::string place = path_of("tokenizer_config.json");
-        check(is_gpt2_ || is_plain, place, ": tokenizer_class: '", printable_name(name),
-              "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer, ",
-              "GemmaTokenizer or GPT2Tokenizer, or --tokenizer with the file of the tokenizer");
-        // Of tokenizer.json, transformers 5 reads only vocabulary, merges and post-processor for this class.
-        const bool is_gpt2_split =
-            vocabulary_.patterns == std::vector{SplitPattern{std::string(gpt2_pattern())}};
-        check(!is_gpt2_ || (is_gpt2_split && !vocabulary_.whole_pieces), place, ": tokenizer_class: '", name,
-              "' cuts text as GPT-2 does, but tokenizer.json does not; --tokenizer with the path of "
+        check(
+            class_ || is_plain, place, ": tokenizer_class: '", printable_name(name),
+            "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer, ",
+            "GemmaTokenizer, GPT2Tokenizer or Qwen2Tokenizer, or --tokenizer with the file of the tokenizer");
+        if (!class_) return;
+        const bool cuts_alike =
+            vocabulary_.patterns == std::vector{SplitPattern{std::string(class_->pattern())}};
+        check(cuts_alike && vocabulary_.normalizer == class_->normalizer && !vocabulary_.whole_pieces, place,
+              ": tokenizer_class: '", name, "' cuts text as ", class_->model,
+              " does, but tokenizer.json does not; --tokenizer with the path of "
               "tokenizer.json uses that file alone");
+    }
+
+    /// A class for which transformers 5 reads only vocabulary, merges and post-processor from tokenizer.json.
+    struct OwnPipeline {
+        std::string_view name, model;
+        std::string_view (*pattern)();
+        std::vector<NormalizerStep> normalizer;
+        /// The members whose default is <|endoftext|>.
+        std::vector<const char*> end_tokens;
+    };
+    static std::optional<OwnPipeline> find_class(std::string_view name) {
+        const OwnPipeline classes[] = {
+            {"GPT2Tokenizer", "GPT-2", gpt2_pattern, {}, {"bos_token", "eos_token", "unk_token"}},
+            {"Qwen2Tokenizer",
+             "Qwen2",
+             qwen2_pattern,
+             {UnicodeForm::nfc},
+             {"eos_token", "pad_token", "unk_token"}}};
+        if (name.ends_with("Fast")) name.remove_suffix(4);
+        for (const OwnPipeline& known : classes)
+            if (known.name == name) return known;
+        return std::nullopt;
     }
 
     /// transformers makes another tokenizer if add_prefix_space differs from tokenizer.json.
@@ -326,10 +350,11 @@ class FolderReader {
         }
     }
 
-    /// GPT2Tokenizer has names for <|endoftext|> if the files give no others.
+    /// The class has names for <|endoftext|> if the files give no others.
     void add_default_tokens(const JsonValue& config, const JsonValue& named) {
-        for (const char* const name : {"bos_token", "eos_token", "unk_token"})
-            if (is_gpt2_ && !config.contains(name) && !named.contains(name))
+        if (!class_) return;
+        for (const char* const name : class_->end_tokens)
+            if (!config.contains(name) && !named.contains(name))
                 add_named_token(end_of_text, concat(path_of("tokenizer_config.json"), ": ", name));
     }
 
@@ -381,8 +406,9 @@ class FolderReader {
     std::string folder_;
     UnknownMembers& unknown_;
     const char* file_name_ = "";
-    bool has_tokenizer_json_ = false, is_gpt2_ = false;
-    bool has_added_tokens_ = false;  // the file has all added tokens, as each file but vocab.json
+    bool has_tokenizer_json_ = false;
+    std::optional<OwnPipeline> class_;  // of the tokenizer, if it has a pipeline of its own
+    bool has_added_tokens_ = false;     // the file has all added tokens, as each file but vocab.json
     BytePairVocabulary vocabulary_;
     std::unordered_map<std::string, std::size_t> added_places_;  // of vocabulary_.added, by text
     std::optional<TokenIndex> vocab_index_;                      // of vocab.json

@@ -255,6 +255,49 @@ TEST(Import, AnUnknownChatTemplateIsNotReplacedByAnother) {
     ChatSession(*model, {.chat_template = ChatTemplate::llama3});
 }
 
+/// The pattern and the normalizer are those of Qwen2.5's tokenizer.json; the pattern is copied from there.
+BytePairVocabulary qwen2_vocabulary() {
+    BytePairVocabulary vocabulary = byte_vocabulary({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+    vocabulary.patterns = {
+        {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+         "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}};
+    vocabulary.normalizer = {UnicodeForm::nfc};
+    return vocabulary;
+}
+
+/// transformers 5 computes Qwen2's pattern and NFC for this class, whatever tokenizer.json says.
+TEST(Import, QwensClassMustHaveItsPatternAndNormalizer) {
+    if (!GRADTILE_HAVE_UTF8PROC) GTEST_SKIP() << "NFC needs utf8proc";
+    const TemporaryDirectory place;
+    int number = 0;
+    const auto message_with = [&](const BytePairVocabulary& vocabulary) {
+        const fs::path folder = place / std::to_string(number++);
+        export_model(checkpoint_of(model_with(test::small_llama(), byte_vocabulary({"<|endoftext|>"})), "x"),
+                     "run", {.out = folder.string()});
+        json tokenizer = json_of(folder / "tokenizer.json");
+        if (!vocabulary.normalizer.empty()) tokenizer["normalizer"] = {{"type", "NFC"}};
+        tokenizer["pre_tokenizer"] = {
+            {"type", "Sequence"},
+            {"pretokenizers",
+             {{{"type", "Split"},
+               {"pattern", {{"Regex", vocabulary.patterns.front().regex}}},
+               {"behavior", "Isolated"},
+               {"invert", false}},
+              {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+        write_json(folder / "tokenizer.json", tokenizer);
+        write_text(folder / "tokenizer_config.json", R"({"tokenizer_class": "Qwen2Tokenizer"})");
+        return message_of([&] { import_model(folder.string()); });
+    };
+    BytePairVocabulary vocabulary = qwen2_vocabulary();
+    EXPECT_EQ(message_with(vocabulary), "no error");
+    vocabulary.normalizer = {};
+    const auto refusal = HasSubstr("'Qwen2Tokenizer' cuts text as Qwen2 does, but tokenizer.json does not");
+    EXPECT_THAT(message_with(vocabulary), refusal);
+    vocabulary = qwen2_vocabulary();
+    vocabulary.patterns = {{std::string(llama3_pattern())}};
+    EXPECT_THAT(message_with(vocabulary), refusal);
+}
+
 TEST(Import, FilesOfTheTokenizerMustAgree) {
     const TemporaryDirectory place;
     int number = 0;
@@ -471,6 +514,19 @@ TEST(Export, GgufSaysWhereTextsBeginAndEnd) {
     vocabulary.before = {258, 259};
     EXPECT_THAT(message_of([&] { gguf_of(vocabulary, {.tokens = {.begin = 258, .end = {259}}}); }),
                 HasSubstr("puts 2 tokens before a text"));
+}
+
+TEST(Export, GgufHoldsQwensTokenizerAndNoOtherNormalizer) {
+    if (!GRADTILE_HAVE_UTF8PROC) GTEST_SKIP() << "NFC needs utf8proc";
+    BytePairVocabulary vocabulary = qwen2_vocabulary();
+    EXPECT_EQ(gguf_of(vocabulary, {}).at("tokenizer.ggml.pre"), GgufValue(std::string("qwen2")));
+    for (const std::vector<NormalizerStep>& steps : {std::vector<NormalizerStep>{UnicodeForm::nfkc},
+                                                     {LowercaseStep{}},
+                                                     {UnicodeForm::nfc, LowercaseStep{}}}) {
+        vocabulary.normalizer = steps;
+        EXPECT_THAT(message_of([&] { gguf_of(vocabulary, {}); }),
+                    HasSubstr("run: GGUF has no key for the tokenizer's normalizer; expected NFC"));
+    }
 }
 
 TEST(ImportedRun, FineTuningKeepsTheFilesUntilTheTemplateChanges) {

@@ -52,21 +52,29 @@ TEST(Documents, ConversationsAreReadLineByLine) {
 TEST(Documents, TheLineThatIsWrongIsNamed) {
     EXPECT_THAT(refusal("{"), HasSubstr("f.jsonl: line 2: not JSON"));
     EXPECT_THAT(refusal("[]"),
-                HasSubstr("f.jsonl: line 2: expected an object with messages, as the first row has"));
-    EXPECT_THAT(refusal("{\"text\": \"a\"}"), HasSubstr("line 2: expected an object with messages"));
-    EXPECT_THAT(refusal("{\"messages\": []}"), HasSubstr("line 2: messages is empty"));
+                HasSubstr("f.jsonl: line 2: [...]; expected an object with messages, as the first row has"));
+    EXPECT_THAT(refusal("{\"text\": \"a\"}"), HasSubstr("line 2: {...}; expected an object with messages"));
+    EXPECT_THAT(refusal("{\"messages\": []}"),
+                HasSubstr("line 2: messages is empty; expected at least one message"));
     EXPECT_THAT(refusal("{\"messages\": 3}"),
                 HasSubstr("line 2: messages: 3; expected an array of messages"));
-    EXPECT_THAT(refusal("{\"messages\": [3]}"), HasSubstr("line 2: message 1: expected an object"));
+    EXPECT_THAT(refusal("{\"messages\": [3]}"),
+                HasSubstr("line 2: message 1: 3; expected an object with the texts role and content"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}"),
-                HasSubstr("message 1: expected an object with the texts role and content"));
+                HasSubstr("message 1: content: [...]; expected a text"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\"}]}"),
+                HasSubstr("message 1: content: missing; expected a text"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"content\": \"a\"}]}"),
+                HasSubstr("message 1: role: missing; expected a text"));
+    EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [7]}]}"),
+                HasSubstr("message 1: tool call 1: 7; expected an object with name and arguments"));
     EXPECT_THAT(
         refusal("{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}"),
         HasSubstr("line 2: message 1: role: 'critic' is unknown; expected system, user, assistant or tool"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"train\": 1}]}"),
                 HasSubstr("message 1: train: 1; expected true or false"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"weight\": 0}]}"),
-                HasSubstr("message 1: weight: expected 1"));
+                HasSubstr("message 1: weight: 0; expected 1"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}"),
                 HasSubstr("line 2: tools: definitions of tools are not a part of the chat template"));
     EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: nested more than 64 levels"));
