@@ -16,8 +16,8 @@ void check_heads(const Tensor& heads, const Tensor& logits, const char* what, co
     check(heads.rank() == 4 && heads.dtype() == logits.dtype() &&
               Shape{heads.size(0), heads.size(1), heads.size(2)} == expected,
           "head_gate: heads ", heads, " for gates ", logits, "; expected [B, T, H, D] for [B, T, H]");
-    check(other.shape() == heads.shape() && other.dtype() == heads.dtype(), "head_gate: ", what, ' ', other,
-          " for heads ", heads, "; shapes and dtypes must be equal");
+    check(other.defined() && other.shape() == heads.shape() && other.dtype() == heads.dtype(),
+          "head_gate: ", what, ' ', other, " for heads ", heads, "; shapes and dtypes must be equal");
     row_layout(heads, "head_gate");
     row_layout(other, "head_gate");
 }
@@ -55,6 +55,7 @@ void HeadGate::forward_add(const Context& ctx, const Tensor& sum, const Tensor& 
 
 Tensor HeadGate::recompute(const Context& ctx, const Tensor& heads, const Saved& saved) const {
     check(saved.logits.defined(), "head_gate: backward requires the saved values of a forward pass");
+    check(heads.rank() == 4, "head_gate: heads ", heads, "; expected [B, T, H, D]");
     const Tensor y = empty(ctx, heads.shape(), heads.dtype());
     apply_gate(ctx, {.y = y, .x = heads, .logits = saved.logits, .scale = scale});
     return y;
@@ -78,6 +79,7 @@ Tensor HeadGate::backward_through(const Context& ctx, const Linear& product, con
                                   const Linear::Saved& of_product, const Tensor& heads, const Saved& saved,
                                   Tensor& d_logits) const {
     check(saved.logits.defined(), "head_gate: backward requires the saved values of a forward pass");
+    check(heads.rank() >= 1, "head_gate: heads ", heads, "; expected [.., H, D]");
     const Shape& gates = saved.logits.shape();
     const Tensor o = heads.reshape({gates[0], gates[1], gates[2], heads.size(-1)});
     Linear::Saved gated = of_product;
@@ -91,6 +93,8 @@ Tensor HeadGate::backward_through(const Context& ctx, const Linear& product, con
 
 void HeadGate::backward_add_x(const Context& ctx, const Tensor& dx, const Tensor& d_logits,
                               const Saved& saved, const BackwardHooks& hooks) const {
+    check(dx.rank() == 3 && dx.size(2) >= linear.in_features(), "head_gate: dx is ", dx,
+          "; expected [B, T, C] with C at least ", linear.in_features());
     axpy(ctx, dx.slice(2, 0, linear.in_features()), 1.0, linear.backward(ctx, d_logits, saved.linear));
     linear.notify_complete(hooks);
 }
@@ -110,11 +114,13 @@ Tensor ValueEmbedding::rows_of(const Context& ctx, const Shape& heads, const Emb
 
 void ValueEmbedding::forward_add(const Context& ctx, const Tensor& v, const Tensor& x,
                                  const Embedding::Saved& tokens, Saved& saved) const {
+    check(v.rank() == 4, "value_embedding: values ", v, "; expected [B, T, H, D]");
     gate.forward_add(ctx, v, x, rows_of(ctx, v.shape(), tokens), saved.gate);
 }
 
 Tensor ValueEmbedding::backward_values(const Context& ctx, const Tensor& dv, const Embedding::Saved& tokens,
                                        const Saved& saved, const BackwardHooks& hooks) const {
+    check(dv.rank() == 4, "value_embedding: dv ", dv, "; expected [B, T, H, D]");
     const Tensor d_rows = empty(ctx, dv.shape(), dv.dtype());
     Tensor d_logits = gate.backward_heads(ctx, d_rows, dv, rows_of(ctx, dv.shape(), tokens), saved.gate);
     embedding.backward(ctx, d_rows.reshape({dv.size(0), dv.size(1), dv.size(2) * dv.size(3)}), tokens);

@@ -17,8 +17,8 @@ std::vector<WeightedTerm> weighted_terms(const std::vector<Parameter>& factors,
         const Tensor &x = terms[k], &factor = factors[k].value();
         check(
             x.defined() && x.is_contiguous() && x.shape() == terms[0].shape() && x.dtype() == factor.dtype(),
-            "weighted_sum: term ", k, " is ", x, "; expected contiguous ", terms[0].shape(), " in ",
-            factor.dtype());
+            "weighted_sum: term ", k, " is ", x, "; expected a contiguous tensor in ", factor.dtype(),
+            " like term 0, ", terms[0]);
         weighted.push_back({.x = x, .factor = factor});
     }
     return weighted;
@@ -67,7 +67,8 @@ Tensor WeightedSum::forward(const Context& ctx, const std::vector<Tensor>& terms
 Tensor WeightedSum::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
                              std::span<Tensor> others) const {
     std::vector<WeightedTerm> weighted = weighted_terms(factors, saved.terms);
-    check(dy.is_contiguous() && dy.shape() == saved.terms[0].shape() && dy.dtype() == saved.terms[0].dtype(),
+    check(dy.defined() && dy.is_contiguous() && dy.shape() == saved.terms[0].shape() &&
+              dy.dtype() == saved.terms[0].dtype(),
           "weighted_sum: dy ", dy, " for terms ", saved.terms[0], "; expected the same, contiguous");
     check(others.size() + 1 == weighted.size(), "weighted_sum: ", others.size(),
           " other gradients; expected ", weighted.size() - 1);

@@ -21,6 +21,7 @@ StreamHistory::StreamHistory(const ModelConfig& config, const Tensor& first_inpu
 
 void StreamHistory::add_output(const Context& ctx, Residual& stream) {
     if (std::ssize(outputs) == kept) return;
+    check(stream.x.defined(), "stream_history: a block's output is undefined; expected a tensor");
     stream.x = stream.sum(ctx);
     stream.branch = {};
     outputs.push_back(stream.x);

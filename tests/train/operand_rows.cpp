@@ -237,6 +237,7 @@ std::vector<OperandRow> Operators::rows() const {
     add_core(all);
     add_attention(all);
     add_layers(all);
+    add_learned_factors(all);
     add_transformer(all);
     add_training(all);
     return all;

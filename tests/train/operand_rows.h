@@ -7,6 +7,7 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/layers/embedding.h>
+#include <gradtile/layers/learned_factors.h>
 #include <gradtile/layers/norm.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/train/parallel/data_parallel.h>
@@ -37,6 +38,9 @@ struct Operators {
     const Linear linear{store, "l", 4, 6};
     const LowRankAdapter adapter{store, "a", 4, 6, {.rank = 2, .alpha = 2}};
     const CrossEntropyHead head{store, "head", 8, 4};
+    const WeightedSum weighted_sum{store, "s", std::vector<WeightedSum::Term>{{"a", 1.0}, {"b", 1.0}}};
+    const HeadGate gate{store, "g", 8, 2, 1.0};
+    const ValueEmbedding value{store, "v", 8, 8, 2, 4, 0.02};
     const Transformer model{config, store};
     const TransformerBlock& block = model.blocks.front();
     const Dropout dropout{0.5};
@@ -58,6 +62,7 @@ struct Operators {
     void add_core(std::vector<OperandRow>& all) const;
     void add_attention(std::vector<OperandRow>& all) const;
     void add_layers(std::vector<OperandRow>& all) const;
+    void add_learned_factors(std::vector<OperandRow>& all) const;
     void add_transformer(std::vector<OperandRow>& all) const;
     void add_training(std::vector<OperandRow>& all) const;
 };

@@ -233,6 +233,68 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
                    }});
 }
 
+void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
+    const auto add = [&](const char* name, const char* prefix, const Operands& operands, auto call) {
+        all.push_back({name, prefix, operands, call});
+    };
+    const Tensor x = numbers({1, 3, 8}), tokens = ids({1, 3}), logits = numbers({1, 3, 2});
+    const auto heads = [&] { return numbers({1, 3, 2, 4}); };
+    HeadGate::Saved gates;
+    gate.forward(ctx, x, heads(), gates);
+    add("layers/learned_factors.h: forward", "weighted_sum: ", {x, x}, [&](const Operands& t) {
+        WeightedSum::Saved saved;
+        weighted_sum.forward(ctx, t, saved);
+    });
+    add("layers/learned_factors.h: backward", "weighted_sum: ", {numbers({1, 3, 8})},
+        [&, x](const Operands& t) {
+            std::vector<Tensor> others(1);
+            weighted_sum.backward(ctx, t[0], {.terms = {x, x}}, others);
+        });
+    add("layers/learned_factors.h: forward of a gate", "head_gate: ", {x, heads()}, [&](const Operands& t) {
+        HeadGate::Saved saved;
+        gate.forward(ctx, t[0], t[1], saved);
+    });
+    add("layers/learned_factors.h: forward_add", "head_gate: ", {heads(), x, heads()},
+        [&](const Operands& t) {
+            HeadGate::Saved saved;
+            gate.forward_add(ctx, t[0], t[1], t[2], saved);
+        });
+    add("layers/learned_factors.h: forward_add of embeddings", "", {heads(), x, tokens},
+        [&](const Operands& t) {
+            ValueEmbedding::Saved saved;
+            value.forward_add(ctx, t[0], t[1], {.tokens = t[2]}, saved);
+        });
+    add("layers/learned_factors.h: recompute", "head_gate: ", {heads()},
+        [&, gates](const Operands& t) { gate.recompute(ctx, t[0], gates); });
+    add("layers/learned_factors.h: backward_heads", "head_gate: ", {heads(), heads(), heads()},
+        [&, gates](const Operands& t) { gate.backward_heads(ctx, t[0], t[1], t[2], gates); });
+    add("layers/learned_factors.h: backward_add_x", "", {numbers({1, 3, 8}), logits},
+        [&, gates](const Operands& t) { gate.backward_add_x(ctx, t[0], t[1], gates); });
+    add("layers/learned_factors.h: backward_through", "", {x, heads()}, [&, gates](const Operands& t) {
+        Tensor d_logits;
+        gate.backward_through(ctx, model.blocks[0].attn.proj, t[0], {}, t[1], gates, d_logits);
+    });
+    add("layers/learned_factors.h: backward_values", "", {heads(), tokens}, [&, gates](const Operands& t) {
+        value.backward_values(ctx, t[0], {.tokens = t[1]}, {.gate = gates});
+    });
+    add("layers/transformer/transformer_block.h: add_output", "stream_history: ", {x},
+        [&](const Operands& t) {
+            StreamHistory history;
+            history.kept = 1;
+            Residual stream{t[0]};
+            history.add_output(ctx, stream);
+        });
+    add("layers/transformer/transformer_block.h: add_to_output", "axpy: ", {x}, [&](const Operands& t) {
+        StreamGradients gradients{.outputs = {numbers({1, 3, 8})}};
+        SummedGradient gradient{t[0]};
+        gradients.add_to_output(ctx, 0, gradient);
+    });
+    add("layers/transformer/transformer_block.h: add_to_x0", "axpy: ", {x}, [&](const Operands& t) {
+        SummedGradient gradient{t[0]};
+        StreamGradients{.x0 = numbers({1, 3, 8})}.add_to_x0(ctx, gradient);
+    });
+}
+
 void Operators::add_transformer(std::vector<OperandRow>& all) const {
     const Tensor tokens = ids({1, 3}), targets = ids({1, 3}), x = numbers({1, 3, 8});
     const TrainingPass pass;

@@ -15,6 +15,7 @@
 #include <gradtile/layers/embedding.h>
 #include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/head_transform.h>
+#include <gradtile/layers/learned_factors.h>
 #include <gradtile/layers/linear_activation.h>
 #include <gradtile/layers/most_likely.h>
 #include <gradtile/layers/norm.h>
@@ -279,6 +280,49 @@ void test_differentiate_heads(const Context& ctx) {
     expect_refused([&] { differentiate_heads(ctx, x, rstd, x, norm); });
 }
 
+/// dy becomes the first term's gradient; no other operand may be written.
+void test_weighted_sum(const Context& ctx) {
+    ParameterStore store;
+    const WeightedSum sum(store, "s", std::vector<WeightedSum::Term>{{"a", 1.0}, {"b", 1.0}});
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    const Tensor x = numbers(ctx, {4, 4}), dy = numbers(ctx, {4, 4});
+    WeightedSum::Saved saved;
+    sum.forward(ctx, {x, x}, saved);
+    std::vector<Tensor> others{Tensor()};
+    expect_refused([&] { sum.backward(ctx, x, saved, others); });
+    for (const Tensor& other : {x, dy}) {
+        others = {other};
+        expect_refused([&] { sum.backward(ctx, dy, saved, others); });
+    }
+}
+
+HeadGate gate_in(ParameterStore& store, const Context& ctx) {
+    HeadGate gate(store, "g", 8, 2, 1.0);
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    return gate;
+}
+void test_head_gate_forward(const Context& ctx) {
+    ParameterStore store;
+    const HeadGate gate = gate_in(store, ctx);
+    const Tensor x = numbers(ctx, {1, 3, 8}), packed = numbers(ctx, {1, 3, 4, 4});
+    HeadGate::Saved saved;
+    gate.forward_add(ctx, packed.slice(2, 0, 2), x, packed.slice(2, 2, 2), saved);
+    expect_refused([&] { gate.forward_add(ctx, packed.slice(2, 0, 2), x, packed.slice(2, 1, 2), saved); });
+}
+void test_head_gate_backward(const Context& ctx) {
+    ParameterStore store;
+    const HeadGate gate = gate_in(store, ctx);
+    const Tensor x = numbers(ctx, {1, 3, 8}), rows = numbers(ctx, {1, 3, 2, 4});
+    HeadGate::Saved saved;
+    gate.forward(ctx, x, rows, saved);
+    expect_same_in_place(ctx, numbers(ctx, {1, 3, 2, 4}), [&](const Tensor& d_heads, const Tensor& dy) {
+        gate.backward_heads(ctx, d_heads, dy, rows, saved);
+    });
+    expect_refused([&] { gate.backward_heads(ctx, rows, numbers(ctx, {1, 3, 2, 4}), rows, saved); });
+}
+
 template <class Norm>
 void test_norm(const Context& ctx, const Norm& norm) {
     const auto views = shifted(ctx);
@@ -473,6 +517,14 @@ const OperatorRow operator_table[] = {
     {"layers/fused_linear.h: fuses_products", returns_new},
     {"layers/head_transform.h: differentiate_heads", checked, test_differentiate_heads},
     {"layers/head_transform.h: transform_heads", checked, test_transform_heads},
+    {"layers/learned_factors.h: backward", checked, test_weighted_sum},
+    {"layers/learned_factors.h: backward_add_x", through},
+    {"layers/learned_factors.h: backward_heads", checked, test_head_gate_backward},
+    {"layers/learned_factors.h: backward_through", through},
+    {"layers/learned_factors.h: backward_values", through},
+    {"layers/learned_factors.h: forward", returns_new},
+    {"layers/learned_factors.h: forward_add", checked, test_head_gate_forward},
+    {"layers/learned_factors.h: recompute", returns_new},
     {"layers/norm.h: backward", returns_new},
     {"layers/norm.h: backward_add", checked, test_norms},
     {"layers/norm.h: forward", checked, test_norms},
@@ -507,6 +559,9 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/transformer.h: logits_of_all", returns_new},
     {"layers/transformer/transformer.h: next_logits", checked, test_next_logits},
     {"layers/transformer/transformer.h: target_losses", returns_new},
+    {"layers/transformer/transformer_block.h: add_output", through},
+    {"layers/transformer/transformer_block.h: add_to_output", through},
+    {"layers/transformer/transformer_block.h: add_to_x0", through},
     {"layers/transformer/transformer_block.h: backward", through},
     {"layers/transformer/transformer_block.h: forward", through},
     {"train/model/language_model.h: copy_parameters", through},

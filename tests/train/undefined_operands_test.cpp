@@ -94,6 +94,16 @@ TEST(UndefinedOperands, BackwardRefusesTheSavedValuesOfNoForwardPass) {
         {"dropout: ", [&] { Dropout().backward(o.ctx, SummedGradient(dy), {}); }},
         {"embedding: ", [&] { o.embedding.backward(o.ctx, dy, {}); }},
         {"position_embedding: ", [&] { o.positions.backward(o.ctx, dy, {}); }},
+        {"weighted_sum: ",
+         [&] {
+             std::vector<Tensor> others(1);
+             o.weighted_sum.backward(o.ctx, dy, {}, others);
+         }},
+        {"head_gate: ",
+         [&] {
+             const Tensor heads = o.numbers({1, 3, 2, 4});
+             o.gate.backward_heads(o.ctx, heads, heads, heads, {});
+         }},
         {"layer_norm: ", [&] { o.layer_norm.backward(o.ctx, dy, {}); }},
         {"rms_norm: ", [&] { o.rms_norm.backward(o.ctx, dy, {}); }},
         {"linear ",

@@ -154,6 +154,14 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttentio
               1e-4);
 }
 
+/// A block's gradients are complete in another order with sums of streams, gates and value embeddings.
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfTheRecords) {
+    const Arguments options = {"--x0-lambdas", "--unet-skips", "--value-embeddings", "--attention-gate"};
+    const auto one_process = train(1, options);
+    expect_same_curve(one_process, train(2, options));
+    expect_same_curve(one_process, train(2, options + Arguments{"--zero", "1"}));
+}
+
 /// Each matrix is updated whole by its owner, with the same sums as in an unsharded run. Clipping is off,
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
