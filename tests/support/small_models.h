@@ -101,9 +101,14 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     });
     add("smollm3", [](ModelConfig& c) { c.rope_pattern = 2; });
     add("olmo2", family::olmo2);
-    add("gemma2", family::gemma2);
+    add("gemma2", [](ModelConfig& c) {
+        family::gemma2(c);
+        c.head_width = 8;
+        c.query_scalar = 12;
+    });
     add("gemma3", [](ModelConfig& c) {
         family::gemma3(c);
+        c.head_width = 8;
         c.rope_scaling = {.kind = RopeKind::linear, .factor = 8};
     });
     add("neox", [](ModelConfig& c) {

@@ -60,6 +60,7 @@ TEST(UndefinedOperands, EveryPublicOperatorHasARow) {
         "layers/transformer/multi_head_attention.h: differentiate_queries_and_keys",
         "tools/lab/warp_partition.h: partitioned_forward",
         "train/model/language_model.h: copy_parameters",
+        "train/optimizers/averaged_optimizer.h: step",
         "train/optimizers/elementwise_optimizer.h: step",
         "train/optimizers/matrix_optimizer.h: step",
         "train/optimizers/optimizer.h: step",
