@@ -29,6 +29,7 @@ int run(int argc, const char* const* argv) {
     cli::add_tokenize(program);
     cli::add_bench(program);
     cli::add_plan(program);
+    cli::add_doctor(program);
     return program.parse(argc, argv)();
 }
 

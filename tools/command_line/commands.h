@@ -19,5 +19,6 @@ void add_bench(CommandLine& program);
 void add_plan(CommandLine& program);
 void add_lab(CommandLine& program);
 void add_report(CommandLine& program);
+void add_doctor(CommandLine& program);
 
 }  // namespace gradtile::cli

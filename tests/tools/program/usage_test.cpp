@@ -35,6 +35,7 @@ const std::vector<Arguments> commands = {{},
                                          {"bench", "attention"},
                                          {"bench", "comm"},
                                          {"plan"},
+                                         {"doctor"},
                                          {"lab"},
                                          {"version"}};
 
