@@ -30,6 +30,7 @@ int run(int argc, const char* const* argv) {
     cli::add_bench(program);
     cli::add_plan(program);
     cli::add_models(program);
+    cli::add_doctor(program);
     return program.parse(argc, argv)();
 }
 

@@ -5,17 +5,29 @@
 #include <string>
 
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/core/gemm/internal/gemm_state.h>
 #include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/shared_library.h>
 
-namespace gradtile::cuda {
+namespace gradtile {
+
+std::string cuda_matrix_library() {
+    cuda::cublas();
+    const std::size_t version = cuda::cublas_lt().version();  // 130100 is 13.1.0
+    return concat(version / 10000, '.', version / 100 % 100, '.', version % 100);
+}
+
+namespace cuda {
 namespace {
 
 SharedLibrary library_of_toolkit(const char* stem) {
     const std::string name = concat(stem, ".so.", CUDART_VERSION / 1000);
     // The second path is for a toolkit that is not on the loader's search path.
-    return {"cuda", {name, GRADTILE_CUDA_LIBRARY_DIR "/" + name}};
+    return {"cuda",
+            {name, GRADTILE_CUDA_LIBRARY_DIR "/" + name},
+            concat("apt-get install libcublas-", CUDART_VERSION / 1000, '-', CUDART_VERSION % 1000 / 10,
+                   " (from NVIDIA's repository), or use --device cpu")};
 }
 
 Cublas load_cublas() {
@@ -103,4 +115,5 @@ cublasHandle_t cublas_handle(const Context& ctx) {
     return handle.get();
 }
 
-}  // namespace gradtile::cuda
+}  // namespace cuda
+}  // namespace gradtile

@@ -1,10 +1,17 @@
 // The CUDA side of matrix products in a build without the CUDA toolkit.
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/gemm/internal/symmetric_backend.h>
 
-namespace gradtile::cuda {
+namespace gradtile {
+
+std::string cuda_matrix_library() {
+    cuda::operator_absent();
+}
+
+namespace cuda {
 
 std::shared_ptr<GemmState> make_gemm_state(Device) {
     operator_absent();
@@ -37,4 +44,5 @@ void gemm(const Context&, const Tensor&, const Tensor&, const Tensor&, const Gem
     operator_absent();
 }
 
-}  // namespace gradtile::cuda
+}  // namespace cuda
+}  // namespace gradtile

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <gradtile/core/context.h>
@@ -27,6 +28,9 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 /// numbers may come from any file: at the first product of a kind, a restored algorithm is refused, and a new
 /// one is chosen, unless cuBLASLt proposes it for this product or it is a gradtile kernel for this product.
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
+/// Loads cuBLAS and cuBLASLt, as the first product on a GPU does. Returns cuBLASLt's version: "13.1.0".
+/// Throws Error if a library cannot be loaded or the build has no CUDA.
+std::string cuda_matrix_library();
 /// Returns how many restored choices were refused so far; 0 on the CPU.
 std::size_t refused_gemm_algorithms(const Context& ctx);
 

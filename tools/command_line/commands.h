@@ -20,5 +20,6 @@ void add_plan(CommandLine& program);
 void add_models(CommandLine& program);
 void add_lab(CommandLine& program);
 void add_report(CommandLine& program);
+void add_doctor(CommandLine& program);
 
 }  // namespace gradtile::cli

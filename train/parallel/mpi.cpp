@@ -15,8 +15,9 @@ constexpr const char* plugin_name = "libgradtile_mpi.so";
 const GradtileMpi* load_plugin() {
     // The loader searches the program's RUNPATH, which contains the plug-in's directory.
     const SharedLibrary library("mpi", {plugin_name},
-                                "several processes on the CPU need the MPI that gradtile was built with, and "
-                                "gradtile's plug-in for it in lib/gradtile or on LD_LIBRARY_PATH");
+                                "several processes on the CPU need the MPI that gradtile was built with "
+                                "(apt-get install openmpi-bin), and gradtile's plug-in for it in "
+                                "lib/gradtile or on LD_LIBRARY_PATH");
     decltype(&gradtile_mpi) functions = nullptr;
     library.find("gradtile_mpi", functions);
     const GradtileMpi* const plugin = functions();

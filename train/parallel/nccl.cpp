@@ -2,13 +2,22 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/shared_library.h>
+#include <gradtile/train/parallel/internal/communicator_backend.h>
 
-namespace gradtile::cuda {
+namespace gradtile {
+
+std::string nccl_version() {
+    const int version = cuda::nccl().version;  // 22803 is 2.28.3
+    return concat(version / 10000, '.', version / 100 % 100, '.', version % 100);
+}
+
+namespace cuda {
 namespace {
 
 Nccl load_nccl() {
     // The second name is the build's absolute path, for a library outside the loader's search path.
-    const SharedLibrary library("nccl", {"libnccl.so.2", GRADTILE_NCCL_LIBRARY});
+    const SharedLibrary library("nccl", {"libnccl.so.2", GRADTILE_NCCL_LIBRARY},
+                                "apt-get install libnccl2 (from NVIDIA's repository)");
     Nccl functions{};
     library.find("ncclGetUniqueId", functions.get_unique_id);
     library.find("ncclCommInitRank", functions.comm_init_rank);
@@ -22,7 +31,7 @@ Nccl load_nccl() {
     decltype(&ncclGetVersion) get_version = nullptr;
     library.find("ncclGetVersion", get_version);
     constexpr int with_symmetric_memory = 22800;
-    if (int version = 0; get_version(&version) == ncclSuccess && version >= with_symmetric_memory) {
+    if (get_version(&functions.version) == ncclSuccess && functions.version >= with_symmetric_memory) {
         library.find("ncclMemAlloc", functions.mem_alloc);
         library.find("ncclMemFree", functions.mem_free);
         library.find("ncclCommWindowRegister", functions.comm_window_register);
@@ -42,4 +51,5 @@ void nccl_check(ncclResult_t result, const char* what) {
     check(result == ncclSuccess, "nccl: ", what, ": ", nccl().error_string(result));
 }
 
-}  // namespace gradtile::cuda
+}  // namespace cuda
+}  // namespace gradtile

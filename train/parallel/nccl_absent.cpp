@@ -4,10 +4,20 @@
 
 namespace gradtile {
 
-std::unique_ptr<Communicator> cuda::make_nccl_communicator(const Context&, ProcessGroup&) {
+namespace {
+[[noreturn]] void nccl_absent() {
     throw Error(
         "nccl: this gradtile was built without NCCL, which several GPUs need; install it (libnccl-dev) and "
         "build again");
+}
+}  // namespace
+
+std::string nccl_version() {
+    nccl_absent();
+}
+
+std::unique_ptr<Communicator> cuda::make_nccl_communicator(const Context&, ProcessGroup&) {
+    nccl_absent();
 }
 
 }  // namespace gradtile

@@ -36,6 +36,7 @@ const std::vector<Arguments> commands = {{},
                                          {"bench", "comm"},
                                          {"plan"},
                                          {"models"},
+                                         {"doctor"},
                                          {"lab"},
                                          {"version"}};
 

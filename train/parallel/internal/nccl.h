@@ -7,6 +7,7 @@
 namespace gradtile::cuda {
 
 struct Nccl {
+    int version;  ///< NCCL's encoding: 22803 is 2.28.3
     decltype(&ncclGetUniqueId) get_unique_id;
     decltype(&ncclCommInitRank) comm_init_rank;
     decltype(&ncclCommAbort) comm_abort;
