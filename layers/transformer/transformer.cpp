@@ -207,9 +207,8 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 /// The last block's output [B,T,C], before the last norm.
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
-    return forward_blocks(ctx, tokens, TrainingPass{.documents = documents, .tokens = {.tokens = tokens}},
-                          nullptr)
-        .sum(ctx);
+    const TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}};
+    return forward_blocks(ctx, tokens, pass, nullptr).sum(ctx);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,

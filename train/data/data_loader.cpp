@@ -159,6 +159,14 @@ DocumentSpans spans_of(const Documents& documents, std::int64_t context) {
 
 }  // namespace
 
+struct DataLoader::Tokens {
+    TokenSequence sequence;
+    std::vector<TokenWindow> example_windows;  // empty if the sequence has no examples
+    // Packed: where documents begin in the sequence; empty if each separator shows it.
+    std::vector<std::int64_t> borders;
+    StreamPlace begin{}, end{};  // of a stream's block
+};
+
 Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context, const Packing& packing) {
     const Shape shape{batch_size, context};
     Batch batch{empty(ctx, shape, DType::i32), empty(ctx, shape, DType::i32)};
@@ -224,8 +232,8 @@ DataLoader::Cursor DataLoader::start_of(std::shared_ptr<const Tokens> tokens, st
 }
 
 /// Passes over blocks without a window, such as one of a single token.
-DataLoader::Cursor DataLoader::start_of_block(StreamPlace begin) const {
-    for (const std::int64_t first_epoch = begin.epoch; begin.epoch <= first_epoch + 1;) {
+DataLoader::Cursor DataLoader::start_of_block(const StreamPlace& first) const {
+    for (StreamPlace begin = first; begin.epoch <= first.epoch + 1;) {
         StreamBlock block = stream_->block(begin);
         const std::shared_ptr<Tokens> tokens = tokens_of(std::move(block.tokens));
         tokens->begin = block.begin;

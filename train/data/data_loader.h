@@ -12,12 +12,12 @@
 #include <gradtile/layers/documents.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/permutation.h>
-#include <gradtile/train/data/stream_place.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {
 
 class DocumentStream;
+struct StreamPlace;
 
 /// Model input: targets[b,t] is the token that follows tokens[b,t], or ignored_target.
 struct Batch {
@@ -96,14 +96,7 @@ class DataLoader {
     void restore(const JsonValue& state);
 
   private:
-    /// Tokens whose windows are visited in one order: all tokens, or a stream's block.
-    struct Tokens {
-        TokenSequence sequence;
-        std::vector<TokenWindow> example_windows;  // empty if the sequence has no examples
-        // Packed: where documents begin in the sequence; empty if each separator shows it.
-        std::vector<std::int64_t> borders;
-        StreamPlace begin{}, end{};  // of a stream's block
-    };
+    struct Tokens;  // whose windows are visited in one order: all tokens, or a stream's block
     /// A position in the endless order.
     struct Cursor {
         std::shared_ptr<const Tokens> tokens;
@@ -116,7 +109,7 @@ class DataLoader {
     void check_options() const;
     std::shared_ptr<Tokens> tokens_of(TokenSequence sequence) const;
     Cursor start_of(std::shared_ptr<const Tokens> tokens, std::int64_t epoch, std::int64_t pass) const;
-    Cursor start_of_block(StreamPlace begin) const;
+    Cursor start_of_block(const StreamPlace& first) const;
     Cursor place_in(const JsonValue& state) const;
     Cursor place_in_stream(const JsonValue& state) const;
     void advance(Cursor& cursor) const;
@@ -129,8 +122,7 @@ class DataLoader {
     WindowOptions window_options() const {
         return {options_.context, options_.ignore_token, options_.packing};
     }
-    std::vector<std::int32_t> window_;     // scratch
-    std::vector<std::int32_t> other_row_;  // scratch: another rank's row
+    std::vector<std::int32_t> window_, other_row_;  // scratch: a row of this rank, and of another
 };
 
 struct SequentialOptions {

@@ -19,10 +19,19 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/document_encoder.h>
 #include <gradtile/train/data/stream_files.h>
-#include <gradtile/train/data/stream_place.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {
+
+/// Where a block begins.
+struct StreamPlace {
+    std::int64_t epoch = 0;
+    std::int64_t file = 0;   ///< index in the epoch's order of the files
+    std::int64_t row = 0;    ///< index in the file
+    std::int64_t block = 0;  ///< number of the block since the run's start
+
+    bool operator==(const StreamPlace&) const = default;
+};
 
 /// The documents that a loader cuts into windows together.
 struct StreamBlock {

@@ -56,9 +56,9 @@ ModelFamily qwen2_family() {
                                            .qkv_bias = true});
                 },
             .map = map_qwen2,
-             .other_members = {{"partial_rotary_factor", refused, "[1]"},
-                               // Positions of images; Qwen2.5's text models have false.
-                               {"use_mrope", refused, "[false]"}},
+            .other_members = {{"partial_rotary_factor", refused, "[1]"},
+                              // Positions of images; Qwen2.5's text models have false.
+                              {"use_mrope", refused, "[false]"}},
             .tensors = llama_tensors(),
             .gguf = {.architecture = "qwen2", .check = [](const ModelConfig& c, const GgufTarget& target) {
                          refuse_windows(c, target);
