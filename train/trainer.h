@@ -22,7 +22,7 @@
 /// its callbacks (on_step() and the following).
 ///
 /// On a GPU the host waits for the device once per step, at its end, after it has prepared the next step's
-/// data. From the second step on, a step is one captured graph (config.cuda_graph).
+/// data. From the second step of a StepShape on, a step is one captured graph (config.cuda_graph).
 #include <filesystem>
 #include <functional>
 #include <memory>
