@@ -106,9 +106,10 @@ Source open_cached_text(const std::string& path, const SourceOptions& options) {
                                                   .cache = options.token_cache},
                                                  options.tokenizer, options.kind);
     require_same_content(path, text.contents, options.expected_content);
-    Source source{.vocabulary = text.tokenizer->vocab_size(),
-                  .separator = separator_of(*text.tokenizer).value_or(-1),
-                  .description = concat("text, ", grouped(text.tokens.size()), " BPE tokens")};
+    Source source{
+        .vocabulary = text.tokenizer->vocab_size(),
+        .separator = separator_of(*text.tokenizer).value_or(-1),
+        .description = concat("text, ", grouped(text.tokens.size()), ' ', unit_of(*text.tokenizer))};
     source.tokens = std::move(text.tokens);
     source.tokenizer = std::move(text.tokenizer);
     source.contents = std::move(text.contents);
