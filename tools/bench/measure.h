@@ -20,7 +20,7 @@ struct Sampling {
     double min_sample_ms = 1.0;  ///< shorter work is repeated within a sample, at most 100 times
 };
 
-/// Returns the middle value; of an even number of values the larger of the two.
+/// Returns the middle value, or the larger middle value if their number is even.
 double median(std::vector<double> values);
 
 /// Median milliseconds for `work`, after two warm-up runs (the first chooses algorithms).

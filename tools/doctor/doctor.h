@@ -1,5 +1,5 @@
 #pragma once
-/// What this machine offers to a run, and what it lacks.
+/// The hardware and libraries that a run can use on this machine, and those that are missing.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What it costs to use a model on one device: memory by dry runs, time by the cost model of `gradtile plan`.
+/// Memory and speed of a model on one device: memory by dry runs, speed by the cost model of `gradtile plan`.
 #include <cstddef>
 #include <cstdint>
 

@@ -357,7 +357,7 @@ void visit_optimization_settings(Config& c, Visit& visit) {
           c.max_bad_steps);
 }
 
-/// What changes in the course of a run, in addition to the learning rate's kind.
+/// Sizes, shapes and averages that change during a run. visit_optimization_settings() has the learning rate.
 template <class Config, class Visit>
 void visit_schedule_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
