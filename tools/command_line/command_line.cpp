@@ -181,11 +181,11 @@ void Command::add_switch(const std::string& flag, bool& value, const std::string
 
 void Command::add_switch(const std::string& flag, const std::string& help, std::function<void(bool)> use) {
     const std::string opposite = "--no-" + without_dashes(flag);
-    const auto use_once = [flag, opposite, use = std::move(use)](std::int64_t count) {
-        check(count == 1 || count == -1, flag, ": expected ", flag, " or ", opposite, ", once");
-        use(count > 0);
+    const auto use_last = [flag, opposite, use = std::move(use)](std::int64_t sign) {
+        check(sign == 1 || sign == -1, flag, ": expected ", flag, " or ", opposite);
+        use(sign > 0);
     };
-    parser_.add_flag_function(concat(flag, ",!", opposite), use_once, help);
+    parser_.add_flag_function(concat(flag, ",!", opposite), use_last, help)->take_last();
 }
 
 Command Command::add_command(const std::string& name, const std::string& help) {

@@ -260,6 +260,18 @@ TEST(Usage, RefusesEmptyPathsByTheirName) {
     }
 }
 
+TEST(Usage, TheLastOfRepeatedFlagsCounts) {
+    const Arguments print{"train", "--preset", "gpt2-124m", "--print-config"};
+    const auto expect_same = [&](const Arguments& repeated, const Arguments& last) {
+        const Outcome outcome = run(print + repeated);
+        expect_success(outcome);
+        EXPECT_EQ(outcome.out, run(print + last).out);
+    };
+    expect_same({"--steps", "5", "--steps", "6"}, {"--steps", "6"});
+    expect_same({"--zero-init", "--no-zero-init"}, {"--no-zero-init"});
+    expect_same({"--no-zero-init", "--zero-init", "--zero-init"}, {"--zero-init"});
+}
+
 TEST(Usage, PrintConfigEqualsTheRunsConfigJson) {
     const TemporaryDirectory place;
     const auto out = place / "run";

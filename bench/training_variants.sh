@@ -2,15 +2,19 @@
 # Trains GPT-2 124M (bfloat16, batches of 64 x 1,024 tokens) once for each variant of the settings, on one GPU, and
 # prints a line for each: name, validation loss, training loss, median ms of a step, seconds in all. Stops before
 # a run that would end after SECONDS. DATA is a directory made by scripts/linux_corpus.sh.
-#     bench/optimizer_variants.sh GRADTILE DATA STEPS SECONDS < VARIANTS
-# A line of VARIANTS is "NAME FLAGS"; flags replace those below. bench/optimizer_variants.txt is such a list.
+#     bench/training_variants.sh GRADTILE DATA STEPS SECONDS < VARIANTS
+# A line of VARIANTS is "NAME FLAGS"; flags replace those below. The flags of a line "base" also hold for the lines
+# after it. bench/variants has such lists.
 set -euo pipefail
 gradtile=$1 data=$2 steps=$3 seconds=$4
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-longest=0
+longest=0 base=
 while read -r name flags; do
-    case $name in '' | '#'*) continue ;; esac
+    case $name in
+    '' | '#'*) continue ;;
+    base) base=$flags flags= ;;
+    esac
     if ((SECONDS + longest > seconds)); then
         echo "$name: not run, $SECONDS of $seconds s are over"
         continue
@@ -19,7 +23,7 @@ while read -r name flags; do
     # shellcheck disable=SC2086  # flags are words
     if ! "$gradtile" train --preset gpt2-124m --vocabulary 32768 --data "$data/train.bin" --val-data "$data/val.bin" \
         --device cuda --dtype bf16 --batch 64 --micro-batch 64 --steps "$steps" --warmup $((steps / 15)) --lr 1e-3 --min-lr 1e-4 \
-        --eval-every 0 --save-every 0 --quiet --out "$place/run" $flags >"$place/log" 2>&1 </dev/null; then
+        --eval-every 0 --save-every 0 --quiet --out "$place/run" $base $flags >"$place/log" 2>&1 </dev/null; then
         echo "$name: failed: $(tail -1 "$place/log")"
     else
         median=$(grep -o '"ms":[0-9.]*' "$place/run/metrics.jsonl" | cut -d: -f2 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
