@@ -196,7 +196,7 @@ __device__ __forceinline__ Softmax<float> softmax_of(const PartOfRow<L>& part, c
         for (int k = 0; k < vectors.count; ++k) {
             device::unpack<L>(values + k * n, vectors.packed[k]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) values[k * n + j] = cap.value(values[k * n + j]);
+            for (int j = 0; j < n; ++j) values[k * n + j] = cap(values[k * n + j]).value;
             // The stage holds other bytes beyond the row's end.
             if (const int left = part.length - vectors.logit(begin, k); left < n) {
 #pragma unroll
@@ -290,7 +290,7 @@ __device__ __forceinline__ void process_rows(const ClusterRows<L, Cap>& rows,
         const Softmax<float> all = exchange.combine(softmax_of<Tiles>(part, rows.c.cap, data, place));
         const RowGradient<float, Cap> gradient{all.largest, factor / all.sum, factor, rows.c.cap};
         const OwnTarget own = write_gradient<Tiles>(part, data, again, target - part.first, gradient);
-        if (own.found) rows.c.losses[row] = loss_of_row(all, rows.c.cap.value(own.logit));
+        if (own.found) rows.c.losses[row] = loss_of_row(all, rows.c.cap(own.logit).value);
     });
 }
 
@@ -385,11 +385,17 @@ template <class L, class Cap>
 bool cross_entropy_in_clusters(const Context& ctx, const CrossEntropy<L, Cap>& rows) {
     return launch_clusters_of_rows<RingOfRows>(ctx, rows);
 }
+
+using Tanh = TanhSoftcap<SoftcapMath, float>;
+using Root = RootSoftcap<SoftcapMath, float>;
 template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, NoSoftcap>&);
 template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, NoSoftcap>&);
 template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, NoSoftcap>&);
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, DeviceSoftcap<float>>&);
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, DeviceSoftcap<float>>&);
-template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, DeviceSoftcap<float>>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, Tanh>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, Tanh>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, Tanh>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float, Root>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<bfloat16, Root>&);
+template bool cross_entropy_in_clusters(const Context&, const CrossEntropy<float16, Root>&);
 
 }  // namespace gradtile::cuda

@@ -31,18 +31,20 @@ struct SoftcapMath {
         return vector_math::tanh(x);
     }
     template <class S>
-    static S sqrt(S x) {
-        return std::sqrt(x);
+    static S reciprocal_sqrt(S x) {
+        return 1 / std::sqrt(x);
     }
 };
 
 /// Caps a row's logits, and stores the cap's slopes if they are wanted.
 template <class Sum>
 void cap_row(Sum* __restrict logits, Sum* __restrict slopes, std::int64_t width,
-             const Softcap<SoftcapMath, Sum>& softcap) {
-    for (std::int64_t i = 0; i < width; ++i) logits[i] = softcap.value(logits[i]);
-    if (slopes == nullptr) return;
-    for (std::int64_t i = 0; i < width; ++i) slopes[i] = softcap.slope(logits[i]);
+             const LogitSoftcap& softcap) {
+    visit_softcap<SoftcapMath, Sum>(softcap, [&](const auto& cap) {
+        if (slopes != nullptr)
+            for (std::int64_t i = 0; i < width; ++i) slopes[i] = cap(logits[i]).slope;
+        for (std::int64_t i = 0; i < width; ++i) logits[i] = cap(logits[i]).value;
+    });
 }
 
 /// `slopes` are the derivatives of the logits, or null if these are 1.
@@ -88,7 +90,7 @@ void losses_of_rows(double* losses, Out* d_logits, std::int64_t d_stride, const 
             continue;
         }
         Sum* const row_slopes = needs_slopes ? slopes.data() : nullptr;
-        if (caps) cap_row(row, row_slopes, width, Softcap<SoftcapMath, Sum>(softcap));
+        if (caps) cap_row(row, row_slopes, width, softcap);
         loss_of_row(losses[r], d_row, row, row_slopes, width, targets[r], scale);
     }
 }
@@ -136,10 +138,9 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
 void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& softcap) {
     visit_floating(logits.dtype(), [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_same_v<T, Accumulator<T>>) {
-            const Softcap<SoftcapMath, T> cap(softcap);
             parallel_ranges(ctx, logits.elements(), rows_per_block(1),
                             [&](std::int64_t begin, std::int64_t end) {
-                                cap_row<T>(logits.data<T>() + begin, nullptr, end - begin, cap);
+                                cap_row<T>(logits.data<T>() + begin, nullptr, end - begin, softcap);
                             });
         } else {
             throw Error(concat("cross_entropy: logits ", logits, "; expected float32 or float64"));

@@ -50,7 +50,7 @@ inline constexpr int items = sizeof(S) == 4 ? 16 : 4;
 template <class L, class Cap, class S = Accumulator<L>>
 __device__ RowGradient<S, Cap> finish_loss(const CrossEntropy<L, Cap>& c, std::int64_t row,
                                            const Softmax<S>& all, S target_logit, bool writes) {
-    if (writes) c.losses[row] = loss_of_row(all, c.cap.value(target_logit));
+    if (writes) c.losses[row] = loss_of_row(all, c.cap(target_logit).value);
     const S factor = gradient_factor(c);
     return {all.largest, factor / all.sum, factor, c.cap};
 }
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(narrow_threads) narrow_kernel(const CrossEntro
     S capped[items<S>];
 #pragma unroll
     for (int k = 0; k < items<S>; ++k)
-        capped[k] = lane + k * 32 < c.width ? c.cap.value(values[k]) : values[k];
+        capped[k] = lane + k * 32 < c.width ? c.cap(values[k]).value : values[k];
     Softmax<S> own;
     own.add(capped);
     const RowGradient<S, Cap> gradient = finish_loss(c, row, combined<32>(own), target_logit, lane == 0);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_vectors(Softmax<S>& own, const WideRow<L>& r
         if (i < row.vectors) {
             device::unpack<L>(values[k], vector_of(i, k));
 #pragma unroll
-            for (int j = 0; j < row.n; ++j) values[k][j] = cap.value(values[k][j]);
+            for (int j = 0; j < row.n; ++j) values[k][j] = cap(values[k][j]).value;
         } else {
 #pragma unroll
             for (int j = 0; j < row.n; ++j) values[k][j] = -std::numeric_limits<S>::infinity();
@@ -183,7 +183,7 @@ __device__ __forceinline__ Softmax<S> softmax_of(const WideRow<L>& row, const Ca
                                                  uint4 (&packed)[WideRow<L>::held], const uint4* kept) {
     Softmax<S> own;
     if (row.has_edge()) {
-        const S edge[1] = {cap.value(device::convert<S>(row.data[row.edge()]))};
+        const S edge[1] = {cap(device::convert<S>(row.data[row.edge()])).value};
         own.add(edge);
     }
     const int thread = static_cast<int>(threadIdx.x);
@@ -322,7 +322,7 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                                 d_logits.dtype() == logits.dtype() && d_logits.strides() == logits.strides()),
         "cross_entropy: d_logits ", d_logits, " and logits ", logits, "; expected the same memory");
     visit_floating(logits.dtype(), [&]<class L>(TypeTag<L>) {
-        const auto launch_with = [&]<class Cap>(const Cap& cap) {
+        visit_softcap<SoftcapMath, Accumulator<L>>(softcap, [&]<class Cap>(const Cap& cap) {
             const CrossEntropy<L, Cap> arguments{.cap = cap,
                                                  .losses = losses.data<double>(),
                                                  .logits = logits.data<L>(),
@@ -341,25 +341,20 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
                     if (cross_entropy_in_clusters(ctx, arguments)) return;
                 launch_wide(ctx, arguments);
             }
-        };
-        if (softcap.limit > 0) {
-            launch_with(DeviceSoftcap<Accumulator<L>>(softcap));
-        } else {
-            launch_with(NoSoftcap());
-        }
+        });
     });
 }
 
 namespace {
 
-template <class S>
+template <class S, class Cap>
 struct CapLogits {
-    DeviceSoftcap<S> cap;
+    Cap cap;
 
     template <int n>
     __device__ void operator()(S (&out)[1][n], const S (&in)[1][n], device::Place) const {
 #pragma unroll
-        for (int i = 0; i < n; ++i) out[0][i] = cap.value(in[0][i]);
+        for (int i = 0; i < n; ++i) out[0][i] = cap(in[0][i]).value;
     }
 };
 
@@ -368,10 +363,11 @@ struct CapLogits {
 void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& softcap) {
     visit_floating(logits.dtype(), [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_same_v<T, Accumulator<T>>) {
-            map_rows<device::vector_length<T>, T, 1, 1>(
-                ctx, {device::DeviceRows<T>(logits, "cross_entropy")},
-                {device::DeviceRows<const T>(logits, "cross_entropy")},
-                CapLogits<T>{DeviceSoftcap<T>(softcap)});
+            visit_softcap<SoftcapMath, T>(softcap, [&]<class Cap>(const Cap& cap) {
+                map_rows<device::vector_length<T>, T, 1, 1>(
+                    ctx, {device::DeviceRows<T>(logits, "cross_entropy")},
+                    {device::DeviceRows<const T>(logits, "cross_entropy")}, CapLogits<T, Cap>{cap});
+            });
         } else {
             throw Error(concat("cross_entropy: logits ", logits, "; expected float32 or float64"));
         }

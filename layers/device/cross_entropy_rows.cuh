@@ -13,15 +13,20 @@
 namespace gradtile::cuda {
 
 struct SoftcapMath {
-    __device__ static float tanh(float x) { return tanhf(x); }
-    __device__ static double tanh(double x) { return ::tanh(x); }
-    __device__ static float sqrt(float x) { return sqrtf(x); }
-    __device__ static double sqrt(double x) { return ::sqrt(x); }
+    /// The absolute error of float32 is a few 2^-24, and a capped logit is an exponent.
+    template <class S>
+    __device__ static S tanh(S x) {
+        return 1 - 2 * device::reciprocal(1 + device::exponential(2 * x));
+    }
+    __device__ static float reciprocal_sqrt(float x) {
+        float result;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+        return result;
+    }
+    __device__ static double reciprocal_sqrt(double x) { return rsqrt(x); }
 };
-template <class S>
-using DeviceSoftcap = Softcap<SoftcapMath, S>;
 
-/// L is the logits' type; sums are in S = Accumulator<L>. Cap is NoSoftcap or DeviceSoftcap<S>.
+/// L is the logits' type; sums are in S = Accumulator<L>. Cap is one of softcap_formulas.h.
 template <class L, class Cap>
 struct CrossEntropy {
     Cap cap;
@@ -100,10 +105,10 @@ struct RowGradient {
     Cap cap;
 
     __device__ __forceinline__ S operator()(S logit) const {
-        const S capped = cap.value(logit);
-        return device::exponential(capped - largest) * share * cap.slope(capped);
+        const CappedLogit<S> capped = cap(logit);
+        return device::exponential(capped.value - largest) * share * capped.slope;
     }
-    __device__ __forceinline__ S target_term(S logit) const { return factor * cap.slope(cap.value(logit)); }
+    __device__ __forceinline__ S target_term(S logit) const { return factor * cap(logit).slope; }
 };
 
 /// -log of the target's probability, from its capped logit.
