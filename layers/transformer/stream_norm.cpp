@@ -1,4 +1,4 @@
-#include <gradtile/layers/transformer/stream_norm.h>
+#include <gradtile/layers/transformer/internal/stream_norm.h>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/fused_linear.h>

@@ -1,6 +1,6 @@
 #include <gradtile/layers/transformer/transformer_block.h>
 
-#include <gradtile/layers/transformer/stream_norm.h>
+#include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {
 namespace {
