@@ -16,6 +16,8 @@ void add_bench(CommandLine& program) {
     add_bench_generate(bench);
     add_bench_checkpoint(bench);
     add_bench_comm(bench);
+    add_bench_few_rows(bench);
+    add_bench_muon(bench);
     add_bench_warps(bench);
 }
 
