@@ -416,7 +416,7 @@ std::vector<FlashPlan> plans_of(const Context& ctx, Pass pass, const Options& op
     check_inputs(options, saved.q, saved.k, saved.v);
     const PackedSequences packed = resolve_packed(options, saved.q);
     const Saved batched = saved_with_batch_axis(saved);
-    return cuda::plans(ctx, pass, resolve(options, packed, batched.q, batched.k), batched);
+    return cuda::pass_plans(ctx, pass, resolve(options, packed, batched.q, batched.k), batched);
 }
 
 }  // namespace
@@ -498,7 +498,7 @@ std::vector<FlashPlan> backward_plans(const Context& ctx, const Options& options
     return plans_of(ctx, Pass::backward, options, saved);
 }
 const char* why_no_tile_candidates() {
-    return cuda::has_tile_candidates()
+    return GRADTILE_HAVE_CUDA && cuda::has_tile_candidates()
                ? nullptr
                : "this build times no other tiles; a build with -DGRADTILE_TUNE=ON for sm_90a does";
 }

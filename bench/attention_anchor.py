@@ -1,4 +1,4 @@
-"""Times PyTorch's attention on one GPU and prints the lines that attention_anchor_bench --anchor reads: median
+"""Times PyTorch's attention on one GPU and prints the lines that `gradtile bench attention --anchor` reads: median
 milliseconds of forward and backward, measured with CUDA events. 16 bits: FlashAttention-2 and cuDNN; float32: the
 memory-efficient kernel."""
 import argparse

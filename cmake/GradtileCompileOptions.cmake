@@ -11,7 +11,8 @@ target_compile_options(gradtile_options INTERFACE
 target_compile_options(gradtile_options INTERFACE
   $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>
   $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffile-prefix-map=${GRADTILE_INCLUDE_ROOT}/gradtile=${PROJECT_SOURCE_DIR}>>)
-target_compile_definitions(gradtile_options INTERFACE GRADTILE_FLOAT16=$<BOOL:${GRADTILE_FLOAT16}>)
+target_compile_definitions(gradtile_options INTERFACE
+  GRADTILE_FLOAT16=$<BOOL:${GRADTILE_FLOAT16}> GRADTILE_HAVE_CUDA=$<BOOL:${GRADTILE_HAVE_CUDA}>)
 # Device code calls constexpr host functions, for example of std::array and Philox.
 target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 # Sources in target_sources(gradtile PRIVATE ...) are optimised fully. Sources in gradtile_cold_sources(...) are optimised lightly and

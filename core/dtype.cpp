@@ -37,13 +37,4 @@ std::ostream& operator<<(std::ostream& out, DType type) {
     return out << name_of(type);
 }
 
-DType dtype_named(std::string_view name) {
-    if (name == "float64" || name == "f64") return DType::f64;
-    if (name == "float32" || name == "f32") return DType::f32;
-    if (name == "bfloat16" || name == "bf16") return DType::bf16;
-    if (name == "float16" || name == "f16") return DType::f16;
-    if (name == "int32" || name == "i32") return DType::i32;
-    throw Error(concat("dtype '", name, "' is unknown; expected f64, f32, bf16, f16 or i32"));
-}
-
 }  // namespace gradtile

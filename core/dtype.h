@@ -69,9 +69,6 @@ constexpr std::string_view name_of(DType type) {
 }
 std::ostream& operator<<(std::ostream& out, DType type);
 
-/// Returns the dtype with a long or short name ("float32", "f32"). Throws Error that lists the known names.
-DType dtype_named(std::string_view name);
-
 constexpr bool is_floating(DType type) {
     return type != DType::i32;
 }

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include <gradtile/core/tensor_ops.h>
 
@@ -15,16 +16,13 @@ double slope_of(std::int64_t index, std::int64_t heads) {
 
 }  // namespace
 
-std::vector<double> alibi_slopes(std::int64_t heads) {
+DeviceCopies alibi_slopes(std::int64_t heads) {
     check(heads >= 1, "alibi: ", heads, " heads; expected at least 1");
     const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
     std::vector<double> slopes;
     for (std::int64_t i = 0; i < power; ++i) slopes.push_back(slope_of(i, power));
     for (std::int64_t i = 0; i < heads - power; ++i) slopes.push_back(slope_of(2 * i, 2 * power));
-    return slopes;
+    return DeviceCopies(from_host(Context(Device::cpu(), 1), slopes, {heads}, DType::f64));
 }
-
-AlibiSlopes::AlibiSlopes(std::int64_t heads)
-    : slopes_(from_host(Context(Device::cpu(), 1), alibi_slopes(heads), {heads}, DType::f64)) {}
 
 }  // namespace gradtile

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/vocabulary.h>
 

@@ -5,7 +5,7 @@
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/parameter_store.h>
-#include <gradtile/layers/fused_linear.h>
+#include <gradtile/layers/linear.h>
 
 namespace gradtile {
 

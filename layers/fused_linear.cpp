@@ -57,7 +57,7 @@ void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, co
 
 /// The operator in steps, for a CPU and for many rows.
 void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    const Tensor in = Normed(x, op.norm, /*in_inference=*/true).value(ctx);
+    const Tensor in = op.norm ? normalized(ctx, x, *op.norm) : x;
     const GemmOptions options{.trans_b = true, .bias = op.bias};
     if (op.activation) {
         const Tensor hidden = empty(ctx, {x.size(0), op.weight.size(0)}, x.dtype());
@@ -86,10 +86,6 @@ bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tenso
 
 bool fuses_products(const Context& ctx, const Tensor& x) {
     return ctx.device().is_cuda() && !ctx.is_planning() && cuda::fuses_products(in_rows(x));
-}
-
-Tensor Normed::value(const Context& ctx) const {
-    return norm ? normalized(ctx, x, *norm) : x;
 }
 
 }  // namespace gradtile

@@ -4,7 +4,6 @@
 /// And the product takes as long as reading the weights, which the kernel can begin to read before its input
 /// rows are computed.
 #include <optional>
-#include <utility>
 
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/activation.h>
@@ -35,19 +34,5 @@ bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tenso
 /// Whether the device has kernels for fused products of x's rows [.., in]: on a GPU, at most max_fused_rows.
 bool fuses_products(const Context& ctx, const Tensor& x);
 inline constexpr std::int64_t max_fused_rows = 8;
-
-/// The input of a product: x, or norm(x), which is not computed yet so that the product can compute it in its
-/// own kernel.
-struct Normed {
-    Tensor x;  ///< [.., in]
-    std::optional<NormParameters> norm = {};
-    bool inference = false;  ///< no backward pass follows, so that the product may be a fused_linear()
-
-    Normed(Tensor input) : x(std::move(input)) {}
-    Normed(Tensor input, std::optional<NormParameters> of, bool in_inference)
-        : x(std::move(input)), norm(std::move(of)), inference(in_inference) {}
-    /// Computes the norm if there is one, and returns the result [.., in].
-    Tensor value(const Context& ctx) const;
-};
 
 }  // namespace gradtile

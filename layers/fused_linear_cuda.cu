@@ -357,8 +357,8 @@ bool fuses_products(const Tensor& x) {
            in * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0 && in_vectors(x) && !is_turned_off();
 }
 
-bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
-                  const FusedLinearTiles& tiles) {
+bool fused_linear_in_blocks(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
+                            const FusedLinearTiles& tiles) {
     const std::int64_t rows = x.size(0), in = x.size(1), out = y.size(1);
     if (!fuses_products(x) || out > max_size) return false;
     const NormParameters norm = op.norm.value_or(NormParameters{});
@@ -436,7 +436,7 @@ bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const Fu
 }
 
 bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    return fused_linear(ctx, y, x, op, FusedLinearTiles::of(op.weight.size(0), processors_of(ctx)));
+    return fused_linear_in_blocks(ctx, y, x, op, FusedLinearTiles::of(op.weight.size(0), processors_of(ctx)));
 }
 
 }  // namespace gradtile::cuda

@@ -1,6 +1,8 @@
 #include <gradtile/layers/linear.h>
 
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/layers/fused_linear.h>
+#include <gradtile/layers/internal/norm_backend.h>
 
 namespace gradtile {
 namespace {
@@ -28,6 +30,10 @@ void check_saved(const Linear& linear, const Linear::Saved& saved) {
 }
 
 }  // namespace
+
+Tensor Normed::value(const Context& ctx) const {
+    return norm ? normalized(ctx, x, *norm) : x;
+}
 
 Linear::Linear(ParameterStore& parameters, const std::string& name, std::int64_t in, std::int64_t out,
                const LinearOptions& options)

@@ -2,14 +2,30 @@
 /// The affine layer y = x W^T + b.
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/dropout.h>
-#include <gradtile/layers/fused_linear.h>
+#include <gradtile/layers/norm.h>
 #include <gradtile/layers/pass_hooks.h>
 
 namespace gradtile {
+
+/// The input of a product: x, or norm(x), which is not computed yet so that the product can compute it in its
+/// own kernel.
+struct Normed {
+    Tensor x;  ///< [.., in]
+    std::optional<NormParameters> norm = {};
+    bool inference = false;  ///< no backward pass follows, so that the product may be a fused_linear()
+
+    Normed(Tensor input) : x(std::move(input)) {}
+    Normed(Tensor input, std::optional<NormParameters> of, bool in_inference)
+        : x(std::move(input)), norm(std::move(of)), inference(in_inference) {}
+    /// Computes the norm if there is one, and returns the result [.., in].
+    Tensor value(const Context& ctx) const;
+};
 
 struct LowRankOptions {
     std::int64_t rank = 0;  ///< r, at least 1

@@ -132,15 +132,19 @@ Tensor NormLayer::forward(const Context& ctx, const Residual& residual, Saved& s
     return result.y;
 }
 
-Tensor NormLayer::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
+Tensor NormLayer::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                           const BackwardHooks& hooks) const {
     Tensor dx = empty(ctx, saved.x.shape(), saved.x.dtype());
     differentiate(ctx, *this, dy, saved, {.dx = dx});
+    notify_gradients_complete(hooks, weight, bias);
     return dx;
 }
 
 SummedGradient NormLayer::backward_add(const Context& ctx, const Tensor& dy, const Saved& saved,
-                                       const Tensor& dx, ColumnSums sums) const {
-    return {dx, differentiate(ctx, *this, dy, saved, {.dx = dx, .accumulate_dx = true}, sums)};
+                                       const Tensor& dx, ColumnSums sums, const BackwardHooks& hooks) const {
+    SummedGradient summed(dx, differentiate(ctx, *this, dy, saved, {.dx = dx, .accumulate_dx = true}, sums));
+    notify_gradients_complete(hooks, weight, bias);
+    return summed;
 }
 
 Tensor normalized(const Context& ctx, const Tensor& x, const NormParameters& norm) {

@@ -6,6 +6,7 @@
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/dropout.h>
+#include <gradtile/layers/pass_hooks.h>
 
 namespace gradtile {
 
@@ -28,18 +29,17 @@ struct NormLayer {
     };
 
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const;
-    /// Normalises the residual's sum and stores the sum in saved.x. backward then computes the gradient with
-    /// respect to the sum.
+    /// Normalises the residual's sum and stores the sum in saved.x: backward's dx is the sum's gradient.
     Tensor forward(const Context& ctx, const Residual& residual, Saved& saved) const;
     /// Returns dx, contiguous. Writes the parameters' gradients as Parameter::begin_gradient_write() says.
-    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved) const;
+    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
+                    const BackwardHooks& hooks = {}) const;
     /// Adds the gradient with respect to x to dx, which already holds the residual stream's other gradient.
     /// Returns dx, on a GPU with its column sums if requested.
     SummedGradient backward_add(const Context& ctx, const Tensor& dy, const Saved& saved, const Tensor& dx,
-                                ColumnSums sums = ColumnSums::skip) const;
+                                ColumnSums sums = ColumnSums::skip, const BackwardHooks& hooks = {}) const;
 
     NormParameters parameters() const;
-
     Parameter weight, bias;  ///< the bias may be undefined
     double eps = 1e-5;
     bool centred = true;
@@ -48,8 +48,6 @@ struct NormLayer {
 
 /// y = (x - mean(x)) / sqrt(var(x) + eps) * (weight_offset + weight) + bias for each row.
 struct LayerNorm : NormLayer {
-    struct Saved : NormLayer::Saved {};
-
     /// Registers name.weight, which starts at 1 - weight_offset, and, when bias is set, name.bias (zeros),
     /// both [C].
     LayerNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, bool bias,
@@ -58,8 +56,6 @@ struct LayerNorm : NormLayer {
 
 /// y = x / sqrt(mean(x^2) + eps) * (weight_offset + weight) for each row.
 struct RMSNorm : NormLayer {
-    struct Saved : NormLayer::Saved {};
-
     /// Registers name.weight [C], which starts at 1 - weight_offset.
     RMSNorm(ParameterStore& parameters, const std::string& name, std::int64_t width, double eps = 1e-5,
             double weight_offset = 0.0);

@@ -14,23 +14,7 @@ namespace {
 int run(int argc, const char* const* argv) {
     cli::CommandLine program("gradtile", "gradtile trains small transformers, on the CPU or on NVIDIA GPUs.",
                              concat("gradtile ", version()));
-    cli::add_train(program);
-    cli::add_sample(program);
-    cli::add_chat(program);
-    cli::add_eval(program);
-    cli::add_gradcheck(program);
-    cli::add_lab(program);
-    cli::add_inspect(program);
-    cli::add_report(program);
-    cli::add_import(program);
-    cli::add_export(program);
-    cli::add_corpus(program);
-    cli::add_tokenizer(program);
-    cli::add_tokenize(program);
-    cli::add_bench(program);
-    cli::add_plan(program);
-    cli::add_models(program);
-    cli::add_doctor(program);
+    for (const auto add : cli::commands) add(program);
     return program.parse(argc, argv)();
 }
 

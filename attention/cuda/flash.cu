@@ -153,8 +153,8 @@ std::string explain(const Context& ctx, const ResolvedOptions& options, const Te
     return concat("forward: ", plan_of(Pass::forward), "; backward: ", plan_of(Pass::backward));
 }
 
-std::vector<FlashPlan> plans(const Context& ctx, Pass pass, const ResolvedOptions& options,
-                             const Saved& saved) {
+std::vector<FlashPlan> pass_plans(const Context& ctx, Pass pass, const ResolvedOptions& options,
+                                  const Saved& saved) {
     return plans(problem_of(pass, options, saved, {}, {}), options, limits_of(ctx));
 }
 

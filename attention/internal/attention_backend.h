@@ -7,6 +7,7 @@
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/mask.h>
 #include <gradtile/attention/score_rule.h>
+#include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile::attention {
 
@@ -107,15 +108,15 @@ ForwardFunction naive_forward, flash_forward, memory_efficient_forward, flash1_f
 BackwardFunction naive_backward, flash_backward, memory_efficient_backward, flash1_backward;
 }  // namespace cpu
 namespace cuda {
-ClearFunction clear_unseen;
+GRADTILE_CUDA_TWIN(clear_unseen);
 /// Make the pass's plan and run it, for every algorithm.
-ForwardFunction forward;
-BackwardFunction backward;
+GRADTILE_CUDA_FUNCTION(ForwardFunction, forward);
+GRADTILE_CUDA_FUNCTION(BackwardFunction, backward);
 /// Computes a call with biases again, pair by pair, if options.flags says that its results are not finite. A
 /// key that an -inf bias hides from every row in a tile, or a row whose keys are all hidden, then adds
 /// nothing even if it holds NaN.
-ForwardFunction repair_forward;
-BackwardFunction repair_backward;
+GRADTILE_CUDA_FUNCTION(ForwardFunction, repair_forward);
+GRADTILE_CUDA_FUNCTION(BackwardFunction, repair_backward);
 }  // namespace cuda
 
 }  // namespace gradtile::attention

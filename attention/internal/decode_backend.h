@@ -5,6 +5,7 @@
 
 #include <gradtile/attention/decode.h>
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile::attention {
 
@@ -51,8 +52,7 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch);
 }
 namespace cuda {
-void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
-            const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch);
+GRADTILE_CUDA_TWIN(decode);
 }
 
 }  // namespace gradtile::attention

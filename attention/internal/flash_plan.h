@@ -155,11 +155,12 @@ const char* why_no_tile_candidates();
 
 namespace cuda {
 /// See explain_forward() in attention.h.
-ExplainFunction explain;
+GRADTILE_CUDA_FUNCTION(ExplainFunction, explain);
 /// All plans for one pass. For a forward pass, saved.o and saved.lse may be undefined.
-std::vector<FlashPlan> plans(const Context& ctx, Pass pass, const ResolvedOptions& options,
-                             const Saved& saved);
-bool has_tile_candidates();
+GRADTILE_CUDA_FUNCTION(std::vector<FlashPlan>(const Context& ctx, Pass pass, const ResolvedOptions& options,
+                                              const Saved& saved),
+                       pass_plans);
+GRADTILE_CUDA_FUNCTION(bool(), has_tile_candidates);
 }  // namespace cuda
 
 }  // namespace gradtile::attention

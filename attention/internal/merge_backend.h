@@ -6,6 +6,7 @@
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/core/host_device.h>
+#include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile::attention {
 
@@ -35,7 +36,7 @@ namespace cpu {
 MergeFunction merge;
 }
 namespace cuda {
-MergeFunction merge;
+GRADTILE_CUDA_TWIN(merge);
 }
 
 }  // namespace gradtile::attention

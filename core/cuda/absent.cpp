@@ -1,10 +1,8 @@
-// The CUDA side of core in a build without the CUDA toolkit.
+// The CUDA runtime in a build without the CUDA toolkit.
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/event.h>
-#include <gradtile/core/internal/tensor_math_backend.h>
-#include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile {
 
@@ -42,6 +40,9 @@ DeviceProperties device_properties(Device) {
 std::shared_ptr<void> make_stream(Device, StreamPriority) {
     operator_absent();
 }
+std::shared_ptr<GemmState> make_gemm_state(Device) {
+    operator_absent();
+}
 void synchronize(Device, void*) {
     operator_absent();
 }
@@ -60,28 +61,6 @@ void Event::wait_in(void*) const {
     operator_absent();
 }
 double Event::milliseconds_since(const Event&) const {
-    operator_absent();
-}
-
-void fill(const Context&, const Tensor&, double) {
-    operator_absent();
-}
-void copy(const Context&, const Tensor&, const Tensor&) {
-    operator_absent();
-}
-void axpy(const Context&, const Tensor&, double, const Tensor&) {
-    operator_absent();
-}
-void combine(const Context&, const Tensor&, const Tensor&, const Tensor&, Arithmetic) {
-    operator_absent();
-}
-void scale(const Context&, const Tensor&, const Tensor&, double) {
-    operator_absent();
-}
-void apply(const Context&, const Tensor&, const Tensor&, MathFunction) {
-    operator_absent();
-}
-void reduce_rows(const Context&, const Tensor&, const Tensor&, Reduction) {
     operator_absent();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gradtile/core/context.h>
+#include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile {
 
@@ -30,7 +31,7 @@ std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
 std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
 /// Loads cuBLAS and cuBLASLt, as the first product on a GPU does. Returns cuBLASLt's version: "13.1.0".
 /// Throws Error if a library cannot be loaded or the build has no CUDA.
-std::string cuda_matrix_library();
+GRADTILE_CUDA_FUNCTION(std::string(), cuda_matrix_library);
 /// Returns how many restored choices were refused so far; 0 on the CPU.
 std::size_t refused_gemm_algorithms(const Context& ctx);
 

@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind tensor_math.h. The result y is contiguous.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -19,10 +20,10 @@ void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction
 }  // namespace cpu
 
 namespace cuda {
-void combine(const Context& ctx, const Tensor& y, const Tensor& a, const Tensor& b, Arithmetic op);
-void scale(const Context& ctx, const Tensor& y, const Tensor& x, double factor);
-void apply(const Context& ctx, const Tensor& y, const Tensor& x, MathFunction function);
-void reduce_rows(const Context& ctx, const Tensor& y, const Tensor& x, Reduction reduction);
+GRADTILE_CUDA_TWIN(combine);
+GRADTILE_CUDA_TWIN(scale);
+GRADTILE_CUDA_TWIN(apply);
+GRADTILE_CUDA_TWIN(reduce_rows);
 }  // namespace cuda
 
 }  // namespace gradtile

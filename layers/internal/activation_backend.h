@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind activation.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/activation.h>
 #include <gradtile/layers/column_sums.h>
 
@@ -10,10 +11,10 @@ void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy,
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Activation activation);
-void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
-                         Activation activation);
+GRADTILE_CUDA_TWIN(activation_forward);
+GRADTILE_CUDA_TWIN(activation_backward);
 /// Computes dx and its column sums in one pass. Operands are matrices; the activation is not gated.
-void activation_backward_summed(const Context& ctx, const SummedGradient& dx, const Tensor& dy,
-                                const Tensor& x, Activation activation);
+GRADTILE_CUDA_FUNCTION(void(const Context& ctx, const SummedGradient& dx, const Tensor& dy, const Tensor& x,
+                            Activation activation),
+                       activation_backward_summed);
 }  // namespace gradtile::cuda

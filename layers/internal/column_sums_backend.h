@@ -1,6 +1,7 @@
 #pragma once
 /// The CPU and CUDA implementations behind column_sums.h. x [rows, columns] may have strided rows. parts
 /// [.., columns] and total.grad [columns] are contiguous and float32 (float64 for float64 x).
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/column_sums.h>
 
 namespace gradtile::cpu {
@@ -10,6 +11,6 @@ void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x);
 void add_parts(const Context& ctx, const GradientTarget& total, const Tensor& parts);
 }  // namespace gradtile::cpu
 namespace gradtile::cuda {
-void sum_columns(const Context& ctx, const Tensor& parts, const Tensor& x);
-void add_parts(const Context& ctx, const GradientTarget& total, const Tensor& parts);
+GRADTILE_CUDA_TWIN(sum_columns);
+GRADTILE_CUDA_TWIN(add_parts);
 }  // namespace gradtile::cuda

@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind cross_entropy_head.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/cross_entropy_head.h>
 #include <gradtile/layers/vocabulary.h>
@@ -25,12 +26,10 @@ void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& so
 void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count);
 }  // namespace cpu
 namespace cuda {
-void count_targets(const Context& ctx, const Tensor& count, const Tensor& targets, std::int64_t vocabulary);
-void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& d_logits,
-                        const Tensor& logits, const Tensor& targets, const Tensor& count, double scale,
-                        const LogitSoftcap& softcap);
-void cap_logits(const Context& ctx, const Tensor& logits, const LogitSoftcap& softcap);
-void sum_losses(const Context& ctx, const Tensor& total, const Tensor& losses, const Tensor& count);
+GRADTILE_CUDA_TWIN(count_targets);
+GRADTILE_CUDA_TWIN(cross_entropy_rows);
+GRADTILE_CUDA_TWIN(cap_logits);
+GRADTILE_CUDA_TWIN(sum_losses);
 }  // namespace cuda
 
 }  // namespace gradtile

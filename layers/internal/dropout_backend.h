@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind dropout.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/dropout.h>
 
 namespace gradtile {
@@ -18,8 +19,7 @@ void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor&
              const DropoutMask& mask);
 }  // namespace cpu
 namespace cuda {
-void dropout(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& branch,
-             const DropoutMask& mask);
+GRADTILE_CUDA_TWIN(dropout);
 }  // namespace cuda
 
 }  // namespace gradtile

@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind embedding.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -22,16 +23,19 @@ void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, 
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight);
+GRADTILE_CUDA_TWIN(embedding_forward);
 /// Backward adds up each token's rows, so order_by_token() first sorts positions by token. `order` is int32
 /// and has token_order_elements() elements. Positions whose token is outside the vocabulary are skipped.
-std::int64_t token_order_elements(std::int64_t positions);
-void order_by_token(const Context& ctx, const Tensor& order, const Tensor& tokens, std::int64_t vocabulary);
+GRADTILE_CUDA_FUNCTION(std::int64_t(std::int64_t positions), token_order_elements);
+GRADTILE_CUDA_FUNCTION(void(const Context& ctx, const Tensor& order, const Tensor& tokens,
+                            std::int64_t vocabulary),
+                       order_by_token);
 /// embedding_backward()'s `scratch` has this shape and weight_grad's dtype. Several passes may use the same
 /// `order`, one after the other.
-Shape embedding_backward_scratch(std::int64_t positions, std::int64_t width);
-void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy, const Tensor& order,
-                        const Tensor& scratch);
-void position_embedding_forward(const Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight);
-void position_embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy);
+GRADTILE_CUDA_FUNCTION(Shape(std::int64_t positions, std::int64_t width), embedding_backward_scratch);
+GRADTILE_CUDA_FUNCTION(void(const Context& ctx, const Tensor& weight_grad, const Tensor& dy,
+                            const Tensor& order, const Tensor& scratch),
+                       embedding_backward);
+GRADTILE_CUDA_TWIN(position_embedding_forward);
+GRADTILE_CUDA_TWIN(position_embedding_backward);
 }  // namespace gradtile::cuda

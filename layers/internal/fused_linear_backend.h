@@ -1,5 +1,6 @@
 #pragma once
 /// INTERNAL. The one-kernel form of fused_linear.h on a GPU.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/fused_linear.h>
 
 namespace gradtile::cuda {
@@ -22,12 +23,14 @@ struct FusedLinearTiles {
 
 /// Whether the kernel accepts these rows of x [rows, in]: at most max_fused_rows, not float64, and aligned
 /// rows whose size in bytes is divisible by 16.
-bool fuses_products(const Tensor& x);
+GRADTILE_CUDA_FUNCTION(bool(const Tensor& x), fuses_products);
 /// Computes fused_linear() in one kernel. Returns false and does nothing if fuses_products(x) is false, and
 /// if the weights are not aligned or the rows need too much shared memory.
-bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
-/// Computes fused_linear() with the given thread blocks, for bench/fused_linear_bench.cpp.
-bool fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
-                  const FusedLinearTiles& tiles);
+GRADTILE_CUDA_FUNCTION(bool(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op),
+                       fused_linear);
+/// Computes fused_linear() with the given thread blocks, for `gradtile bench few-rows`.
+GRADTILE_CUDA_FUNCTION(bool(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
+                            const FusedLinearTiles& tiles),
+                       fused_linear_in_blocks);
 
 }  // namespace gradtile::cuda

@@ -1,6 +1,7 @@
 #pragma once
 /// The CPU and CUDA implementations behind HeadGate (learned_factors.h). Heads [B,T,H,D] have a contiguous
 /// last axis and rows in at most two groups (rows.h), logits [B,T,H] are contiguous, and nothing is empty.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -22,8 +23,8 @@ void gate_heads(const Context& ctx, const GatedHeads& op);
 void differentiate_gated_heads(const Context& ctx, const GatedHeadsGradient& op);
 }  // namespace cpu
 namespace cuda {
-void gate_heads(const Context& ctx, const GatedHeads& op);
-void differentiate_gated_heads(const Context& ctx, const GatedHeadsGradient& op);
+GRADTILE_CUDA_TWIN(gate_heads);
+GRADTILE_CUDA_TWIN(differentiate_gated_heads);
 }  // namespace cuda
 
 }  // namespace gradtile

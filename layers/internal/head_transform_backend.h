@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind head_transform.h and rope.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/head_transform.h>
 
 namespace gradtile {
@@ -18,12 +19,9 @@ std::int64_t head_partials(std::int64_t tokens, std::int64_t heads);
 }  // namespace cpu
 
 namespace cuda {
-void transform_heads(const Context& ctx, const Tensor& y, const Tensor& rstd, const Tensor& x,
-                     const HeadTransform& transform, bool inverse);
-void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tensor& rstd, const Tensor& x,
-                         const HeadTransform& transform, const HeadWeightGradients& weights,
-                         const Tensor& partials);
-std::int64_t head_partials(std::int64_t tokens, std::int64_t heads);
+GRADTILE_CUDA_TWIN(transform_heads);
+GRADTILE_CUDA_TWIN(differentiate_heads);
+GRADTILE_CUDA_TWIN(head_partials);
 }  // namespace cuda
 
 }  // namespace gradtile

@@ -1,5 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind norm.h. An undefined mean selects RMSNorm.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/norm.h>
 
@@ -40,10 +41,9 @@ void norm_backward(const Context& ctx, const NormGradients& out, const NormInput
 std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
 }  // namespace cpu
 namespace cuda {
-void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& residual,
-                  const NormParameters& norm);
-void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in);
-std::int64_t norm_partials(std::int64_t rows, std::int64_t width);
+GRADTILE_CUDA_TWIN(norm_forward);
+GRADTILE_CUDA_TWIN(norm_backward);
+GRADTILE_CUDA_TWIN(norm_partials);
 }  // namespace cuda
 
 }  // namespace gradtile

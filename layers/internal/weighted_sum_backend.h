@@ -1,6 +1,7 @@
 #pragma once
 /// The CPU and CUDA implementations behind WeightedSum (learned_factors.h). All tensors but the factors and
 /// the partial sums have one shape and are contiguous and not empty.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/layers/learned_factors.h>
 
 namespace gradtile {
@@ -22,10 +23,9 @@ void weighted_sum_backward(const Context& ctx, const Tensor& partials, const Ten
 std::int64_t weighted_sum_parts(std::int64_t elements);
 }  // namespace cpu
 namespace cuda {
-void weighted_sum(const Context& ctx, const Tensor& y, std::span<const WeightedTerm> terms);
-void weighted_sum_backward(const Context& ctx, const Tensor& partials, const Tensor& dy,
-                           std::span<const WeightedTerm> terms);
-std::int64_t weighted_sum_parts(std::int64_t elements);
+GRADTILE_CUDA_TWIN(weighted_sum);
+GRADTILE_CUDA_TWIN(weighted_sum_backward);
+GRADTILE_CUDA_TWIN(weighted_sum_parts);
 }  // namespace cuda
 
 }  // namespace gradtile

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/layers/alibi.h>
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
@@ -50,7 +51,7 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
         add_norm(k_norm, ".k_norm", kv_heads);
     }
     if (config.rotates(layer)) rope.emplace(config.rope_of(has_window_angles), config.context);
-    if (config.positions == Positions::alibi) alibi.emplace(heads);
+    if (config.positions == Positions::alibi) alibi = alibi_slopes(heads);
     if (config.sinks) sinks = parameters.add(name + ".sinks", {heads}, Init::zeros());
     if (config.has_value_embedding(layer))
         value_embedding.emplace(parameters, name + ".value", config.vocabulary, config.width, kv_heads,
@@ -61,7 +62,7 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
 attention::Options MultiHeadAttention::options_of_pass(const Context& ctx, const DropoutKey& key) const {
     attention::Options pass = options;
     pass.dropout_key = key;
-    if (alibi) pass.alibi_slopes = alibi->on_device(ctx);
+    if (alibi) pass.alibi_slopes = alibi->on_device(ctx, DType::f32);
     if (sinks.defined())
         pass.sink =
             sinks.value().dtype() == DType::f32 ? sinks.value() : cast(ctx, sinks.value(), DType::f32);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/layers/alibi.h>
+#include <gradtile/layers/device_copies.h>
 #include <gradtile/layers/documents.h>
 #include <gradtile/layers/head_transform.h>
 #include <gradtile/layers/learned_factors.h>
@@ -58,7 +58,7 @@ struct MultiHeadAttention {
     std::optional<RMSNorm> q_norm, k_norm;  // unless qk_norm has no gain
     std::optional<Rope> rope;               // rotates the first rope->head_dim() columns of a head
     bool has_window_angles;                 // the rope is that of layers with a window
-    std::optional<AlibiSlopes> alibi;
+    std::optional<DeviceCopies> alibi;
     Parameter sinks;
     std::optional<ValueEmbedding> value_embedding;
     std::optional<HeadGate> gate;  // of attention's output

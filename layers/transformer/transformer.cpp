@@ -6,6 +6,7 @@
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
+#include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {
 namespace {
@@ -75,8 +76,8 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
               : std::nullopt),
-      norm_e(config.embedding_norm ? ConfiguredNorm(parameters, norm_name(config.norm, "e"), config)
-                                   : ConfiguredNorm()),
+      norm_e(config.embedding_norm ? std::optional(configured_norm(parameters, "", "e", config))
+                                   : std::nullopt),
       last_embedding_parameter(parameters.parameters().back()),
       dropout{training.dropout},
       blocks([&] {
@@ -85,7 +86,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               list.emplace_back(parameters, "h." + std::to_string(i), config, i, training);
           return list;
       }()),
-      norm_f(parameters, norm_name(config.norm, "f"), config),
+      norm_f(configured_norm(parameters, "", "f", config)),
       head(config.tied_head
                ? CrossEntropyHead(wte.weight)
                : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
@@ -140,7 +141,7 @@ Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& 
         x = positions.each.defined() ? wpe->forward_at(ctx, x, positions.each, saved.wpe)
                                      : wpe->forward(ctx, x, saved.wpe, positions.start);
     }
-    x = norm_e.forward(ctx, x, saved.norm_e);
+    if (norm_e) x = norm_e->forward(ctx, x, saved.norm_e);
     return dropout.forward(ctx, x, dropout_key(pass, 0), saved.dropout);
 }
 
@@ -177,7 +178,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
                             .max_window = options.max_window,
                             .tokens = saved.wte};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
-    const Normed x = norm_f.forward(ctx, stream, saved.norm_f);
+    const Normed x = normalize_stream(ctx, norm_f, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
 }
 
@@ -194,7 +195,7 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     }
     gradients.add_to_x0(ctx, stream);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
-    dx = norm_e.backward(ctx, dx, saved.norm_e, hooks);
+    if (norm_e) dx = norm_e->backward(ctx, dx, saved.norm_e, hooks);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
         notify_gradients_complete(hooks, wpe->weight);
@@ -204,31 +205,28 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     notify_gradients_complete(hooks, wte.weight);
 }
 
-/// The last block's output [B,T,C], before the last norm.
+/// The last norm's output [B,T,C].
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
     const TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}};
-    return forward_blocks(ctx, tokens, pass, nullptr).sum(ctx);
+    NormLayer::Saved discarded;
+    return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr), discarded);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                              const Documents& documents) const {
-    ConfiguredNorm::Saved discarded;
-    return head.loss(ctx, norm_f.forward(ctx, features(ctx, tokens, documents), discarded), targets);
+    return head.loss(ctx, features(ctx, tokens, documents), targets);
 }
 
 Tensor Transformer::target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                                   const Documents& documents) const {
-    ConfiguredNorm::Saved discarded;
-    return head.losses(ctx, norm_f.forward(ctx, features(ctx, tokens, documents), discarded), targets);
+    return head.losses(ctx, features(ctx, tokens, documents), targets);
 }
 
 Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
     check(tokens.rank() == 2 && tokens.size(1) >= 1, "transformer: logits after ", tokens,
           "; expected [B, T] with at least one token");
-    const Tensor last = features(ctx, tokens).select(1, tokens.size(1) - 1);
-    ConfiguredNorm::Saved discarded;
-    return head.logits(ctx, norm_f.forward(ctx, last, discarded));
+    return head.logits(ctx, features(ctx, tokens).select(1, tokens.size(1) - 1));
 }
 
 LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPositions& positions,
@@ -249,8 +247,8 @@ Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const K
     pass.tokens.tokens = texts.tokens;
     Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);
     Residual last{.x = last_rows(ctx, stream.sum(ctx), texts.texts), .inference = true};
-    ConfiguredNorm::Saved discarded;
-    return head.logits(ctx, norm_f.forward(ctx, last, discarded));
+    NormLayer::Saved discarded;
+    return head.logits(ctx, normalize_stream(ctx, norm_f, last, discarded));
 }
 
 void Transformer::next_logits(const Context& ctx, const Tensor& logits, const Tensor& tokens,
@@ -268,8 +266,9 @@ void Transformer::next_logits(const Context& ctx, const Tensor& logits, const Te
     pass.angles = rotation_angles(ctx, pass.token_positions(), rows);
     pass.tokens.tokens = tokens.reshape({1, rows});
     Residual stream = forward_blocks(ctx, pass.tokens.tokens, pass, nullptr);
-    ConfiguredNorm::Saved discarded;
-    head.logits(ctx, norm_f.forward(ctx, stream, discarded), logits.reshape({1, rows, config.vocabulary}));
+    NormLayer::Saved discarded;
+    head.logits(ctx, normalize_stream(ctx, norm_f, stream, discarded),
+                logits.reshape({1, rows, config.vocabulary}));
 }
 
 bool Transformer::can_step(const Context& ctx) const {
@@ -285,8 +284,7 @@ attention::DecodeScratch Transformer::step_scratch(const Context& ctx, const Key
 }
 
 Tensor Transformer::logits_of_all(const Context& ctx, const Tensor& tokens) const {
-    ConfiguredNorm::Saved discarded;
-    return head.logits(ctx, norm_f.forward(ctx, features(ctx, tokens), discarded));
+    return head.logits(ctx, features(ctx, tokens));
 }
 
 std::int64_t parameter_count(const ModelConfig& config, const AdapterOptions& adapters) {

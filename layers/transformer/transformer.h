@@ -40,21 +40,21 @@ struct Transformer {
     struct Saved {
         Embedding::Saved wte;
         PositionEmbedding::Saved wpe;
-        ConfiguredNorm::Saved norm_e;
+        NormLayer::Saved norm_e;
         Dropout::Saved dropout;
         std::vector<TransformerBlock::Saved> blocks;
-        ConfiguredNorm::Saved norm_f;
+        NormLayer::Saved norm_f;
         CrossEntropyHead::Saved head;
     };
     ModelConfig config;
     AdapterOptions adapters;
     Embedding wte;
     std::optional<PositionEmbedding> wpe;
-    ConfiguredNorm norm_e;               ///< of the embeddings, if there is one
+    std::optional<NormLayer> norm_e;     ///< of the embeddings, if there is one
     Parameter last_embedding_parameter;  ///< the last one before the blocks, in the store's order
     Dropout dropout;
     std::vector<TransformerBlock> blocks;
-    ConfiguredNorm norm_f;
+    NormLayer norm_f;
     CrossEntropyHead head;
 
     /// Declares the parameters; the caller then allocates and initialises the store. Throws Error if the

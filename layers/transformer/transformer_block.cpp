@@ -1,5 +1,7 @@
 #include <gradtile/layers/transformer/transformer_block.h>
 
+#include <gradtile/layers/transformer/internal/stream_norm.h>
+
 namespace gradtile {
 namespace {
 
@@ -19,10 +21,9 @@ NormPlaces norm_places(BlockKind kind) {
     throw Error("block: unknown kind");
 }
 
-ConfiguredNorm norm_if(bool exists, ParameterStore& parameters, const std::string& block, const char* suffix,
-                       const ModelConfig& config) {
-    if (!exists) return {};
-    return ConfiguredNorm(parameters, block + "." + norm_name(config.norm, suffix), config);
+std::optional<NormLayer> norm_if(bool exists, ParameterStore& parameters, const std::string& block,
+                                 const char* suffix, const ModelConfig& config) {
+    return exists ? std::optional(configured_norm(parameters, block + ".", suffix, config)) : std::nullopt;
 }
 
 }  // namespace
@@ -46,11 +47,11 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
 /// sum.
 Residual TransformerBlock::forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
                                              Activations& saved) const {
-    const Normed x = norm_1.forward(ctx, stream, saved.norm_1);
+    const Normed x = normalize_stream(ctx, norm_1, stream, saved.norm_1);
     saved.attn_dropout.key = dropout_key(pass, attn.layer + 1).at(0);
     Residual middle = stream.before_branch(dropout, saved.attn_dropout.key);
-    if (!norm_post_1.exists()) return attn.forward_onto(ctx, middle, x, pass, saved.attn);
-    middle.branch = norm_post_1.forward(ctx, attn.forward(ctx, x, pass, saved.attn), saved.norm_post_1);
+    if (!norm_post_1) return attn.forward_onto(ctx, middle, x, pass, saved.attn);
+    middle.branch = norm_post_1->forward(ctx, attn.forward(ctx, x, pass, saved.attn), saved.norm_post_1);
     return middle;
 }
 
@@ -58,10 +59,10 @@ Residual TransformerBlock::forward_attention(const Context& ctx, Residual& strea
 /// has no branch.
 Normed TransformerBlock::mlp_input(const Context& ctx, Residual& stream, Residual& middle,
                                    Activations& saved) const {
-    if (kind != BlockKind::parallel) return norm_2.forward(ctx, middle, saved.norm_2);
+    if (kind != BlockKind::parallel) return normalize_stream(ctx, norm_2, middle, saved.norm_2);
     middle.x = middle.sum(ctx);
     middle.branch = {};
-    return norm_2.forward(ctx, stream, saved.norm_2);
+    return normalize_stream(ctx, norm_2, stream, saved.norm_2);
 }
 
 Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, const Pass& pass,
@@ -70,17 +71,17 @@ Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, 
     const Normed x = mlp_input(ctx, stream, middle, saved);
     saved.mlp_dropout.key = dropout_key(pass, attn.layer + 1).at(1);
     Residual out = middle.before_branch(dropout, saved.mlp_dropout.key);
-    if (!norm_post_2.exists()) return mlp.forward_onto(ctx, out, x, saved.mlp);
-    out.branch = norm_post_2.forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
+    if (!norm_post_2) return mlp.forward_onto(ctx, out, x, saved.mlp);
+    out.branch = norm_post_2->forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
     return out;
 }
 
 /// Frees the saved values that backward recomputes.
 void TransformerBlock::drop_recomputable(Activations& kept) const {
-    if (norm_1.exists()) kept.attn.qkv.x = {};
+    if (norm_1) kept.attn.qkv.x = {};
     if (attn.gate) kept.attn.proj.x = {};
     if (attn.qk_norm) kept.attn.attention.q = kept.attn.attention.k = {};
-    if (norm_2.exists()) kept.mlp.up.x = {};
+    if (norm_2) kept.mlp.up.x = {};
     kept.mlp.down.x = {};
 }
 
@@ -90,8 +91,8 @@ TransformerBlock::Activations TransformerBlock::recompute_activations(const Cont
     Residual stream{mix.exists() ? mix.recompute(ctx, inputs.mix) : inputs.input};
     Residual middle = forward_attention(ctx, stream, inputs.pass, saved);
     const Normed x = mlp_input(ctx, stream, middle, saved);
-    if (norm_post_2.exists()) {
-        norm_post_2.forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
+    if (norm_post_2) {
+        norm_post_2->forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
     } else {
         mlp.forward_hidden(ctx, x, saved.mlp);
     }
@@ -126,9 +127,9 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pa
 Tensor TransformerBlock::backward_mlp(const Context& ctx, const SummedGradient& dy, Activations& kept,
                                       const BackwardHooks& hooks) const {
     if (!kept.mlp.up.x.defined() && mlp.up.backward_needs_x())
-        kept.mlp.up.x = norm_2.recompute_output(ctx, kept.norm_2);
+        kept.mlp.up.x = recompute_output(ctx, *norm_2, kept.norm_2);
     SummedGradient d_branch = dropout.backward(ctx, dy, kept.mlp_dropout);
-    if (norm_post_2.exists()) d_branch = norm_post_2.backward(ctx, d_branch.dy, kept.norm_post_2, hooks);
+    if (norm_post_2) d_branch = norm_post_2->backward(ctx, d_branch.dy, kept.norm_post_2, hooks);
     Tensor dx = mlp.backward(ctx, d_branch, kept.mlp, hooks);
     kept.mlp = {};
     return dx;
@@ -138,9 +139,9 @@ Tensor TransformerBlock::backward_mlp(const Context& ctx, const SummedGradient& 
 Tensor TransformerBlock::backward_attention(const Context& ctx, const SummedGradient& dy, Activations& kept,
                                             const BackwardHooks& hooks) const {
     if (!kept.attn.qkv.x.defined() && attn.qkv.backward_needs_x())
-        kept.attn.qkv.x = norm_1.recompute_output(ctx, kept.norm_1);
+        kept.attn.qkv.x = recompute_output(ctx, *norm_1, kept.norm_1);
     SummedGradient d_branch = dropout.backward(ctx, dy, kept.attn_dropout);
-    if (norm_post_1.exists()) d_branch = norm_post_1.backward(ctx, d_branch.dy, kept.norm_post_1, hooks);
+    if (norm_post_1) d_branch = norm_post_1->backward(ctx, d_branch.dy, kept.norm_post_1, hooks);
     return attn.backward(ctx, d_branch, kept.attn, hooks);
 }
 
@@ -159,18 +160,18 @@ SummedGradient TransformerBlock::backward_layers(const Context& ctx, const Summe
     // dx's column sums are the gradient of the last bias in the branch below, unless dropout or a norm
     // changes dx first.
     const bool has_use =
-        attn.proj.bias_has_gradient() && !norm_post_1.exists() && !dropout.drops(kept.attn_dropout.key);
+        attn.proj.bias_has_gradient() && !norm_post_1 && !dropout.drops(kept.attn_dropout.key);
     const ColumnSums sums = has_use ? ColumnSums::compute : ColumnSums::skip;
     if (kind == BlockKind::parallel) {
         const Tensor d_mlp = backward_mlp(ctx, dy, kept, hooks);
         const Tensor d_attn = backward_attention(ctx, dy, kept, hooks);
-        norm_2.backward_add(ctx, d_mlp, kept.norm_2, stream, ColumnSums::skip, hooks);
-        return norm_1.backward_add(ctx, d_attn, kept.norm_1, stream, sums, hooks);
+        add_to_stream_gradient(ctx, norm_2, d_mlp, kept.norm_2, stream, ColumnSums::skip, hooks);
+        return add_to_stream_gradient(ctx, norm_1, d_attn, kept.norm_1, stream, sums, hooks);
     }
-    const SummedGradient middle =
-        norm_2.backward_add(ctx, backward_mlp(ctx, dy, kept, hooks), kept.norm_2, stream, sums, hooks);
-    return norm_1.backward_add(ctx, backward_attention(ctx, middle, kept, hooks), kept.norm_1, stream, sums,
-                               hooks);
+    const SummedGradient middle = add_to_stream_gradient(ctx, norm_2, backward_mlp(ctx, dy, kept, hooks),
+                                                         kept.norm_2, stream, sums, hooks);
+    return add_to_stream_gradient(ctx, norm_1, backward_attention(ctx, middle, kept, hooks), kept.norm_1,
+                                  stream, sums, hooks);
 }
 
 }  // namespace gradtile

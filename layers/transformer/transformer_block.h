@@ -6,7 +6,6 @@
 
 #include <gradtile/layers/dropout.h>
 #include <gradtile/layers/learned_factors.h>
-#include <gradtile/layers/transformer/configured_norm.h>
 #include <gradtile/layers/transformer/mlp.h>
 #include <gradtile/layers/transformer/multi_head_attention.h>
 
@@ -77,13 +76,13 @@ struct StreamMix {
 struct TransformerBlock {
     /// What the block's layers save.
     struct Activations {
-        ConfiguredNorm::Saved norm_1;
+        NormLayer::Saved norm_1;
         MultiHeadAttention::Saved attn;
-        ConfiguredNorm::Saved norm_post_1;
+        NormLayer::Saved norm_post_1;
         Dropout::Saved attn_dropout;
-        ConfiguredNorm::Saved norm_2;
+        NormLayer::Saved norm_2;
         Mlp::Saved mlp;
-        ConfiguredNorm::Saved norm_post_2;
+        NormLayer::Saved norm_post_2;
         Dropout::Saved mlp_dropout;
     };
     struct Saved {
@@ -96,12 +95,12 @@ struct TransformerBlock {
     };
     BlockKind kind;
     StreamMix mix;
-    ConfiguredNorm norm_1;  ///< of attention's input; a kind of block may lack any of its norms
+    std::optional<NormLayer> norm_1;  ///< of attention's input; a kind of block may lack any of its norms
     MultiHeadAttention attn;
-    ConfiguredNorm norm_post_1;  ///< of attention's output
-    ConfiguredNorm norm_2;       ///< of the MLP's input
+    std::optional<NormLayer> norm_post_1;  ///< of attention's output
+    std::optional<NormLayer> norm_2;       ///< of the MLP's input
     Mlp mlp;
-    ConfiguredNorm norm_post_2;  ///< of the MLP's output
+    std::optional<NormLayer> norm_post_2;  ///< of the MLP's output
     Dropout dropout;
     Recompute recompute;
     Parameter last_parameter;  ///< the block's last parameter in the store's order

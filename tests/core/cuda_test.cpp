@@ -7,6 +7,7 @@
 
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/internal/tensor_ops_backend.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -30,6 +31,16 @@ TEST(CudaAbsence, IsOneClearLine) {
     }
     const Context cpu(Device::cpu(), 1);  // a context on the CPU still works
     EXPECT_EQ(item(cpu, from_host(cpu, std::vector<double>{3.0}, {1}, DType::f32)), 3.0);
+}
+
+TEST(CudaAbsence, AFunctionWithoutADefinitionThrowsAndIsAFunctionPointer) {
+    if (GRADTILE_HAVE_CUDA) GTEST_SKIP() << "this build has the CUDA functions";
+    const Context host(Device::cpu(), 1);
+    const Tensor x = zeros(host, {2}, DType::f32);
+    EXPECT_THROW(cuda::fill(host, x, 1.0), Error);
+    const auto chosen = x.defined() ? cuda::fill : cpu::fill;
+    EXPECT_THROW(chosen(host, x, 1.0), Error);
+    EXPECT_EQ(to_host(host, x), std::vector<double>(2, 0.0));
 }
 
 class Cuda : public test::CudaTest {};

@@ -83,13 +83,6 @@ TYPED_TEST(SixteenBits, EveryNanStaysNan) {
     EXPECT_TRUE(std::isnan(static_cast<float>(TypeParam(std::bit_cast<float>(0x7f800001u)))));
 }
 
-TEST(DType, NamesReadBack) {
-    for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
-        EXPECT_EQ(dtype_named(name_of(type)), type);
-    EXPECT_EQ(dtype_named("bf16"), DType::bf16);
-    EXPECT_THROW(dtype_named("float8"), Error);
-}
-
 TEST(DType, SizesMatchTheElementTypes) {
     EXPECT_EQ(size_of(dtype_of<double>), sizeof(double));
     EXPECT_EQ(size_of(dtype_of<float>), sizeof(float));

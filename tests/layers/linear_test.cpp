@@ -1,3 +1,4 @@
+#include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/linear.h>
 
 #include <algorithm>

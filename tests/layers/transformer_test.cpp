@@ -521,17 +521,6 @@ TEST(Transformer, ValueEmbeddingsBelongToTokens) {
     EXPECT_NE(with.loss({}), without.loss({}));
 }
 
-/// The published checkpoints' parameter counts (Radford et al. 2019).
-TEST(Transformer, CountsTheParametersOfGpt2WithoutAllocatingThem) {
-    const auto gpt2 = [](std::int64_t layers, std::int64_t heads, std::int64_t width) {
-        return parameter_count(
-            {.layers = layers, .heads = heads, .width = width, .context = 1024, .vocabulary = 50257});
-    };
-    EXPECT_EQ(gpt2(12, 12, 768), 124439808);
-    EXPECT_EQ(gpt2(24, 16, 1024), 354823168);
-    EXPECT_EQ(gpt2(36, 20, 1280), 774030080);
-}
-
 TEST(Transformer, NamesItsParametersAsDocumented) {
     ParameterStore gpt2, llama, options;
     const Transformer a(tiny_gpt2(), gpt2), b(tiny_llama(), llama), c(tiny_options().config, options);
@@ -567,31 +556,6 @@ TEST(Transformer, StartsWithGpt2sInitialisation) {
     EXPECT_EQ(parameters.find("ln_f.weight").init().value, 1.0);
 }
 
-TEST(Transformer, LayersHaveTheWindowsOfThePattern) {
-    ModelConfig config{.layers = 6, .window = 5};
-    const auto windows = [&](std::int64_t pattern) {
-        config.window_pattern = pattern;
-        std::vector<std::int64_t> result;
-        for (std::int64_t layer = 0; layer < config.layers; ++layer)
-            result.push_back(config.window_of(layer));
-        return result;
-    };
-    EXPECT_THAT(windows(0), ::testing::ElementsAre(5, 5, 5, 5, 5, 5));
-    EXPECT_THAT(windows(2), ::testing::ElementsAre(5, 0, 5, 0, 5, 0));
-    EXPECT_THAT(windows(6), ::testing::ElementsAre(5, 5, 5, 5, 5, 0));
-}
-
-/// Compares with counting: token t sees min(t + 1, window) keys.
-TEST(Transformer, CountsTheVisibleKeysOfWindows) {
-    for (const std::int64_t window : {0, 1, 4, 9, 20}) {
-        double seen = 0;
-        for (std::int64_t t = 0; t < 9; ++t)
-            seen += static_cast<double>(window == 0 ? t + 1 : std::min(t + 1, window));
-        EXPECT_DOUBLE_EQ(mean_visible_keys({.layers = 3, .window = window}, 9), seen / 9);
-    }
-    EXPECT_DOUBLE_EQ(mean_visible_keys({.layers = 2, .window = 1, .window_pattern = 2}, 9), (1.0 + 5.0) / 2);
-}
-
 /// With one key there is nothing to choose from: a window of 1 gives each token its own value.
 TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
     ModelConfig config = tiny_gpt2();
@@ -601,16 +565,6 @@ TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
     MultiHeadAttention::Saved saved;
     f.model.blocks[0].attn.forward(f.ctx, x, TrainingPass{}, saved);
     EXPECT_EQ(to_host(f.ctx, saved.attention.o), to_host(f.ctx, saved.attention.v));
-}
-
-TEST(Transformer, CountsTheFlopsOfEachMatrixOnce) {
-    // One head with width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys
-    // on average.
-    ModelConfig config{.layers = 1, .heads = 1, .width = 2, .context = 3, .vocabulary = 3};
-    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 54 + 12 * 2 * 2);
-    // Each gate of a head reads both columns. A look-up of an embedding costs nothing.
-    config.attention_gate = config.value_embeddings = true;
-    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 58 + 12 * 2 * 2);
 }
 
 TEST(Transformer, RefusesInvalidTokensInOneLine) {

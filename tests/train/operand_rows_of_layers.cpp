@@ -298,25 +298,6 @@ void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
 void Operators::add_transformer(std::vector<OperandRow>& all) const {
     const Tensor tokens = ids({1, 3}), targets = ids({1, 3}), x = numbers({1, 3, 8});
     const TrainingPass pass;
-    all.push_back(
-        {"layers/transformer/configured_norm.h: forward", "layer_norm: ", {x}, [&](const Operands& t) {
-             ConfiguredNorm::Saved saved;
-             model.norm_f.forward(ctx, t[0], saved);
-         }});
-    all.push_back(
-        {"layers/transformer/configured_norm.h: backward", "layer_norm: ", {x}, [&, x](const Operands& t) {
-             ConfiguredNorm::Saved saved;
-             model.norm_f.forward(ctx, x, saved);
-             model.norm_f.backward(ctx, t[0], saved);
-         }});
-    all.push_back({"layers/transformer/configured_norm.h: backward_add",
-                   "layer_norm: ",
-                   {x, numbers({1, 3, 8})},
-                   [&, x](const Operands& t) {
-                       ConfiguredNorm::Saved saved;
-                       model.norm_f.forward(ctx, x, saved);
-                       model.norm_f.backward_add(ctx, t[0], saved, t[1]);
-                   }});
     all.push_back({"layers/transformer/mlp.h: forward", "mlp: ", {x}, [&](const Operands& t) {
                        Mlp::Saved saved;
                        block.mlp.forward(ctx, t[0], saved);

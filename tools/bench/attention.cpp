@@ -6,12 +6,15 @@
 // Scratch: a pass's memory without its inputs and outputs.
 #include <array>
 #include <iostream>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/formatted.h>
+#include <gradtile/tools/bench/attention_anchor.h>
 #include <gradtile/tools/bench/attention_tuning.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
@@ -39,6 +42,8 @@ struct Shapes {
     std::int64_t batch, heads, kv_heads, queries, length, head_dim;
     std::vector<std::int64_t> packed = {};  ///< sequence lengths of a packed batch, which replace batch and
                                             ///< length
+    bool causal = true;
+    std::vector<AnchorTimes> anchors = {};  ///< with these, heads lie before tokens in memory, as in PyTorch
 
     /// Counts the pairs (row, key) in which the row sees the key. Causal rows are aligned with the last key;
     /// for equal lengths the number is taken as k^2 / 2, as in published figures.
@@ -47,15 +52,13 @@ struct Shapes {
         if (!causal) return q * k;
         return queries == keys ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
     }
-    double pairs(bool causal) const {
+    double pairs() const {
         if (packed.empty()) return static_cast<double>(batch) * pairs_of(queries, length, causal);
         double sum = 0;
         for (const std::int64_t tokens : packed) sum += pairs_of(tokens, tokens, causal);
         return sum;
     }
-    double forward_flops(bool causal) const {
-        return 4.0 * static_cast<double>(heads * head_dim) * pairs(causal);
-    }
+    double forward_flops() const { return 4.0 * static_cast<double>(heads * head_dim) * pairs(); }
     /// Element count: q, k, v and o.
     double forward_elements() const {
         return static_cast<double>(batch * head_dim) *
@@ -88,6 +91,7 @@ struct Flags {
     ScoreFlags score;
     std::optional<std::int64_t> batch, heads, kv_heads, head_dim;
     std::vector<std::int64_t> queries, lengths, packed;
+    std::string anchor;  ///< a file; empty: none
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::vector<TrainDType> dtypes;  // empty: bf16 on a GPU, else f32
@@ -96,7 +100,9 @@ struct Flags {
     bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
 
     Sampling sampling() const {
-        return {.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
+        Sampling sampling{.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
+        if (!anchor.empty()) sampling.min_sample_ms = 0;  // single calls, as the anchor times them
+        return sampling;
     }
 };
 
@@ -111,11 +117,33 @@ std::vector<Shapes> default_shapes(Device device) {
             {1, 12, 4, 1024, 1024, 64}};
 }
 
+std::vector<Shapes> anchored_shapes(const std::string& path) {
+    std::vector<Shapes> list;
+    for (const AnchoredCall& call : read_anchors(path))
+        list.push_back({.batch = call.batch,
+                        .heads = call.heads,
+                        .kv_heads = call.heads,
+                        .queries = call.length,
+                        .length = call.length,
+                        .head_dim = call.head_dim,
+                        .causal = call.causal,
+                        .anchors = call.times});
+    return list;
+}
+
 /// Returns the shapes that the flags give, or the default list.
 std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
-    if (flags.packed.empty() && flags.queries.empty() && flags.lengths.empty() && !flags.batch &&
-        !flags.heads && !flags.kv_heads && !flags.head_dim)
-        return default_shapes(device);
+    const bool has_shape_flags = !flags.packed.empty() || !flags.queries.empty() || !flags.lengths.empty() ||
+                                 flags.batch || flags.heads || flags.kv_heads || flags.head_dim;
+    if (!flags.anchor.empty()) {
+        check_usage(!has_shape_flags, "--anchor gives the shapes; leave out their flags");
+        return anchored_shapes(flags.anchor);
+    }
+    if (!has_shape_flags) {
+        std::vector<Shapes> list = default_shapes(device);
+        for (Shapes& shapes : list) shapes.causal = flags.causal;
+        return list;
+    }
     const bool gpu = device.is_cuda();
     const std::int64_t heads = flags.heads.value_or(gpu ? 16 : 12);
     Shapes shapes{.batch = flags.batch.value_or(gpu ? 16 : 1),
@@ -123,7 +151,8 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
                   .kv_heads = flags.kv_heads.value_or(heads),
                   .queries = 0,
                   .length = 0,
-                  .head_dim = flags.head_dim.value_or(64)};
+                  .head_dim = flags.head_dim.value_or(64),
+                  .causal = flags.causal};
     constexpr std::int64_t max_length = 1 << 20;
     const auto expect = [](const char* flag, std::int64_t value, std::int64_t max_value) {
         check_flag(flag, value, {1, static_cast<double>(max_value)});
@@ -164,17 +193,18 @@ class Passes {
     Passes(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags)
         : ctx_(ctx),
           options_{.algorithm = flags.algorithm,
-                   .causal = flags.causal,
+                   .causal = shapes.causal,
                    .deterministic = flags.deterministic,
                    .softcap = flags.score.softcap,
                    .dropout_p = flags.score.dropout},
           numbers_(ctx) {
-        const auto query_tensor = [&] {
-            return numbers_(ctx, {shapes.batch, shapes.queries, shapes.heads, shapes.head_dim}, dtype);
+        const auto tensor = [&](std::int64_t tokens, std::int64_t heads) {
+            if (shapes.anchors.empty())
+                return numbers_(ctx, {shapes.batch, tokens, heads, shapes.head_dim}, dtype);
+            return numbers_(ctx, {shapes.batch, heads, tokens, shapes.head_dim}, dtype).transpose(1, 2);
         };
-        const auto key_tensor = [&] {
-            return numbers_(ctx, {shapes.batch, shapes.length, shapes.kv_heads, shapes.head_dim}, dtype);
-        };
+        const auto query_tensor = [&] { return tensor(shapes.queries, shapes.heads); };
+        const auto key_tensor = [&] { return tensor(shapes.length, shapes.kv_heads); };
         q_ = query_tensor(), k_ = key_tensor(), v_ = key_tensor();
         o_ = query_tensor(), d_o_ = query_tensor();
         gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
@@ -293,8 +323,11 @@ Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const 
     return {.forward = with_saved - passes.saved_bytes(), .backward = peak_of([&] { passes.backward(); })};
 }
 
+/// The speedups over anchors, by "PASS over IMPLEMENTATION".
+using SpeedupsByPass = std::map<std::string, Speedups>;
+
 void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
-             Table& table) {
+             Table& table, SpeedupsByPass& speedups) {
     const double bytes = shapes.forward_elements() * static_cast<double>(size_of(dtype));
     const bool on_cpu = ctx.device().is_cpu();
     const double read_rate =
@@ -318,7 +351,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
                                 number(shapes.head_dim),
                                 std::string(name_of(dtype)),
                                 concat(flags.algorithm),
-                                std::string(flags.causal ? "causal" : "full"),
+                                std::string(shapes.causal ? "causal" : "full"),
                                 std::string(pass),
                                 ms,
                                 1e-12 * flops_per_s,
@@ -326,9 +359,14 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
                                 1e-6 * bytes / ms,
                                 1e-6 * static_cast<double>(scratch)};
         if (on_cpu) cells.emplace_back(bytes / ms * 1e3 / read_rate);
+        for (const AnchorTimes& anchor : shapes.anchors) {
+            const bool forward = std::string_view(pass) == "forward";
+            cells.emplace_back((forward ? anchor.forward_ms : anchor.backward_ms) / ms);
+            speedups[concat(pass, " over ", anchor.implementation)].add(cells.back().number);
+        }
         table.add(cells);
     };
-    const double flops = shapes.forward_flops(flags.causal);
+    const double flops = shapes.forward_flops();
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == Pass::backward) {
         passes.forward();  // fills `saved`, which backward reads
@@ -355,8 +393,8 @@ void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const 
                  number(shapes.queries),
                  number(shapes.length),
                  number(shapes.head_dim),
-                 flags.causal ? "causal" : "full"};
-    const double flops = shapes.forward_flops(flags.causal);
+                 shapes.causal ? "causal" : "full"};
+    const double flops = shapes.forward_flops();
     if (flags.pass != Pass::backward)
         tune(ctx, passes.tuned_forward(shapes, flops), flags.sampling(), shape, table);
     if (flags.pass != Pass::forward)
@@ -381,7 +419,7 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
         Table table(columns, flags.json,
                     concat(dtype, " on ", ctx.device(), ", ", shapes.batch, " x ", shapes.heads,
                            " heads over ", shapes.kv_heads, ", ", shapes.queries, " x ", shapes.length,
-                           ", head dim ", shapes.head_dim, flags.causal ? ", causal" : ""));
+                           ", head dim ", shapes.head_dim, shapes.causal ? ", causal" : ""));
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
             measure_plans(dry, shapes, dtype, flags, table);
         });
@@ -393,9 +431,10 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
 void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags,
                     Table& table) {
     std::optional<ProductCeiling> ceiling;
+    SpeedupsByPass speedups;
     for (const Shapes& shapes : list) {
         const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
-            measure(dry, shapes, dtype, flags, 0, table);
+            measure(dry, shapes, dtype, flags, 0, table, speedups);
         });
         if (flags.explain) {
             std::cout << shapes.batch << " x " << shapes.heads << " heads over " << shapes.kv_heads << ", "
@@ -409,8 +448,13 @@ void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType d
                 std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
                           << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
         }
-        measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
+        measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table, speedups);
     }
+    if (flags.json) return;
+    for (const auto& [pass, over_anchor] : speedups)
+        std::cout << pass << ": " << formatted("%.3f", over_anchor.geometric_mean())
+                  << " times as fast (geometric mean), at least " << formatted("%.2f", over_anchor.smallest())
+                  << std::endl;
 }
 
 int bench_attention(const Flags& flags) {
@@ -418,8 +462,8 @@ int bench_attention(const Flags& flags) {
     check_flag("--runs", flags.runs, runs_range);
     flags.score.check();
     if (flags.tune) {
-        check_usage(!flags.explain && !flags.cpu_time,
-                    "--tune: cannot be combined with --explain or --cpu-time");
+        check_usage(!flags.explain && !flags.cpu_time && flags.anchor.empty(),
+                    "--tune: cannot be combined with --explain, --cpu-time or --anchor");
         check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
                     " has one way to compute a call; expected flash2");
     }
@@ -453,6 +497,8 @@ int bench_attention(const Flags& flags) {
                                 {"gb_per_s", "GB/s"},
                                 {"scratch_mb", "scratch MB", Column::Kind::number, 10}};
     if (device.is_cpu()) columns.push_back({"of_read", "of read", Column::Kind::percent, 8});
+    for (const AnchorTimes& anchor : list.front().anchors)
+        columns.push_back({anchor.implementation.c_str(), anchor.implementation.c_str()});
     Table table(columns, flags.json);
     for (const TrainDType dtype : dtypes) measure_shapes(ctx, list, storage_dtype(dtype), flags, table);
     return 0;
@@ -478,6 +524,11 @@ void add_bench_attention(Command& bench) {
     command.add_value<std::vector<std::int64_t>>(
         "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
         [flags](const auto& lengths) { flags->packed = lengths; });
+    command.add_value<std::string>(
+        "--anchor",
+        "output of bench/attention_anchor.py: its shapes, and how many times as fast each pass is "
+        "(default: none)",
+        [flags](const std::string& path) { flags->anchor = path; });
     command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
                                    concat(flags->algorithm), [flags](const std::string& name) {
                                        flags->algorithm = attention::algorithm_named(name, "--algorithm");

@@ -9,14 +9,7 @@ void add_bench(CommandLine& program) {
     Command bench = program.add_command(
         "bench",
         "Time attention, matrix products, layers, training steps, generation, checkpoints or collectives");
-    add_bench_attention(bench);
-    add_bench_gemm(bench);
-    add_bench_layers(bench);
-    add_bench_train(bench);
-    add_bench_generate(bench);
-    add_bench_checkpoint(bench);
-    add_bench_comm(bench);
-    add_bench_warps(bench);
+    for (const auto add : benchmarks) add(bench);
 }
 
 }  // namespace gradtile::cli

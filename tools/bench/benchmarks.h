@@ -4,13 +4,13 @@
 
 namespace gradtile::cli {
 
-void add_bench_attention(Command& bench);
-void add_bench_checkpoint(Command& bench);
-void add_bench_comm(Command& bench);
-void add_bench_gemm(Command& bench);
-void add_bench_generate(Command& bench);
-void add_bench_layers(Command& bench);
-void add_bench_train(Command& bench);
-void add_bench_warps(Command& bench);
+using AddBenchmark = void(Command& bench);
+AddBenchmark add_bench_attention, add_bench_gemm, add_bench_layers, add_bench_train, add_bench_generate,
+    add_bench_checkpoint, add_bench_comm, add_bench_few_rows, add_bench_muon, add_bench_warps;
+
+/// All benchmarks, in the order of --help.
+inline constexpr AddBenchmark* benchmarks[] = {
+    add_bench_attention,  add_bench_gemm, add_bench_layers,   add_bench_train, add_bench_generate,
+    add_bench_checkpoint, add_bench_comm, add_bench_few_rows, add_bench_muon,  add_bench_warps};
 
 }  // namespace gradtile::cli

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <gradtile/core/available_memory.h>
+#include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/event.h>
 #include <gradtile/core/gemm/gemm.h>
@@ -71,6 +72,23 @@ double median_milliseconds(const Context& ctx, const Sampling& sampling, const s
 
 std::string ProductCeiling::name() const {
     return concat("ceiling: ", size, "^3");
+}
+
+double graph_milliseconds(const Context& ctx, std::int64_t calls,
+                          const std::function<void(std::int64_t i)>& call) {
+    const auto all = [&] {
+        for (std::int64_t i = 0; i < calls; ++i) call(i);
+    };
+    all();
+    StepGraph graph;
+    graph.capture(ctx, all);
+    std::vector<double> times;
+    for (int run = 0; run < 7; ++run) {
+        graph.replay(ctx);
+        times.push_back(milliseconds(ctx, Clock::device, [&] { graph.replay(ctx); }) /
+                        static_cast<double>(calls));
+    }
+    return median(times);
 }
 
 ProductCeiling measure_product_ceiling(const Context& ctx, DType dtype, const Sampling& sampling) {

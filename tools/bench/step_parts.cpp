@@ -127,16 +127,14 @@ std::vector<Part> parts_of_step(const Context& ctx, const Transformer& model,
     add_attention(parts, ctx, config, *attention_saved);
     if (block.attn.rope || block.attn.qk_norm) add_head_transform(parts, ctx, numbers, block.attn, x, layers);
 
-    const ConfiguredNorm& norm = model.norm_f;
-    const std::int64_t norms =
-        layers * ((block.norm_1.exists() ? 2 : 0) + (block.norm_post_1.exists() ? 2 : 0));
-    auto norm_saved = std::make_shared<ConfiguredNorm::Saved>();
+    const NormLayer& norm = model.norm_f;
+    const std::int64_t norms = layers * ((block.norm_1 ? 2 : 0) + (block.norm_post_1 ? 2 : 0));
+    auto norm_saved = std::make_shared<NormLayer::Saved>();
     norm.forward(ctx, x, *norm_saved);
     const Tensor branch = numbers(ctx, x.shape(), dtype);
     parts.push_back({"residual and norm forward", norms, 0, [=, &ctx, &norm] {
-                         ConfiguredNorm::Saved saved;
-                         Residual residual{x, branch};
-                         norm.forward(ctx, residual, saved);
+                         NormLayer::Saved saved;
+                         norm.forward(ctx, Residual{x, branch}, saved);
                      }});
     parts.push_back(
         {"norm backward", norms + 1, 0, [=, &ctx, &norm] { norm.backward_add(ctx, x, *norm_saved, dx); }});

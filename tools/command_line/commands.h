@@ -4,22 +4,15 @@
 
 namespace gradtile::cli {
 
-void add_train(CommandLine& program);
-void add_sample(CommandLine& program);
-void add_chat(CommandLine& program);
-void add_eval(CommandLine& program);
-void add_gradcheck(CommandLine& program);
-void add_inspect(CommandLine& program);
-void add_import(CommandLine& program);
-void add_export(CommandLine& program);
-void add_corpus(CommandLine& program);
-void add_tokenizer(CommandLine& program);
-void add_tokenize(CommandLine& program);
-void add_bench(CommandLine& program);
-void add_plan(CommandLine& program);
-void add_models(CommandLine& program);
-void add_lab(CommandLine& program);
-void add_report(CommandLine& program);
-void add_doctor(CommandLine& program);
+using AddCommand = void(CommandLine& program);
+AddCommand add_train, add_sample, add_chat, add_eval, add_gradcheck, add_lab, add_inspect, add_report,
+    add_import, add_export, add_corpus, add_tokenizer, add_tokenize, add_bench, add_plan, add_models,
+    add_doctor;
+
+/// All commands, in the order of --help.
+inline constexpr AddCommand* commands[] = {add_train,  add_sample,    add_chat,     add_eval,   add_gradcheck,
+                                           add_lab,    add_inspect,   add_report,   add_import, add_export,
+                                           add_corpus, add_tokenizer, add_tokenize, add_bench,  add_plan,
+                                           add_models, add_doctor};
 
 }  // namespace gradtile::cli

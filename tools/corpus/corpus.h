@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <gradtile/core/random.h>
-#include <gradtile/train/data/stories.h>
+#include <gradtile/train/data/dataset.h>
 
 namespace gradtile {
 

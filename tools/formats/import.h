@@ -10,7 +10,7 @@
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/data/chat_template.h>
-#include <gradtile/train/model/imported_text.h>
+#include <gradtile/train/model/language_model.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {

@@ -13,7 +13,7 @@
 #include <gradtile/layers/transformer/model_config.h>
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/packing.h>
-#include <gradtile/train/data/token_type.h>
+#include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/optimizers/optimizers.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 

@@ -1,8 +1,10 @@
 #pragma once
 /// Datasets: a training and a validation token sequence, from file names.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,14 +12,31 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_template.h>
-#include <gradtile/train/data/stories.h>
 #include <gradtile/train/data/token_sequence.h>
-#include <gradtile/train/data/token_type.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
 
 class DocumentStream;
+
+/// One story in a text that consists of stories: characters [begin, end), including the blank line that ends
+/// it.
+struct Story {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    double nll = 0.0;  ///< the story's -ln p under the grammar that generated it, nats
+};
+
+/// Returns a text's stories, which cover it and are ASCII, or nullopt for any other text.
+using StoryParser = std::function<std::optional<std::vector<Story>>(std::string_view text)>;
+
+/// Returns -ln p of the stories divided by their characters: the loss, in nats per character, of a predictor
+/// that knows the grammar and the whole story so far. No model can do better on average.
+double source_nll_per_character(std::span<const Story> stories);
+
+/// Returns where to split a text into training and validation: the border between two stories that is nearest
+/// to `fraction` of the text. Returns nothing for fewer than two stories.
+std::optional<std::size_t> nearest_story_border(std::span<const Story> stories, double fraction);
 
 struct DatasetOptions {
     /// A file, a folder or a pattern: text, documents (documents.h) or tokens (.bin).

@@ -1,4 +1,4 @@
-#include <gradtile/train/data/stories.h>
+#include <gradtile/train/data/dataset.h>
 
 #include <algorithm>
 #include <cmath>

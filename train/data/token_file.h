@@ -15,7 +15,6 @@
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
-#include <gradtile/train/data/token_type.h>
 
 namespace gradtile {
 

@@ -1,4 +1,4 @@
-#include <gradtile/train/model/imported_text.h>
+#include <gradtile/train/model/language_model.h>
 
 #include <algorithm>
 #include <array>

@@ -3,13 +3,15 @@
 /// contiguous.
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
+#include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile::cpu {
 void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options);
 }
 namespace gradtile::cuda {
-void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b, const GemmOptions& options);
-std::vector<GemmAlgorithm> gemm_algorithms(const Context& ctx);
-std::size_t restore_gemm_algorithms(const Context& ctx, std::span<const GemmAlgorithm> algorithms);
-std::size_t refused_gemm_algorithms(const Context& ctx);
+GRADTILE_CUDA_TWIN(gemm);
+GRADTILE_CUDA_FUNCTION(std::vector<GemmAlgorithm>(const Context& ctx), gemm_algorithms);
+GRADTILE_CUDA_FUNCTION(std::size_t(const Context& ctx, std::span<const GemmAlgorithm> algorithms),
+                       restore_gemm_algorithms);
+GRADTILE_CUDA_FUNCTION(std::size_t(const Context& ctx), refused_gemm_algorithms);
 }  // namespace gradtile::cuda

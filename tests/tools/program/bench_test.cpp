@@ -226,6 +226,52 @@ TEST(Bench, AttentionTimesEveryLengthWithEveryNumberOfQueries) {
                    {"--cpu-time", "--threads 1"});
 }
 
+TEST(Bench, AttentionIsComparedWithAnAnchorsTimes) {
+    const TemporaryDirectory directory;
+    const std::string path = directory.path() / "anchor.txt";
+    const auto write = [&](const std::string& text) { directory.write("anchor.txt", text); };
+    const Arguments anchored{"bench", "attention", "--device", "cpu",      "--threads",
+                             "1",     "--runs",    "1",        "--anchor", path};
+    write("2,3,16,8,1 | first 1000 2000 | second 10 20\n1,2,8,16,0 | first 3000 4000 | second 30 40\n");
+    const std::vector<json> rows = rows_of(anchored);
+    ASSERT_EQ(rows.size(), 4u);
+    const double first[] = {1000, 2000, 3000, 4000};
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const double ms = rows[i].at("ms");
+        EXPECT_EQ(rows[i].at("pass"), i % 2 == 0 ? "forward" : "backward");
+        EXPECT_EQ(rows[i].at("mask"), i < 2 ? "causal" : "full");
+        EXPECT_EQ(rows[i].at("heads"), i < 2 ? 3 : 2);
+        EXPECT_NEAR(rows[i].at("first").get<double>() * ms / first[i], 1, 1e-3);
+        EXPECT_NEAR(rows[i].at("second").get<double>() * ms / first[i], 0.01, 1e-5);
+    }
+    expect_table(anchored, {"first", "forward over first: ", "backward over second: ", "geometric mean"});
+    expect_refused(run(anchored + Arguments{"--heads", "2"}), {"--anchor", "shapes"});
+    expect_refused(run(anchored + Arguments{"--tune"}), {"--tune", "--anchor"});
+    for (const char* line :
+         {"2,3,16,8,2 | a 1 2", "2,3,16,8,1", "2,3,16,8,1 | a 1", "2,3,16,8,1 a 1 2", "0,3,16,8,1 | a 1 2",
+          "2,3,16,257,1 | a 1 2", "2,3,16,8,1 | a 0 2", "2,3,16,8,1 | a 1 x", "2;3;16;8;1 | a 1 2",
+          "9999999999999999999,3,16,8,1 | a 1 2", "Traceback"}) {
+        write(line);
+        expect_refused(run(anchored), {path + ":1: '", line, "FORWARD_MS"});
+    }
+    write("1,1,8,8,1 | a 1 2\n1,1,8,8,1 | b 1 2\n");
+    expect_refused(run(anchored), {path + ":2: ", "implementations"});
+    write("");
+    expect_refused(run(anchored), {path, "is empty"});
+    expect_refused(run({"bench", "attention", "--anchor", path + "x"}), {path + "x", "cannot be read"});
+}
+
+TEST(Bench, KernelsOfGpusAreRefusedWithoutOne) {
+    if (cuda_device_count() > 0) {
+        const ProcessOptions with_gpu{.without_gpu = false};
+        EXPECT_EQ(rows_of({"bench", "few-rows"}, with_gpu).size(), 10u * 5 - 6);
+        EXPECT_GT(rows_of({"bench", "muon", "--layers", "1", "--width", "128"}, with_gpu).size(), 30u);
+    }
+    for (const char* command : {"few-rows", "muon"})
+        expect_refused(run({"bench", command}), {"cuda", "--device cpu"});
+    expect_refused(run({"bench", "few-rows", "--rows", "9"}), {"--rows: 9", "1 to 8"});
+}
+
 TEST(Bench, TuningAttentionNeedsAGpuAndTheAlgorithmWithCandidates) {
     const Arguments tune{"bench", "attention", "--tune", "--batch", "2", "--heads", "4", "--length", "300"};
     expect_refused(run(tune + Arguments{"--explain"}), {"--tune", "--explain"});

@@ -1,6 +1,7 @@
 #pragma once
 /// The device functions behind averaged_optimizer.h.
 #include <gradtile/core/host_device.h>
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/optimizers/averaged_optimizer.h>
 
 namespace gradtile {
@@ -28,7 +29,6 @@ void average_weights(const Context& ctx, const Tensor& weights, const Tensor& av
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void count_update(const Context& ctx, const Tensor& updates, const Tensor& gradient_scale);
-void average_weights(const Context& ctx, const Tensor& weights, const Tensor& average,
-                     const AverageStep& step);
+GRADTILE_CUDA_TWIN(count_update);
+GRADTILE_CUDA_TWIN(average_weights);
 }  // namespace gradtile::cuda

@@ -1,5 +1,6 @@
 #pragma once
 /// The device functions behind elementwise_optimizer.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 
 namespace gradtile::cpu {
@@ -11,7 +12,5 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void elementwise_step(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
-                      const Tensor& updates, const Tensor& rate, const ElementwiseRule& rule,
-                      const UpdateOptions& options);
+GRADTILE_CUDA_TWIN(elementwise_step);
 }  // namespace gradtile::cuda

@@ -1,5 +1,6 @@
 #pragma once
 /// The functions that each device implements for global_norm.h.
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
@@ -18,8 +19,8 @@ void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, con
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& norm);
-void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum);
-void square_root(const Context& ctx, const Tensor& x);
-void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options);
+GRADTILE_CUDA_TWIN(global_norm);
+GRADTILE_CUDA_TWIN(sum_of_squares);
+GRADTILE_CUDA_TWIN(square_root);
+GRADTILE_CUDA_TWIN(clip_scale);
 }  // namespace gradtile::cuda

@@ -3,6 +3,7 @@
 /// a GPU in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or
 /// undefined.
 #include <gradtile/core/gemm/symmetric_product.h>
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 
 namespace gradtile {
@@ -81,16 +82,10 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
 }  // namespace gradtile::cpu
 
 namespace gradtile::cuda {
-void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                     const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
-                     const Tensor& partial);
-void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
-void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out);
-void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& gram,
-                      const MatrixPolynomial& polynomial);
-void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                 const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows);
-void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
-                  const Tensor& updates, const RowFactors& rows, const Tensor& rate,
-                  const MatrixRate& derived, const UpdateOptions& options);
+GRADTILE_CUDA_TWIN(matrix_momentum);
+GRADTILE_CUDA_TWIN(sums_of_squares);
+GRADTILE_CUDA_TWIN(normalize_matrices);
+GRADTILE_CUDA_TWIN(add_lower_powers);
+GRADTILE_CUDA_TWIN(row_factors);
+GRADTILE_CUDA_TWIN(matrix_apply);
 }  // namespace gradtile::cuda

@@ -1,70 +1,52 @@
-// Times the parts of a step of Muon on one GPU, for the matrices of 12 blocks of GPT-2 124M: the symmetric
+// gradtile bench muon: times the parts of a step of Muon on a GPU, for the matrices of a GPT-2: the symmetric
 // products by one kernel and by cuBLASLt, and the passes over memory, compared with a copy. Then times whole
 // updates by Muon, with and without that kernel, and by AdamW.
-//     muon_bench [layers] [width]
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
-#include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/model_config.h>
+#include <gradtile/tools/bench/benchmarks.h>
+#include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/usage_error.h>
+#include <gradtile/train/config/train_config.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/upload.h>
 #include <gradtile/train/optimizers/muon.h>
-#include "graph_timing.h"
 
+namespace gradtile::cli {
 namespace {
 
-using namespace gradtile;
+struct Flags {
+    std::int64_t layers = 12, width = 768;
+    bool json = false;
+};
 
-/// Median microseconds of a call.
-double microseconds(const Context& ctx, const std::function<void()>& call, int calls = 10) {
-    return bench::graph_microseconds(ctx, calls, [&](std::int64_t) { call(); });
-}
-
-void print(const std::string& name, double us, const std::string& rate) {
-    std::printf("%-44s %9.1f us  %s\n", name.c_str(), us, rate.c_str());
-    std::fflush(stdout);
-}
-std::string teraflops(double flops, double us) {
-    return concat(static_cast<int>(1e-6 * flops / us), " TFLOP/s of the whole product");
-}
-std::string gigabytes(double bytes, double us) {
-    return concat(static_cast<int>(1e-3 * bytes / us), " GB/s");
+/// Adds a row for a call: its milliseconds, TFLOP/s of the whole product or GB/s, where they apply.
+void add_row(const Context& ctx, Table& table, const std::string& name, const std::function<void()>& call,
+             double flops, double bytes, std::int64_t calls = 10) {
+    const double ms = graph_milliseconds(ctx, calls, [&](std::int64_t) { call(); });
+    table.add({name, 1e3 * ms, 1e-9 * flops / ms, 1e-6 * bytes / ms});
 }
 
 constexpr MatrixPolynomial quintic{.a = 3.4445, .b = -4.7750, .c = 2.0315};
 
-/// Fills a tensor with a million random numbers, repeated.
-void fill_randomly(const Context& ctx, const Tensor& x) {
-    const Tensor some = randn(ctx, {std::int64_t{1} << 20}, x.dtype(), Seed{1}), flat = x.reshape({-1});
-    for (std::int64_t i = 0; i < flat.elements(); i += some.elements()) {
-        const std::int64_t length = std::min(some.elements(), flat.elements() - i);
-        copy(ctx, flat.slice(0, i, length), some.slice(0, 0, length));
-    }
-}
-
-void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows, std::int64_t columns) {
+void measure_products(const Context& ctx, Table& table, std::int64_t count, std::int64_t rows,
+                      std::int64_t columns) {
     using Kind = SymmetricProduct::Kind;
     const bool tall = rows > columns;
     const std::int64_t n = std::min(rows, columns), m = std::max(rows, columns);
-    const Tensor x = empty(ctx, {count, rows, columns}, DType::bf16), next = empty_like(ctx, x);
-    fill_randomly(ctx, x);
+    const Tensor x = RandomNumbers(ctx)(ctx, {count, rows, columns}, DType::bf16), next = empty_like(ctx, x);
     const Tensor gram = empty(ctx, {count, n, n}, DType::bf16), polynomial = empty_like(ctx, gram);
     const std::string name = concat(count, " of ", rows, " x ", columns, ": ");
     const double gram_flops = 2.0 * static_cast<double>(count * n * n * m),
                  square_flops = 2.0 * static_cast<double>(count * n * n * n);
     const auto measure = [&](const std::string& what, double flops, const std::function<void()>& call) {
-        const double us = microseconds(ctx, call);
-        print(name + what, us, teraflops(flops, us));
+        add_row(ctx, table, name + what, call, flops, no_value);
     };
     measure("A by cuBLASLt", gram_flops, [&] { gemm(ctx, gram, x, x, {.trans_a = tall, .trans_b = !tall}); });
     measure("A, one kernel", gram_flops, [&] {
@@ -91,7 +73,8 @@ void measure_products(const Context& ctx, std::int64_t count, std::int64_t rows,
                 [&] { gemm(ctx, next, x, polynomial, {.trans_b = true}); });
 }
 
-void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, std::int64_t columns) {
+void measure_passes(const Context& ctx, Table& table, std::int64_t count, std::int64_t rows,
+                    std::int64_t columns) {
     const std::int64_t n = rows * columns;
     const auto elements = static_cast<double>(count * n);
     const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
@@ -106,8 +89,8 @@ void measure_passes(const Context& ctx, std::int64_t count, std::int64_t rows, s
                               .momentum = f32.select(0, 2),
                               .updates = zeros(ctx, {1}, DType::i32)};
     const auto measure = [&](const std::string& what, int bytes, const std::function<void()>& call) {
-        const double us = microseconds(ctx, call);
-        print(concat(count, " of ", rows, " x ", columns, ": ", what), us, gigabytes(bytes * elements, us));
+        add_row(ctx, table, concat(count, " of ", rows, " x ", columns, ": ", what), call, no_value,
+                bytes * elements);
     };
     measure("copy", 8, [&] { copy(ctx, f32.select(0, 1), f32.select(0, 2)); });
     measure("momentum and squares", 16,
@@ -134,24 +117,22 @@ void add_blocks(ParameterStore& store, std::int64_t layers, std::int64_t width) 
 using MakeOptimizer =
     std::function<std::unique_ptr<Optimizer>(const Context& ctx, const ParameterStore& store)>;
 
-void measure_update(const std::string& what, std::int64_t layers, std::int64_t width,
+void measure_update(const Context& ctx, Table& table, const std::string& what, const Flags& flags,
                     const MakeOptimizer& make) {
-    const Context ctx(Device::cuda(0), 1);
     ParameterStore store;
-    add_blocks(store, layers, width);
+    add_blocks(store, flags.layers, flags.width);
     store.allocate(ctx, DType::bf16);
-    fill_randomly(ctx, store.gradients());
+    RandomNumbers(ctx).fill(ctx, store.gradients());
     const std::unique_ptr<Optimizer> optimizer = make(ctx, store);
     const Context inside = ctx.with_allocator(std::make_shared<Arena>(ctx.device(), std::size_t{1} << 30));
     const Tensor rate = zeros(ctx, {1}, DType::f64);
-    print("update of all matrices: " + what,
-          microseconds(
-              inside, [&] { optimizer->step(inside, rate, {}); }, 2),
-          "");
+    add_row(
+        inside, table, "update of all matrices: " + what, [&] { optimizer->step(inside, rate, {}); },
+        no_value, no_value, 2);
 }
 
-void measure_updates(std::int64_t layers, std::int64_t width) {
-    const ModelConfig model{.layers = layers, .heads = 1, .width = width};
+void measure_updates(const Context& ctx, Table& table, const Flags& flags) {
+    const ModelConfig model{.layers = flags.layers, .heads = 1, .width = flags.width};
     const auto muon = [&](const MuonOptions& options, bool split) -> MakeOptimizer {
         return [=](const Context& ctx, const ParameterStore& store) {
             const PackedRows rows = [=](const Parameter& parameter) {
@@ -161,31 +142,40 @@ void measure_updates(std::int64_t layers, std::int64_t width) {
             return std::make_unique<Muon>(ctx, store, rows, options);
         };
     };
-    measure_update("AdamW", layers, width, [](const Context& ctx, const ParameterStore& store) {
+    measure_update(ctx, table, "AdamW", flags, [](const Context& ctx, const ParameterStore& store) {
         return std::make_unique<ElementwiseOptimizer>(ctx, store, AdamW{});
     });
-    measure_update("Muon", layers, width, muon({}, false));
-    measure_update("Muon, q, k and v apart", layers, width, muon({}, true));
-    measure_update("NorMuon, q, k and v apart", layers, width, muon({.matrix = {.beta2 = 0.95}}, true));
+    measure_update(ctx, table, "Muon", flags, muon({}, false));
+    measure_update(ctx, table, "Muon, q, k and v apart", flags, muon({}, true));
+    measure_update(ctx, table, "NorMuon, q, k and v apart", flags, muon({.matrix = {.beta2 = 0.95}}, true));
     setenv("GRADTILE_HOPPER_GEMM", "off", 1);
-    measure_update("Muon, GRADTILE_HOPPER_GEMM=off", layers, width, muon({}, false));
+    measure_update(ctx, table, "Muon, GRADTILE_HOPPER_GEMM=off", flags, muon({}, false));
     unsetenv("GRADTILE_HOPPER_GEMM");
+}
+
+int bench_muon(const Flags& flags) {
+    check_flag("--layers", flags.layers, {1, 1000});
+    check_flag("--width", flags.width, {16, 1 << 14});
+    const Context ctx(resolve_device(DeviceChoice::cuda), 1);
+    Table table(
+        {{"part", "part", Column::Kind::text, 60}, {"us", "us"}, {"tflops", "TFLOP/s"}, {"gb_per_s", "GB/s"}},
+        flags.json);
+    measure_updates(ctx, table, flags);
+    measure_passes(ctx, table, flags.layers, 4 * flags.width, flags.width);
+    for (const auto& [rows, columns] : {std::pair{3, 1}, std::pair{1, 1}, std::pair{4, 1}, std::pair{1, 4}})
+        measure_products(ctx, table, flags.layers, rows * flags.width, columns * flags.width);
+    return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    try {
-        const std::int64_t layers = argc > 1 ? std::atoll(argv[1]) : 12;
-        const std::int64_t width = argc > 2 ? std::atoll(argv[2]) : 768;
-        measure_updates(layers, width);
-        const Context ctx(Device::cuda(0), 1);
-        measure_passes(ctx, layers, 4 * width, width);
-        for (const auto& [rows, columns] : {std::pair<int, int>{3, 1}, std::pair<int, int>{1, 1},
-                                            std::pair<int, int>{4, 1}, std::pair<int, int>{1, 4}})
-            measure_products(ctx, layers, rows * width, columns * width);
-    } catch (const gradtile::Error& error) {
-        std::fprintf(stderr, "muon_bench: %s\n", error.what());
-        return 1;
-    }
+void add_bench_muon(Command& bench) {
+    Command command = bench.add_command("muon", "Time the parts of a step of Muon on a GPU");
+    const auto flags = std::make_shared<Flags>();
+    command.add_value("--layers", flags->layers, "blocks of the GPT-2 whose matrices are updated");
+    command.add_value("--width", flags->width, "the GPT-2's width");
+    command.add_switch("--json", flags->json, "print one JSON object per row");
+    command.set_action([flags] { return bench_muon(*flags); });
 }
+
+}  // namespace gradtile::cli
