@@ -27,6 +27,7 @@ struct ResolvedOptions {
     /// The mask for the whole tensor. For packed sequences, kernels replace its lengths and its offset by
     /// each sequence's own.
     Mask mask;
+    RowRanges row_ranges;
     ScoreOptions scores;
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
@@ -40,6 +41,17 @@ struct ResolvedOptions {
 ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
                         const Tensor& k);
 
+/// How many blocks of 128 rows x 128 keys have a visible pair, by the mask and the row ranges. Packed
+/// sequences have blocks of their own.
+struct VisibleBlocks {
+    std::int64_t visible = 0, all = 0;
+
+    double share() const { return all == 0 ? 0 : static_cast<double>(visible) / static_cast<double>(all); }
+};
+/// Counts the blocks of a call with q [B, Sq, Hq, Dqk], in all heads. The ranges and offsets must be in host
+/// memory.
+VisibleBlocks visible_blocks(const ResolvedOptions& options, const Tensor& q);
+
 /// What an option changes.
 enum class OptionKind : std::uint8_t {
     algorithm,
@@ -47,6 +59,7 @@ enum class OptionKind : std::uint8_t {
     scale,
     window,     ///< the mask's window sides
     alignment,  ///< the mask's offset
+    ranges,     ///< RowRanges
     formula,    ///< ScoreFormula
     pairs,      ///< a number for each (row, key) pair
     sink,
