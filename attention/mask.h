@@ -58,6 +58,27 @@ struct Mask {
     }
 };
 
+/// A call's row ranges (Options::row_ranges): a second mask, which a row and a key must also satisfy. Key j
+/// of a head is seen by the rows i with r[0] <= i < r[1] or r[2] <= i < r[3].
+struct RowRanges {
+    const std::int32_t* data = nullptr;  ///< null: the call has none, and every row sees every key
+    std::int64_t batch_stride = 0, head_stride = 0, key_stride = 0;  ///< in elements; 0 if broadcast
+
+    GRADTILE_ATTENTION_INLINE explicit operator bool() const { return data != nullptr; }
+    GRADTILE_ATTENTION_INLINE const std::int32_t* of_key(std::int64_t batch, std::int64_t head,
+                                                         std::int64_t key) const {
+        return data + batch * batch_stride + head * head_stride + key * key_stride;
+    }
+    /// Whether row i sees a key. `key` is the key's position in the tensor; i counts from the start of the
+    /// key's sequence.
+    GRADTILE_ATTENTION_INLINE bool sees(std::int64_t batch, std::int64_t head, std::int64_t i,
+                                        std::int64_t key) const {
+        if (data == nullptr) return true;
+        const std::int32_t* const r = of_key(batch, head, key);
+        return (i >= r[0] && i < r[1]) || (i >= r[2] && i < r[3]);
+    }
+};
+
 /// The rows that see a key and the keys that a row sees. Both are ranges, because both ends of a row's key
 /// range grow with the row. Biases equal to -inf do not count.
 struct SeenRanges {

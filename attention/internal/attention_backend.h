@@ -26,6 +26,7 @@ struct ResolvedOptions {
     /// The mask for the whole tensor. For packed sequences, kernels replace its lengths and its offset by
     /// each sequence's own.
     Mask mask;
+    RowRanges row_ranges;
     ScoreOptions scores;
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic

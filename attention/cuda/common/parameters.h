@@ -8,6 +8,7 @@
 #include <gradtile/attention/cuda/common/exact_lse.h>
 #include <gradtile/attention/cuda/common/few_queries.h>
 #include <gradtile/attention/cuda/common/packed_tasks.h>
+#include <gradtile/attention/cuda/common/row_ranges.h>
 #include <gradtile/attention/cuda/common/block_sequence.cuh>
 #include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/attention/cuda/common/mask.cuh>
@@ -30,6 +31,7 @@ struct Bits16ForwardParameters {
     RuleKind rule;  ///< pair_bias or any: prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< row blocks if packed; at launch only its memory
+    DeviceRowRanges row_ranges;
 };
 
 struct Bits16BackwardParameters {
@@ -60,6 +62,7 @@ struct Bits16BackwardParameters {
     PackedOffsets packed;
     PackedTasks key_tasks;     ///< key blocks if packed; at launch only its memory
     PackedTasks padded_tasks;  ///< the same for blocks of backward_row_padding rows
+    DeviceRowRanges row_ranges;
 };
 
 /// Float32 partial sums for a bias gradient, each over a part of the batches and heads that share it, so that

@@ -11,6 +11,7 @@
 #include <gradtile/attention/cuda/common/panel_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
 #include <gradtile/attention/cuda/sm90/distance_rule.cuh>
+#include <gradtile/attention/cuda/sm90/seen_blocks.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
@@ -87,6 +88,7 @@ struct HopperForwardShared {
         Ring<tiles.stages> k, v;
         Task tasks[tiles.q_stages];  ///< one per Q stage
         Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
+        [[no_unique_address]] SeenBlocksShared<Policy> seen;
     };
     static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
     static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
@@ -177,6 +179,57 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     q.full().arrive();
 }
 
+/// The same with row ranges. One warp runs this; its first lane starts the copies.
+template <class Policy>
+__device__ __forceinline__ void produce_seen_blocks(const HopperForwardParameters& p, std::uint32_t base,
+                                                    typename HopperForwardShared<Policy>::Rings& rings) {
+    using Shared = HopperForwardShared<Policy>;
+    constexpr HopperForwardTiles tiles = Policy::tiles;
+    const bool starts_copies = lane_index() == 0;
+    RingPosition q(rings.q);
+    RingPosition k(rings.k), v(rings.v);
+    for_each_row_task<Policy>(p, [&](const RowTask& task) {
+        const int key_head = task.head / p.sizes.group,
+                  end_row = min(task.row + tiles.rows(), p.mask.queries);
+        const auto limits = KeyBlocks::seen_by<tiles.keys>(p.mask, task.row, tiles.rows());
+        const HeadRowRanges ranges = p.row_ranges.of(task.batch, task.head);
+        int block = previous_seen_block(ranges.blocks, limits.end - 1, limits.begin, task.row, end_row);
+        q.wait_empty();
+        if (starts_copies) {
+            rings.tasks[q.stage()] = task;
+            rings.seen.has_blocks[q.stage()] = block >= limits.begin ? 1 : 0;
+            q.full().arrive_and_expect(Shared::QTile::bytes);
+            Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q,
+                                task.row_box(p, 0, task.row), q.full());
+        }
+        q.advance();
+        while (block >= limits.begin) {
+            const int next = previous_seen_block(ranges.blocks, block - 1, limits.begin, task.row, end_row);
+            const bool is_partial = !ranges.blocks[block].see_all(task.row, end_row);
+            const BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
+            k.wait_empty();
+            if (starts_copies) {
+                rings.seen.words[k.stage()] = SeenBlock::of(block, is_partial, next < limits.begin).word;
+                k.full().arrive_and_expect(Shared::KTile::bytes);
+                Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
+            }
+            k.advance();
+            v.wait_empty();
+            if (starts_copies) {
+                v.full().arrive_and_expect(Shared::VTile::bytes);
+                Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, box, v.full());
+            }
+            v.advance();
+            block = next;
+        }
+    });
+    q.wait_empty();
+    if (starts_copies) {
+        rings.tasks[q.stage()].row = -1;
+        q.full().arrive();
+    }
+}
+
 /// A consumer warpgroup. It computes O and LSE for 64 rows in each task.
 template <class T, class Policy>
 class ForwardConsumer {
@@ -192,12 +245,14 @@ class ForwardConsumer {
     using Probabilities = FragmentA[tiles.keys / 16][1];
     using Kept = KeptKeys<tiles.keys>;
     static constexpr int first_order = 1 + tiles.consumers;  ///< first barrier number for turns
+    static constexpr bool has_ranges = Policy::rule == HopperRule::row_ranges;
 
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings, int warpgroup)
         : p_(p),
           base_(base),
+          rings_(rings),
           tasks_(rings.tasks),
           dropout_key_(rings.dropout_key),
           q_(rings.q),
@@ -212,7 +267,11 @@ class ForwardConsumer {
             q_.wait_full();
             const Task task = Task::load(tasks_[q_.stage()]);
             if (task.row < 0) break;
-            attend(task);
+            if constexpr (has_ranges) {
+                attend_seen_blocks(task);
+            } else {
+                attend(task);
+            }
         }
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
     }
@@ -274,10 +333,82 @@ class ForwardConsumer {
             release(q_);
         }
         skip(own.begin - blocks.begin);
+        finish(o, softmax, task, row);
+    }
+
+    /// The same for the key blocks that the producer chose by the row ranges, which all warpgroups process.
+    __device__ __forceinline__ void attend_seen_blocks(const Task& task) {
+        const int row = task.row + warpgroup_ * 64;
+        Output o;
+        clear(o);
+        LazyOnlineSoftmax<1> softmax(p_.scale_log2);
+        const volatile int* const words = rings_.seen.words;
+        if (const volatile int* const has_blocks = rings_.seen.has_blocks; has_blocks[q_.stage()] != 0) {
+            Scores s;
+            Probabilities probabilities;
+            k_.wait_full();
+            SeenPairs<1, tiles.keys / 8> pairs;
+            SeenBlock block{words[k_.stage()]};
+            wait_for_order();
+            start_scores(s);
+            pass_order();
+            load_seen_pairs(pairs, task, row, block);
+            await_products<0>(s[0]);
+            release(k_);
+            mask_seen_block(s, pairs, row, block);
+            softmax.raise_reference(s);
+            softmax.exponentiate(s);
+            as_operand_a<T>(probabilities, s);
+            while (!block.is_last()) {
+                k_.wait_full();
+                block = {words[k_.stage()]};
+                wait_for_order();
+                start_scores(s);
+                v_.wait_full();
+                start_output(o, probabilities);
+                pass_order();
+                load_seen_pairs(pairs, task, row, block);
+                await_products<1>(s[0]);
+                release(k_);
+                mask_seen_block(s, pairs, row, block);
+                const bool rescales = softmax.raise_reference(s);
+                softmax.exponentiate(s);
+                await_products<0>(o[0]);
+                release(v_);
+                if (rescales) softmax.rescale(o);
+                as_operand_a<T>(probabilities, s);
+            }
+            if constexpr (tiles.has_o()) release(q_);
+            v_.wait_full();
+            start_output(o, probabilities);
+            await_products<0>(o[0]);
+            release(v_);
+        } else if constexpr (tiles.has_o()) {
+            release(q_);
+        }
+        finish(o, softmax, task, row);
+    }
+    __device__ __forceinline__ void load_seen_pairs(SeenPairs<1, tiles.keys / 8>& pairs, const Task& task,
+                                                    int row, SeenBlock block) const {
+        if (block.is_partial())
+            pairs.load(p_.row_ranges.of(task.batch, task.head).keys + block.block() * tiles.keys,
+                       row + warp_row_);
+    }
+    __device__ __forceinline__ void mask_seen_block(Scores& s, const SeenPairs<1, tiles.keys / 8>& pairs,
+                                                    int row, SeenBlock block) const {
+        mask(s, p_.mask, row, block.block());
+        if (block.is_partial()) pairs.hide_others(s);
+    }
+
+    __device__ __forceinline__ void finish(Output& o, LazyOnlineSoftmax<1>& softmax, const Task& task,
+                                           int row) {
         if (task.has_sink(p_))  // in the units of S, before scale_log2 is applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         ExactLse lse[2];
         softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
+        if constexpr (has_ranges) {
+            if (!is_finite(o)) *p_.non_finite = 1;
+        }
         store(o, lse, task, row);
     }
 
@@ -375,6 +506,7 @@ class ForwardConsumer {
 
     const HopperForwardParameters& p_;
     std::uint32_t base_;
+    typename Shared::Rings& rings_;
     const volatile Task* tasks_;
     const Philox::Key& dropout_key_;
     RingPosition<tiles.q_stages> q_;
@@ -407,7 +539,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<tiles.producer_registers()>();
-        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        if constexpr (Policy::rule == HopperRule::row_ranges) {
+            if (warp_index() == 4 * tiles.consumers) produce_seen_blocks<Policy>(p, base, rings);
+        } else {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        }
     } else {
         take_registers_up_to<tiles.consumer_registers()>();
         ForwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
@@ -470,7 +606,7 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters p, const Tiles& tiles, const Context& ctx) {
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
-        visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
+        visit_hopper_rule(p.scores, static_cast<bool>(p.row_ranges), [&]<HopperRule rule>() {
             constexpr HopperRule policy_rule = kernel_rule(rule, qk_dim, is_packed);
             if constexpr (qk_dim == hopper_short_head_dim && !is_packed &&
                           policy_rule == HopperRule::products) {
@@ -479,8 +615,9 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                         T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule,
                                                hopper_short_forward_tiles>>(q, k, v, o, p, ctx);
             }
-            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
-                q, k, v, o, p, ctx);
+            if constexpr (has_hopper_kernels(policy_rule, qk_dim, is_packed))
+                launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
+                    q, k, v, o, p, ctx);
         });
     };
     const auto launch = [&]<int qk_dim, int v_dim>() {
