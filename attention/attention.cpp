@@ -41,6 +41,7 @@ void refuse_unavailable_options(Device device, const Options& options) {
                            ? Method::flash2_on_gpu
                            : Method::dense_and_packed,
                        options);
+    check(!options.row_ranges.defined(), "attention: row_ranges is set; no kernel computes it yet");
 }
 
 bool is_packed(const Options& options) {
@@ -148,6 +149,28 @@ ScoreOptions::Bias resolve_bias(const Tensor& bias, std::int64_t batch_divisor, 
     return resolved;
 }
 
+/// q has a batch axis, whether or not the call is packed.
+RowRanges resolve_row_ranges(const Tensor& ranges, bool is_packed, const Tensor& q, std::int64_t keys) {
+    if (!ranges.defined()) return {};
+    const Tensor x = is_packed && ranges.rank() == 3 ? with_batch_axis(ranges, 4) : ranges;
+    const auto fits = [&](int axis, std::int64_t length) {
+        return x.size(axis) == 1 || x.size(axis) == length;
+    };
+    const bool has_shape = x.rank() == 4 && ranges.rank() == (is_packed ? 3 : 4) && fits(0, q.size(0)) &&
+                           fits(1, q.size(2)) && x.size(2) == keys && x.size(3) == 4;
+    check(has_shape && x.dtype() == DType::i32 && x.device() == q.device(), "attention: row_ranges is ",
+          ranges, ", expected int32 ", is_packed ? "[" : concat('[', q.size(0), " or 1, "), q.size(2),
+          " or 1, ", keys, ", 4] on ", q.device());
+    const auto step = [&](int axis) { return x.size(axis) == 1 ? 0 : x.stride(axis); };
+    constexpr std::int64_t elements = 4, bytes = 16;  // a key's numbers, which kernels read as one vector
+    check(x.elements() == 0 ||
+              (x.stride(3) == 1 && step(0) % elements == 0 && step(1) % elements == 0 &&
+               step(2) % elements == 0 && reinterpret_cast<std::uintptr_t>(x.raw_data()) % bytes == 0),
+          "attention: row_ranges has strides ", ranges.strides(),
+          "; expected a contiguous last axis and each key's numbers aligned to ", bytes, " bytes");
+    return {x.data<std::int32_t>(), step(0), step(1), step(2)};
+}
+
 /// `batches` is the batch, or the number of packed sequences.
 void resolve_slopes(ScoreOptions& scores, const Tensor& slopes, const Tensor& q, std::int64_t batches) {
     if (!slopes.defined()) return;
@@ -213,6 +236,7 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     const std::int64_t max_side = mask.queries + mask.keys;
     mask.left = std::min(options.window.left, max_side);
     mask.right = options.causal ? 0 : std::min(options.window.right, max_side);
+    resolved.row_ranges = resolve_row_ranges(options.row_ranges, static_cast<bool>(packed), q, mask.keys);
     resolved.scores = resolve_scores(options, packed, q, mask.keys);
     resolved.scores.offset = mask.offset;
     return resolved;
@@ -220,8 +244,9 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
 
 std::vector<OptionState> option_states(const Options& options) {
     // With a field more or less, this line does not compile. Each field then needs its line below.
-    const auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, softcap, alibi_slopes,
-                 biases, batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
+    const auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, row_ranges, softcap,
+                 alibi_slopes, biases, batch_divisor, sink, dropout_p, dropout_key, cumulative_q,
+                 cumulative_k] = options;
     const bool has_biases = std::ranges::any_of(biases, [](const Tensor& bias) { return bias.defined(); });
     const bool drops = dropout_p != 0 && dropout_key.training;
     return {{"algorithm", OptionKind::algorithm, algorithm != Options{}.algorithm},
@@ -231,6 +256,7 @@ std::vector<OptionState> option_states(const Options& options) {
             {"top_left", OptionKind::alignment, top_left},
             {"deterministic", OptionKind::determinism, deterministic},
             {"kernels", OptionKind::kernels, kernels != KernelChoice{}},
+            {"row_ranges", OptionKind::ranges, row_ranges.defined()},
             {"softcap", OptionKind::formula, softcap != 0},
             {"alibi_slopes", OptionKind::formula, alibi_slopes.defined()},
             {"biases", OptionKind::pairs, has_biases},
@@ -258,6 +284,7 @@ bool computes(Method method, OptionKind kind) {
         case dropout:
             return !is_decode;
         case packing:
+        case ranges:
             return method == Method::flash2_on_gpu || method == Method::dense_and_packed;
         case kernels:
             return method == Method::flash2_on_gpu;
@@ -306,6 +333,7 @@ void check_gradient_sharing(const Context& ctx, const Tensor& d_o, const Options
                        {"biases[1]", options.biases[1]},
                        {"alibi_slopes", options.alibi_slopes},
                        {"sink", options.sink},
+                       {"row_ranges", options.row_ranges},
                        {"cumulative_q", options.cumulative_q},
                        {"cumulative_k", options.cumulative_k}});
         for (const Operand* other = gradients; other != &gradient; ++other)
@@ -442,6 +470,7 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
                    {"biases[1]", options.biases[1]},
                    {"alibi_slopes", options.alibi_slopes},
                    {"sink", options.sink},
+                   {"row_ranges", options.row_ranges},
                    {"cumulative_q", options.cumulative_q},
                    {"cumulative_k", options.cumulative_k}});
     const PackedSequences packed = resolve_packed(options, q);

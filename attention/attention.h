@@ -81,6 +81,15 @@ struct Options {
     bool deterministic = false;
     KernelChoice kernels = {};  ///< empty in normal use; refused unless flash2 runs on a GPU
 
+    /// Which rows see a key, as two ranges of rows per key: int32 [B or 1, Hq or 1, Sk, 4] on q's device. Row
+    /// i sees key j only if r[0] <= i < r[1] or r[2] <= i < r[3] for the key's numbers r, and only if causal,
+    /// window, packed sequences and -inf biases let it. A range with end <= begin is empty, and rows that do
+    /// not exist may be in a range. For packed sequences the shape is [Hq or 1, total keys, 4], and rows
+    /// count from the sequence's start. The last axis must be contiguous, and each key's numbers aligned to
+    /// 16 bytes; other strides may be any, also 0. Blocks of pairs that no range contains are skipped.
+    /// Kernels need O(Sk) memory for the ranges, and read them only when they run.
+    Tensor row_ranges = {};
+
     // ---- Score and probability options ----
     //   s = softcap * tanh(scale q.k / softcap) - slope |i + off - j| + biases
 
@@ -146,10 +155,11 @@ struct Gradients {
 /// have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to 256; on a GPU, 16-bit tensors
 /// whose head dim is not a multiple of 8 are first copied. Sums are in float32 or wider. Input strides may be
 /// any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that sees
-/// no key has O = 0 and LSE = -inf. Keys that the mask and -inf biases hide from every row, and rows that see
-/// no key, may hold anything, also NaN: their own O and gradients are 0, and they change no other result.
-/// docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only some rows see.
-/// On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or options.
+/// no key has O = 0 and LSE = -inf. Keys that the mask, row ranges and -inf biases hide from every row, and
+/// rows that see no key, may hold anything, also NaN: their own O and gradients are 0, and they change no
+/// other result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only
+/// some rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes
+/// or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view with that shape and dtype whose

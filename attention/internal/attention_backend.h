@@ -47,6 +47,7 @@ enum class OptionKind : std::uint8_t {
     scale,
     window,     ///< the mask's window sides
     alignment,  ///< the mask's offset
+    ranges,     ///< RowRanges
     formula,    ///< ScoreFormula
     pairs,      ///< a number for each (row, key) pair
     sink,

@@ -233,6 +233,10 @@ constexpr OptionChange option_changes[] = {
     {"top_left", [](const Context&, attention::Options& o, std::int64_t) { o.top_left = true; }},
     {"deterministic", [](const Context&, attention::Options& o, std::int64_t) { o.deterministic = true; }},
     {"kernels", [](const Context&, attention::Options& o, std::int64_t) { o.kernels.splits = 1; }},
+    {"row_ranges",
+     [](const Context& ctx, attention::Options& o, std::int64_t) {
+         o.row_ranges = zeros(ctx, {1, 1, 16, 4}, DType::i32);
+     }},
     {"softcap", [](const Context&, attention::Options& o, std::int64_t) { o.softcap = 0.5; }},
     {"alibi_slopes", [](const Context& ctx, attention::Options& o,
                         std::int64_t heads) { o.alibi_slopes = randn(ctx, {heads}, DType::f32, Seed{14}); }},
