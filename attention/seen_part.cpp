@@ -60,6 +60,7 @@ ResolvedOptions options_for(const ResolvedOptions& options, IndexRange keys) {
     own.mask.keys = length(keys);
     own.mask.offset -= keys.begin;
     own.scores.offset = own.mask.offset;
+    if (own.row_ranges) own.row_ranges.data += keys.begin * own.row_ranges.key_stride;
     for (ScoreOptions::Bias& bias : own.scores.biases)
         if (bias.data != nullptr)
             bias.data += keys.begin * bias.strides[3] * static_cast<std::int64_t>(size_of(bias.dtype));

@@ -58,6 +58,14 @@ void pack(Call& call) {
     call.options.packed = {
         .q_offsets = described({5}, DType::i32), .k_offsets = described({5}, DType::i32), .count = 4};
 }
+/// Row ranges that all heads share, or each head's own.
+template <bool of_each_head>
+void add_row_ranges(Call& call) {
+    call.options.row_ranges = {.data = reinterpret_cast<const std::int32_t*>(std::uintptr_t{1024}),
+                               .batch_stride = 0,
+                               .head_stride = of_each_head ? 4 * call.problem.keys : 0,
+                               .key_stride = 4};
+}
 void drop(Call& call) {
     call.options.scores.dropout.threshold = 6553;
 }
@@ -178,6 +186,23 @@ const Row table[] = {
     {gpt2.with([](Call& c) { c.options.deterministic = true; }).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, consumers 2, rows 128, keys 128, stages 1, "
      "heads in a set 48, dQ added by bulk, scratch bytes 52101124; the GPU has wgmma and TMA"},
+    {gpt2.with(add_row_ranges<false>), h100, Family::sm90, "?"},
+    {gpt2.with(add_row_ranges<true>).backward(), h100, Family::sm90, "?"},
+    {llama.with(add_row_ranges<false>), h100, Family::sm90, "?"},
+    {llama.with(add_row_ranges<false>).backward(), h100, Family::sm90, "?"},
+    {llama.with(add_row_ranges<false>), a100, Family::sm80, "?"},
+    {wide.with(add_row_ranges<false>).backward(), h100, Family::sm80, "?"},
+    {gpt2.with(add_row_ranges<false>).with(drop), h100, Family::sm80, "?"},
+    {gpt2.with(add_row_ranges<false>).with(pack), h100, Family::sm80, "?"},
+    {gpt2.with(add_row_ranges<false>).with([](Call& c) { c.options.deterministic = true; }).backward(), h100,
+     Family::sm80, "?"},
+    {short_heads.with(add_row_ranges<false>).backward(), h100, Family::sm90, "?"},
+    {one_token.with(add_row_ranges<false>), h100, Family::sm90, "?"},
+    {evoformer.with(add_row_ranges<false>).backward(), h100, Family::sm80, "?"},
+    {f32.with(add_row_ranges<true>), h100, Family::f32, "?"},
+    {f32.with(add_row_ranges<false>).backward(), rtx_4090, Family::f32, "?"},
+    {dense(DType::f32, 1, 8, 2, 4096, 64).with(add_row_ranges<false>), h100, Family::f32, "?"},
+    {f64.with(add_row_ranges<false>), h100, Family::pairwise, "?"},
     {gpt2.with([](Call& c) { c.problem.why_no_maps = "TMA cannot read the strides"; }), h100, Family::sm80,
      "long queries: a thread block for each block of rows; head dim 64, rows 128, keys 128, stages 2, "
      "scratch bytes 0; no Hopper kernels, because TMA cannot read the strides"},

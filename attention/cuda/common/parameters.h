@@ -21,7 +21,7 @@ struct Bits16ForwardParameters {
     device::TensorView<std::uint16_t> o;
     float* lse;            ///< [B, Hq, Sq], natural log
     float* lse_remainder;  ///< [B, Hq, Sq], or null
-    int* non_finite;       ///< set if O is not finite; null without biases
+    int* non_finite;       ///< set if O is not finite; null without biases and row ranges
     int batch_size;
     device::Sizes sizes;
     device::DeviceMask mask;
@@ -42,7 +42,7 @@ struct Bits16BackwardParameters {
     const float* d_lse;          ///< [B, Hq, Sq]; null: 0
     float* lse_log2;  ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
-    int* non_finite;      ///< set if dQ or dK is not finite; null without biases
+    int* non_finite;      ///< set if dQ or dK is not finite; null without biases and row ranges
     int* has_large_lse;   ///< whether an LSE is large (see large_lse); null: no, because there are no biases
     float* d_q_sums;      ///< dQ / scale in float32, in DqSums order; points to batch 0, even if that is not
                           ///< among this launch's batches and so has no memory
