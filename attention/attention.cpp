@@ -41,8 +41,6 @@ void refuse_unavailable_options(Device device, const Options& options) {
                            ? Method::flash2_on_gpu
                            : Method::dense_and_packed,
                        options);
-    check(device.is_cuda() || !options.row_ranges.defined(),
-          "attention: row_ranges is set; no kernel of the CPU computes it yet");
 }
 
 bool is_packed(const Options& options) {
@@ -162,6 +160,8 @@ RowRanges resolve_row_ranges(const Tensor& ranges, bool is_packed, const Tensor&
     check(has_shape && x.dtype() == DType::i32 && x.device() == q.device(), "attention: row_ranges is ",
           ranges, ", expected int32 ", is_packed ? "[" : concat('[', q.size(0), " or 1, "), q.size(2),
           " or 1, ", keys, ", 4] on ", q.device());
+    check(q.size(1) <= std::numeric_limits<std::int32_t>::max(), "attention: row_ranges is set for ",
+          q.size(1), " rows; expected at most 2^31 - 1");
     const auto step = [&](int axis) { return x.size(axis) == 1 ? 0 : x.stride(axis); };
     constexpr std::int64_t elements = 4, bytes = 16;  // a key's numbers, which kernels read as one vector
     check(x.elements() == 0 ||

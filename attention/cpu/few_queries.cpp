@@ -1,6 +1,7 @@
 // The driver for the few-queries kernels: divides K/V heads and keys into tasks, and merges the parts.
 #include <gradtile/attention/cpu/few_queries.h>
 
+#include <gradtile/attention/cpu/call_ranges.h>
 #include <gradtile/attention/cpu/selection.h>
 #include <gradtile/attention/cpu/task_scratch.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -60,9 +61,11 @@ void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const R
     const Writable o(ctx, o_out, q_in.dtype());
     const TaskScratch scratch(ctx, tasks, kernels.scratch_bytes(geometry, together * q_in.size(1)));
     const PartResults<float> results(ctx, parts, q_in, v_in.size(3));
+    const CallRanges call_ranges(ctx, options, q_in);
     if (ctx.is_planning()) return;
     const auto rules =
         rules_without_sinks(options.scores, q_in.size(0), heads, chosen_kernels<T>().scores_in_base_2);
+    const std::vector<KeyRanges> ranges = call_ranges.load(ctx, sequences_of(options, q_in));
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     scratch.clear();
     parallel_for(ctx, tasks, [&](std::int64_t task) {
@@ -77,6 +80,7 @@ void few_queries_forward(const Context& ctx, const FewQueriesPlan& plan, const R
                          .v = rows_of_head<T>(v.tensor(), b, h / group),
                          .part = plan.parts.part(part),
                          .rules = rules.empty() ? nullptr : rules.data() + b * heads + h,
+                         .ranges = ranges.empty() ? nullptr : ranges.data() + b * heads + h,
                          .o = results.o(part, b, h).data,
                          .softmax = results.softmax(part, b, h)},
                         piece.data());

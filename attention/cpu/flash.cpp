@@ -12,6 +12,7 @@
 #endif
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/call_ranges.h>
 #include <gradtile/attention/cpu/few_queries.h>
 #include <gradtile/attention/cpu/key_parts.h>
 #include <gradtile/attention/cpu/selection.h>
@@ -126,10 +127,12 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
     const TaskScratch scratch(ctx, concurrent_tasks(ctx, options, batch_tasks),
                               kernels.forward_scratch_bytes(full_geometry));
     const PartResults<A> part_results(ctx, parts.divided() ? parts.count : 0, q_in, v_in.size(3));
+    const CallRanges call_ranges(ctx, options, q_in);
     if (ctx.is_planning()) return;
     const std::vector<Sequence> sequences = sequences_of(options, q_in);
     const auto geometries = geometries_of(options, sequences, q_in, v_in);
     auto rules = rules_of<A>(options, sequences, heads);
+    const std::vector<KeyRanges> ranges = call_ranges.load(ctx, sequences);
     if (parts.divided())  // merge_key_parts() adds the sink
         for (ScoreRule<A>& rule : rules) rule.sink = -std::numeric_limits<A>::infinity();
     TaskNumbers tasks;
@@ -163,6 +166,9 @@ void forward_typed(const Context& ctx, const FlashKernels<T>& kernels, const Res
             .rule = rules.empty()
                         ? nullptr
                         : &rules[position * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)]};
+        if (!ranges.empty())
+            block_task.ranges =
+                ranges[position * static_cast<std::size_t>(heads) + static_cast<std::size_t>(h)];
         if (parts.divided()) {
             block_task.part = parts.part(part);
             block_task.part_o = part_results.o(part, s.batch, h);
@@ -281,6 +287,7 @@ struct BackwardMemory {
           delta(empty_like(call.ctx, call.saved.lse)),
           turns(empty(call.ctx, {call.heads, call.max_row_blocks()}, DType::i32)),
           bias_gradients(call.ctx, call.options.scores, call.into),
+          ranges(call.ctx, call.options, call.saved.q),
           groups(bias_gradients.groups(call.batch, call.key_heads, call.key_blocks)),
           head_groups(ceil_div(call.key_heads, groups.heads)),
           products(call.options, call.full_geometry, call.saved.q, call.saved.k, call.blocks.backward_keys),
@@ -302,6 +309,7 @@ struct BackwardMemory {
     Tensor lse, lse_remainder, delta;
     Tensor turns;  ///< DqTurns::counters: [heads, row blocks] for each sequence
     BiasGradients<A> bias_gradients;
+    CallRanges ranges;
     /// If several tasks add to the same bias gradient sums, they become one task.
     typename BiasGradients<A>::Groups groups;
     std::int64_t head_groups;
@@ -322,7 +330,8 @@ class BackwardPass {
           ctx_(call.ctx),
           sequences_(sequences_of(call.options, call.saved.q)),
           geometries_(geometries_of(call.options, sequences_, call.saved.q, call.saved.v)),
-          rules_(rules_of<A>(call.options, sequences_, call.heads)) {
+          rules_(rules_of<A>(call.options, sequences_, call.heads)),
+          ranges_(memory.ranges.load(call.ctx, sequences_)) {
         for (const Geometry& g : geometries_)
             row_tasks_.add_sequence(call.heads * ceil_div(g.mask.queries, call.blocks.backward_rows));
         if (!memory.bias_gradients.any()) return;
@@ -513,6 +522,7 @@ class BackwardPass {
                 .turns = {turn_counters() + row_tasks_.first(key_block.sequence) + head * blocks_per_head,
                           blocks_per_head},
                 .rules = head_element(rules_, key_block.sequence, head),
+                .ranges = head_element(ranges_, key_block.sequence, head),
                 .bias_gradients = head_element(bias_gradients_, key_block.sequence, head)};
     }
 
@@ -530,6 +540,7 @@ class BackwardPass {
     std::vector<Sequence> sequences_;
     std::vector<Geometry> geometries_;
     std::vector<ScoreRule<A>> rules_;                     // [sequences, heads]
+    std::vector<KeyRanges> ranges_;                       // [sequences, heads]
     std::vector<BiasGradientsOfHead<A>> bias_gradients_;  // [sequences, heads]
     TaskNumbers row_tasks_;                               // [heads, row blocks] for each sequence
 };

@@ -120,6 +120,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
     const IndexRange all = task.keys();
     for (std::int64_t begin = all.begin; begin < all.end; begin += block_keys) {
         const IndexRange keys{begin, std::min(begin + block_keys, all.end)};
+        if (task.coverage(task.rows, keys) == Coverage::none) continue;
         load_transposed(keys, g.d_qk, task.k, k_transposed);
         load(keys, g.d_v, task.v, v);
         for (std::int64_t r = 0; r < rows; ++r) {
@@ -129,6 +130,7 @@ void forward(const ForwardTask<T>& task, std::byte* scratch) {
             const std::int64_t i = task.rows.begin + r, first_key = keys.begin + visible.begin;
             const std::int64_t count = visible.end - visible.begin;
             if (task.rule != nullptr) apply_rule<T>(*task.rule, i, first_key, count, p + visible.begin);
+            if (task.ranges) task.ranges.hide(i, first_key, count, p + visible.begin, -infinity);
             A block_maximum = maximum[r];
             for (std::int64_t j = visible.begin; j < visible.end; ++j)
                 block_maximum = std::max(block_maximum, p[j]);
@@ -218,8 +220,13 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
         const A* lse = task.lse + head * g.mask.queries;
         const A* lse_remainder = task.lse_remainder + head * g.mask.queries;
         const A* delta = task.delta + head * g.mask.queries;
+        const KeyRanges ranges = task.ranges_of(head);
         for (std::int64_t block = seeing.begin / block_rows; block * block_rows < seeing.end; ++block) {
             const IndexRange rows{block * block_rows, std::min((block + 1) * block_rows, g.mask.queries)};
+            if (task.coverage(head, rows, task.keys) == Coverage::none) {
+                task.skip_rows(head, block, rows);
+                continue;
+            }
             load(rows, g.d_qk, q_head, q);
             load(rows, g.d_v, d_o_head, d_o);
             std::fill_n(d_q, block_rows * g.d_qk, A(0));
@@ -231,6 +238,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const IndexRange visible = visible_in(g.mask, i, task.keys);
                 if (visible.end <= visible.begin) continue;
+                const std::int64_t first_key = task.keys.begin + visible.begin,
+                                   count = visible.end - visible.begin;
                 const A* q_row = q + (i - rows.begin) * g.d_qk;
                 const A* d_o_row = d_o + (i - rows.begin) * g.d_v;
                 A* d_q_row = d_q + (i - rows.begin) * g.d_qk;
@@ -243,11 +252,11 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                 }
                 scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
                 if (task.rules != nullptr) {
-                    dropout_factors(task.rules[head], i, task.keys.begin + visible.begin,
-                                    visible.end - visible.begin, rule_scratch.factors);
-                    differentiate<T>(task.rules[head], i, task.keys.begin + visible.begin,
-                                     visible.end - visible.begin, {lse[i], lse_remainder[i], delta[i]},
-                                     p + visible.begin, d_s + visible.begin, rule_scratch);
+                    dropout_factors(task.rules[head], i, first_key, count, rule_scratch.factors);
+                    differentiate<T>(task.rules[head], i, first_key, count,
+                                     {lse[i], lse_remainder[i], delta[i]}, p + visible.begin,
+                                     d_s + visible.begin, rule_scratch);
+                    if (ranges) ranges.hide(i, first_key, count, rule_scratch.d_score, A(0));
                     bias_sums.add(i, visible, rule_scratch.d_score);
                 } else {
                     for (std::int64_t j = visible.begin; j < visible.end; ++j) {
@@ -255,6 +264,8 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
                         d_s[j] = p[j] * (d_s[j] - delta[i]);
                     }
                 }
+                if (ranges)
+                    for (A* const x : {p, d_s}) ranges.hide(i, first_key, count, x + visible.begin, A(0));
                 for (std::int64_t j = visible.begin; j < visible.end; ++j) {
                     add_scaled(g.d_v, p[j], d_o_row, d_v_block + j * g.d_v);
                     add_scaled(g.d_qk, d_s[j], q_row, d_k_block + j * g.d_qk);

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/core/internal/strided_rows.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -74,21 +75,26 @@ Visible visible_pairs(const Context& ctx, const ResolvedOptions& options, const 
     const std::int64_t heads = q.size(2), key_heads = k.size(2), queries = q.size(1), keys = k.size(1);
     Visible visible{std::vector<std::uint8_t>(static_cast<std::size_t>(q.size(0) * queries * heads)),
                     std::vector<std::uint8_t>(static_cast<std::size_t>(q.size(0) * keys * key_heads))};
-    parallel_ranges(ctx, q.size(0) * key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t n = begin; n < end; ++n) {
-            const std::int64_t batch = n / key_heads, key_head = n % key_heads, group = heads / key_heads;
-            for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-                const auto rule = options.scores.rule_of<A>(batch, head);
-                for (std::int64_t i = 0; i < queries; ++i) {
-                    const IndexRange seen = options.mask.visible_keys(i);
-                    for (std::int64_t j = seen.begin; j < seen.end; ++j) {
-                        if (is_hidden(rule, i, j)) continue;
-                        visible.rows[static_cast<std::size_t>((batch * queries + i) * heads + head)] = 1;
-                        visible.keys[static_cast<std::size_t>((batch * keys + j) * key_heads + key_head)] = 1;
-                    }
-                }
+    const std::vector<Sequence> sequences = sequences_of(options, q);
+    const auto mark = [&](const Sequence& s, std::int64_t head) {
+        const std::int64_t key_head = head / (heads / key_heads);
+        const auto rule = options.scores.rule_of<A>(s.index, head);
+        for (std::int64_t i = 0; i < s.mask.queries; ++i) {
+            const IndexRange seen = s.mask.visible_keys(i);
+            for (std::int64_t j = seen.begin; j < seen.end; ++j) {
+                if (is_hidden(rule, i, j) || !options.row_ranges.sees(s.batch, head, i, s.first_key + j))
+                    continue;
+                const std::int64_t row = s.batch * queries + s.first_row + i,
+                                   key = s.batch * keys + s.first_key + j;
+                visible.rows[static_cast<std::size_t>(row * heads + head)] = 1;
+                visible.keys[static_cast<std::size_t>(key * key_heads + key_head)] = 1;
             }
         }
+    };
+    parallel_for(ctx, std::ssize(sequences) * key_heads, [&](std::int64_t task) {
+        const std::int64_t key_head = task % key_heads, group = heads / key_heads;
+        for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
+            mark(sequences[static_cast<std::size_t>(task / key_heads)], head);
     });
     return visible;
 }
@@ -107,7 +113,7 @@ Tensor cleared(const Context& ctx, const Tensor& x, const std::vector<std::uint8
 
 bool may_spread(const Context& ctx, const ResolvedOptions& options,
                 std::initializer_list<Tensor> row_tensors) {
-    if (!options.scores.has_biases() || ctx.is_planning()) return false;
+    if ((!options.scores.has_biases() && !options.row_ranges) || ctx.is_planning()) return false;
     return std::ranges::any_of(row_tensors, [&](const Tensor& x) { return !all_finite(ctx, x); });
 }
 

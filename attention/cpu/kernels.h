@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <gradtile/attention/cpu/row_ranges.h>
 #include <gradtile/attention/internal/strided_rows.h>
 #include <gradtile/attention/mask.h>
 #include <gradtile/attention/score_rule.h>
@@ -79,6 +80,7 @@ struct ForwardTask {
     IndexRange rows{};
     /// The head's rule; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rule = nullptr;
+    KeyRanges ranges{};  ///< the head's row ranges
 
     /// One key part, see key_parts.h. The kernel ignores keys outside the part, and writes O and the row's
     /// softmax to part_o and part_softmax instead of o and lse. The part begins at a multiple of 256 keys.
@@ -90,6 +92,9 @@ struct ForwardTask {
     GRADTILE_ATTENTION_INLINE IndexRange keys() const {
         const IndexRange seen = geometry->mask.visible_keys(rows);
         return {seen.begin > part.begin ? seen.begin : part.begin, seen.end < part.end ? seen.end : part.end};
+    }
+    GRADTILE_ATTENTION_INLINE Coverage coverage(IndexRange block_rows, IndexRange block_keys) const {
+        return coverage_of(geometry->mask, ranges, block_rows, block_keys);
     }
 };
 
@@ -106,8 +111,9 @@ struct FewQueriesTask {
     IndexRange part{};
     /// [heads]; null if no rule changes the scaled products. The rules have no sink.
     const ScoreRule<float>* rules = nullptr;
-    float* o = nullptr;             ///< [rows, Dv]: O over the part's keys, 0 for a row that sees none
-    RowSoftmax* softmax = nullptr;  ///< [rows]: softmax over the part's keys
+    const KeyRanges* ranges = nullptr;  ///< [heads]; null: the call has no row ranges
+    float* o = nullptr;                 ///< [rows, Dv]: O over the part's keys, 0 for a row that sees none
+    RowSoftmax* softmax = nullptr;      ///< [rows]: softmax over the part's keys
 };
 
 /// Kernels for few queries, for one dtype and instruction set. Scratch memory is as for FlashKernels.
@@ -138,10 +144,11 @@ void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_bloc
 /// in the block. The kernel overwrites d_k and d_v for every key in the block with sums over the group (0 if
 /// no row sees the key).
 ///
-/// For each row block (Blocks::backward_rows rows) that sees a key in the block, the kernel calls
-/// wait_for_dq_turn once, writes its dQ part to d_q (overwriting if overwrites_dq(), else adding), and calls
-/// pass_dq_turn once. Heads may come in any order; a head's row blocks must come in increasing order. The
-/// driver sets dQ = 0 for rows that see no key.
+/// For each row block (Blocks::backward_rows rows) that sees a key in the block by the mask, the kernel calls
+/// skip_rows() if the row ranges hide all keys from the rows. Else it calls wait_for_dq_turn once, writes its
+/// dQ part to d_q (overwriting if overwrites_dq(), else adding), and calls pass_dq_turn once. Heads may come
+/// in any order; a head's row blocks must come in increasing order. The driver sets dQ = 0 for rows that see
+/// no key.
 template <class T>
 struct BackwardTask {
     const Geometry* geometry = nullptr;
@@ -170,11 +177,28 @@ struct BackwardTask {
     DqTurns turns;
     /// [group]; null if the scores are the scaled products and no rule changes them.
     const ScoreRule<Accumulator<T>>* rules = nullptr;
+    const KeyRanges* ranges = nullptr;  ///< [group]; null: the call has no row ranges
     const std::array<BiasGradientRows<Accumulator<T>>, max_biases>* bias_gradients = nullptr;  ///< [group]
 
     /// Whether this K/V block is the first that adds to the rows' dQ, and so overwrites it.
     GRADTILE_ATTENTION_INLINE bool overwrites_dq(IndexRange rows) const {
         return geometry->mask.visible_keys(rows).begin >= keys.begin;
+    }
+    GRADTILE_ATTENTION_INLINE KeyRanges ranges_of(std::int64_t head) const {
+        return ranges == nullptr ? KeyRanges{} : ranges[head];
+    }
+    GRADTILE_ATTENTION_INLINE Coverage coverage(std::int64_t head, IndexRange block_rows,
+                                                IndexRange block_keys) const {
+        return coverage_of(geometry->mask, ranges_of(head), block_rows, block_keys);
+    }
+    /// Replaces a row block that the row ranges hide from all of the block's keys: takes its turn, and adds
+    /// nothing to dQ.
+    GRADTILE_ATTENTION_INLINE void skip_rows(std::int64_t head, std::int64_t block, IndexRange rows) const {
+        wait_for_dq_turn(turns, head, block, key_block);
+        if (overwrites_dq(rows))
+            for (std::int64_t i = rows.begin; i < rows.end; ++i)
+                for (std::int64_t c = 0; c < geometry->d_qk; ++c) d_q.row(i)[head * d_q_head_stride + c] = 0;
+        pass_dq_turn(turns, head, block, key_block);
     }
 };
 

@@ -111,18 +111,25 @@ RowSoftmax softmax_row(IndexRange visible, std::int64_t n, A sink, A* row) {
     return {static_cast<double>(reference), static_cast<double>(sum)};
 }
 
-/// Computes row i of P and, unless `derivatives` is null, d score / d product for each key.
+/// A row of one (batch, query head).
+struct Row {
+    std::int64_t b, h, i;
+};
+
+/// Computes a row of P and, unless `derivatives` is null, d score / d product for each key.
 template <class T, class A>
 RowSoftmax probabilities(const ResolvedOptions& options, const ScoreRule<A>& rule, std::int64_t d,
-                         std::int64_t i, const A* q_row, const A* k_transposed, A* row,
+                         const Row& at, const A* q_row, const A* k_transposed, A* row,
                          A* derivatives = nullptr) {
     const std::int64_t keys = options.mask.keys;
-    const IndexRange visible = options.mask.visible_keys(i);
+    const IndexRange visible = options.mask.visible_keys(at.i);
     product_over_head_dim<T>(d, keys, q_row, k_transposed, static_cast<A>(options.scale), row);
     if (!options.scores.plain) {
-        apply_rule<T>(rule, i, 0, keys, row, derivatives);
+        apply_rule<T>(rule, at.i, 0, keys, row, derivatives);
         for (std::int64_t j = 0; j < keys; ++j) row[j] = convert<A>(convert<T>(row[j]));
     }
+    for (std::int64_t j = 0; j < keys; ++j)
+        if (!options.row_ranges.sees(at.b, at.h, at.i, j)) row[j] = -std::numeric_limits<A>::infinity();
     return softmax_row<T>(visible, keys, rule.sink, row);
 }
 
@@ -166,8 +173,9 @@ void naive_forward_typed(const Context& ctx, const ResolvedOptions& options, con
         ctx, options, q_in, [&](const ScoreRule<A>& rule, std::int64_t b, std::int64_t h, std::int64_t i) {
             const std::int64_t row = (b * heads + h) * queries + i;
             A* const p_row = p.data<A>() + row * keys;
-            const RowSoftmax softmax = probabilities<T>(options, rule, d_qk, i, q.at<A>(b, h) + i * d_qk,
-                                                        k_transposed.at<A>(b, h / group), p_row);
+            const RowSoftmax softmax =
+                probabilities<T>(options, rule, d_qk, {b, h, i}, q.at<A>(b, h) + i * d_qk,
+                                 k_transposed.at<A>(b, h / group), p_row);
             row_lse_of<A>(saved, b, h).store(i, 1, 1.0, &softmax.maximum, &softmax.sum);
             drop<T>(rule, i, keys, p_row);
             product_over_keys<T>(keys, d_v, p_row, v.at<A>(b, h / group), A(1), o.data<A>() + row * d_v);
@@ -268,8 +276,9 @@ class NaiveBackward {
         A* const d_s_row = d_s_.data<A>() + row * keys_;
         A* const derivatives_row = changes_products_ ? derivatives_.data<A>() + row * keys_ : nullptr;
         const IndexRange visible = options_.mask.visible_keys(i);
-        const RowSoftmax softmax = probabilities<T>(options_, rule, d_qk_, i, q_.at<A>(b, h) + i * d_qk_,
-                                                    k_transposed_.at<A>(b, key_head), p_row, derivatives_row);
+        const RowSoftmax softmax =
+            probabilities<T>(options_, rule, d_qk_, {b, h, i}, q_.at<A>(b, h) + i * d_qk_,
+                             k_transposed_.at<A>(b, key_head), p_row, derivatives_row);
         product_over_head_dim<T>(d_v_, keys_, d_o_.at<A>(b, h) + i * d_v_, v_transposed_.at<A>(b, key_head),
                                  A(1), d_s_row);
         drop<T>(rule, i, keys_, d_s_row);

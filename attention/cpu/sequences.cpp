@@ -60,6 +60,7 @@ ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& seque
     ResolvedOptions own = options;
     own.packed = {};
     own.mask = sequence.mask;
+    if (own.row_ranges) own.row_ranges.data += sequence.first_key * own.row_ranges.key_stride;
     own.scores.offset = sequence.mask.offset;
     own.scores.dropout.first_sample += sequence.index;
     if (own.scores.alibi_slopes != nullptr)

@@ -73,6 +73,10 @@ class BackwardBlock {
                 const std::int64_t first = i * policy_.backward_rows;
                 const RowBlock block{
                     head, i, {first, smaller(first + policy_.backward_rows, geometry_.mask.queries)}};
+                if (task_.coverage(head, block.rows, task_.keys) == Coverage::none) {
+                    task_.skip_rows(head, i, block.rows);
+                    continue;
+                }
                 load_rows(block);
                 const BlockBiasGradients<float> bias_sums(
                     task_.bias_gradients != nullptr ? task_.bias_gradients + head : nullptr, task_.keys.begin,
@@ -81,7 +85,9 @@ class BackwardBlock {
                     prefetch_next(block, strip);
                     const IndexRange squares = squares_seen(block, strip);
                     recompute(block, strip, squares, bias_sums);
-                    multiply_d_q(strip, squares);
+                    multiply_d_q(strip, without_hidden_ends(squares, [&](std::int64_t j) {
+                                     return is_hidden(block, strip, j);
+                                 }));
                 }
                 bias_sums.finish();
                 accumulate_d_k_and_d_v(block);
@@ -149,6 +155,16 @@ class BackwardBlock {
         return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
     }
 
+    IndexRange keys_of(std::int64_t j) const {
+        const std::int64_t key = task_.keys.begin + j * square;
+        return {key, smaller(key + square, task_.keys.end)};
+    }
+    /// Whether the row ranges hide a square from a row strip. Its P and dS are then 0.
+    bool is_hidden(const RowBlock& block, std::int64_t strip, std::int64_t j) const {
+        return task_.ranges != nullptr &&
+               task_.coverage(block.head, rows_of(block, strip), keys_of(j)) == Coverage::none;
+    }
+
     /// S = Q K^T, dP = dO V^T, P = exp(S - LSE), dS = P (dP - D), one square after the other.
     void recompute(const RowBlock& block, std::int64_t strip, IndexRange squares,
                    const BlockBiasGradients<float>& bias_sums) {
@@ -156,6 +172,10 @@ class BackwardBlock {
         for (std::int64_t j = squares.begin; j < squares.end; ++j) {
             const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
             const IndexRange existing = intersection(keys, task_.keys);
+            if (is_hidden(block, strip, j)) {
+                store_zeros(scratch_.operands, strip, j, interleave_);
+                continue;
+            }
             if (task_.rules != nullptr) {
                 prefetch_biases<bfloat16>(task_.rules[block.head], rows, existing);
                 bias_sums.prefetch(rows, existing);
@@ -168,8 +188,8 @@ class BackwardBlock {
                 store_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, interleave_);
                 continue;
             }
-            if (geometry_.mask.coverage(rows, keys) != Coverage::full)
-                mask_square(geometry_.mask, scratch_.s, rows.begin, keys);
+            if (task_.coverage(block.head, rows, keys) != Coverage::full)
+                mask_square(geometry_.mask, task_.ranges_of(block.head), scratch_.s, rows.begin, keys);
             const std::int64_t first = strip * square;
             compute_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
                               {scratch_.lse + first, scratch_.lse_remainder + first, scratch_.delta + first},
@@ -218,6 +238,10 @@ class BackwardBlock {
                     {scratch_.lse[row_index], scratch_.lse_remainder[row_index], scratch_.delta[row_index]},
                     p + visible.begin, d_s + visible.begin,
                     RuleScratch<float>{d_score, derivatives, factors[r] + visible.begin});
+                if (const KeyRanges ranges = task_.ranges_of(block.head)) {
+                    ranges.hide(i, seen.begin, n, d_score, 0.0f);
+                    for (float* const x : {p, d_s}) ranges.hide(i, seen.begin, n, x + visible.begin, 0.0f);
+                }
                 bias_sums.add(i, {seen.begin - task_.keys.begin, seen.end - task_.keys.begin}, d_score);
             }
             for (std::int64_t j = 0; j < square; j += 16) {
@@ -262,11 +286,11 @@ class BackwardBlock {
     /// dV^T += dO^T P, dK^T += Q^T dS.
     void accumulate_d_k_and_d_v(const RowBlock& block) {
         for (std::int64_t j = 0; j < squares_of(task_.keys, task_.keys.begin).end; ++j) {
-            const std::int64_t key = task_.keys.begin + j * square;
-            const IndexRange keys{key, smaller(key + square, task_.keys.end)};
-            const IndexRange rows = intersection(geometry_.mask.seeing_rows(keys), block.rows);
+            const IndexRange rows = intersection(geometry_.mask.seeing_rows(keys_of(j)), block.rows);
             if (rows.end <= rows.begin) continue;
-            const IndexRange strips = squares_of(rows, block.rows.begin);
+            const IndexRange strips = without_hidden_ends(
+                squares_of(rows, block.rows.begin), [&](std::int64_t i) { return is_hidden(block, i, j); });
+            if (strips.end <= strips.begin) continue;
             for (std::int64_t d = 0; d < round_up(geometry_.d_v, square); d += square)
                 multiply_square(tiles_, {scratch_.d_v.at(d, j * square), scratch_.d_v.stride},
                                 scratch_.d_o_over_rows, d / square, scratch_.operands.p, j, strips,

@@ -68,6 +68,14 @@ inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
     return {(tokens.begin - first) / square, (tokens.end - first + square - 1) / square};
 }
 
+/// Removes squares from both ends of a range while hidden(square) holds.
+template <class Hidden>
+inline IndexRange without_hidden_ends(IndexRange squares, Hidden hidden) {
+    while (squares.begin < squares.end && hidden(squares.begin)) ++squares.begin;
+    while (squares.begin < squares.end && hidden(squares.end - 1)) --squares.end;
+    return squares;
+}
+
 /// |scale| * log2(e), at least 1e-30. The softmax needs a positive factor; for a negative scale the kernels
 /// negate Q. Scale 0 becomes 1e-30, because 0 * -inf would make masked scores NaN; 1e-30 is too small to
 /// change a probability.

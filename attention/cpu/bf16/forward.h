@@ -46,6 +46,7 @@ class ForwardBlock {
         for (std::int64_t first = visible.begin / square * square; first < visible.end;
              first += policy_.forward_keys) {
             const IndexRange keys{first, smaller(first + policy_.forward_keys, visible.end)};
+            if (task_.coverage(task_.rows, keys) == Coverage::none) continue;
             pack_transposed_right(scratch_.k, task_.k, keys, geometry_.d_qk);
             pack_right(scratch_.v, task_.v, keys, geometry_.d_v);
             for (std::int64_t strip = 0; strip < strips_; ++strip) {
@@ -91,7 +92,11 @@ class ForwardBlock {
     /// Returns the squares in the key block that contain a key visible to a row strip.
     IndexRange squares_seen(std::int64_t strip, IndexRange keys) const {
         const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(strip)), keys);
-        return seen.begin < seen.end ? squares_of(seen, keys.begin) : IndexRange{0, 0};
+        if (seen.begin >= seen.end) return {0, 0};
+        return without_hidden_ends(squares_of(seen, keys.begin), [&](std::int64_t j) {
+            return task_.ranges &&
+                   task_.coverage(rows_of(strip), keys_of({j, j + 1}, keys)) == Coverage::none;
+        });
     }
 
     /// Returns the keys in the given squares of a key block.
@@ -123,9 +128,10 @@ class ForwardBlock {
     void mask_scores(std::int64_t strip, IndexRange squares, std::int64_t first_key) {
         for (std::int64_t j = squares.begin; j < squares.end; ++j) {
             const IndexRange keys{first_key + j * square, first_key + (j + 1) * square};
-            if (geometry_.mask.coverage(rows_of(strip), keys) != Coverage::full)
-                mask_square(geometry_.mask, {scratch_.scores.at(0, j * square), scratch_.scores.stride},
-                            rows_of(strip).begin, keys);
+            if (task_.coverage(rows_of(strip), keys) != Coverage::full)
+                mask_square(geometry_.mask, task_.ranges,
+                            {scratch_.scores.at(0, j * square), scratch_.scores.stride}, rows_of(strip).begin,
+                            keys);
         }
     }
 

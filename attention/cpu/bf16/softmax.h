@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <gradtile/attention/cpu/bf16/pack.h>
+#include <gradtile/attention/cpu/row_ranges.h>
 #include <gradtile/attention/cpu/score_rows.h>
 
 namespace gradtile::attention::cpu {
@@ -32,8 +33,10 @@ inline __m512i round_pair(__m512 low, __m512 high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-/// Sets the scores for rows [row, row + 32) and the keys `keys` to -inf where the mask hides the key.
-inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row, IndexRange keys) {
+/// Sets the scores for rows [row, row + 32) and the keys `keys` to -inf where the mask or the row
+/// ranges hide the key.
+inline void mask_square(const Mask& mask, const KeyRanges& ranges, const Matrix& scores, std::int64_t row,
+                        IndexRange keys) {
     for (std::int64_t r = 0; r < square; ++r) {
         const IndexRange visible = mask.visible_keys(row + r);
         for (std::int64_t j = keys.begin; j < keys.end; j += 16) {
@@ -42,6 +45,7 @@ inline void mask_square(const Mask& mask, const Matrix& scores, std::int64_t row
             float* const s = scores.at(r, j - keys.begin);
             _mm512_storeu_ps(s, _mm512_mask_mov_ps(_mm512_set1_ps(-infinity), seen, _mm512_loadu_ps(s)));
         }
+        if (ranges) ranges.hide(row + r, keys.begin, square, scores.at(r, 0), -infinity);
     }
 }
 
@@ -209,6 +213,14 @@ inline void store_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::in
         const __m512i ds_rows[2] = {row_of(d_s, row), row_of(d_s, row + 1)};
         store_row_pair(out, i, j, row, p_rows, ds_rows, interleave);
     }
+}
+
+/// Stores zeros as one square's P and dS.
+inline void store_zeros(const BackwardOperands& out, std::int64_t i, std::int64_t j,
+                        const Interleave& interleave) {
+    const __m512i zeros[2] = {};
+    for (std::int64_t row = 0; row < square; row += 2)
+        store_row_pair(out, i, j, row, zeros, zeros, interleave);
 }
 
 }  // namespace

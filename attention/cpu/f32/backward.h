@@ -116,6 +116,8 @@ class BackwardBlock {
     /// task's part to the block's dQ rows.
     void process_row_block(std::int64_t head, std::int64_t block, std::int64_t tiles) const {
         const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
+        if (task_.coverage(head, rows, task_.keys) == Coverage::none)
+            return task_.skip_rows(head, block, rows);
         const StridedRows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
         const StridedRows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
         load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
@@ -142,7 +144,7 @@ class BackwardBlock {
     void process_tile(std::int64_t head, IndexRange rows, const Tile& tile) const {
         const float* delta = task_.delta + head * g_.mask.queries + rows.begin;
         const std::int64_t count = rows.end - rows.begin;
-        const Coverage coverage = g_.mask.coverage(rows, tile.keys);
+        const Coverage coverage = task_.coverage(head, rows, tile.keys);
         if (coverage == Coverage::none) return;
         if (coverage == Coverage::full) {
             const Strip full_strip{{0, count}, vectors_of<V>({0, tile.keys.end - tile.keys.begin})};
@@ -152,20 +154,25 @@ class BackwardBlock {
         }
         for (std::int64_t i = 0; i < count; i += strip_tokens) {
             const IndexRange strip_rows{i, smaller(i + strip_tokens, count)};
-            const IndexRange visible = intersection(
-                g_.mask.visible_keys({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}),
-                tile.keys);
+            const IndexRange visible = keys_seen(head, {rows.begin + i, rows.begin + strip_rows.end}, tile);
             if (is_empty(visible)) continue;
             const Strip strip{
                 strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
             probabilities(head, rows.begin, tile, strip);
-            mask_probabilities(tile, strip, rows.begin);
+            mask_probabilities(head, tile, strip, rows.begin);
             accumulate(tile, strip, delta);
         }
     }
 
+    /// The tile's keys that one of the rows may see.
+    IndexRange keys_seen(std::int64_t head, IndexRange rows, const Tile& tile) const {
+        const IndexRange seen = intersection(g_.mask.visible_keys(rows), tile.keys);
+        if (is_empty(seen) || task_.coverage(head, rows, seen) == Coverage::none) return {0, 0};
+        return seen;
+    }
+
     void process_tile_under_rule(std::int64_t head, IndexRange rows, const Tile& tile) const {
-        const Coverage coverage = g_.mask.coverage(rows, tile.keys);
+        const Coverage coverage = task_.coverage(head, rows, tile.keys);
         if (coverage == Coverage::none) return;
         alignas(64) float columns[max_biases * tile_tokens];
         const BlockBiasGradients<float> bias_sums(
@@ -175,9 +182,7 @@ class BackwardBlock {
         const std::int64_t length = coverage == Coverage::full ? count : strip_tokens;
         for (std::int64_t i = 0; i < count; i += length) {
             const IndexRange strip_rows{i, smaller(i + length, count)};
-            const IndexRange visible = intersection(
-                g_.mask.visible_keys({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}),
-                tile.keys);
+            const IndexRange visible = keys_seen(head, {rows.begin + i, rows.begin + strip_rows.end}, tile);
             if (is_empty(visible)) continue;
             const Strip strip{
                 strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
@@ -243,6 +248,10 @@ class BackwardBlock {
                 task_.rules[head], i, seen.begin, n,
                 {task_.lse[row_index], task_.lse_remainder[row_index], task_.delta[row_index]},
                 p + visible.begin, d_s + visible.begin, RuleScratch<float>{d_score, derivatives, factors});
+            if (const KeyRanges ranges = task_.ranges_of(head)) {
+                ranges.hide(i, seen.begin, n, d_score, 0.0f);
+                for (float* const x : {p, d_s}) ranges.hide(i, seen.begin, n, x + visible.begin, 0.0f);
+            }
             bias_sums.add(i, visible, d_score);
         }
         for (std::int64_t c = vectors.begin; c < vectors.end; ++c)
@@ -280,9 +289,15 @@ class BackwardBlock {
     }
 
     /// Sets P = 0 for invisible keys.
-    void mask_probabilities(const Tile& tile, const Strip& strip, std::int64_t first_row) const {
+    void mask_probabilities(std::int64_t head, const Tile& tile, const Strip& strip,
+                            std::int64_t first_row) const {
+        const KeyRanges ranges = task_.ranges_of(head);
+        const std::int64_t first = strip.vectors.begin * V::lanes, end = strip.vectors.end * V::lanes;
         for (std::int64_t i = strip.rows.begin; i < strip.rows.end; ++i) {
             const IndexRange visible = g_.mask.visible_keys(first_row + i);
+            if (ranges)
+                ranges.hide(first_row + i, tile.keys.begin + first, end - first,
+                            scratch_.p + i * tile_tokens + first, 0.0f);
             for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
                 const std::int64_t first_key = tile.keys.begin + c * V::lanes;
                 float* const p = scratch_.p + i * tile_tokens + c * V::lanes;

@@ -79,6 +79,7 @@ class ForwardBlock {
         const IndexRange visible = task_.keys();
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += forward_keys) {
             const IndexRange keys{begin, smaller(begin + forward_keys, visible.end)};
+            if (task_.coverage(task_.rows, keys) == Coverage::none) continue;
             load_rows<V>(task_.k, keys, g_.d_qk, row_pitch(g_.d_qk), scratch_.k);
             load_rows<V>(task_.v, keys, g_.d_v, row_pitch(g_.d_v), scratch_.v);
             for (std::int64_t t = 0; t < tiles; ++t) {
@@ -134,7 +135,7 @@ class ForwardBlock {
             V::store(maximum + i, V::broadcast(-__builtin_inff()));
         const IndexRange all = vectors_of<V>({0, tile.rows.end - tile.rows.begin});
         const std::int64_t count = keys.end - keys.begin;
-        const Coverage coverage = g_.mask.coverage(tile.rows, keys);
+        const Coverage coverage = task_.coverage(tile.rows, keys);
         if (coverage == Coverage::none) return;
         if (coverage == Coverage::full) {
             const Strip block{{0, count}, all};
@@ -163,7 +164,7 @@ class ForwardBlock {
         for (std::int64_t i = 0; i < tile_tokens; i += V::lanes)
             V::store(maximum + i, V::broadcast(-__builtin_inff()));
         const IndexRange all = vectors_of<V>({0, tile.rows.end - tile.rows.begin});
-        const Coverage coverage = g_.mask.coverage(tile.rows, keys);
+        const Coverage coverage = task_.coverage(tile.rows, keys);
         if (coverage == Coverage::none) return;
         Strip strips[max_strips];
         const int strip_count =
@@ -190,9 +191,9 @@ class ForwardBlock {
         int found = 0;
         for (std::int64_t j = 0; j < count; j += length) {
             const IndexRange strip{j, smaller(j + length, count)};
-            const IndexRange seeing = intersection(
-                g_.mask.seeing_rows({keys.begin + strip.begin, keys.begin + strip.end}), tile.rows);
-            if (is_empty(seeing)) continue;
+            const IndexRange strip_keys{keys.begin + strip.begin, keys.begin + strip.end};
+            const IndexRange seeing = intersection(g_.mask.seeing_rows(strip_keys), tile.rows);
+            if (is_empty(seeing) || task_.coverage(seeing, strip_keys) == Coverage::none) continue;
             strips[found++] = {strip,
                                vectors_of<V>({seeing.begin - tile.rows.begin, seeing.end - tile.rows.begin})};
         }
@@ -234,16 +235,27 @@ class ForwardBlock {
                     });
     }
 
+    /// Keeps the lanes of the given rows, where lane 0 is first_row.
+    static Vector keep_rows(Vector x, IndexRange rows, std::int64_t first_row, Vector otherwise) {
+        return V::keep_lanes(x, rows.begin - first_row, larger(0, rows.end - first_row), otherwise);
+    }
+
     /// Sets S = -inf for invisible keys, then takes the maximum over the strip's keys.
     void mask_scores(const Tile& tile, const Strip& strip, std::int64_t first_key, float* maximum) const {
         const Vector minus_infinity = V::broadcast(-__builtin_inff());
         for (std::int64_t j = strip.keys.begin; j < strip.keys.end; ++j) {
-            const IndexRange seeing = g_.mask.seeing_rows({first_key + j, first_key + j + 1});
+            const std::int64_t key = first_key + j;
+            const IndexRange by_mask = g_.mask.seeing_rows({key, key + 1});
+            const bool has_ranges = static_cast<bool>(task_.ranges);
+            const IndexRange seeing = has_ranges ? intersection(by_mask, task_.ranges.rows(0, key)) : by_mask;
+            const IndexRange more =
+                has_ranges ? intersection(by_mask, task_.ranges.rows(1, key)) : IndexRange{};
             for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
                 const std::int64_t first_row = tile.rows.begin + c * V::lanes;
                 float* const s = scratch_.p + j * tile_tokens + c * V::lanes;
-                const Vector masked = V::keep_lanes(V::load(s), seeing.begin - first_row,
-                                                    larger(0, seeing.end - first_row), minus_infinity);
+                const Vector otherwise =
+                    has_ranges ? keep_rows(V::load(s), more, first_row, minus_infinity) : minus_infinity;
+                const Vector masked = keep_rows(V::load(s), seeing, first_row, otherwise);
                 V::store(s, masked);
                 V::store(maximum + c * V::lanes, V::max(V::load(maximum + c * V::lanes), masked));
             }

@@ -80,6 +80,7 @@ class FewQueriesBlock {
         const IndexRange visible = intersection(g_.mask.visible_keys({0, queries_}), task_.part);
         for (std::int64_t begin = visible.begin; begin < visible.end; begin += few_queries_block) {
             const IndexRange keys{begin, smaller(begin + few_queries_block, visible.end)};
+            if (is_hidden(keys)) continue;
             // Several row groups read K and V from the copies, which are converted once.
             if (rows_ > rows_together) {
                 copy_rows(task_.k, keys, visible.end, g_.d_qk, scratch_.k);
@@ -231,6 +232,14 @@ class FewQueriesBlock {
         }
     }
 
+    /// Whether the row ranges hide the keys from all rows of all heads.
+    bool is_hidden(IndexRange keys) const {
+        if (task_.ranges == nullptr) return false;
+        for (std::int64_t head = 0; head < task_.heads; ++head)
+            if (task_.ranges[head].coverage({0, queries_}, keys) != Coverage::none) return false;
+        return true;
+    }
+
     /// Replaces row r's products by P = 2^(unit * (score - maximum)), and updates the row's maximum and sum.
     void exponentiate(std::int64_t r, IndexRange keys) const {
         const std::int64_t i = r % queries_, head = r / queries_;
@@ -247,6 +256,8 @@ class FewQueriesBlock {
             for (std::int64_t j = first; j < end; ++j) p[j] *= scale_;
             apply_rule<T>(*rule, i, seen.begin, end - first, p + first);
         }
+        if (task_.ranges != nullptr)
+            task_.ranges[head].hide(i, seen.begin, end - first, p + first, -infinity);
         Vector largest = V::broadcast(-infinity);
         for (std::int64_t j = 0; j < few_queries_block; j += lanes) {
             const Vector s =
