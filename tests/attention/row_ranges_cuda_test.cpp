@@ -161,9 +161,10 @@ class AttentionCudaRowRanges : public AttentionCudaDtypes {
         Inputs without_bias = has_nan ? with_nan_where_unseen(in, problem, mask) : in;
         without_bias.biases[0] = {};
         const Tensor ranges = tensor_of(mask, problem);
-        const auto expect = [&](Options options) {
-            options.row_ranges = ranges;
-            const Result result = attention::accuracy::run(gpu(), on_gpu(without_bias), options);
+        const auto expect = [&](const Options& options) {
+            Inputs moved = on_gpu(without_bias);
+            moved.row_ranges = ranges;
+            const Result result = attention::accuracy::run(gpu(), moved, options);
             if (dtype == DType::f64) return expect_float64_accuracy(naive, result, reference);
             expect_as_accurate_as(
                 naive, result, reference,
@@ -301,9 +302,9 @@ TEST_P(AttentionCudaRowRanges, HopperKernelsAgreeWithOthersInLongCalls) {
             SCOPED_TRACE(::testing::Message() << mask.name << " head dim " << d);
             const Problem problem{
                 .queries = 3001, .keys = 3001, .d_qk = d, .d_v = d, .heads = 16, .key_heads = 8};
-            const Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+            Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+            in.row_ranges = tensor_of(mask, problem);
             Options options = problem.options();
-            options.row_ranges = tensor_of(mask, problem);
             options.kernels.hopper = true;
             const Result a = attention::accuracy::run(gpu(), in, options);
             options.kernels.hopper = false;

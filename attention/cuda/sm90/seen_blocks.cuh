@@ -7,17 +7,26 @@
 
 namespace gradtile::attention::cuda::device {
 
-/// The forward pass: which key block a K stage holds, in one word.
+/// The forward pass: which key block a K stage holds, in one word. Each consumer warpgroup has 64 rows.
 struct SeenBlock {
     int word;
 
-    __device__ static SeenBlock of(int block, bool is_partial, bool is_last) {
-        return {block << 2 | (is_partial ? 2 : 0) | (is_last ? 1 : 0)};
+    __device__ static SeenBlock of(int block, const KeyBlockRows& rows, int first_row, int consumers,
+                                   bool is_last) {
+        int word = block << 9 | (is_last ? 1 : 0);
+        for (int warpgroup = 0; warpgroup < consumers; ++warpgroup) {
+            const int row = first_row + warpgroup * 64;
+            word |= (rows.see_some(row, row + 64) ? 2 : 0) << warpgroup;
+            word |= (rows.see_all(row, row + 64) ? 0 : 32) << warpgroup;
+        }
+        return {word};
     }
-    __device__ int block() const { return word >> 2; }
-    /// Whether the row ranges hide some of its pairs.
-    __device__ bool is_partial() const { return (word & 2) != 0; }
+    __device__ int block() const { return word >> 9; }
     __device__ bool is_last() const { return (word & 1) != 0; }
+    /// Whether a row of the warpgroup may see a key.
+    __device__ bool is_seen_by(int warpgroup) const { return (word >> (1 + warpgroup) & 1) != 0; }
+    /// Whether the row ranges hide some of the warpgroup's pairs.
+    __device__ bool is_partial_for(int warpgroup) const { return (word >> (5 + warpgroup) & 1) != 0; }
 };
 /// Shared memory for it; empty without row ranges.
 template <class Policy, bool has_ranges = Policy::rule == HopperRule::row_ranges>

@@ -77,7 +77,7 @@ bool all_pairs(const std::vector<KeyRows>& block, int row, int end_row) {
     });
 }
 
-TEST(RowRanges, ClippedRowsAndTheirBitsAreThePairsOfTheDefinition) {
+TEST(KeyBlockRows, ClippedRowsAndTheirBitsAreThePairsOfTheDefinition) {
     for (const std::vector<KeyRows>& block : key_blocks())
         for (const KeyRows& key : block) {
             const KeyRows clipped = clipped_rows(key, queries);
@@ -93,7 +93,7 @@ TEST(RowRanges, ClippedRowsAndTheirBitsAreThePairsOfTheDefinition) {
         }
 }
 
-TEST(RowRanges, KeyBlocksSkipNoVisiblePairAndTestNoFullBlock) {
+TEST(KeyBlockRows, KeyBlocksSkipNoVisiblePairAndTestNoFullBlock) {
     std::int64_t skipped = 0, hidden = 0, full = 0, filled = 0;
     for (const std::vector<KeyRows>& block : key_blocks()) {
         const KeyBlockRows rows = rows_of(block);
@@ -133,7 +133,7 @@ void expect_runs_cover(const std::vector<KeyRows>& block, RowRange limits) {
         ASSERT_TRUE(!is_seen || std::ranges::find(visited, row) != visited.end()) << row;
     }
 }
-TEST(RowRanges, RunsVisitEachRowBlockWithAPairOnceAndInOrder) {
+TEST(KeyBlockRows, RunsVisitEachRowBlockWithAPairOnceAndInOrder) {
     for (const std::vector<KeyRows>& block : key_blocks())
         for (const RowRange limits :
              {RowRange{0, queries}, RowRange{8, 30}, RowRange{5, 6}, RowRange{16, 16}, RowRange{20, 4}}) {
@@ -144,7 +144,7 @@ TEST(RowRanges, RunsVisitEachRowBlockWithAPairOnceAndInOrder) {
 }
 
 /// Heads that see a key block in different rows: kernels that prepare the next head's rule need every head.
-TEST(RowRanges, RowBlocksOfAGroupVisitEveryHeadIfOneSeesTheBlock) {
+TEST(KeyBlockRows, RowBlocksOfAGroupVisitEveryHeadIfOneSeesTheBlock) {
     constexpr int rows = 8, group = 3, block_keys = 16;
     const std::vector<std::vector<KeyRows>> blocks = key_blocks();
     for (std::size_t n = 0; n + group <= blocks.size(); n += group)
@@ -193,7 +193,7 @@ TEST(RowRanges, RowBlocksOfAGroupVisitEveryHeadIfOneSeesTheBlock) {
 }
 
 /// A sequence's blocks begin after those of the sequences before it, whatever their lengths are.
-TEST(RowRanges, BlocksOfPackedSequencesDoNotOverlap) {
+TEST(KeyBlockRows, BlocksOfPackedSequencesDoNotOverlap) {
     std::mt19937 random(7);
     for (int trial = 0; trial < 1000; ++trial) {
         const int block_keys = 16 << trial % 4;
