@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <ostream>
+#include <random>
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -101,6 +102,7 @@ std::ostream& operator<<(std::ostream& out, const Problem& p) {
     for (const Shape& bias : p.biases)
         if (bias.rank() > 0) out << ", bias " << bias;
     if (p.batch_divisor > 1) out << ", batch divisor " << p.batch_divisor;
+    if (p.row_ranges.rank() > 0) out << ", row ranges " << p.row_ranges;
     if (p.dropout_p > 0) out << ", dropout " << p.dropout_p;
     if (p.d_lse) out << ", dLSE";
     return out;
@@ -131,6 +133,14 @@ std::vector<NamedProblem> score_option_problems(const Problem& base) {
     return problems;
 }
 
+std::vector<NamedProblem> row_range_problems(const Problem& base) {
+    std::vector<NamedProblem> problems{{"row-ranges", base}, score_option_problems(base).back()};
+    problems[0].problem.row_ranges = {1, 1};
+    problems[1].problem.row_ranges = {base.batch, base.heads};
+    problems[1].name = "row-ranges-and-all-options";
+    return problems;
+}
+
 Inputs Inputs::to(const Context& ctx, DType dtype) const {
     Inputs converted = *this;
     for (Tensor* x : {&converted.q, &converted.k, &converted.v, &converted.d_o}) *x = cast(ctx, *x, dtype);
@@ -142,7 +152,36 @@ Options Inputs::with_tensors(Options options) const {
     options.biases = biases;
     options.alibi_slopes = alibi_slopes;
     options.sink = sink;
+    options.row_ranges = row_ranges;
     return options;
+}
+
+Tensor random_row_ranges(const Context& ctx, const Shape& shape, std::int64_t rows) {
+    std::mt19937_64 engine(19);
+    // The standard library's distributions differ between libraries.
+    const auto draw = [&](std::int64_t n) {
+        return static_cast<std::int32_t>(engine() % static_cast<std::uint64_t>(n));
+    };
+    std::vector<std::int32_t> numbers;
+    constexpr std::int32_t lowest = std::numeric_limits<std::int32_t>::min(), largest = -(lowest + 1);
+    std::array<std::int32_t, 4> ranges{};
+    std::int32_t left = 0, growth = 0;  // keys that still get these ranges
+    for (std::int64_t key = 0; key < shape.elements() / 4; ++key, --left) {
+        if (left == 0 || key % shape[2] == 0) {
+            left = 1 + draw(90);
+            growth = draw(2);
+            for (std::int32_t& end : ranges) end = draw(rows + 10) - 5;
+            const std::int32_t kind = draw(6);
+            if (kind == 0) ranges = {lowest, largest, 0, 0};
+            if (kind == 1) ranges = {5, 5, largest, lowest};
+            if (kind == 2) ranges[2] = ranges[3];
+            if (kind == 3) std::ranges::sort(ranges);
+        }
+        numbers.insert(numbers.end(), ranges.begin(), ranges.end());
+        if (ranges[0] != lowest && ranges[2] != largest)
+            for (std::int32_t& end : ranges) end += growth;
+    }
+    return from_host(ctx, numbers, shape);
 }
 
 Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
@@ -159,6 +198,8 @@ Inputs random_inputs(const Context& ctx, const Problem& p, DType dtype) {
         in.alibi_slopes = from_host(ctx, slopes, {p.heads}, DType::f32);
     }
     if (p.sink) in.sink = randn(ctx, {p.heads}, DType::f32, Seed{17});
+    if (p.row_ranges.rank() > 0)
+        in.row_ranges = random_row_ranges(ctx, {p.row_ranges[0], p.row_ranges[1], p.keys, 4}, p.queries);
     if (p.d_lse) in.d_lse = randn(ctx, {p.batch, p.heads, p.queries}, accumulator_of(dtype), Seed{18});
     return in;
 }

@@ -25,6 +25,7 @@ struct Problem {
     bool alibi = false, sink = false;
     std::array<Shape, max_biases> biases = {};  ///< bias shapes; rank 0: no bias
     std::int64_t batch_divisor = 1;
+    Shape row_ranges = {};  ///< the row ranges' batch and heads; rank 0: none
     double dropout_p = 0;
     std::int64_t first_sample = 0;  ///< the first sequence's number for dropout
     bool d_lse = false;             ///< the gradient with respect to the LSE is not 0
@@ -43,6 +44,8 @@ struct NamedProblem {
 /// end a problem named all-options with all these options. Tests and `gradtile gradcheck` take their problems
 /// from this list.
 std::vector<NamedProblem> score_option_problems(const Problem& base);
+/// Returns `base` with row ranges, alone and with all score options, for flash and naive only.
+std::vector<NamedProblem> row_range_problems(const Problem& base);
 
 struct Inputs {
     Tensor q;    ///< [B, Sq, Hq, Dqk]
@@ -53,19 +56,23 @@ struct Inputs {
     std::array<Tensor, max_biases> biases = {};  ///< float32
     Tensor alibi_slopes = {}, sink = {};         ///< [Hq] float32
     Tensor d_lse = {};                           ///< [B, Hq, Sq]
+    Tensor row_ranges = {};                      ///< int32 [B or 1, Hq or 1, Sk, 4]
 
     Inputs to(const Context& ctx, DType dtype) const;
     /// Returns the options with these inputs' tensors.
     Options with_tensors(Options options) const;
     /// Returns the members that are undefined if the problem does not set their option.
-    std::array<Tensor*, max_biases + 3> option_tensors() {
-        return {&biases[0], &biases[1], &alibi_slopes, &sink, &d_lse};
+    std::array<Tensor*, max_biases + 4> option_tensors() {
+        return {&biases[0], &biases[1], &alibi_slopes, &sink, &d_lse, &row_ranges};
     }
 };
 
 /// Copies x's elements to the host; returns none if x is undefined.
 std::vector<double> numbers_of(const Context& ctx, const Tensor& x);
 
+/// Random row ranges for `rows` rows, [batch, heads, keys, 4]. Neighbouring keys often have equal ranges, or
+/// ranges that grow from key to key. Some are empty, contain all rows, overlap or exceed the rows.
+Tensor random_row_ranges(const Context& ctx, const Shape& shape, std::int64_t rows);
 /// Standard normal inputs, rounded to dtype.
 Inputs random_inputs(const Context& ctx, const Problem& problem, DType dtype);
 /// random_inputs with `offset` added to every k and v element. This makes D = rowsum(dO * O) many times

@@ -33,23 +33,18 @@ enum class Algorithm : std::uint8_t {
     flash = flash2,  ///< another name for flash2
 };
 std::ostream& operator<<(std::ostream& out, Algorithm algorithm);
-/// Returns the algorithm named `text`; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; expected
-/// ...".
+/// Returns the algorithm named `text`; "flash" is flash2. Throws Error "SETTING: 'TEXT' is unknown; ..".
 Algorithm algorithm_named(std::string_view text, std::string_view setting);
 
-/// Row i sees the keys j with i + off - left <= j <= i + off + right. -1 means unbounded. off = Sk - Sq, or 0
-/// with Options::top_left.
+/// Row i sees the keys j with i + off - left <= j <= i + off + right; off = Sk - Sq, or 0 if top_left is set.
 struct Window {
-    std::int64_t left = -1;
-    std::int64_t right = -1;
+    std::int64_t left = -1, right = -1;  ///< -1: unbounded
 };
 
-/// Overrides of the choice between flash2's kernels on a GPU, for measurements and tests. An empty member
-/// leaves the choice to the library. A member that does not apply to a pass changes nothing, but tiles that
-/// the pass has no kernel for are an Error.
+/// Overrides of the choice between flash2's kernels on a GPU, for measurements and tests. Empty: the library
+/// chooses. A member that a pass has no use for changes nothing, but tiles without a kernel are an Error.
 struct KernelChoice {
-    /// false: no kernels that only compute capability 9.0 has. true: these kernels also where others are
-    /// faster.
+    /// false: no kernels that only compute capability 9.0 has. true: these even where others are faster.
     std::optional<bool> hopper = {};
     std::optional<bool> few_queries = {};  ///< false: few queries use the kernels for many queries, too
     std::optional<int> splits = {};        ///< key splits for few queries, at most the library's limit
@@ -81,13 +76,12 @@ struct Options {
     bool deterministic = false;
     KernelChoice kernels = {};  ///< empty in normal use; refused unless flash2 runs on a GPU
 
-    /// Which rows see a key, as two ranges of rows per key: int32 [B or 1, Hq or 1, Sk, 4] on q's device. Row
-    /// i sees key j only if r[0] <= i < r[1] or r[2] <= i < r[3] for the key's numbers r, and only if causal,
-    /// window, packed sequences and -inf biases let it. A range with end <= begin is empty, and rows that do
-    /// not exist may be in a range. For packed sequences the shape is [Hq or 1, total keys, 4], and rows
-    /// count from the sequence's start. The last axis must be contiguous, and each key's numbers aligned to
-    /// 16 bytes; other strides may be any, also 0. Blocks of pairs that no range contains are skipped.
-    /// Kernels need O(Sk) memory for the ranges, and read them only when they run.
+    /// A mask as two ranges of rows for each key: int32 [B or 1, Hq or 1, Sk, 4]; [Hq or 1, total keys, 4] if
+    /// packed, where rows count from the sequence's start. For a key's numbers r, the rows i with r[0] <= i <
+    /// r[1] or r[2] <= i < r[3] see the key, as far as the other options let them. Ranges may be empty (end
+    /// <= begin) and may exceed the rows. A key's numbers are contiguous and aligned to 16 bytes. Kernels
+    /// skip blocks without a visible pair, and need O(Sk) memory. row_ranges.h makes the ranges of known
+    /// masks.
     Tensor row_ranges = {};
 
     // ---- Score and probability options ----
@@ -96,11 +90,9 @@ struct Options {
     double softcap = 0;  ///< 0 = none, else 1e-20 to 1e20 (Gemma Team 2024, "Gemma 2")
     /// [Hq] float32 (Press et al. 2022, "ALiBi"), or [B, Hq] with slopes for each batch or packed sequence.
     Tensor alibi_slopes = {};
-    /// Score terms, float32 or q's dtype. Each broadcasts to [B, Hq, Sq, Sk] along axes of length 1 or stride
-    /// 0. -inf hides a key.
+    /// Score terms [B, Hq, Sq, Sk], float32 or q's dtype; each axis may have length 1. -inf hides a key.
     std::array<Tensor, max_biases> biases = {};
-    /// A bias with batch B is used for q with batch B * batch_divisor: q's batch b reads batch b /
-    /// batch_divisor.
+    /// With a bias of batch B and q of batch B * batch_divisor, q's batch b reads batch b / batch_divisor.
     std::int64_t batch_divisor = 1;
     Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a zero value vector
     double dropout_p = 0;         ///< probability that P_ij is dropped; the other elements are scaled up
@@ -117,8 +109,7 @@ struct Options {
     /// and gradients are 0, and LSE is -inf. The first offset must be 0, and offsets must not decrease. The
     /// CPU throws Error on other offsets. A GPU reads the offsets only when its kernels run, and limits them
     /// to the tensors' lengths. Biases are refused.
-    Tensor cumulative_q = {};
-    Tensor cumulative_k = {};
+    Tensor cumulative_q = {}, cumulative_k = {};
 };
 
 /// Tensors that backward needs: the inputs (views, not copies), the output, and one number per row. Packed
@@ -155,11 +146,10 @@ struct Gradients {
 /// have one dtype: float64, float32, bfloat16 or float16. Head dims are 1 to 256; on a GPU, 16-bit tensors
 /// whose head dim is not a multiple of 8 are first copied. Sums are in float32 or wider. Input strides may be
 /// any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that sees
-/// no key has O = 0 and LSE = -inf. Keys that the mask, row ranges and -inf biases hide from every row, and
-/// rows that see no key, may hold anything, also NaN: their own O and gradients are 0, and they change no
-/// other result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN reaches in a key that only
-/// some rows see. On a GPU a sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes
-/// or options.
+/// no key has O = 0 and LSE = -inf. Keys that no row sees, by the mask, row ranges and -inf biases, and rows
+/// that see no key may hold anything, also NaN: their own O and gradients are 0, and they change no other
+/// result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN in other keys reaches. On a GPU a
+/// sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view with that shape and dtype whose

@@ -107,6 +107,7 @@ class ReferenceEvaluation {
           alibi_slopes_(numbers_of(ctx, in.alibi_slopes)),
           sink_(numbers_of(ctx, in.sink)),
           d_lse_(numbers_of(ctx, in.d_lse)),
+          row_ranges_(numbers_of(ctx, in.row_ranges)),
           dropout_(
               dropout_draws("accuracy", problem.dropout_p, problem.options().dropout_key, Device::cpu())),
           sums_{Sums(std::ssize(k_)),
@@ -163,6 +164,15 @@ class ReferenceEvaluation {
     /// Row index in k and v for key j in the row's K/V head.
     std::int64_t key_index(const Row& row, std::int64_t j) const {
         return (row.batch * p_.keys + j) * p_.key_heads + row.head / (p_.heads / p_.key_heads);
+    }
+
+    bool is_in_row_ranges(const Row& row, std::int64_t j) const {
+        if (row_ranges_.empty()) return true;
+        const std::int64_t batch = p_.row_ranges[0] == 1 ? 0 : row.batch,
+                           head = p_.row_ranges[1] == 1 ? 0 : row.head;
+        const double* const ends = row_ranges_.data() + ((batch * p_.row_ranges[1] + head) * p_.keys + j) * 4;
+        const auto i = static_cast<double>(row.i);
+        return (ends[0] <= i && i < ends[1]) || (ends[2] <= i && i < ends[3]);
     }
 
     /// The terms' errors are absolute score errors, so they differ from P's errors in rows where a large bias
@@ -240,7 +250,7 @@ class ReferenceEvaluation {
         const double sink = sink_.empty() ? -infinity : sink_[index(row.head)];
         double largest = sink > -infinity ? std::abs(sink) : 0, maximum = sink, sum = 0;
         for (std::int64_t j = 0; j < p_.keys; ++j) {
-            if (!is_visible(p_, row.i, j)) continue;
+            if (!is_visible(p_, row.i, j) || !is_in_row_ranges(row, j)) continue;
             const Score score = score_of(row, j);
             if (score.value == -infinity) continue;
             row.visible.push_back(j);
@@ -420,7 +430,7 @@ class ReferenceEvaluation {
     const double u_, scale_;
     const Vector q_, k_, v_, d_o_;
     const std::array<Vector, max_biases> biases_;
-    const Vector alibi_slopes_, sink_, d_lse_;
+    const Vector alibi_slopes_, sink_, d_lse_, row_ranges_;
     const DropoutDraws dropout_;
     CallSums sums_;
     const double row_sum_error_;

@@ -36,6 +36,13 @@ void check_range(const char* name, Number value, const Range& range,
         detail::refuse_value(name, concat(value).c_str(), range, where);
 }
 
+namespace setting_limits {
+inline constexpr double max_steps = 1e12;
+inline constexpr Range positive{.min = 0, .max = 1e30, .min_is_open = true},
+    proper_fraction{.min = 0, .max = 1, .max_is_open = true};
+inline constexpr Range any_value{0, 0};  ///< the range for settings that are not numbers
+}  // namespace setting_limits
+
 /// The product of sizes >= 0; nullopt if the product is larger than `max`.
 inline std::optional<std::int64_t> product_up_to(std::int64_t max,
                                                  std::initializer_list<std::int64_t> sizes) {

@@ -135,6 +135,7 @@ TEST_P(AttentionCudaFewQueries, IsAsAccurateAsNaiveUnderEveryOption) {
     expect([](Problem& p) { p.scale = -0.3; });
     expect([](Problem& p) { p.sink = p.causal = true; });
     for (const NamedProblem& p : score_option_problems(base)) expect_accurate(p.problem, GetParam());
+    for (const NamedProblem& p : row_range_problems(base)) expect_accurate(p.problem, GetParam());
     for (const std::int64_t queries : {1, 6, 60})
         expect_accurate(problem_with_every_score_option(queries, 900, 64, 64), GetParam());
 }

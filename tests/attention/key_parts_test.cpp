@@ -138,6 +138,7 @@ TEST_P(DividedKeys, AreAsAccurateAsNaiveUnderEveryOption) {
     expect([](Problem& p) { p.sink = p.causal = true; });
     expect([](Problem& p) { p.biases[0] = {2, 4, 6, 2900}; });
     for (const NamedProblem& p : score_option_problems(base)) expect_accurate_parts(p.problem);
+    for (const NamedProblem& p : row_range_problems(base)) expect_accurate_parts(p.problem);
     for (const std::int64_t queries : {1, 6, 40})
         expect_accurate_parts(problem_with_every_score_option(queries, 1500, 24, 64));
 }

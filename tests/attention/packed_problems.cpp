@@ -112,12 +112,20 @@ PackedInputs random_inputs(const Context& ctx, const PackedProblem& p, DType dty
                         offsets_of(ctx, p.keys)};
     for (Tensor* x : {&packed.in.q, &packed.in.k, &packed.in.v, &packed.in.d_o, &packed.in.d_lse})
         if (x->defined()) *x = x->select(0, 0);
+    if (p.each.row_ranges.rank() > 0) {
+        const std::int64_t longest = p.queries.empty() ? 1 : std::ranges::max(p.queries);
+        packed.in.row_ranges =
+            random_row_ranges(ctx, {1, p.each.row_ranges[1], as_batch.keys, 4}, longest).select(0, 0);
+    }
     return packed;
 }
 
 Inputs inputs_of_sequence(const PackedProblem& p, const PackedInputs& packed, std::size_t s) {
     const std::int64_t row = start(p.queries, s), key = start(p.keys, s);
     Inputs in = packed.in;
+    if (in.row_ranges.defined())
+        in.row_ranges =
+            in.row_ranges.slice(1, key, p.keys[s]).expand({1, in.row_ranges.size(0), p.keys[s], 4});
     in.q = tokens_of(in.q, row, p.queries[s]);
     in.d_o = tokens_of(in.d_o, row, p.queries[s]);
     in.k = tokens_of(in.k, key, p.keys[s]);
@@ -183,11 +191,14 @@ std::vector<PackedProblem> packed_problems() {
     // Packed sequences take no biases.
     for (const NamedProblem& option : score_option_problems(each))
         add_option([&](Problem& p) { p = option.problem, p.biases = {}; });
+    for (const NamedProblem& option : row_range_problems(each))
+        add_option([&](Problem& p) { p = option.problem, p.biases = {}; });
     const auto set_all = [](Problem& p) {
         p = score_option_problems(p).back().problem;
         p.biases = {};
         p.causal = true;
         p.window.left = 50;
+        p.row_ranges = {1, p.heads};
     };
     add_option(set_all);
     for (const std::int64_t key_heads : {1, 4})

@@ -90,6 +90,12 @@ void draw_score_options(Draw& draw, Problem& p) {
     p.d_lse = draw.one_in(4);
     p.first_sample = draw.between(0, 3);
 }
+/// Only flash and naive take row ranges.
+void draw_row_ranges(Draw& draw, RandomCall& call) {
+    if (!draw.one_in(3)) return;
+    Problem& p = call.is_packed ? call.packed.each : call.problem;
+    p.row_ranges = {draw.one_in(2) ? 1 : p.batch, draw.one_in(2) ? 1 : p.heads};
+}
 void draw_biases(Draw& draw, Problem& p) {
     for (Shape& bias : p.biases) {
         if (!draw.one_in(3)) continue;
@@ -174,6 +180,18 @@ Tensor placed(const Context& ctx, const Tensor& x, Layout layout) {
     return view;
 }
 
+/// Copies row ranges to memory with other numbers between the keys, or with the heads inside the keys.
+Tensor placed_ranges(const Context& ctx, const Tensor& x, std::uint64_t seed) {
+    const std::int64_t heads = x.size(-3), keys = x.size(-2);
+    const Shape shape = x.rank() == 4 ? x.shape() : Shape{1, heads, keys, 4};
+    Tensor view = seed % 3 == 0   ? zeros(ctx, shape, DType::i32)
+                  : seed % 3 == 1 ? zeros(ctx, {shape[0], heads, keys, 3, 4}, DType::i32).select(3, 1)
+                                  : zeros(ctx, {shape[0], keys, heads, 4}, DType::i32).transpose(1, 2);
+    if (x.rank() == 3) view = view.select(0, 0);
+    copy(ctx, view, to_device(ctx, x));
+    return view;
+}
+
 /// An output in which the call must write every number, and nothing around it.
 class PlacedOutput {
   public:
@@ -247,6 +265,7 @@ RandomCall random_call(std::uint64_t seed, double max_work) {
     call.expands_biases = draw.one_in(2) && call.problem.queries > 0 && call.problem.keys > 0;
     call.has_option_gradients = !draw.one_in(4);
     if (draw.one_in(3)) call.ring_heads = static_cast<int>(draw.between(1, 3));
+    draw_row_ranges(draw, call);
     return call;
 }
 
@@ -311,6 +330,7 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
         options.kernels = {.set_heads = call.ring_heads, .more_slots = call.ring_heads};
     options.alibi_slopes = place_option(in.alibi_slopes);
     options.sink = place_option(in.sink);
+    options.row_ranges = in.row_ranges.defined() ? placed_ranges(ctx, in.row_ranges, call.seed) : Tensor();
     if (call.is_packed) {
         options.cumulative_q = to_device(ctx, inputs.packed.cumulative_q);
         options.cumulative_k = to_device(ctx, inputs.packed.cumulative_k);

@@ -14,6 +14,7 @@ struct Implementation {
     std::string name;
     std::function<Result(const Inputs&, const Options&)> run;
     bool is_naive = false;
+    bool takes_row_ranges = true;
 };
 
 template <class T>
@@ -34,7 +35,8 @@ std::vector<Implementation> make_implementations(const Context& ctx, DType dtype
                                        options.deterministic = deterministic;
                                        return run(ctx, in, options);
                                    },
-                                   algorithm == Algorithm::naive});
+                                   algorithm == Algorithm::naive,
+                                   algorithm == Algorithm::flash2 || algorithm == Algorithm::naive});
     };
     if (ctx.device().is_cpu()) {
         if (dtype == DType::f32) add_cpu_kernels<float>(ctx, implementations);
@@ -92,6 +94,8 @@ std::vector<Option> all_options() {
          Values::off_zero},
         {"first of 8192 keys dominates", sized(8, 8192, 64), Values::first_key_dominates},
         {"last of 8192 keys dominates", sized(8, 8192, 64), Values::last_key_dominates}};
+    for (NamedProblem& p : row_range_problems(sized(330, 350, 32, {.batch = 2, .heads = 4, .key_heads = 2})))
+        options.push_back({p.name, std::move(p.problem)});
     for (const bool causal : {false, true})
         for (NamedProblem& p : score_option_problems(
                  sized(130, 150, 32, {.causal = causal, .batch = 2, .heads = 4, .key_heads = 2})))
@@ -171,6 +175,7 @@ void check_attention_accuracy(const Context& ctx, DType dtype, const AccuracyRep
         const Result naive = run(cpu, in, option.problem.options(Algorithm::naive));
         const Inputs on_device = copy_to_device(ctx, cpu, in, option.strided);
         for (const Implementation& implementation : implementations) {
+            if (option.problem.row_ranges.rank() > 0 && !implementation.takes_row_ranges) continue;
             const Result result = implementation.run(on_device, option.problem.options());
             report({.op = "attention",
                     .dtype = dtype,

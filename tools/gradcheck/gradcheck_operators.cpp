@@ -254,6 +254,10 @@ std::vector<CheckedOperator> make_attention_operators() {
     add("flash1", all_options, Algorithm::flash1);
     add("window", attention_problem({.window = {.left = 5, .right = 2}}));
     for (const NamedProblem& p : score_option_problems(attention_problem())) add(p.name, p.problem);
+    for (const NamedProblem& p : row_range_problems(attention_problem())) {
+        add(p.name, p.problem);
+        add(concat("naive-", p.name), p.problem, Algorithm::naive);
+    }
     operators.push_back({"attention-packed", check_packed_attention});
     return operators;
 }

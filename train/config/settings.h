@@ -5,9 +5,13 @@
 #include <tuple>
 
 #include <gradtile/train/config/train_config.h>
-#include <gradtile/train/optimizers/setting_limits.h>
 
 namespace gradtile {
+
+namespace setting_limits {
+inline constexpr double max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
+inline constexpr std::size_t max_sample_prompt_bytes = 1000;
+}  // namespace setting_limits
 
 /// What a setting describes: the model that a checkpoint holds, its training, its adapters, or the run.
 enum class SettingGroup { architecture, training, adapters, run };

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include <gradtile/core/host_device.h>
-#include <gradtile/train/optimizers/setting_limits.h>
+#include <gradtile/core/range.h>
 
 namespace gradtile {
 

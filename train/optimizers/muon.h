@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/range.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
-#include <gradtile/train/optimizers/setting_limits.h>
 
 namespace gradtile {
 
