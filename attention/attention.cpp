@@ -41,8 +41,6 @@ void refuse_unavailable_options(Device device, const Options& options) {
                            ? Method::flash2_on_gpu
                            : Method::dense_and_packed,
                        options);
-    check(device.is_cpu() || !options.row_ranges.defined(),
-          "attention: row_ranges is set on a GPU; expected it on the CPU only");
 }
 
 bool is_packed(const Options& options) {
@@ -403,7 +401,7 @@ bool keeps_remainder(const Context& ctx, const Options& options) {
 
 /// See ResolvedOptions::flags.
 Tensor device_flags(const Context& ctx, const ResolvedOptions& options) {
-    if (ctx.device().is_cpu() || !options.scores.has_biases()) return {};
+    if (ctx.device().is_cpu() || (!options.scores.has_biases() && !options.row_ranges)) return {};
     const Tensor flags = empty(ctx, {2}, DType::i32);
     if (!ctx.is_planning()) fill(ctx, flags, 0);
     return flags;

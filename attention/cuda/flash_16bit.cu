@@ -108,7 +108,8 @@ Bits16BackwardParameters backward_parameters(const FlashPlan& plan, const Resolv
             .rule = plan.rule,
             .packed = PackedOffsets(options),
             .key_tasks = {packed_tasks_in(scratch[ScratchUse::key_tasks])},
-            .padded_tasks = {packed_tasks_in(scratch[ScratchUse::row_tasks])}};
+            .padded_tasks = {packed_tasks_in(scratch[ScratchUse::row_tasks])},
+            .row_ranges = {}};
 }
 
 }  // namespace
@@ -124,9 +125,11 @@ void flash_16bit_forward(const Context& ctx, const FlashPlan& plan, const Resolv
     gradtile::cuda::use_device(ctx.device());
     for (const Readable* x : {&q, &k, &v}) x->load(ctx);
     PackedTask* const row_tasks = packed_tasks_in(scratch[ScratchUse::row_tasks]);
+    const DeviceRowRanges row_ranges = launch_row_ranges(ctx, options, saved.q.size(0), saved.q.size(2),
+                                                         plan.tiles.keys, scratch[ScratchUse::row_ranges]);
     if (plan.family == Family::sm90) {
         hopper_forward(ctx, plan, options, q.tensor(), k.tensor(), v.tensor(), o.tensor(), saved.lse,
-                       row_tasks);
+                       row_tasks, row_ranges);
         return o.store(ctx);
     }
     // The softmax maximum is taken after S is multiplied by prescale, and rules apply to products with the
@@ -149,7 +152,8 @@ void flash_16bit_forward(const Context& ctx, const FlashPlan& plan, const Resolv
         .scores = with_pair_bias_first(options.scores),
         .rule = plan.rule,
         .packed = PackedOffsets(options),
-        .row_tasks = {row_tasks}};
+        .row_tasks = {row_tasks},
+        .row_ranges = row_ranges};
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     if (takes_few_queries(plan.family)) {
         const SplitParameters split =
@@ -181,6 +185,8 @@ void flash_16bit_backward(const Context& ctx, const FlashPlan& plan, const Resol
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     const DType dtype = saved.q.dtype();
     Bits16BackwardParameters parameters = backward_parameters(plan, options, saved, x);
+    parameters.row_ranges = launch_row_ranges(ctx, options, saved.q.size(0), saved.q.size(2), plan.tiles.keys,
+                                              x.scratch[ScratchUse::row_ranges]);
     HopperBackwardTensors tensors{.q = x.q.tensor(),
                                   .k = x.k.tensor(),
                                   .v = x.v.tensor(),

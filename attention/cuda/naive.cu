@@ -45,7 +45,12 @@ struct RowRules {
     ScoreOptions scores;
     std::int64_t heads;
     PackedOffsets packed;
+    RowRanges row_ranges;
 
+    /// Whether a row's ranges contain its query; i counts from the sequence's start.
+    __device__ bool ranges_see(std::int64_t row, std::int64_t i, std::int64_t key) const {
+        return row_ranges.sees(row / mask.queries / heads, row / mask.queries % heads, i, key);
+    }
     __device__ device::SequenceOfPair sequence_of(std::int64_t row) const {
         return device::SequenceOfPair::from_query(mask, packed, row / mask.queries / heads,
                                                   row % mask.queries);
@@ -74,6 +79,11 @@ __global__ void softmax_kernel(T* s, T* derivatives, Accumulator<T>* lse,
 
     A maximum = rule.sink;
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row) {
+        if (!rules.ranges_see(row, i, j)) {
+            p[j] = core_device::convert<T>(-infinity);
+            if (derivatives) derivatives[row * rules.mask.keys + j] = T{};
+            continue;
+        }
         if (!rules.scores.plain) {
             const auto score = device::score_of<T>(rule, core_device::convert<A>(p[j]), i, key(j));
             p[j] = core_device::convert<T>(score.value);
@@ -118,17 +128,19 @@ __global__ void softmax_backward_kernel(T* d_p, T* probabilities, const Accumula
                rule.dropout_scale;
     };
 
+    const auto sees = [&](std::int64_t j) {
+        return j >= visible.begin && j < visible.end &&
+               rules.ranges_see(row, query - sequence.first_query, j);
+    };
     A mean = 0;
     for (std::int64_t j = visible.begin + threadIdx.x; j < visible.end; j += threads_per_row)
-        mean += core_device::convert<A>(p[j]) * core_device::convert<A>(d_s[j]) * factor(j);
+        if (sees(j)) mean += core_device::convert<A>(p[j]) * core_device::convert<A>(d_s[j]) * factor(j);
     mean = reduce_over_block(mean, [](A a, A b) { return a + b; });
     if (d_lse && lse[row] != static_cast<A>(-HUGE_VAL)) mean -= d_lse[row];
     if (delta && threadIdx.x == 0) delta[row] = mean;
     for (std::int64_t j = threadIdx.x; j < rules.mask.keys; j += threads_per_row) {
-        const bool is_visible = j >= visible.begin && j < visible.end;
         const A probability = core_device::convert<A>(p[j]);
-        const A d_score =
-            is_visible ? probability * (core_device::convert<A>(d_s[j]) * factor(j) - mean) : A(0);
+        const A d_score = sees(j) ? probability * (core_device::convert<A>(d_s[j]) * factor(j) - mean) : A(0);
         d_s[j] = core_device::convert<T>(d_score);
         if (rule.drops()) p[j] = core_device::convert<T>(probability * factor(j));
     }
@@ -209,7 +221,7 @@ class ByHead {
 };
 
 RowRules rules_of(const ResolvedOptions& options, const Tensor& q) {
-    return {options.mask, options.scores, q.size(2), PackedOffsets(options)};
+    return {options.mask, options.scores, q.size(2), PackedOffsets(options), options.row_ranges};
 }
 
 template <class T>

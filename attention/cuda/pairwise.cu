@@ -118,6 +118,7 @@ struct PairwiseProblem {
     TensorView<const T> q, k, v;
     ScoreOptions scores;
     PackedOffsets packed;
+    RowRanges row_ranges;
 
     __device__ bool is_enabled() const { return enabled == nullptr || *enabled != 0; }
     __device__ SequenceOfPair sequence_of_query(std::int64_t batch, std::int64_t i) const {
@@ -191,7 +192,8 @@ __device__ void forward_tile(const PairwiseProblem<T>& p, const PairwiseOutputs<
         __syncthreads();
         const std::int64_t j = first_key + y;
         const int key = static_cast<int>(j - sequence.first_key);
-        const bool is_visible = j >= visible.begin && j < visible.end;
+        const bool is_visible =
+            j >= visible.begin && j < visible.end && p.row_ranges.sees(batch, head, row, j);
         A s = -infinity;
         if (is_visible) {
             const A product =
@@ -276,12 +278,14 @@ struct Pair {
 };
 template <class T, class A>
 __device__ Pair<A> pair_of(const PairwiseProblem<T>& f, const SequenceOfPair& sequence,
-                           const ScoreRule<A>& rule, std::int64_t i, std::int64_t j,
-                           const RowNumbers<A>& numbers, const A* q, const A* k, const A* d_o, const A* v) {
+                           const ScoreRule<A>& rule, std::int64_t batch, std::int64_t head, std::int64_t i,
+                           std::int64_t j, const RowNumbers<A>& numbers, const A* q, const A* k, const A* d_o,
+                           const A* v) {
     const IndexRange visible = i < f.mask.queries ? sequence.visible_keys(i) : IndexRange{0, 0};
     if (j < visible.begin || j >= visible.end) return {A(0), A(0)};
     const int row = static_cast<int>(i - sequence.first_query),
               key = static_cast<int>(j - sequence.first_key);
+    if (!f.row_ranges.sees(batch, head, row, j)) return {A(0), A(0)};
     const Score<A> score = score_of<T>(rule, f.scale * dot(q, k, f.sizes.qk_dim), row, key);
     const A p = exp(score.value - numbers.lse - numbers.remainder);
     if (p == 0) return {A(0), A(0)};  // a hidden pair's dO, V and D may be NaN
@@ -334,9 +338,9 @@ __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const Te
             __syncthreads();
             Pair<A> pair{A(0), A(0)};
             if (exists)
-                pair = pair_of(f, sequence, rule, i, j, row_numbers(b, b.number(batch, head, i), d_o_times_o),
-                               q + y * padded(qk_dim), k + x * padded(qk_dim), d_o + y * padded(v_dim),
-                               v + x * padded(v_dim));
+                pair = pair_of(f, sequence, rule, batch, head, i, j,
+                               row_numbers(b, b.number(batch, head, i), d_o_times_o), q + y * padded(qk_dim),
+                               k + x * padded(qk_dim), d_o + y * padded(v_dim), v + x * padded(v_dim));
             p[x * tile + y] = pair.p;
             d_s[x * tile + y] = pair.d_s;
             __syncthreads();
@@ -401,7 +405,7 @@ __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const Te
         load<tile>(k, f.k.head(batch, head / f.sizes.group), first_key, f.mask.keys, qk_dim);
         load<tile>(v, f.v.head(batch, head / f.sizes.group), first_key, f.mask.keys, v_dim);
         __syncthreads();
-        d_s[x * tile + y] = pair_of(f, sequence, rule, i, j, numbers, q + x * padded(qk_dim),
+        d_s[x * tile + y] = pair_of(f, sequence, rule, batch, head, i, j, numbers, q + x * padded(qk_dim),
                                     k + y * padded(qk_dim), d_o + x * padded(v_dim), v + y * padded(v_dim))
                                 .d_s;
         __syncthreads();
@@ -478,7 +482,8 @@ PairwiseProblem<T> problem_of(const ResolvedOptions& options, const Tensor& q, c
             .k = tensor_view<const T>(k),
             .v = tensor_view<const T>(v),
             .scores = options.scores,
-            .packed = PackedOffsets(options)};
+            .packed = PackedOffsets(options),
+            .row_ranges = options.row_ranges};
 }
 
 /// An output that keeps its values unless the kernels are enabled.

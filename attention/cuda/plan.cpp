@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include <gradtile/attention/cuda/common/row_ranges_shapes.h>
 #include <gradtile/attention/cuda/f32/tiles.h>
 #include <gradtile/attention/cuda/plan_call.h>
 #include <gradtile/core/internal/unknown_enumerator.h>
@@ -13,6 +14,7 @@ namespace gradtile::attention::cuda {
 FewQueriesPlan few_queries_plan(const Call& call, int head_dim) {
     const FlashProblem& problem = call.problem;
     if (call.is_packed() || call.is_empty() || !call.choice.few_queries.value_or(true)) return {};
+    if (call.has_row_ranges()) return {};  // the kernels for few queries have no code for them
     const IndexRange visible = call.mask.visible_keys({0, problem.queries});
     const FewQueriesShape shape{.batch = problem.batch,
                                 .queries = problem.queries,
@@ -44,6 +46,14 @@ void add_splits(FlashPlan& plan, const Call& call, const FewQueriesPlan& few_que
                        rows = call.batch_heads * problem.queries;
     add_scratch(plan, ScratchUse::split_o, {parts, rows, rounded_up(problem.v_dim, 8)}, DType::f32);
     add_scratch(plan, ScratchUse::split_lse, {parts, rows, 2}, DType::f32);
+}
+
+void add_row_ranges(FlashPlan& plan, const Call& call) {
+    const RowRanges& ranges = call.options.row_ranges;
+    const std::int64_t elements = ranges ? row_ranges_elements(ranges, call.problem.batch, call.problem.heads,
+                                                               call.problem.keys, call.options.packed)
+                                         : 0;
+    add_scratch(plan, ScratchUse::row_ranges, {elements}, DType::i32);
 }
 
 namespace {
@@ -142,8 +152,10 @@ FlashPlan plan_f32(const Call& call) {
     if (call.is_forward) {
         add_magnitudes(3);
         add_table(plan, ScratchUse::row_tasks, call, problem.queries);
+        add_row_ranges(plan, call);
         return plan;
     }
+    add_row_ranges(plan, call);
     add_scratch(plan, ScratchUse::lse, call.lse_shape(), DType::f32);
     add_scratch(plan, ScratchUse::delta, call.lse_shape(), DType::f32);
     add_magnitudes(problem.has_d_lse ? 5 : 4);

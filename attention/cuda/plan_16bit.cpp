@@ -83,6 +83,8 @@ const char* hopper_rule_text(HopperRule rule) {
             return ", with dropout";
         case HopperRule::formula:
             return ", with a formula of the scores";
+        case HopperRule::row_ranges:
+            return ", with row ranges";
         case HopperRule::biases:
             return ", with biases";
     }
@@ -118,12 +120,22 @@ struct Call16 : Call {
         if (scores.softcap != 0 && is_far_from_1(scores.softcap)) return "the softcap is far from 1";
         return nullptr;
     }
+    /// The Hopper kernels for row ranges. `columns` is their head dim.
+    const char* why_no_row_ranges() const {
+        if (!scores.scores_are_products) return "the call has row ranges and score rules";
+        if (is_packed()) return "the call has row ranges and packed sequences";
+        if (!is_forward && options.deterministic) return "the call has row ranges and a fixed order of sums";
+        const int columns = is_forward ? head_dim : padded_hopper_head_dim(head_dim);
+        return has_row_ranges_kernels(columns) ? nullptr : "row ranges have no kernels for the head dim";
+    }
     /// Returns why the pass must not use the Hopper kernels; nullptr if it may. `no_maps` is the reason of
     /// the tensors that they copy by TMA.
     const char* why_no_sm90(const char* no_maps) const {
         if (gpu.why_no_sm90 != nullptr) return gpu.why_no_sm90;
         if (!choice.hopper.value_or(true)) return "other kernels are forced";
         if (!(options.scale > 0)) return "the scale is not positive";
+        if (has_row_ranges())
+            if (const char* const why_not = why_no_row_ranges()) return why_not;
         if (const char* const why_not = scores.has_biases() ? why_no_biases() : why_no_rule()) return why_not;
         if (is_packed() &&
             (has_panel_outside(problem.qk_dim, head_dim) || has_panel_outside(problem.v_dim, v_columns)))
@@ -147,7 +159,7 @@ struct Call16 : Call {
     }
     /// Whether the kernels for all GPUs compute a whole head in one thread block.
     bool has_whole_heads() const {
-        return !is_packed() && scores.scores_are_products && head_dim == 64 && problem.group() == 1 &&
+        return !is_packed() && is_plain() && head_dim == 64 && problem.group() == 1 &&
                batch_heads >= enough_whole_heads && !is_empty() &&
                std::max(mask.queries, mask.keys) <=
                    Bits16BackwardChoice<64>::whole_head_rows(gpu.shared_bytes);
@@ -155,7 +167,7 @@ struct Call16 : Call {
 
     /// Sets the rule of the kernels for all GPUs, and the index of the bias that they read in tiles.
     void set_rule(FlashPlan& plan) const {
-        if (scores.scores_are_products || is_packed() || scores.has_formula()) return;
+        if (scores.scores_are_products || is_packed() || scores.has_formula() || has_row_ranges()) return;
         const auto& [first, second] = with_pair_bias_first(scores).biases;
         const bool is_pair_bias = !scores.drops() && problem.keys % 8 == 0 && has_rows(first) &&
                                   first.dtype == problem.dtype && has_tiles(first) &&
@@ -217,7 +229,7 @@ struct Call16 : Call {
     HopperForwardTiles hopper_forward() const {
         if (choice.forward_tiles)
             return candidate(hopper_forward_candidates(head_dim), *choice.forward_tiles);
-        const HopperRule rule = kernel_rule(hopper_rule(scores), head_dim, is_packed());
+        const HopperRule rule = kernel_rule(hopper_rule(scores, has_row_ranges()), head_dim, is_packed());
         if (head_dim == hopper_short_head_dim && !is_packed() && rule == HopperRule::products &&
             mask.keys <= hopper_short_keys)
             return hopper_short_forward_tiles;
@@ -253,7 +265,7 @@ struct Call16 : Call {
     HopperBackwardTiles hopper_backward(int columns) const {
         if (choice.backward_tiles)
             return candidate(hopper_backward_candidates(columns), *choice.backward_tiles);
-        return hopper_backward_tiles(columns, takes_registers(hopper_rule(scores)));
+        return hopper_backward_tiles(columns, takes_registers(hopper_rule(scores, has_row_ranges())));
     }
     /// Sets tiles and sums; the launches have their batches, and get their sets.
     void set_sm90_backward(FlashPlan& plan) const {
@@ -277,7 +289,7 @@ struct Call16 : Call {
             plan.tiles.candidate = choice.backward_tiles;
             schedule.d_q_addition = DqAddition::in_bulk;
             may_sum_in_ring = tiles.may_sum_in_ring && !options.deterministic && !is_packed() &&
-                              choice.ring.value_or(mask.keys <= hopper_ring_max_keys);
+                              !has_row_ranges() && choice.ring.value_or(mask.keys <= hopper_ring_max_keys);
         }
         const std::int64_t key_blocks =
             is_packed() ? packed_task_count(mask.keys, options.packed.count, plan.tiles.keys)
@@ -347,6 +359,7 @@ struct Call16 : Call {
 FlashPlan plan_16bit_forward(const Call16& call) {
     FlashPlan plan = call.start(Family::sm80, call.head_dim, "");
     add_table(plan, ScratchUse::row_tasks, call, call.problem.queries);
+    add_row_ranges(plan, call);
     const FewQueriesPlan few_queries = few_queries_plan(call, call.head_dim);
     add_splits(plan, call, few_queries);
     if (few_queries) {
@@ -366,7 +379,7 @@ FlashPlan plan_16bit_forward(const Call16& call) {
     }
     plan.family = Family::sm90;
     plan.why = "the GPU has wgmma and TMA";
-    plan.rules = hopper_rule_text(hopper_rule(call.scores));
+    plan.rules = hopper_rule_text(hopper_rule(call.scores, call.has_row_ranges()));
     call.set_sm90_forward(plan);
     return plan;
 }
@@ -381,7 +394,7 @@ FlashPlan plan_16bit_backward(const Call16& call) {
     if (why_not == nullptr) {
         plan.family = Family::sm90;
         plan.why = "the GPU has wgmma and TMA";
-        plan.rules = hopper_rule_text(hopper_rule(call.scores));
+        plan.rules = hopper_rule_text(hopper_rule(call.scores, call.has_row_ranges()));
         call.set_sm90_backward(plan);
     } else {
         plan.why = why_not;
@@ -413,6 +426,7 @@ FlashPlan plan_16bit_backward(const Call16& call) {
         DType::f32);
     add_table(plan, ScratchUse::key_tasks, call, problem.keys);
     add_table(plan, ScratchUse::row_tasks, call, problem.queries);
+    add_row_ranges(plan, call);
     return plan;
 }
 
@@ -430,8 +444,8 @@ ScoreOptions with_pair_bias_first(const ScoreOptions& scores) {
 }
 
 bool has_candidate_kernels(const FlashProblem& problem, const ResolvedOptions& options) {
-    return problem.dtype == DType::bf16 && !options.packed && options.scores.scores_are_products &&
-           (problem.pass == Pass::forward || !options.deterministic);
+    return problem.dtype == DType::bf16 && !options.packed && !options.row_ranges &&
+           options.scores.scores_are_products && (problem.pass == Pass::forward || !options.deterministic);
 }
 
 }  // namespace gradtile::attention::cuda

@@ -29,6 +29,9 @@ struct Call {
     std::int64_t batch_heads = problem.batch * problem.heads;
 
     bool is_packed() const { return static_cast<bool>(options.packed); }
+    bool has_row_ranges() const { return static_cast<bool>(options.row_ranges); }
+    /// Whether kernels need neither score rules nor row ranges.
+    bool is_plain() const { return scores.scores_are_products && !has_row_ranges(); }
     bool is_empty() const {
         return batch_heads * problem.queries == 0 || problem.keys * problem.key_heads == 0;
     }
@@ -37,13 +40,18 @@ struct Call {
     int set_heads(std::int64_t heads, int by_policy) const {
         return std::clamp(choice.set_heads.value_or(by_policy), 1, std::max(1, static_cast<int>(heads)));
     }
+    const char* rules_text() const {
+        if (has_row_ranges())
+            return scores.scores_are_products ? ", with row ranges" : ", with row ranges and score rules";
+        return scores.scores_are_products ? "" : ", with score rules";
+    }
     FlashPlan start(Family family, int head_dim, const char* why) const {
         return {.family = family,
                 .pass = problem.pass,
-                .rule = scores.scores_are_products ? RuleKind::none : RuleKind::any,
+                .rule = is_plain() ? RuleKind::none : RuleKind::any,
                 .tiles = {.head_dim = head_dim, .shared_limit = gpu.shared_bytes},
                 .is_packed = is_packed(),
-                .rules = scores.scores_are_products ? "" : ", with score rules",
+                .rules = rules_text(),
                 .why = why,
                 .choice = choice};
     }
@@ -59,6 +67,7 @@ inline void add_table(FlashPlan& plan, ScratchUse use, const Call& call, std::in
 /// Plans few queries. Without a GPU, scratch memory is planned for max_concurrent_blocks thread blocks.
 FewQueriesPlan few_queries_plan(const Call& call, int head_dim);
 void add_splits(FlashPlan& plan, const Call& call, const FewQueriesPlan& few_queries);
+void add_row_ranges(FlashPlan& plan, const Call& call);
 
 /// Plans flash2 for 16-bit tensors.
 FlashPlan plan_16bit(const Call& call);

@@ -32,8 +32,8 @@ struct ResolvedOptions {
     PackedSequences packed;
     bool deterministic = false;  ///< for CUDA only: the CPU's results are always deterministic
     KernelChoice kernels = {};   ///< for CUDA only
-    /// int32 [2] on a GPU, 0 at first; undefined without biases. Kernels set [0] if results are not finite,
-    /// see repair_forward, and [1] if an LSE is large, see device::large_lse.
+    /// int32 [2] on a GPU, 0 at first; undefined without biases and row ranges. Kernels set [0] if results
+    /// are not finite, see repair_forward, and [1] if an LSE is large, see device::large_lse.
     Tensor flags = {};
 };
 
@@ -125,9 +125,9 @@ GRADTILE_CUDA_TWIN(clear_unseen);
 /// Make the pass's plan and run it, for every algorithm.
 GRADTILE_CUDA_FUNCTION(ForwardFunction, forward);
 GRADTILE_CUDA_FUNCTION(BackwardFunction, backward);
-/// Computes a call with biases again, pair by pair, if options.flags says that its results are not finite. A
-/// key that an -inf bias hides from every row in a tile, or a row whose keys are all hidden, then adds
-/// nothing even if it holds NaN.
+/// Computes a call with biases or row ranges again, pair by pair, if options.flags says that its results are
+/// not finite. A key that an -inf bias or its row ranges hide from every row in a tile, or a row whose keys
+/// are all hidden, then adds nothing even if it holds NaN.
 GRADTILE_CUDA_FUNCTION(ForwardFunction, repair_forward);
 GRADTILE_CUDA_FUNCTION(BackwardFunction, repair_backward);
 }  // namespace cuda

@@ -101,6 +101,7 @@ enum class ScratchUse : std::uint8_t {
     split_lse,   ///< each split's LSE
     row_tasks,   ///< packed sequences' row blocks
     key_tasks,   ///< packed sequences' key blocks
+    row_ranges,  ///< row ranges, and what they say about each key block
     magnitudes,  ///< largest |x| of each input and head
     lse,         ///< LSE in the form that the kernels read
     delta,       ///< D

@@ -180,6 +180,21 @@ TEST_P(AttentionCudaRepeats, CallsWithScoreOptions) {
             if (option.problem.biases[0].rank() > 0) expect_equal_runs(option.problem, /*typed_biases=*/true);
         }
 }
+/// Kernels skip other blocks for each head. Short and long calls: a thread block takes one task or many.
+TEST_P(AttentionCudaRepeats, CallsWithRowRanges) {
+    for (const std::int64_t d : {32, 64, 128, 192})
+        for (const std::int64_t length : {190, 1100})
+            for (const Shape& heads : {Shape{1, 1}, Shape{2, 8}})
+                expect_equal_runs({.queries = length,
+                                   .keys = length - 67,
+                                   .d_qk = d,
+                                   .d_v = d,
+                                   .causal = length == 190,
+                                   .batch = 2,
+                                   .heads = 8,
+                                   .key_heads = 4,
+                                   .row_ranges = heads});
+}
 /// Evoformer's pair biases and key biases.
 TEST_P(AttentionCudaRepeats, CallsWithBiasesInTiles) {
     for (const std::int64_t d : {32, 64})

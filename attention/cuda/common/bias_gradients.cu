@@ -56,6 +56,7 @@ struct BiasGradientProblem {
     Mask mask;
     A scale;
     ScoreOptions scores;
+    RowRanges row_ranges;
 
     /// D for row i; `statistics` is the row's index in [B, H, Sq].
     __device__ A delta_of(std::int64_t batch, std::int64_t head, std::int64_t i,
@@ -89,7 +90,7 @@ __device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const Bi
         const std::int64_t i = row + x, j = key + y;
         if (i >= p.mask.queries || j >= p.mask.keys) continue;
         const IndexRange visible = p.mask.visible_keys(i);
-        if (j < visible.begin || j >= visible.end) continue;
+        if (j < visible.begin || j >= visible.end || !p.row_ranges.sees(batch, head, i, j)) continue;
         const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + i;
         const A lse = p.lse[statistics];
         if (lse == -static_cast<A>(HUGE_VAL)) continue;  // all scores in the row are -inf
@@ -166,7 +167,8 @@ void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
             .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
             .mask = options.mask,
             .scale = static_cast<Accumulator<T>>(options.scale),
-            .scores = options.scores};
+            .scores = options.scores,
+            .row_ranges = options.row_ranges};
         const std::int64_t tiles =
             bias_blocks(gradient, options.mask.queries, options.mask.keys, bias_tile, bias_tile);
         // A call that is usually not enabled should end at once.

@@ -19,7 +19,7 @@ struct ExactLse {
     }
 };
 
-/// A call's flags (ResolvedOptions::flags) for kernels; null without biases.
+/// A call's flags (ResolvedOptions::flags) for kernels; null without biases and row ranges.
 inline int* non_finite_flag(const ResolvedOptions& options) {
     return options.flags.defined() ? options.flags.data<std::int32_t>() : nullptr;
 }
@@ -28,7 +28,7 @@ inline int* large_lse_flag(const ResolvedOptions& options) {
     return options.flags.defined() ? options.flags.data<std::int32_t>() + 1 : nullptr;
 }
 /// Enqueues a kernel that sets the non-finite flag if an element in x [B, S, H, D] is not finite. Does
-/// nothing without biases.
+/// nothing without biases and row ranges.
 void find_non_finite(const Context& ctx, const ResolvedOptions& options, const Tensor& x);
 /// The same for a backward pass's gradients. In a hidden pair, non-finite K, V or dO reaches dQ, and
 /// non-finite Q reaches dK.

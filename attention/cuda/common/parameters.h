@@ -8,6 +8,7 @@
 #include <gradtile/attention/cuda/common/exact_lse.h>
 #include <gradtile/attention/cuda/common/few_queries.h>
 #include <gradtile/attention/cuda/common/packed_tasks.h>
+#include <gradtile/attention/cuda/common/row_ranges.h>
 #include <gradtile/attention/cuda/common/block_sequence.cuh>
 #include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/attention/cuda/common/mask.cuh>
@@ -20,7 +21,7 @@ struct Bits16ForwardParameters {
     device::TensorView<std::uint16_t> o;
     float* lse;            ///< [B, Hq, Sq], natural log
     float* lse_remainder;  ///< [B, Hq, Sq], or null
-    int* non_finite;       ///< set if O is not finite; null without biases
+    int* non_finite;       ///< set if O is not finite; null without biases and row ranges
     int batch_size;
     device::Sizes sizes;
     device::DeviceMask mask;
@@ -30,6 +31,7 @@ struct Bits16ForwardParameters {
     RuleKind rule;  ///< pair_bias or any: prescale is the scale and scale_log2 is log2(e)
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< row blocks if packed; at launch only its memory
+    DeviceRowRanges row_ranges;
 };
 
 struct Bits16BackwardParameters {
@@ -40,7 +42,7 @@ struct Bits16BackwardParameters {
     const float* d_lse;          ///< [B, Hq, Sq]; null: 0
     float* lse_log2;  ///< [B, Hq, padded rows]: log2(e) * LSE - p_exponent; +inf for rows that see no key
     float* delta;  ///< [B, Hq, padded rows]: D / (p_factor * dropout_scale), where D = rowsum(dO * O) - dLSE
-    int* non_finite;      ///< set if dQ or dK is not finite; null without biases
+    int* non_finite;      ///< set if dQ or dK is not finite; null without biases and row ranges
     int* has_large_lse;   ///< whether an LSE is large (see large_lse); null: no, because there are no biases
     float* d_q_sums;      ///< dQ / scale in float32, in DqSums order; points to batch 0, even if that is not
                           ///< among this launch's batches and so has no memory
@@ -60,6 +62,7 @@ struct Bits16BackwardParameters {
     PackedOffsets packed;
     PackedTasks key_tasks;     ///< key blocks if packed; at launch only its memory
     PackedTasks padded_tasks;  ///< the same for blocks of backward_row_padding rows
+    DeviceRowRanges row_ranges;
 };
 
 /// Float32 partial sums for a bias gradient, each over a part of the batches and heads that share it, so that

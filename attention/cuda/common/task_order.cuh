@@ -64,6 +64,7 @@ template <int rows>
 struct RowBlocks {
     int begin_row, end_row;  ///< the row range, equal for all heads; begin_row is divisible by `rows`
 
+    GRADTILE_HOST_DEVICE RowPosition first(int head) const { return {head, begin_row}; }
     GRADTILE_HOST_DEVICE RowPosition after(RowPosition position) const {
         return position.row + rows < end_row ? RowPosition{position.head, position.row + rows}
                                              : RowPosition{position.head + 1, begin_row};

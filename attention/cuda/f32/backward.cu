@@ -16,6 +16,7 @@
 #include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/attention/cuda/common/magnitude.cuh>
 #include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/row_ranges.cuh>
 #include <gradtile/attention/cuda/common/row_statistics.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
@@ -35,8 +36,8 @@ using namespace device;
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32BackwardPolicy {
     static constexpr int head_dim = head_dim_;
-    /// Whether the kernel applies score rules and takes packed sequences.
-    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_;
+    /// Whether the kernel applies score rules and takes packed sequences and row ranges.
+    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_, may_have_ranges = has_rule_;
     static constexpr F32BackwardTiles tiles = F32BackwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int s_tiles = tiles.rows / tiles.warps_per_keys / 8;  ///< tiles in a warp's S^T part
     static constexpr int columns = head_dim / tiles.warps_per_keys;        ///< dK and dV columns per warp
@@ -143,7 +144,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
                                                            const DeviceMask& mask,
                                                            const ScoreRule<float>& rule, const float* lse,
                                                            const RowReferences* large_lse, const Units& units,
-                                                           int key, int row) {
+                                                           const KeyRows* key_rows, int key, int row) {
     constexpr int s_tiles = Policy::s_tiles;
     static_assert(s_tiles * 4 <= 32);
     scale(x, units.product);
@@ -166,6 +167,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
         for (int e = 0; e < 4; ++e) kept_elements |= std::uint32_t{kept(0, 0, e)} << (n * 4 + e);
     }
     if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed(x, 0, mask, key, row);
+    if (key_rows != nullptr) mask_transposed_by_ranges(x, 0, key_rows + key, row);
     return kept_elements;
 }
 
@@ -177,8 +179,8 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
                                                   const DeviceMask& mask, const ScoreRule<float>* rule,
                                                   const RowReferences* large_lse, const Lanes<Policy>& lanes,
                                                   const float* statistics, const Units& units,
-                                                  const WarpPart<Policy>& part, int first_key,
-                                                  int first_row) {
+                                                  const WarpPart<Policy>& part, const KeyRows* key_rows,
+                                                  int first_key, int first_row) {
     constexpr int s_tiles = Policy::s_tiles;
     const int row = first_row + part.row, key = first_key + part.key;
     if (!mask.sees_any(row, s_tiles * 8, key, 16)) {
@@ -193,7 +195,7 @@ __device__ __forceinline__ void compute_p_and_d_s(FragmentC (&probabilities)[1][
     [[maybe_unused]] std::uint32_t kept_elements = 0;
     if constexpr (Policy::has_rule) {
         kept_elements = make_p_under_rule<Policy>(probabilities, derivatives, mask, *rule, lse, large_lse,
-                                                  units, key, row);
+                                                  units, key_rows, key, row);
     } else {
         make_p<Policy>(probabilities, mask, lse, units, key, row);
     }
@@ -379,6 +381,16 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     const RowBlocks<tiles.rows> row_blocks{mask.first_row(first_key) / tiles.rows * tiles.rows,
                                            mask.end_row(min(first_key + tiles.keys(), mask.keys) - 1)};
+    const int numbered_sequence = p.packed ? sequence.index : 0;
+    const RangedRowBlocks<tiles.rows> ranged_row_blocks{.ranges = p.row_ranges,
+                                                        .limits = {row_blocks.begin_row, row_blocks.end_row},
+                                                        .batch = sequence.batch,
+                                                        .end_head = (key_head + 1) * p.sizes.group,
+                                                        .first_key = sequence.first_key,
+                                                        .sequence = numbered_sequence,
+                                                        .block = key_block,
+                                                        .visits_all = p.turns != nullptr};
+    const bool has_ranges = Policy::may_have_ranges && p.row_ranges;
     const bool is_seen = mask.first_row(first_key) < row_blocks.end_row;
     const int end_head = is_seen ? (key_head + 1) * p.sizes.group : 0;
 
@@ -388,6 +400,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     RowStep<Policy> step(p, sequence, base, statistics, units);
     const bool has_large_lse = Policy::has_rule && p.has_large_lse != nullptr && *p.has_large_lse != 0;
     RowPosition position{key_head * p.sizes.group, row_blocks.begin_row};
+    if (has_ranges && is_seen) position = ranged_row_blocks.first(position.head);
     // Score rules for this step's head and the next step's head; a head's rule is rules[head % 2].
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
@@ -402,7 +415,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     __syncthreads();
     while (position.head < end_head) {
-        const RowPosition next = row_blocks.after(position);
+        const RowPosition next = has_ranges ? ranged_row_blocks.after(position) : row_blocks.after(position);
         if (next.head < end_head) step.load(next);
         if (next.head < end_head && next.head != position.head) prepare_rule(next.head);
 
@@ -411,10 +424,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         const RowReferences references(p.lse, p.lse_remainder,
                                        std::int64_t{sequence.batch} * p.sizes.heads + position.head,
                                        p.mask.queries, sequence.first_query, mask.queries);
-        compute_p_and_d_s(probabilities, d_s, mask,
-                          Policy::has_rule ? &rules[position.head % 2].get() : nullptr,
-                          has_large_lse ? &references : nullptr, lanes, statistics, units, warp_part,
-                          first_key, position.row);
+        compute_p_and_d_s(
+            probabilities, d_s, mask, Policy::has_rule ? &rules[position.head % 2].get() : nullptr,
+            has_large_lse ? &references : nullptr, lanes, statistics, units, warp_part,
+            has_ranges ? p.row_ranges.of(sequence.batch, position.head, sequence.first_key).keys : nullptr,
+            first_key, position.row);
 
         std::int32_t* turn = nullptr;
         if (p.turns) {
@@ -531,12 +545,14 @@ void f32_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptio
         .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
         .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
         .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr,
-        .turn_steps = static_cast<int>(f32_turn_steps(options.packed, queries))};
+        .turn_steps = static_cast<int>(f32_turn_steps(options.packed, queries)),
+        .row_ranges = launch_row_ranges(ctx, options, saved.q.size(0), saved.q.size(2), plan.tiles.keys,
+                                        scratch[ScratchUse::row_ranges])};
     visit_head_dim(
         F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
         [&]<int head_dim>(HeadDim<head_dim>) {
             const std::int64_t batch_key_heads = batch * saved.k.size(2);
-            if (options.scores.scores_are_products && !packed) {
+            if (options.scores.scores_are_products && !packed && !parameters.row_ranges) {
                 launch_backward<head_dim, false>(ctx, parameters, plan.tiles.shared_limit, batch_key_heads);
             } else {
                 launch_backward<head_dim, true>(ctx, parameters, plan.tiles.shared_limit, batch_key_heads);

@@ -2,6 +2,7 @@
 /// The float32 backward kernel's parameters, and the powers of two by which it scales its factors.
 #include <cstdint>
 
+#include <gradtile/attention/cuda/common/row_ranges.h>
 #include <gradtile/attention/score_rule.h>
 #include <gradtile/attention/cuda/common/block_sequence.cuh>
 #include <gradtile/attention/cuda/common/head_rows.cuh>
@@ -34,6 +35,7 @@ struct F32BackwardParameters {
     bool d_q_pairs, d_k_pairs, d_v_pairs;
     std::int32_t* turns;  ///< if deterministic: the next task, then the Turns counters; else null
     int turn_steps;       ///< steps per (batch, head)
+    DeviceRowRanges row_ranges;
 };
 
 namespace device {

@@ -13,6 +13,7 @@
 #include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/attention/cuda/common/magnitude.cuh>
 #include <gradtile/attention/cuda/common/mask.cuh>
+#include <gradtile/attention/cuda/common/row_ranges.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
 #include <gradtile/attention/cuda/common/split_float.cuh>
@@ -40,14 +41,15 @@ struct F32ForwardParameters {
     TaskOrder order;
     bool q_vectors, k_vectors, v_vectors;  ///< whether has_vector_rows() holds
     bool o_pairs;
+    DeviceRowRanges row_ranges;
 };
 
 /// The forward kernel's tile sizes and shared-memory layout, fixed at compile time.
 template <int head_dim_, int shared_limit, bool has_rule_>
 struct F32ForwardPolicy {
     static constexpr int head_dim = head_dim_;
-    /// Whether the kernel applies score rules and takes packed sequences.
-    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_;
+    /// Whether the kernel applies score rules and takes packed sequences and row ranges.
+    static constexpr bool has_rule = has_rule_, may_be_packed = has_rule_, may_have_ranges = has_rule_;
     static constexpr F32ForwardTiles tiles = F32ForwardChoice<head_dim>::tiles(shared_limit);
     static constexpr int m_tiles = tiles.row_tiles, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
@@ -187,7 +189,17 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     const int last_row = min(first_row + rows, mask.queries) - 1;
     const int end_key = mask.end_key(last_row);
-    const int first_key = mask.first_key(first_row) / keys * keys;
+    HeadRowRanges ranges;
+    if constexpr (Policy::may_have_ranges)
+        ranges = p.row_ranges.of(sequence.batch, head, sequence.first_key, p.packed ? sequence.index : 0);
+    // The first key block from `key` on that a row may see, as far as the row ranges say.
+    const auto seen_key = [&](int key) {
+        if (!ranges) return key;
+        return next_seen_block(ranges.blocks, key / keys, (end_key + keys - 1) / keys, first_row,
+                               last_row + 1) *
+               keys;
+    };
+    const int first_key = seen_key(mask.first_key(first_row) / keys * keys);
 
     SplitTile<KvTile, threads> next;  // the next K or V tile
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
@@ -198,7 +210,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     OnlineSoftmax<m_tiles, Policy::has_rule> softmax;
     FragmentC o[m_tiles][Policy::o_tiles];
     clear(o);
-    for (int key = first_key; key < end_key; key += keys) {
+    int next_key;
+    for (int key = first_key; key < end_key; key = next_key) {
+        next_key = seen_key(key + keys);
         const bool sees_any = mask.sees_any(first_row + warp_row, m_tiles * 16, key, keys);
         SplitA<m_tiles> probabilities[Policy::s_tiles / 2];
         float factor[2 * m_tiles];
@@ -218,6 +232,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             }
             if (!mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
                 mask_scores(s, mask, first_row + warp_row, key);
+            if (const int row = first_row + warp_row;
+                ranges && !ranges.blocks[key / keys].see_all(row, row + m_tiles * 16))
+                hide_unseen_pairs(s, ranges.keys + key, row);
             softmax.update(s, factor);
             if constexpr (Policy::has_rule) drop(s, rule.get(), first_row + warp_row, key);
             split_operands_a(probabilities, s);
@@ -225,7 +242,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         next.store(v_tile, v_range.factor);
         __syncthreads();  // V is in shared memory; all warps have read K
 
-        next.load(k_rows, key + keys, end_key - key - keys, p.sizes.qk_dim, p.k_vectors);
+        next.load(k_rows, next_key, end_key - next_key, p.sizes.qk_dim, p.k_vectors);
         if (sees_any) add_p_v(o, factor, probabilities, v_lane);
         next.store(k_tile, k_range.factor);
         __syncthreads();  // the next K is in shared memory; all warps have read V
@@ -300,12 +317,14 @@ void f32_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOption
         .q_vectors = has_vector_rows(q.tensor()),
         .k_vectors = has_vector_rows(k.tensor()),
         .v_vectors = has_vector_rows(v.tensor()),
-        .o_pairs = has_vector_rows(o.tensor(), 8)};
+        .o_pairs = has_vector_rows(o.tensor(), 8),
+        .row_ranges = launch_row_ranges(ctx, options, q_in.size(0), q_in.size(2), plan.tiles.keys,
+                                        scratch[ScratchUse::row_ranges])};
     const std::int64_t batch_heads = q_in.size(0) * q_in.size(2);
     visit_head_dim(
         F32HeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
         [&]<int head_dim>(HeadDim<head_dim>) {
-            if (options.scores.scores_are_products && !packed) {
+            if (options.scores.scores_are_products && !packed && !parameters.row_ranges) {
                 launch_forward<head_dim, false>(ctx, parameters, plan.tiles.shared_limit, batch_heads);
             } else {
                 launch_forward<head_dim, true>(ctx, parameters, plan.tiles.shared_limit, batch_heads);

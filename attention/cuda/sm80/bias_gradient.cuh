@@ -4,6 +4,7 @@
 #include <gradtile/attention/cuda/sm80/launch.h>
 #include <gradtile/attention/cuda/sm80/tiles.h>
 #include <gradtile/attention/cuda/common/bias_sums.cuh>
+#include <gradtile/attention/cuda/common/row_ranges.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
 #include <gradtile/attention/cuda/sm80/bias_gradient_stage.cuh>
@@ -77,6 +78,9 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         scale(s, p.scale);
         apply_rule<T>(s, rule, row, key, p.mask.queries, p.mask.keys);
         if (!p.mask.sees_all(row, 16, key, tiles.keys)) mask_scores(s, p.mask, row, key);
+        if (const HeadRowRanges ranges = p.row_ranges.of(pairs.batch, pairs.head))
+            hide_unseen_pairs(s, ranges.keys + key, row);
+
         const RowReferences references(p.lse, p.lse_remainder,
                                        static_cast<std::int64_t>(pairs.batch) * p.sizes.heads + pairs.head,
                                        p.mask.queries);

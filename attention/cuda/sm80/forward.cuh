@@ -6,6 +6,7 @@
 #include <gradtile/attention/cuda/sm80/launch.h>
 #include <gradtile/attention/cuda/sm80/tiles.h>
 #include <gradtile/attention/cuda/common/block_sequence.cuh>
+#include <gradtile/attention/cuda/common/row_ranges.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
@@ -20,6 +21,8 @@ template <class T, int head_dim, class Policy>
 class ForwardBlock {
     static constexpr Bits16ForwardTiles tiles = Policy::tiles;
     static constexpr RuleKind kind = Policy::rule;
+    static constexpr bool may_have_ranges = kind == RuleKind::any;
+    static_assert(tiles.stages == 2, "while one key block is used, the next one is loaded");
     static constexpr int m_tiles = tiles.warp_rows / 16, s_tiles = tiles.keys / 8, o_tiles = head_dim / 8;
     using QTile = Tile<tiles.rows(), head_dim>;
     using KvTile = Tile<tiles.keys, head_dim>;
@@ -36,6 +39,8 @@ class ForwardBlock {
         const std::uint16_t *k, *v;
         std::uint16_t* o;
         float *lse, *lse_remainder;
+        const KeyRows* key_rows;  ///< null: the call has no row ranges
+        const KeyBlockRows* block_rows;
     };
     /// A row block of a head.
     struct Position {
@@ -85,43 +90,50 @@ class ForwardBlock {
                                        sequence.first_query + block_row_;
             rare.lse = p.lse + first;
             rare.lse_remainder = p.lse_remainder == nullptr ? nullptr : p.lse_remainder + first;
+            if constexpr (may_have_ranges) {
+                const HeadRowRanges ranges =
+                    p.row_ranges.of(sequence.batch, head, sequence.first_key, p.packed ? sequence.index : 0);
+                rare.key_rows = ranges.keys;
+                rare.block_rows = ranges.blocks;
+            }
         }
+        if constexpr (may_have_ranges) __syncthreads();
         first_k_ = k;
         first_v_ = v;
         const int end_key = mask_.end_key(block_row_ + block_rows_ - 1);
-        first_block_ = mask_.first_key(block_row_) / tiles.keys;
         end_block_ = (end_key + tiles.keys - 1) / tiles.keys;
+        first_block_ = seen_block(mask_.first_key(block_row_) / tiles.keys);
     }
 
     __device__ __forceinline__ void start_copies() const {
         load_tile_async<QTile, tiles.threads()>(q_tile_, sequence_.queries(p_.q, head_).row(block_row_),
                                                 p_.q.row_stride, block_rows_, p_.sizes.qk_dim);
-#pragma unroll
-        for (int i = 0; i < tiles.stages - 1; ++i) {
-            if (first_block_ + i < end_block_) load_kv(first_block_ + i, first_k_, first_v_);
-            commit_copies();
-        }
+        if (first_block_ < end_block_) load_kv(first_block_, first_block_, first_k_, first_v_);
+        commit_copies();
     }
 
     __device__ __forceinline__ void attend(Output& o, Softmax& softmax) const {
         const std::uint32_t warp_q = q_tile_ + warp_row_ * QTile::row_bytes;
-        for (int block = first_block_; block < end_block_; ++block) {
-            wait_for_copies<tiles.stages - 2>();
+        int next;
+        for (int block = first_block_, number = first_block_; block < end_block_; block = next, ++number) {
+            next = seen_block(block + 1);
+            wait_for_copies<0>();
             __syncthreads();  // this block's K and V are in shared memory, and no warp reads the stage that
                               // is loaded next
-            if (block + tiles.stages - 1 < end_block_) load_kv(block + tiles.stages - 1, rare_.k, rare_.v);
+            if (next < end_block_) load_kv(next, number + 1, rare_.k, rare_.v);
             commit_copies();
 
             const int row = block_row_ + warp_row_, key = block * tiles.keys;
             // On the diagonal of a causal mask, the warps with the first rows may see no key.
             if (!mask_.sees_any(row, tiles.warp_rows, key, tiles.keys)) continue;
-            const std::uint32_t stage = stage_of(block);
+            const std::uint32_t stage = stage_of(number);
             Scores s;
             clear(s);
             multiply_a_bt<T, head_dim, tiles.unrolled>(s, LanePointer<QTile>::stacked(warp_q),
                                                        LanePointer<KvTile>::paired(stage));
             apply_terms(s, stage, row, key);
             if (!mask_.sees_all(row, tiles.warp_rows, key, tiles.keys)) mask_scores(s, mask_, row, key);
+            mask_by_ranges(s, block, row);
             softmax.update(s, o);
             if constexpr (kind == RuleKind::any || kind == RuleKind::dropout) drop(s, rule_.get(), row, key);
 
@@ -151,15 +163,33 @@ class ForwardBlock {
     }
 
   private:
-    __device__ __forceinline__ std::uint32_t stage_of(int block) const {
-        return kv_tiles_ + block % tiles.stages * stage_bytes;
+    /// `number` counts the key blocks that are loaded.
+    __device__ __forceinline__ std::uint32_t stage_of(int number) const {
+        return kv_tiles_ + number % tiles.stages * stage_bytes;
+    }
+    /// The first key block from `block` on that a row may see, as far as the row ranges say.
+    __device__ __forceinline__ int seen_block(int block) const {
+        if constexpr (may_have_ranges) {
+            if (rare_.key_rows != nullptr)
+                return next_seen_block(rare_.block_rows, block, end_block_, block_row_,
+                                       block_row_ + block_rows_);
+        }
+        return block;
+    }
+    __device__ __forceinline__ void mask_by_ranges(Scores& s, int block, int row) const {
+        if constexpr (may_have_ranges) {
+            const KeyRows* const keys = rare_.key_rows;
+            if (keys == nullptr || rare_.block_rows[block].see_all(row, row + tiles.warp_rows)) return;
+            hide_unseen_pairs(s, keys + block * tiles.keys, row);
+        }
     }
     __device__ __forceinline__ static KeyBiasTile<tiles.keys> key_bias_in(std::uint32_t stage) {
         return {stage + 2 * KvTile::bytes + BiasTile::bytes};
     }
 
-    __device__ __forceinline__ void load_kv(int block, const std::uint16_t* k, const std::uint16_t* v) const {
-        const std::uint32_t stage = stage_of(block);
+    __device__ __forceinline__ void load_kv(int block, int number, const std::uint16_t* k,
+                                            const std::uint16_t* v) const {
+        const std::uint32_t stage = stage_of(number);
         const int key = block * tiles.keys;
         load_tile_async<KvTile, tiles.threads()>(stage, k + key * p_.k.row_stride, p_.k.row_stride,
                                                  mask_.keys - key, p_.sizes.qk_dim);

@@ -3,6 +3,7 @@
 #include <gradtile/attention/cuda/common/parameters.h>
 #include <gradtile/attention/cuda/sm80/tiles.h>
 #include <gradtile/attention/cuda/common/backward_rows.cuh>
+#include <gradtile/attention/cuda/common/row_ranges.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
@@ -34,6 +35,7 @@ class KeyBlock {
   public:
     static constexpr RuleKind kind = Policy::rule;
     static constexpr bool may_drop = kind == RuleKind::dropout || kind == RuleKind::any;
+    static constexpr bool may_have_ranges = kind == RuleKind::any;
     using BiasTile = typename Shared::BiasTile;
     using Rules = RulesOfHeads<kind != RuleKind::none>;
     __device__ __forceinline__ KeyBlock(const Bits16BackwardParameters& p, unsigned char* shared,
@@ -53,6 +55,8 @@ class KeyBlock {
         const int end_row = mask().end_row(first_key_ + valid_keys_ - 1);
         iterations_ = first_row < end_row ? ((end_row - 1) / rows - first_row / rows + 1) * p.sizes.group : 0;
         row_blocks_ = {first_row / rows * rows, end_row};
+        if (has_ranges() && iterations_ > 0)
+            iterations_ = ranged_row_blocks().count(key_head * p.sizes.group);
         warp_ = warp_index();
         makes_p_ = warp_ < tiles.pairs;
         pair_ = warp_ % tiles.pairs;
@@ -123,6 +127,34 @@ class KeyBlock {
 
   private:
     __device__ __forceinline__ const DeviceMask& mask() const { return sequence_.mask; }
+    __device__ __forceinline__ bool has_ranges() const { return may_have_ranges && p_.row_ranges; }
+    __device__ __forceinline__ int numbered_sequence() const { return p_.packed ? sequence_.index : 0; }
+    __device__ __forceinline__ RangedRowBlocks<rows> ranged_row_blocks() const {
+        return {.ranges = p_.row_ranges,
+                .limits = {row_blocks_.begin_row, row_blocks_.end_row},
+                .batch = sequence_.batch,
+                .end_head = (key_head_ + 1) * p_.sizes.group,
+                .first_key = sequence_.first_key,
+                .sequence = numbered_sequence(),
+                .block = key_block_,
+                .visits_all = p_.turns != nullptr};
+    }
+    __device__ __forceinline__ RowPosition first_position() const {
+        const int head = key_head_ * p_.sizes.group;
+        return has_ranges() ? ranged_row_blocks().first(head) : RowPosition{head, row_blocks_.begin_row};
+    }
+    __device__ __forceinline__ RowPosition position_after(RowPosition position) const {
+        return has_ranges() ? ranged_row_blocks().after(position) : row_blocks_.after(position);
+    }
+    /// Sets P = 0 where a row is not in a key's ranges. (row, key) is the warp's first pair.
+    template <int n_tiles>
+    __device__ __forceinline__ void mask_by_ranges(FragmentC (&p)[m_tiles][n_tiles], int head, int row,
+                                                   int key) const {
+        if (!has_ranges()) return;
+        const HeadRowRanges ranges =
+            p_.row_ranges.of(sequence_.batch, head, sequence_.first_key, numbered_sequence());
+        mask_transposed_by_ranges(p, 0, ranges.keys + key, row);
+    }
     __device__ __forceinline__ RowPosition position_of(int iteration) const {
         return {kept_.positions[iteration % 4].x, kept_.positions[iteration % 4].y};
     }
@@ -179,7 +211,7 @@ class KeyBlock {
         load_tile_async<KvTile, tiles.threads()>(base_ + Shared::v,
                                                  sequence_.keys(p_.v, key_head_).row(first_key_),
                                                  p_.v.row_stride, valid_keys_, p_.sizes.v_dim);
-        if (const RowPosition first{key_head_ * p_.sizes.group, row_blocks_.begin_row}; iterations_ > 0) {
+        if (const RowPosition first = first_position(); iterations_ > 0) {
             load_rows(0, sequence_.batch, first, bias_of_batch());
             record_position(0, first);
         }
@@ -187,7 +219,7 @@ class KeyBlock {
     }
     __device__ __forceinline__ void load_next_rows(int iteration) const {
         if (iteration + 1 < iterations_) {
-            const RowPosition next = row_blocks_.after(position_of(iteration));
+            const RowPosition next = position_after(position_of(iteration));
             load_rows(iteration + 1, kept_.batch, next, kept_.bias);
             record_position(iteration + 1, next);
         }
@@ -351,6 +383,7 @@ class KeyBlock {
                 });
             }
             if (!sees_all) mask_transposed(p, 0, mask(), key, row);
+            mask_by_ranges(p, position_of(iteration).head, row, key);
 
             FragmentC crossing[m_tiles][2];
             for_each_element(p, [&](float& probability, int m, int n, int e) {

@@ -32,10 +32,13 @@ struct HopperBackwardPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr bool in_turns = in_turns_;    ///< whether additions to dQ have a fixed order
     static constexpr HopperBackwardTiles tiles = tiles_;
-    /// Whether the dQ accumulators may exist for the heads in flight only.
-    static constexpr bool may_sum_in_ring = tiles.may_sum_in_ring && !in_turns && !is_packed;
-    // Finishers and bias producers need more registers than other producers.
-    static constexpr int producer_registers = !may_sum_in_ring ? (rule == HopperRule::biases ? 40 : 24)
+    static constexpr bool has_ranges = rule == HopperRule::row_ranges;
+    /// Whether the dQ accumulators may exist for the heads in flight only. With row ranges, the host does not
+    /// know how many key blocks add to a row block.
+    static constexpr bool may_sum_in_ring = tiles.may_sum_in_ring && !in_turns && !is_packed && !has_ranges;
+    // Finishers, and producers with biases or row ranges, need more registers than other producers.
+    static constexpr int producer_registers = !may_sum_in_ring
+                                                  ? (rule == HopperRule::biases || has_ranges ? 40 : 24)
                                               : head_dim == 64 ? 56
                                                                : 40,
                          consumer_registers = 240 - (producer_registers - 24) / 2;
@@ -148,10 +151,12 @@ void launch_hopper_backward(const HopperBackwardTensors& x, const Bits16Backward
         HopperBackwardHeadDims{}, std::max(parameters.sizes.qk_dim, parameters.sizes.v_dim),
         [&]<int head_dim>(HeadDim<head_dim>) {
             const auto launch = [&]<bool in_turns, bool is_packed>() {
-                visit_hopper_backward_rule(parameters.scores, [&]<HopperRule rule>() {
+                const bool has_ranges = static_cast<bool>(parameters.row_ranges);
+                visit_hopper_backward_rule(parameters.scores, has_ranges, [&]<HopperRule rule>() {
                     constexpr HopperRule compiled_rule = kernel_rule(rule, head_dim, is_packed || in_turns);
                     using Policy = HopperBackwardPolicy<head_dim, in_turns, is_packed, compiled_rule>;
-                    if constexpr (has_hopper_kernels(compiled_rule, head_dim, is_packed))
+                    if constexpr (has_hopper_kernels(compiled_rule, head_dim, is_packed) &&
+                                  !(Policy::has_ranges && in_turns))
                         launch_hopper_backward_kernels<T, Policy>(x, parameters, ctx);
                 });
             };

@@ -27,6 +27,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bi
                                                      position.head, position.row, key);
     // The mask comes before the exponentials: after them, all of P would be in registers in float32.
     if (!seen.sees_all(position.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, position.row);
+    mask_by_ranges(s, -INFINITY, task, position, key);
     exponentiate<Policy>(s, lse_of_rows(stage_), p_.params);
     LeftOperand p, d_s;
     FragmentA p_in_binary16[rows / 16];

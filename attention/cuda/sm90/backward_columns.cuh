@@ -398,7 +398,7 @@ struct HopperColumnsPolicy {
     static constexpr bool is_packed = is_packed_;  ///< whether sequences are packed
     static constexpr HopperRule rule = HopperRule::products;
     static constexpr bool in_turns = in_turns_;  ///< whether additions to dQ have a fixed order
-    static constexpr bool may_sum_in_ring = false;
+    static constexpr bool may_sum_in_ring = false, has_ranges = false;
     static constexpr HopperColumnsTiles tiles;
 };
 

@@ -64,7 +64,7 @@ class BackwardConsumer {
         const float dropout_scale = Policy::may_drop ? p_.params.dropout_scale : 1.0f;
         scale(d_k, p_.params.scale * dropout_scale);
         scale(d_v, 1 / p_factor * dropout_scale);
-        if constexpr (Policy::rule == HopperRule::biases) {
+        if constexpr (Policy::rule == HopperRule::biases || Policy::has_ranges) {
             if (!is_finite(d_k)) *p_.params.non_finite = 1;
         }
         store(d_k, d_v, task);
@@ -73,6 +73,8 @@ class BackwardConsumer {
     /// Adds the contributions from all rows that see the task's keys to dK and dV, and the keys'
     /// contributions to these rows' dQ.
     __device__ __forceinline__ void loop_over_rows(Gradient& d_k, Gradient& d_v, const Task& task);
+    /// The same with row ranges: the producer says which row blocks the stages hold.
+    __device__ __forceinline__ void loop_over_seen_rows(Gradient& d_k, Gradient& d_v, const Task& task);
     /// Adds the contributions from a row block whose S^T is complete in `s`; defined in backward_loop.cuh or,
     /// if tiles.keeps_p_in_16_bits, backward_16_bit_p.cuh. If there is a next row block, its S^T is complete
     /// afterwards.
@@ -116,6 +118,14 @@ class BackwardConsumer {
     }
     __device__ __forceinline__ int warp_key(const Task& task) const {
         return task.key + warpgroup_ * 64 + warp_ * 16;
+    }
+    /// Sets S = -inf or P = 0, `unseen`, where row ranges hide a key; (position.row, key) is the warp's first
+    /// pair.
+    __device__ __forceinline__ void mask_by_ranges(Scores& s, float unseen, const Task& task,
+                                                   RowPosition position, int key) const {
+        if constexpr (Policy::has_ranges)
+            mask_transposed_by_ranges(
+                s, unseen, p_.params.row_ranges.of(task.batch, position.head).keys + key, position.row);
     }
     /// Starts dP^T = V dO^T for a stage's rows.
     __device__ __forceinline__ void start_d_p(Scores& d_p, int stage, int round) const {

@@ -14,6 +14,7 @@ namespace gradtile::attention::cuda::device {
 template <class T, class Policy>
 __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Gradient& d_k, Gradient& d_v,
                                                                             const Task& task) {
+    if constexpr (Policy::has_ranges) return loop_over_seen_rows(d_k, d_v, task);
     Scores s;
     start_scores(s, stage_, round_);
     const int end_head = (task.head + 1) * p_.params.sizes.group;
@@ -36,6 +37,31 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     add.template operator()</*has_next=*/false>(position);
 }
 
+template <class T, class Policy>
+__device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_seen_rows(Gradient& d_k, Gradient& d_v,
+                                                                                 const Task& task) {
+    if constexpr (Policy::has_ranges) {
+        Scores s;
+        start_scores(s, stage_, round_);
+        await_products<0>(s[0]);
+        const auto add = [&]<bool has_next>(const SeenRows& rows_of_stage) {
+            const RowPosition position{rows_of_stage.head, rows_of_stage.row};
+            if constexpr (tiles.keeps_p_in_16_bits) {
+                add_rows_with_16_bit_p<has_next>(d_k, d_v, s, task, position);
+            } else {
+                add_rows<has_next>(d_k, d_v, s, task, position, position);
+            }
+        };
+        // The stage's Q is in shared memory: start_scores() has waited for it.
+        SeenRows seen = SeenRows::load(rings_.seen.rows[stage_]);
+        while (!seen.is_last) {
+            add.template operator()</*has_next=*/true>(seen);
+            seen = SeenRows::load(rings_.seen.rows[stage_]);
+        }
+        add.template operator()</*has_next=*/false>(seen);
+    }
+}
+
 /// Adds a row block whose S^T is complete in `p`. Computes the next S while the warpgroup waits for the other
 /// warpgroup's dS, and draws the next rows' dropout mask while tensor cores compute dK and dQ.
 template <class T, class Policy>
@@ -55,6 +81,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     } else {
         if (!biases_.make_large_probabilities(p_, p, task.mask(p_), position, key))
             make_probabilities<Policy>(p, lse, p_.params, task.mask(p_), position, key);
+        mask_by_ranges(p, 0, task, position, key);
         as_operand_a<T>(left, p);
     }
     start_with_left(d_v, left, d_o);

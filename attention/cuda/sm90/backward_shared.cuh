@@ -33,6 +33,7 @@ struct HopperBackwardShared {
         Ring<tiles.d_q_stages> d_q;
         FinishedRows finished;  ///< only if Policy::may_sum_in_ring
         [[no_unique_address]] typename BackwardBiasShared<Policy>::Rings biases;
+        [[no_unique_address]] SeenRowsShared<Policy, stages> seen;
     };
     /// dQ row blocks in float32, in DqSums order, for the thread that adds. If dK's and dV's memory is large
     /// enough, dQ shares it, because dK and dV are staged at other times.

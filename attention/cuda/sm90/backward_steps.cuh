@@ -9,6 +9,7 @@
 #include <gradtile/attention/cuda/sm90/backward_biases.cuh>
 #include <gradtile/attention/cuda/sm90/d_q_ring.cuh>
 #include <gradtile/attention/cuda/sm90/distance_rule.cuh>
+#include <gradtile/attention/cuda/sm90/seen_blocks.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -43,6 +44,26 @@ struct KeyTask {
         key = block * tiles.keys;
         begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
         end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
+        if constexpr (Policy::has_ranges) {
+            const int first_head = head * p.sizes.group, end_head = first_head + p.sizes.group;
+            if (p.mask.first_row(key) >= end_row || row_blocks(parameters).first(first_head).head == end_head)
+                end_row = begin_row;
+        }
+    }
+    /// Iterates over the row blocks that see the task's keys, which must have rows.
+    __device__ auto row_blocks(const HopperBackwardParameters& p) const {
+        if constexpr (Policy::has_ranges) {
+            return RangedRowBlocks<Policy::tiles.rows>{.ranges = p.params.row_ranges,
+                                                       .limits = {begin_row, end_row},
+                                                       .batch = batch,
+                                                       .end_head = (head + 1) * p.params.sizes.group,
+                                                       .first_key = 0,
+                                                       .sequence = 0,
+                                                       .block = block,
+                                                       .visits_all = false};
+        } else {
+            return RowBlocks<Policy::tiles.rows>{begin_row, end_row};
+        }
     }
     __device__ bool has_rows() const { return begin_row < end_row; }
     __device__ const DeviceMask& mask(const HopperBackwardParameters& p) const { return p.params.mask; }
@@ -103,6 +124,9 @@ struct PackedKeyTask {
         end_row = seen.end_row(min(key + tiles.keys, keys) - 1);
     }
     __device__ bool has_rows() const { return begin_row < end_row; }
+    __device__ RowBlocks<Policy::tiles.rows> row_blocks(const HopperBackwardParameters&) const {
+        return {begin_row, end_row};
+    }
     __device__ DeviceMask mask(const HopperBackwardParameters& p) const {
         DeviceMask mask = p.params.mask;
         mask.queries = queries;
@@ -157,25 +181,41 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
         VTile::load(base + Shared::v, p.v, keys, kv.full());
         kv.advance();
         const int group = p.params.sizes.group, first_head = task.head * group;
-        for (int head = first_head; head < first_head + group; ++head) {
-            const std::int64_t first_statistic =
-                static_cast<std::int64_t>(task.batch_head(p, head)) * p.params.padded_rows +
-                task.first_padded_row();
-            for (int row = task.begin_row; row < task.end_row; row += tiles.rows) {
-                const BoxPosition rows = task.row_box(p, row, head);
-                q.wait_empty();
-                q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
-                QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());
-                load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
-                           p.params.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
-                q.advance();
-                d_o.wait_empty();
-                d_o.full().arrive_and_expect(DoTile::bytes + Shared::statistics_bytes);
-                DoTile::load(base + Shared::d_o + d_o.stage() * DoTile::bytes, p.d_o, rows, d_o.full());
-                load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
-                           p.params.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
-                d_o.advance();
-                biases.load(p, task, head, row);
+        const auto load_rows = [&](int head, std::int64_t first_statistic, int row, bool is_last) {
+            const BoxPosition rows = task.row_box(p, row, head);
+            q.wait_empty();
+            if constexpr (Policy::has_ranges) rings.seen.rows[q.stage()] = {head, row, is_last ? 1 : 0};
+            q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
+            QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());
+            load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,
+                       p.params.lse_log2 + first_statistic + row, Shared::statistics_bytes, q.full());
+            q.advance();
+            d_o.wait_empty();
+            d_o.full().arrive_and_expect(DoTile::bytes + Shared::statistics_bytes);
+            DoTile::load(base + Shared::d_o + d_o.stage() * DoTile::bytes, p.d_o, rows, d_o.full());
+            load_bytes(base + Shared::delta + d_o.stage() * Shared::statistics_bytes,
+                       p.params.delta + first_statistic + row, Shared::statistics_bytes, d_o.full());
+            d_o.advance();
+            biases.load(p, task, head, row);
+        };
+        const auto first_statistic_of = [&](int head) {
+            return static_cast<std::int64_t>(task.batch_head(p, head)) * p.params.padded_rows +
+                   task.first_padded_row();
+        };
+        if constexpr (Policy::has_ranges) {
+            const auto row_blocks = task.row_blocks(p);
+            RowPosition next;
+            for (RowPosition position = row_blocks.first(first_head); position.head < first_head + group;
+                 position = next) {
+                next = row_blocks.after(position);
+                load_rows(position.head, first_statistic_of(position.head), position.row,
+                          next.head == first_head + group);
+            }
+        } else {
+            for (int head = first_head; head < first_head + group; ++head) {
+                const std::int64_t first_statistic = first_statistic_of(head);
+                for (int row = task.begin_row; row < task.end_row; row += tiles.rows)
+                    load_rows(head, first_statistic, row, false);
             }
         }
     }

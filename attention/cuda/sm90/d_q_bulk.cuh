@@ -76,8 +76,9 @@ __device__ __forceinline__ void add_in_bulk(const HopperBackwardParameters& p, s
         int sums_offset = task.batch_head(p, 0);
         if constexpr (Policy::may_sum_in_ring)
             if (p.ring.slots > 0) sums_offset = (task.slot(p) - task.head) * p.params.sizes.group;
-        const RowBlocks<tiles.rows> row_blocks{task.begin_row, task.end_row};
-        RowPosition position{task.has_rows() ? task.head * p.params.sizes.group : end_head, task.begin_row};
+        const auto row_blocks = task.row_blocks(p);
+        RowPosition position{end_head, 0};
+        if (task.has_rows()) position = row_blocks.first(task.head * p.params.sizes.group);
         for (; position.head < end_head; position = row_blocks.after(position)) {
             const std::int64_t row =
                 static_cast<std::int64_t>(sums_offset + position.head) * p.params.padded_rows +

@@ -6,176 +6,18 @@
 /// rows. It starts S for the next key block, and O += P V for the present one, before it computes
 /// exponentials, so that the tensor cores do not wait for them (Shah et al. 2024, "FlashAttention-3",
 /// algorithm 2). Other warpgroups use the tensor cores in the meantime.
-#include <gradtile/attention/cuda/sm90/parameters.h>
-#include <gradtile/attention/cuda/sm90/tiles.h>
-#include <gradtile/attention/cuda/common/panel_tile.cuh>
+///
+/// Reading order: the tasks and the producer in forward_producer.cuh, then the consumers and the kernel
+/// below.
 #include <gradtile/attention/cuda/common/softmax.cuh>
 #include <gradtile/attention/cuda/sm90/distance_rule.cuh>
+#include <gradtile/attention/cuda/sm90/forward_producer.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda {
 
 namespace device {
-
-/// A row block of one head.
-struct RowTask {
-    int batch, head;
-    int row;  ///< -1: there are no more tasks
-
-    __device__ static RowTask load(const volatile RowTask& from) { return {from.batch, from.head, from.row}; }
-    __device__ const DeviceMask& mask(const HopperForwardParameters& p) const { return p.mask; }
-    __device__ BoxPosition row_box(const HopperForwardParameters&, int column, int box_row) const {
-        return {column, box_row, head, batch};
-    }
-    __device__ BoxPosition key_box(const HopperForwardParameters&, int key_head, int box_row) const {
-        return {0, box_row, key_head, batch};
-    }
-    __device__ float* lse(const HopperForwardParameters& p) const {
-        return p.lse + (static_cast<std::int64_t>(batch) * p.sizes.heads + head) * p.mask.queries;
-    }
-    __device__ bool has_sink(const HopperForwardParameters& p) const { return p.sink != nullptr; }
-    __device__ int sequence() const { return batch; }
-};
-
-/// A row block of one head in a packed sequence. Rows and keys count from the sequence's start.
-struct PackedRowTask {
-    int head;
-    int row;  ///< -1: there are no more tasks
-    int first_query, queries, first_key, keys;
-    int index;  ///< the sequence's number
-
-    __device__ static PackedRowTask load(const volatile PackedRowTask& from) {
-        return {from.head, from.row, from.first_query, from.queries, from.first_key, from.keys, from.index};
-    }
-    __device__ DeviceMask mask(const HopperForwardParameters& p) const {
-        DeviceMask mask = p.mask;
-        mask.queries = queries;
-        mask.keys = keys;
-        mask.offset = p.packed.top_left ? 0 : keys - queries;
-        return mask;
-    }
-    __device__ BoxPosition row_box(const HopperForwardParameters& p, int column, int box_row) const {
-        return packed_box({p.mask.queries, first_query, queries}, column, box_row, head);
-    }
-    __device__ BoxPosition key_box(const HopperForwardParameters& p, int key_head, int box_row) const {
-        return packed_box({p.mask.keys, first_key, keys}, 0, box_row, key_head);
-    }
-    __device__ float* lse(const HopperForwardParameters& p) const {
-        return p.lse + static_cast<std::int64_t>(head) * p.mask.queries + first_query;
-    }
-    __device__ bool has_sink(const HopperForwardParameters& p) const {
-        return p.sink != nullptr && index != p.packed.count;
-    }
-    __device__ int sequence() const { return index; }
-};
-
-/// A thread block's shared memory.
-template <class Policy>
-struct HopperForwardShared {
-    static constexpr HopperForwardTiles tiles = Policy::tiles;
-    using Task = std::conditional_t<Policy::is_packed, PackedRowTask, RowTask>;
-    using QTile = PanelTile<tiles.rows(), Policy::qk_dim>;
-    using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
-    using VTile = PanelTile<tiles.keys, Policy::v_dim>;
-    using OTile = PanelTile<tiles.rows(), Policy::v_dim>;
-    static constexpr int q = 0, k = q + tiles.q_stages * QTile::bytes, v = k + tiles.stages * KTile::bytes,
-                         v_end = v + tiles.stages * VTile::bytes, o = tiles.has_o() ? v_end : q,
-                         rings = tiles.has_o() ? o + OTile::bytes : v_end;
-    struct Rings {
-        Ring<tiles.q_stages> q;
-        Ring<tiles.stages> k, v;
-        Task tasks[tiles.q_stages];  ///< one per Q stage
-        Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
-    };
-    static_assert(sizeof(Rings) <= HopperForwardTiles::ring_bytes);
-    static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
-};
-
-/// The key blocks that rows see, [begin, end).
-struct KeyBlocks {
-    int begin, end;
-
-    template <int keys>
-    __device__ static KeyBlocks seen_by(const DeviceMask& mask, int row, int rows) {
-        rows = min(rows, mask.queries - row);
-        if (rows <= 0) return {0, 0};
-        const int begin = mask.first_key(row) / keys;
-        return {begin, max(begin, (mask.end_key(row + rows - 1) + keys - 1) / keys)};
-    }
-};
-
-/// Calls f(task) for each row block that this thread block computes. A task in p.order is a pair of row
-/// blocks, or a single one.
-template <class Policy, class F>
-__device__ __forceinline__ void for_each_row_task(const HopperForwardParameters& p, F&& f) {
-    constexpr HopperForwardTiles tiles = Policy::tiles;
-    for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
-        const TaskOrder::Task task = p.order(index);
-        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
-        // The last rows come first: under a causal mask they have the most work.
-        const int last = p.row_blocks - 1 - task.part;
-        f(RowTask{batch, head, last * tiles.rows()});
-        if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
-    }
-}
-/// Calls f(task) for this thread block's tasks in packed sequences. The sequence lengths are not known when
-/// the kernel is launched, so thread blocks take tasks from a counter, long ones first.
-template <class Policy, class F>
-__device__ __forceinline__ void for_each_packed_row_task(const HopperForwardParameters& p, F&& f) {
-    PackedCounters* const counters = p.row_tasks.counters();
-    TaskOrder order = p.order;
-    order.parts = counters->tasks;
-    const int tasks = order.batch_heads * order.parts;
-    for (int index = static_cast<int>(blockIdx.x); index < tasks;) {
-        // The result of atomicAdd arrives while this task's copies are started.
-        const int next = static_cast<int>(gridDim.x) + atomicAdd(&counters->taken, 1);
-        const TaskOrder::Task order_task = order(index);
-        const PackedTask task = p.row_tasks.first[order_task.part];
-        f(PackedRowTask{order_task.batch_head, task.block * Policy::tiles.rows(), task.first_query,
-                        task.queries, task.first_key, task.keys, task.sequence});
-        index = next;
-    }
-}
-
-/// Starts all copies to shared memory. One thread runs this.
-template <class Policy>
-__device__ __forceinline__ void produce(const HopperForwardParameters& p, std::uint32_t base,
-                                        typename HopperForwardShared<Policy>::Rings& rings) {
-    using Shared = HopperForwardShared<Policy>;
-    constexpr HopperForwardTiles tiles = Policy::tiles;
-    RingPosition q(rings.q);
-    RingPosition k(rings.k), v(rings.v);
-    const auto load_rows = [&](const typename Shared::Task& task) {
-        const int key_head = task.head / p.sizes.group;
-        const auto blocks = KeyBlocks::seen_by<tiles.keys>(task.mask(p), task.row, tiles.rows());
-        q.wait_empty();
-        rings.tasks[q.stage()] = task;
-        q.full().arrive_and_expect(Shared::QTile::bytes);
-        Shared::QTile::load(base + Shared::q + q.stage() * Shared::QTile::bytes, p.q,
-                            task.row_box(p, 0, task.row), q.full());
-        q.advance();
-        for (int block = blocks.end - 1; block >= blocks.begin; --block) {
-            const BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
-            k.wait_empty();
-            k.full().arrive_and_expect(Shared::KTile::bytes);
-            Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
-            k.advance();
-            v.wait_empty();
-            v.full().arrive_and_expect(Shared::VTile::bytes);
-            Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, box, v.full());
-            v.advance();
-        }
-    };
-    if constexpr (Policy::is_packed) {
-        for_each_packed_row_task<Policy>(p, load_rows);
-    } else {
-        for_each_row_task<Policy>(p, load_rows);
-    }
-    q.wait_empty();
-    rings.tasks[q.stage()].row = -1;
-    q.full().arrive();
-}
 
 /// A consumer warpgroup. It computes O and LSE for 64 rows in each task.
 template <class T, class Policy>
@@ -192,12 +34,14 @@ class ForwardConsumer {
     using Probabilities = FragmentA[tiles.keys / 16][1];
     using Kept = KeptKeys<tiles.keys>;
     static constexpr int first_order = 1 + tiles.consumers;  ///< first barrier number for turns
+    static constexpr bool has_ranges = Policy::rule == HopperRule::row_ranges;
 
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
                                                typename Shared::Rings& rings, int warpgroup)
         : p_(p),
           base_(base),
+          rings_(rings),
           tasks_(rings.tasks),
           dropout_key_(rings.dropout_key),
           q_(rings.q),
@@ -212,7 +56,11 @@ class ForwardConsumer {
             q_.wait_full();
             const Task task = Task::load(tasks_[q_.stage()]);
             if (task.row < 0) break;
-            attend(task);
+            if constexpr (has_ranges) {
+                attend_seen_blocks(task);
+            } else {
+                attend(task);
+            }
         }
         if (is_first_of_warpgroup()) wait_until_stores_have_read();
     }
@@ -274,10 +122,89 @@ class ForwardConsumer {
             release(q_);
         }
         skip(own.begin - blocks.begin);
+        finish(o, softmax, task, row);
+    }
+
+    /// The same for the key blocks that the producer chose by the row ranges.
+    __device__ __forceinline__ void attend_seen_blocks(const Task& task) {
+        const int row = task.row + warpgroup_ * 64;
+        Output o;
+        clear(o);
+        LazyOnlineSoftmax<1> softmax(p_.scale_log2);
+        const volatile int* const words = rings_.seen.words;
+        const volatile int* const has_blocks = rings_.seen.has_blocks;
+        for (bool is_last = has_blocks[q_.stage()] == 0; !is_last;) {
+            k_.wait_full();
+            SeenBlock block{words[k_.stage()]};
+            is_last = block.is_last();
+            if (!block.is_seen_by(warpgroup_)) {
+                skip(1);
+                continue;
+            }
+            // A run of key blocks that the warpgroup's rows see.
+            Scores s;
+            Probabilities probabilities;
+            SeenPairs<1, tiles.keys / 8> pairs;
+            wait_for_order();
+            start_scores(s);
+            pass_order();
+            load_seen_pairs(pairs, task, row, block);
+            await_products<0>(s[0]);
+            release(k_);
+            mask_seen_block(s, pairs, row, block);
+            if (softmax.raise_reference(s)) softmax.rescale(o);
+            softmax.exponentiate(s);
+            as_operand_a<T>(probabilities, s);
+            while (!is_last) {
+                k_.wait_full();
+                block = {words[k_.stage()]};
+                if (!block.is_seen_by(warpgroup_)) break;
+                is_last = block.is_last();
+                wait_for_order();
+                start_scores(s);
+                v_.wait_full();
+                start_output(o, probabilities);
+                pass_order();
+                load_seen_pairs(pairs, task, row, block);
+                await_products<1>(s[0]);
+                release(k_);
+                mask_seen_block(s, pairs, row, block);
+                const bool rescales = softmax.raise_reference(s);
+                softmax.exponentiate(s);
+                await_products<0>(o[0]);
+                release(v_);
+                if (rescales) softmax.rescale(o);
+                as_operand_a<T>(probabilities, s);
+            }
+            v_.wait_full();
+            start_output(o, probabilities);
+            await_products<0>(o[0]);
+            release(v_);
+        }
+        if constexpr (tiles.has_o()) release(q_);
+        finish(o, softmax, task, row);
+    }
+    __device__ __forceinline__ void load_seen_pairs(SeenPairs<1, tiles.keys / 8>& pairs, const Task& task,
+                                                    int row, SeenBlock block) const {
+        if (block.is_partial_for(warpgroup_))
+            pairs.load(p_.row_ranges.of(task.batch, task.head).keys + block.block() * tiles.keys,
+                       row + warp_row_);
+    }
+    __device__ __forceinline__ void mask_seen_block(Scores& s, const SeenPairs<1, tiles.keys / 8>& pairs,
+                                                    int row, SeenBlock block) const {
+        mask(s, p_.mask, row, block.block());
+        if (block.is_partial_for(warpgroup_)) pairs.hide_others(s);
+    }
+
+    __device__ __forceinline__ void finish(Output& o, LazyOnlineSoftmax<1>& softmax, const Task& task,
+                                           int row) {
         if (task.has_sink(p_))  // in the units of S, before scale_log2 is applied
             softmax.add_sink(p_.sink[task.head * p_.sink_stride] * (log2_e / p_.scale_log2), o);
         ExactLse lse[2];
         softmax.finish(o, lse, may_drop(Policy::rule) ? static_cast<float>(p_.scores.dropout.scale) : 1.0f);
+        if constexpr (has_ranges) {
+            if (!is_finite(o)) *p_.non_finite = 1;
+        }
         store(o, lse, task, row);
     }
 
@@ -375,6 +302,7 @@ class ForwardConsumer {
 
     const HopperForwardParameters& p_;
     std::uint32_t base_;
+    typename Shared::Rings& rings_;
     const volatile Task* tasks_;
     const Philox::Key& dropout_key_;
     RingPosition<tiles.q_stages> q_;
@@ -407,7 +335,11 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     const int warpgroup = warpgroup_index();
     if (warpgroup == tiles.consumers) {
         release_registers_down_to<tiles.producer_registers()>();
-        if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        if constexpr (Policy::rule == HopperRule::row_ranges) {
+            if (warp_index() == 4 * tiles.consumers) produce_seen_blocks<Policy>(p, base, rings);
+        } else {
+            if (threadIdx.x == tiles.consumers * warpgroup_threads) produce<Policy>(p, base, rings);
+        }
     } else {
         take_registers_up_to<tiles.consumer_registers()>();
         ForwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
@@ -470,7 +402,7 @@ template <class T>
 void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            HopperForwardParameters p, const Tiles& tiles, const Context& ctx) {
     const auto launch_rule = [&]<int qk_dim, int v_dim, bool is_packed>() {
-        visit_hopper_rule(p.scores, [&]<HopperRule rule>() {
+        visit_hopper_rule(p.scores, static_cast<bool>(p.row_ranges), [&]<HopperRule rule>() {
             constexpr HopperRule policy_rule = kernel_rule(rule, qk_dim, is_packed);
             if constexpr (qk_dim == hopper_short_head_dim && !is_packed &&
                           policy_rule == HopperRule::products) {
@@ -479,8 +411,9 @@ void launch_hopper_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
                         T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule,
                                                hopper_short_forward_tiles>>(q, k, v, o, p, ctx);
             }
-            launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
-                q, k, v, o, p, ctx);
+            if constexpr (has_hopper_kernels(policy_rule, qk_dim, is_packed))
+                launch_hopper_forward_policy<T, HopperForwardPolicy<qk_dim, v_dim, is_packed, policy_rule>>(
+                    q, k, v, o, p, ctx);
         });
     };
     const auto launch = [&]<int qk_dim, int v_dim>() {

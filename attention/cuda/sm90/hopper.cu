@@ -11,7 +11,7 @@ namespace gradtile::attention::cuda {
 #ifdef GRADTILE_HAVE_HOPPER
 void hopper_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
                     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                    PackedTask* row_tasks) {
+                    PackedTask* row_tasks, const DeviceRowRanges& row_ranges) {
     const HopperForwardParameters parameters{
         .lse = lse.data<float>(),
         .sizes = device::sizes_of(q, k, v),
@@ -23,7 +23,9 @@ void hopper_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOpt
         .sink_stride = options.scores.sink_stride,
         .packed = PackedOffsets(options),
         .row_tasks = {row_tasks},
-        .scores = options.scores};
+        .scores = options.scores,
+        .row_ranges = row_ranges,
+        .non_finite = row_ranges ? non_finite_flag(options) : nullptr};
 #ifdef GRADTILE_HAVE_CANDIDATES
     if (const auto candidate = plan.tiles.candidate)
         return visit_head_dim(Bits16HeadDims{}, plan.tiles.head_dim, [&]<int head_dim>(HeadDim<head_dim>) {
@@ -70,7 +72,7 @@ namespace {
 }
 }  // namespace
 void hopper_forward(const Context&, const FlashPlan&, const ResolvedOptions&, const Tensor&, const Tensor&,
-                    const Tensor&, const Tensor&, const Tensor&, PackedTask*) {
+                    const Tensor&, const Tensor&, const Tensor&, PackedTask*, const DeviceRowRanges&) {
     throw_absent();
 }
 void hopper_few_queries(const Context&, const Tensor&, const Tensor&, const Bits16ForwardParameters&,

@@ -9,7 +9,7 @@ namespace gradtile::attention::cuda {
 /// Enqueues a forward pass. `row_tasks` is memory for packed sequences' tasks, or null.
 void hopper_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
                     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                    PackedTask* row_tasks);
+                    PackedTask* row_tasks, const DeviceRowRanges& row_ranges);
 
 /// Enqueues a forward pass for few queries.
 void hopper_few_queries(const Context& ctx, const Tensor& k, const Tensor& v,

@@ -13,8 +13,8 @@ namespace gradtile::attention::cuda {
 
 /// Calls f<rule>() for the rule that the scores need.
 template <class F>
-void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
-    switch (hopper_rule(scores)) {
+void visit_hopper_rule(const ScoreOptions& scores, bool has_row_ranges, F&& f) {
+    switch (hopper_rule(scores, has_row_ranges)) {
         case HopperRule::products:
             return f.template operator()<HopperRule::products>();
         case HopperRule::distance_terms:
@@ -23,6 +23,8 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
             return f.template operator()<HopperRule::dropout>();
         case HopperRule::formula:
             return f.template operator()<HopperRule::formula>();
+        case HopperRule::row_ranges:
+            return f.template operator()<HopperRule::row_ranges>();
         case HopperRule::biases:
             throw Error("attention: no Hopper kernel adds biases in the forward pass");
     }
@@ -30,9 +32,10 @@ void visit_hopper_rule(const ScoreOptions& scores, F&& f) {
 }
 /// Like visit_hopper_rule(), for the backward pass, which also has kernels for biases.
 template <class F>
-void visit_hopper_backward_rule(const ScoreOptions& scores, F&& f) {
-    if (hopper_rule(scores) == HopperRule::biases) return f.template operator()<HopperRule::biases>();
-    visit_hopper_rule(scores, f);
+void visit_hopper_backward_rule(const ScoreOptions& scores, bool has_row_ranges, F&& f) {
+    if (hopper_rule(scores, has_row_ranges) == HopperRule::biases)
+        return f.template operator()<HopperRule::biases>();
+    visit_hopper_rule(scores, has_row_ranges, f);
 }
 
 struct HopperForwardParameters {
@@ -51,6 +54,8 @@ struct HopperForwardParameters {
     PackedOffsets packed;
     PackedTasks row_tasks;  ///< row blocks if packed; before the launch only its memory
     ScoreOptions scores;
+    DeviceRowRanges row_ranges;
+    int* non_finite;  ///< set if O is not finite; null without row ranges
 };
 
 /// Enqueues the forward pass; fills in the maps, the tasks and their order. `tiles` are a plan's.

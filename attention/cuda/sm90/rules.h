@@ -11,6 +11,7 @@ enum class HopperRule : std::uint8_t {
     distance_terms,  ///< query-key distance terms (ALiBi) are added
     dropout,         ///< P elements are dropped
     formula,         ///< a function applied to products (softcap), distance terms and dropout, each if needed
+    row_ranges,      ///< scores are products; row ranges hide some; only if has_row_ranges_kernels()
     /// biases are added; only in the backward pass, up to hopper_biases_max_head_dim, sequences not packed
     biases
 };
@@ -22,11 +23,17 @@ constexpr bool takes_registers(HopperRule rule) {
     return may_drop(rule) || rule == HopperRule::biases;
 }
 inline constexpr int hopper_biases_max_head_dim = 64;
+/// Whether row ranges have kernels for this head dim, for sequences that are not packed.
+constexpr bool has_row_ranges_kernels(int head_dim) {
+    return head_dim == 64 || head_dim == 128;
+}
 /// Whether a rule has kernels for this head dim.
 constexpr bool has_hopper_kernels(HopperRule rule, int head_dim, bool is_packed) {
+    if (rule == HopperRule::row_ranges) return has_row_ranges_kernels(head_dim) && !is_packed;
     return rule != HopperRule::biases || (head_dim <= hopper_biases_max_head_dim && !is_packed);
 }
-inline HopperRule hopper_rule(const ScoreOptions& scores) {
+inline HopperRule hopper_rule(const ScoreOptions& scores, bool has_row_ranges) {
+    if (has_row_ranges) return HopperRule::row_ranges;
     if (scores.has_biases()) return HopperRule::biases;
     if (scores.changes_products()) return HopperRule::formula;
     if (scores.drops()) return scores.has_distance_terms() ? HopperRule::formula : HopperRule::dropout;
