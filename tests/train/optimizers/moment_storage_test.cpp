@@ -1,4 +1,5 @@
 // Moments that an optimizer keeps in bfloat16, on CPU and GPU.
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
