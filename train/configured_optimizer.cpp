@@ -49,16 +49,19 @@ LearningRateFactor lr_factor_of(const TrainConfig& config) {
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config,
                                           const std::optional<OptimizerShard>& shard) {
+    const MomentStorage moments{.dtype = storage_dtype(config.moment_dtype), .seed = Seed{config.seed}};
     const auto make = [&]<class Settings>(const Settings& settings) -> std::unique_ptr<Optimizer> {
         if constexpr (HasRule<Settings>) {
             return std::make_unique<ElementwiseOptimizer>(
                 ctx, parameters, parameters.parameters(),
-                settings.rule(config.weight_decay, config.cautious_decay), shard, lr_factor_of(config));
+                settings.rule(config.weight_decay, config.cautious_decay), shard, lr_factor_of(config),
+                moments);
         } else {
             const OptimizerSetup setup{.lr = config.lr,
                                        .weight_decay = config.weight_decay,
                                        .cautious_decay = config.cautious_decay,
                                        .lr_factor = lr_factor_of(config),
+                                       .moments = moments,
                                        .model = config.model,
                                        .settings = config.optimizer_settings};
             return settings.make(ctx, parameters, setup, shard);
@@ -90,7 +93,10 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
     const std::vector<ShardBucket> buckets =
         shard_buckets(parameters.parameters(), elements, DataParallelOptions{}.bucket_elements, processes,
                       processes > 1 ? whole_cost(config) : WholeCost{});
-    const std::size_t moment_bytes = size_of(accumulator_of(storage_dtype(config.dtype)));
+    const DType accumulator = accumulator_of(storage_dtype(config.dtype));
+    const std::size_t accumulator_bytes = size_of(accumulator);
+    const std::size_t moment_bytes =
+        size_of(moment_dtype({.dtype = storage_dtype(config.moment_dtype)}, accumulator));
     std::vector<OptimizerPart> parts(static_cast<std::size_t>(processes));
     visit_pieces(parameters.parameters(), buckets,
                  [&](const Parameter& parameter, int owner, std::int64_t piece) {
@@ -101,14 +107,14 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                      if (update.row_moments > 0)
                          part.state_bytes +=
                              static_cast<std::size_t>(rounded_up(parameter.shape()[0], parameter_alignment)) *
-                             update.row_moments * moment_bytes;
+                             update.row_moments * accumulator_bytes;
                      part.product_flops += update.product_flops;
                  });
     if (config.average_decay > 0.0)
         for (const ShardBucket& bucket : buckets)
             for (const auto& [range, owner] : bucket.parts)
                 parts[static_cast<std::size_t>(owner)].state_bytes +=
-                    static_cast<std::size_t>(range.length) * moment_bytes;
+                    static_cast<std::size_t>(range.length) * accumulator_bytes;
     OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
     for (const OptimizerPart& part : parts) {
         largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);

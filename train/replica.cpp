@@ -76,10 +76,17 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
             .ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_});
 }
 
+Tensor Replica::workspace(DType dtype) const {
+    const Tensor& gradients = model.parameters.gradients();
+    check(size_of(dtype) <= size_of(gradients.dtype()), "replica: a workspace in ", dtype,
+          "; expected no longer type than the gradients' ", gradients.dtype());
+    return Tensor::from_blob(gradients.raw_data(), gradients.shape(), dtype, gradients.device());
+}
+
 void Replica::initialize(Seed seed) {
     if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
     model.parameters.initialize(model.ctx, seed);
-    if (masters_.defined()) pack(model.ctx, workspace(), parallel.own_ranges(), masters_);
+    if (masters_.defined()) pack(model.ctx, workspace(DType::f32), parallel.own_ranges(), masters_);
 }
 
 void Replica::start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed) {
@@ -98,7 +105,7 @@ void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& sourc
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
-    const Tensor& weights = masters_.defined() ? workspace() : model.parameters.master();
+    const Tensor weights = masters_.defined() ? workspace(DType::f32) : model.parameters.master();
     if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
     communicator_.broadcast(ctx, model.parameters.values());
     if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
@@ -137,15 +144,16 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             communicator_.broadcast(ctx, part.tensor);
             continue;
         }
+        const Tensor full = workspace(part.tensor.dtype());
         if (is_root())
             for (const Parameter& parameter : part.parameters) {
                 const Shape shape = part.shape_of(parameter);
-                copy(ctx, view_of(workspace(), parameter, shape),
+                copy(ctx, view_of(full, parameter, shape),
                      to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), shape,
                                                 part.tensor.dtype(), source)));
             }
-        communicator_.broadcast(ctx, workspace());
-        pack(ctx, workspace(), part.ranges, part.tensor);
+        communicator_.broadcast(ctx, full);
+        pack(ctx, full, part.ranges, part.tensor);
     }
 }
 
@@ -173,16 +181,18 @@ void Replica::save_into(Checkpoint& checkpoint) {
     const auto all = parameters.parameters();
     add("values", parameters.values(), all, "", checkpoint.params);
     if (masters_.defined()) {
-        parallel.unpack(ctx, masters_, parallel.own_ranges(), workspace());
-        add("masters", workspace(), all, "", checkpoint.master);
+        const Tensor full = workspace(DType::f32);
+        parallel.unpack(ctx, masters_, parallel.own_ranges(), full);
+        add("masters", full, all, "", checkpoint.master);
     }
     for (const StateTensor& part : optimizer->state()) {
         if (part.parameters.empty()) {
             if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
             continue;
         }
-        parallel.unpack(ctx, part.tensor, part.ranges, workspace());
-        if (is_root()) add_state_views(to_host_memory(part.name, workspace()), part, checkpoint.optimizer);
+        const Tensor full = workspace(part.tensor.dtype());
+        parallel.unpack(ctx, part.tensor, part.ranges, full);
+        if (is_root()) add_state_views(to_host_memory(part.name, full), part, checkpoint.optimizer);
     }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
@@ -190,12 +200,14 @@ void Replica::save_into(Checkpoint& checkpoint) {
 void Replica::reserve_host_memory(Checkpoint& checkpoint) {
     const auto all = model.parameters.parameters();
     add_views(host_memory("values", model.parameters.values()), all, "", checkpoint.params);
-    if (masters_.defined()) add_views(host_memory("masters", workspace()), all, "", checkpoint.master);
+    if (masters_.defined())
+        add_views(host_memory("masters", workspace(DType::f32)), all, "", checkpoint.master);
     for (const StateTensor& part : optimizer->state()) {
         if (part.parameters.empty()) {
             checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
         } else {
-            add_state_views(host_memory(part.name, workspace()), part, checkpoint.optimizer);
+            add_state_views(host_memory(part.name, workspace(part.tensor.dtype())), part,
+                            checkpoint.optimizer);
         }
     }
 }

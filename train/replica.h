@@ -48,9 +48,9 @@ class Replica {
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:
-    /// Scratch for the whole model in float32, where a sharded replica scatters or gathers weights and
-    /// moments: the gradient block, which is unused between steps.
-    const Tensor& workspace() const { return model.parameters.gradients(); }
+    /// Scratch for the whole model in `dtype`, where a sharded replica scatters or gathers weights and
+    /// moments: the gradient block, which is unused between steps, or its beginning.
+    Tensor workspace(DType dtype) const;
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
     /// is kept from call to call.

@@ -172,6 +172,24 @@ inline constexpr RunSetting run_settings[] = {
                    c.embedding_lr_factor = 2;
                    c.vector_lr_factor = 0.5;
                }},
+    RunSetting{"bfloat16_moments",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.moment_dtype = TrainDType::bf16;
+                   c.micro_batch = 2;
+               }},
+    RunSetting{"bfloat16_moments_of_muon",
+               [](TrainConfig& c) {
+                   c.optimizer = kind_of<MuonSettings>;
+                   c.moment_dtype = TrainDType::bf16;
+               }},
+    RunSetting{"bfloat16_moments_of_lion",
+               [](TrainConfig& c) {
+                   c.optimizer = kind_of<LionSettings>;
+                   c.lr = 3e-4;
+                   c.moment_dtype = TrainDType::bf16;
+                   c.average_decay = 0.9;
+               }},
     RunSetting{"averaged",
                [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;

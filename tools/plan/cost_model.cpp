@@ -148,7 +148,9 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     ParameterStore parameters;
     const Transformer transformer(config.model, parameters);
     const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
-    return {.work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute),
+    StepWork work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute);
+    if (config.moment_dtype == TrainDType::bf16) work.update_bytes_of_element -= 2 * (2 + 2);  // of m and v
+    return {.work = work,
             .dtype = dtype,
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),

@@ -355,6 +355,11 @@ void visit_optimization_settings(Config& c, Visit& visit) {
                   "weight decay only where weight and update have one sign, so that both shrink the weight",
                   training},
           c.cautious_decay);
+    visit(Setting{"moment-dtype",
+                  "type of the optimizer's moments between steps; bf16: half the memory, rounded "
+                  "stochastically",
+                  training, any_value, step_users},
+          c.moment_dtype);
     visit(Setting{"clip", "largest global gradient norm; 0: no clipping", training, Range{0, 1e30}}, c.clip);
     visit(Setting{"max-bad-steps", "non-finite steps in a row before training stops", training,
                   Range{1, max_steps}},

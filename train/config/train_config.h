@@ -76,7 +76,9 @@ struct TrainConfig {
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr
     double weight_decay = 0.1;
-    bool cautious_decay = false;     ///< see DecayFactors
+    bool cautious_decay = false;  ///< see DecayFactors
+    /// Type in which the optimizer keeps moments between steps; see MomentStorage.
+    TrainDType moment_dtype = TrainDType::f32;
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
 

@@ -66,12 +66,13 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
 ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
                                            std::span<const Parameter> parameters, const ElementwiseRule& rule,
                                            const std::optional<OptimizerShard>& shard,
-                                           const LearningRateFactor& lr_factor)
+                                           const LearningRateFactor& lr_factor, const MomentStorage& storage)
     : parameters_(parameters.begin(), parameters.end()), is_shard_(shard.has_value()), rule_(rule) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
                .weights = held.masters.defined() ? held.masters : store.values(),
-               .gradients = held.gradients};
+               .gradients = held.gradients,
+               .seed = storage.seed};
     BlockLayout layout;
     std::int64_t elements = 0;
     // Only parameters need moments; the padding at the end of the flat blocks stays zero.
@@ -95,7 +96,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
         blocks_.scratch = zeros(ctx, {max_rate_groups, 16}, DType::f64);
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
-        arrays_.moments.push_back(zeros(ctx, {elements}, arrays_.gradients.dtype()));
+        arrays_.moments.push_back(zeros(ctx, {elements}, moment_dtype(storage, arrays_.gradients.dtype())));
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 

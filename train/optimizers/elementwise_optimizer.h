@@ -1,7 +1,7 @@
 #pragma once
 /// Optimizers that update each element from its own weight, gradient and moments: one pass over flat arrays,
-/// by a rule such as AdamW. Matrices decay, vectors do not (Parameter::decays()). Arithmetic and moments are
-/// in the gradients' dtype.
+/// by a rule such as AdamW. Matrices decay, vectors do not (Parameter::decays()). Arithmetic is in the
+/// gradients' dtype; MomentStorage says in which dtype moments are kept.
 ///
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;
@@ -46,6 +46,7 @@ inline constexpr std::size_t max_rate_groups = 8;
 struct ElementArrays {
     Tensor values = {}, weights = {}, gradients = {};
     std::vector<Tensor> moments = {};  ///< in the order of the rule's names
+    Seed seed = {};                    ///< see MomentStorage
 };
 
 /// All blocks that an optimizer updates.
@@ -68,7 +69,7 @@ class ElementwiseOptimizer final : public Optimizer {
     ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
                          std::span<const Parameter> parameters, const ElementwiseRule& rule,
                          const std::optional<OptimizerShard>& shard = {},
-                         const LearningRateFactor& lr_factor = {});
+                         const LearningRateFactor& lr_factor = {}, const MomentStorage& storage = {});
 
     using Optimizer::step;
     void step(const Context& ctx, const Tensor& rate, const UpdateOptions& options = {}) override;

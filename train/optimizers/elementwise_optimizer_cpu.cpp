@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/rounded_moments_cpu.h>
 
 namespace gradtile::cpu {
 namespace {
@@ -26,19 +27,30 @@ struct GroupStep {
     Formula formula;
 };
 
-template <class Real, class Value, class Formula, std::size_t... moment>
+template <class Moment, class Real, class Value, class Formula, std::size_t... moment>
 void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::vector<ElementBlock>& blocks,
-                   Real scale, const std::vector<GroupStep<Real, Formula>>& groups,
+                   Real scale, const std::vector<GroupStep<Real, Formula>>& groups, const MomentDraws& draws,
                    std::index_sequence<moment...>) {
     Real* weights = arrays.weights.data<Real>();
     Value* values = arrays.values.data<Value>();
     const Real* gradients = arrays.gradients.data<Real>();
-    Real* const moments[] = {arrays.moments[moment].data<Real>()...};
+    Moment* const moments[] = {arrays.moments[moment].template data<Moment>()...};
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const ElementBlock& block = blocks[static_cast<std::size_t>(index)];
         const GroupStep<Real, Formula>& group = groups[static_cast<std::size_t>(block.group)];
-        update(weights + block.weight, values + block.value, gradients + block.gradient, block.length, scale,
-               group.decay, group.formula, (moments[moment] + block.moment)...);
+        const auto update_range = [&](std::int64_t begin, std::int64_t n, auto*... at) {
+            update(weights + block.weight + begin, values + block.value + begin,
+                   gradients + block.gradient + begin, n, scale, group.decay, group.formula, at...);
+        };
+        if constexpr (std::is_same_v<Moment, Real>) {
+            update_range(0, block.length, (moments[moment] + block.moment)...);
+        } else {
+            with_float_moments(block.length, draws, block.value,
+                               std::array{(moments[moment] + block.moment)...},
+                               [&](std::int64_t begin, std::int64_t n, auto& in_float) {
+                                   update_range(begin, n, in_float[moment]...);
+                               });
+        }
     });
 }
 
@@ -60,8 +72,11 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                     {DecayFactors<Real>::at(lr * group.lr_factor, group.decays ? rule.weight_decay : 0.0,
                                             rule.cautious_decay),
                      rule.template formula<Real>(lr * group.lr_factor, t)});
-            update_blocks<Real, Value>(ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
-                                       std::make_index_sequence<Rule::moments.size()>{});
+            visit_moment_type<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                update_blocks<Moment, Real, Value>(ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
+                                                   MomentDraws::of(arrays.seed, t),
+                                                   std::make_index_sequence<Rule::moments.size()>{});
+            });
         });
     };
     std::visit(step, any_rule);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
@@ -14,11 +15,13 @@ namespace {
 constexpr int threads_per_block = 256;
 constexpr int width = 4;  // elements that a thread loads at once: 16 bytes of float32
 static_assert(64 % width == 0, "blocks are multiples of 64 elements");
+static_assert(width == MomentDraws::elements, "a thread's elements have one draw");
 
 /// The numbers that a group's elements use in a step. They are stored in the optimizer's scratch memory.
 template <class Real, class Formula>
 struct PreparedStep {
     double gradient_scale;  // if 0, the update is refused
+    MomentDraws draws;
     DecayFactors<Real> decay;
     Formula formula;
 };
@@ -31,8 +34,8 @@ struct RateGroups {
 /// Thread g prepares group g.
 template <class Real, class Rule, class Formula>
 __global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32_t* updates,
-                               const double* gradient_scale, const double* rate, Rule rule,
-                               RateGroups groups) {
+                               const double* gradient_scale, const double* rate, Rule rule, RateGroups groups,
+                               Seed seed) {
     device::await_predecessor();
     const double scale = gradient_scale != nullptr ? *gradient_scale : 1.0;
     PreparedStep<Real, Formula>& step = prepared[threadIdx.x];
@@ -43,21 +46,48 @@ __global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32
     const double lr = *rate * group.lr_factor;
     step.decay = DecayFactors<Real>::at(lr, group.decays ? rule.weight_decay : 0.0, rule.cautious_decay);
     step.formula = rule.template formula<Real>(lr, t);
+    step.draws = MomentDraws::of(seed, t);
     __syncthreads();  // every thread has read the count
     if (threadIdx.x == 0) *updates = t;
 }
 
-template <class Real, class Value, int moments>
+template <class Real, class Value, class Moment, int moments>
 struct Pointers {
     Real* weights;
     Value* values;  // the weights themselves when there is no master
     const Real* gradients;
-    Real* moment[moments];
+    Moment* moment[moments];
 };
 
-template <class Real, class Value, class Formula, std::size_t... k>
+/// Stores `width` neighbours' values of moment k; bfloat16 is rounded with the moment's bits in the draw.
+template <class Moment, class Real>
+__device__ __forceinline__ void store_moment(Moment* to, const device::Packed<Real, width>& moment,
+                                             const Philox::Counter& draw, std::size_t k) {
+    device::Packed<Moment, width> stored;
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+        if constexpr (std::is_same_v<Moment, Real>) {
+            stored[j] = moment[j];
+        } else {
+            stored[j] =
+                rounded_stochastically(moment[j], MomentDraws::bits(draw[static_cast<std::size_t>(j)], k));
+        }
+    }
+    *reinterpret_cast<device::Packed<Moment, width>*>(to) = stored;
+}
+
+template <class Real, class Moment>
+__device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment* from) {
+    const auto stored = *reinterpret_cast<const device::Packed<Moment, width>*>(from);
+    device::Packed<Real, width> moment;
+#pragma unroll
+    for (int j = 0; j < width; ++j) moment[j] = device::convert<Real>(stored[j]);
+    return moment;
+}
+
+template <class Real, class Value, class Moment, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
-    update_kernel(Pointers<Real, Value, sizeof...(k)> arrays, const ElementBlock* blocks,
+    update_kernel(Pointers<Real, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
     // The block is read before await_predecessor(), because no kernel changes the block list.
     const ElementBlock block = blocks[blockIdx.x];
@@ -71,8 +101,8 @@ __global__ void __launch_bounds__(threads_per_block)
     for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
         auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.weight + i);
         const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
-        Reals* const moments[] = {reinterpret_cast<Reals*>(arrays.moment[k] + block.moment + i)...};
-        Reals w = *weights, moment[] = {*moments[k]...};
+        Moment* const moments[] = {arrays.moment[k] + block.moment + i...};
+        Reals w = *weights, moment[] = {load_moment<Real>(moments[k])...};
         const Reals gradient = *gradients;
 #pragma unroll
         for (int j = 0; j < width; ++j) {
@@ -80,7 +110,9 @@ __global__ void __launch_bounds__(threads_per_block)
             w[j] = step.decay.decayed(w[j], change) - change;
         }
         *weights = w;
-        ((*moments[k] = moment[k]), ...);
+        Philox::Counter draw{};
+        if constexpr (!std::is_same_v<Moment, Real>) draw = step.draws.draw(block.value + i);
+        (store_moment(moments[k], moment[k], draw, k), ...);
         if constexpr (!std::is_same_v<Real, Value>) {
             Values rounded;
 #pragma unroll
@@ -90,7 +122,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-template <class Value, class Rule, std::size_t... k>
+template <class Value, class Moment, class Rule, std::size_t... k>
 void step_of_type(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
                   const Tensor& updates, const Tensor& rate, const Rule& rule, const UpdateOptions& options,
                   std::index_sequence<k...> all_moments) {
@@ -107,13 +139,15 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
     std::ranges::copy(blocks.groups, groups.list);
     launch(ctx, prepare_kernel<Real, Rule, Formula>, dim3(1),
            Block{.threads = max_rate_groups, .starts_early = true}, prepared, updates.data<std::int32_t>(),
-           scale, static_cast<const double*>(rate.data<double>()), rule, groups);
+           scale, static_cast<const double*>(rate.data<double>()), rule, groups, arrays.seed);
     if (blocks.list.empty()) return;
-    const Pointers<Real, Value, sizeof...(k)> pointers{arrays.weights.data<Real>(),
-                                                       arrays.values.data<Value>(),
-                                                       arrays.gradients.data<Real>(),
-                                                       {arrays.moments[k].template data<Real>()...}};
-    launch(ctx, update_kernel<Real, Value, Formula, k...>, dim3(static_cast<unsigned>(blocks.list.size())),
+    const Pointers<Real, Value, Moment, sizeof...(k)> pointers{
+        arrays.weights.data<Real>(),
+        arrays.values.data<Value>(),
+        arrays.gradients.data<Real>(),
+        {arrays.moments[k].template data<Moment>()...}};
+    launch(ctx, update_kernel<Real, Value, Moment, Formula, k...>,
+           dim3(static_cast<unsigned>(blocks.list.size())),
            Block{.threads = threads_per_block, .starts_early = true}, pointers,
            reinterpret_cast<const ElementBlock*>(blocks.on_device.raw_data()),
            static_cast<const Prepared*>(prepared), all_moments);
@@ -126,8 +160,11 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                       const UpdateOptions& options) {
     const auto step = [&]<class Rule>(const Rule& rule) {
         visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
-            step_of_type<Value>(ctx, arrays, blocks, updates, rate, rule, options,
-                                std::make_index_sequence<Rule::moments.size()>{});
+            visit_moment_type<Accumulator<Value>>(
+                arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                    step_of_type<Value, Moment>(ctx, arrays, blocks, updates, rate, rule, options,
+                                                std::make_index_sequence<Rule::moments.size()>{});
+                });
         });
     };
     std::visit(step, any_rule);

@@ -43,12 +43,14 @@ MatrixOptimizer::MatrixOptimizer(const Context& ctx, const ParameterStore& store
       is_shard_(shard.has_value()),
       options_(options),
       adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, packed_rows, false),
-                                                    options.adamw, shard, options.lr_factor)) {
+                                                    options.adamw, shard, options.lr_factor,
+                                                    options.moments)) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
                .weights = held.masters.defined() ? held.masters : store.values(),
                .gradients = held.gradients,
-               .updates = adamw_->updates()};
+               .updates = adamw_->updates(),
+               .seed = options.moments.seed};
     find_hidden(ctx, store, held);
     form_groups(ctx, packed_rows);
 }
@@ -75,7 +77,7 @@ void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& stor
         elements += padded(parameter.shape().elements());
         rows += padded(parameter.shape()[0]);
     }
-    arrays_.momentum = zeros(ctx, {elements}, arrays_.gradients.dtype());
+    arrays_.momentum = zeros(ctx, {elements}, moment_dtype(options_.moments, arrays_.gradients.dtype()));
     if (options_.beta2 > 0.0) arrays_.second_moment = zeros(ctx, {rows}, arrays_.gradients.dtype());
 }
 
@@ -116,7 +118,7 @@ void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_r
 void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {
     for (const MatrixGroup& group : groups_) {
         const std::int64_t rows = group.shape[0], cols = group.shape[1];
-        const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.momentum.dtype());
+        const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.gradients.dtype());
         const Tensor squares = empty(ctx, {group.count(), matrix_norm_parts}, DType::f64);
         on_device(ctx, cpu::matrix_momentum, cuda::matrix_momentum, arrays_, group, options.gradient_scale,
                   options_.momentum, u, squares);

@@ -51,6 +51,7 @@ struct MatrixOptions {
     double beta2 = 0.0;  ///< decay of the rows' second moment (NorMuon); 0: rows are not divided
     double weight_decay = 0.0;
     bool cautious_decay = false;        ///< see DecayFactors
+    MomentStorage moments = {};         ///< of the momentum, and of the other parameters' moments
     AdamW adamw = {};                   ///< the rule for the other parameters
     LearningRateFactor lr_factor = {};  ///< of the other parameters
     /// The maximum number of elements that are updated together, in matrices of one shape. This number
@@ -67,6 +68,7 @@ struct MatrixArrays {
     Tensor values = {}, weights = {}, gradients = {}, momentum = {};
     Tensor second_moment = {};  ///< one number per row; undefined without NorMuon
     Tensor updates = {};        ///< [1] int32: how many updates were applied
+    Seed seed = {};             ///< see MomentStorage
 };
 
 /// A matrix's offsets in the MatrixArrays, in elements. The weights are the masters, or the values

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/rounded_moments_cpu.h>
 
 namespace gradtile::cpu {
 namespace {
@@ -22,6 +23,26 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
         momentum[i] = m;
         update[i] = nesterov ? m + mix * (g - m) : m;
     }
+}
+
+/// Updates a range of a matrix's momentum.
+template <class Real>
+void update_momentum(const MatrixArrays& arrays, const MatrixOffsets& offsets, const FlatRange& range,
+                     const MomentDraws& draws, Real* update, Real scale, Real mix, bool nesterov) {
+    const Real* const gradient = arrays.gradients.data<Real>() + offsets.gradient + range.begin;
+    const std::int64_t moment = offsets.momentum + range.begin;
+    visit_moment_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
+        Moment* const momentum = arrays.momentum.data<Moment>() + moment;
+        if constexpr (std::is_same_v<Moment, Real>) {
+            momentum_range(gradient, momentum, update, range.length, scale, mix, nesterov);
+        } else {
+            with_float_moments(range.length, draws, offsets.value + range.begin, std::array{momentum},
+                               [&](std::int64_t begin, std::int64_t n, auto& in_float) {
+                                   momentum_range(gradient + begin, in_float[0], update + begin, n, scale,
+                                                  mix, nesterov);
+                               });
+        }
+    });
 }
 
 /// Computes row `row` of a I + b A + c A^2. At the call `sum` holds this row of A^2, and `power` holds this
@@ -106,8 +127,10 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                      const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial) {
     const double factor = value_of(scale);
-    const double mix = 1.0 - rule.decay_after(*arrays.updates.data<std::int32_t>());
+    const std::int32_t updates_before = *arrays.updates.data<std::int32_t>();
+    const double mix = 1.0 - rule.decay_after(updates_before);
     const std::int64_t elements = group.shape.elements();
+    const MomentDraws draws = MomentDraws::of(arrays.seed, updates_before + 1);
     double* const sums = partial.data<double>();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         for_parts(ctx, group.count(), elements,
@@ -117,10 +140,9 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                       if (factor == 0.0) {
                           std::fill_n(update, end - begin, Real{0});
                       } else {
-                          momentum_range(arrays.gradients.data<Real>() + offsets.gradient + begin,
-                                         arrays.momentum.data<Real>() + offsets.momentum + begin, update,
-                                         end - begin, static_cast<Real>(factor), static_cast<Real>(mix),
-                                         rule.nesterov);
+                          update_momentum<Real>(arrays, offsets, {begin, end - begin}, draws, update,
+                                                static_cast<Real>(factor), static_cast<Real>(mix),
+                                                rule.nesterov);
                       }
                       sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
                   });

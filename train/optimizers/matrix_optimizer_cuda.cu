@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
+#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
@@ -66,31 +67,59 @@ __device__ double squares_of(const device::Packed<T, width>& x) {
     return sum;
 }
 
+/// The words that round `width` elements' moments. The first element is at a multiple of `width`.
+template <int width, bool is_rounded>
+struct ElementWords {
+    static constexpr int group = MomentDraws::elements;
+    static constexpr int groups = width < group ? 1 : width / group;
+    Philox::Counter draws[groups];
+    int first = 0;  // the first element's place in its draw
+
+    __device__ ElementWords(const MomentDraws& source, std::int64_t element)
+        : first(static_cast<int>(element % group)) {
+        if constexpr (is_rounded)
+            for (int i = 0; i < groups; ++i) draws[i] = source.draw(element + i * group);
+    }
+    __device__ std::uint32_t of(int e) const {
+        return draws[e / group][static_cast<std::size_t>((width < group ? first : 0) + e % group)];
+    }
+};
+
 /// gridDim.x is matrix_norm_parts.
-template <int width, class Real>
+template <int width, class Real, class Moment>
 __global__ void __launch_bounds__(threads_per_block)
     momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale,
-                    MomentumRule rule, const std::int32_t* updates_before, Real* momentum, Real* updates,
-                    double* partial, std::int64_t n) {
+                    MomentumRule rule, const std::int32_t* updates_before, Seed seed, Moment* momentum,
+                    Real* updates, double* partial, std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
     const Real mix = static_cast<Real>(1.0 - rule.decay_after(*updates_before));
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
     const Real* const gradient = gradients + offsets.gradient;
-    Real* const moment = momentum + offsets.momentum;
+    constexpr bool is_rounded = !std::is_same_v<Moment, Real>;
+    const MomentDraws draws = MomentDraws::of(seed, *updates_before + 1);
+    Moment* const moment = momentum + offsets.momentum;
     Real* const update = updates + blockIdx.y * n;
     double sum = 0.0;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         device::Packed<Real, width> u{};
         if (!refused) {
             const device::Packed<Real, width> gs = elements_at<width>(gradient + i);
-            device::Packed<Real, width> ms = elements_at<width>(moment + i);
+            device::Packed<Moment, width> ms = elements_at<width>(moment + i);
+            const std::int64_t element = offsets.value + i;
+            const ElementWords<width, is_rounded> words(draws, element);
 #pragma unroll
             for (int e = 0; e < width; ++e) {
                 const Real g = gs[e] * static_cast<Real>(factor);
-                ms[e] += mix * (g - ms[e]);
-                u[e] = rule.nesterov ? ms[e] + mix * (g - ms[e]) : ms[e];
+                Real m = device::convert<Real>(ms[e]);
+                m += mix * (g - m);
+                u[e] = rule.nesterov ? m + mix * (g - m) : m;
+                if constexpr (is_rounded) {
+                    ms[e] = rounded_stochastically(m, MomentDraws::bits(words.of(e), 0));
+                } else {
+                    ms[e] = m;
+                }
             }
             elements_at<width>(moment + i) = ms;
             sum += squares_of<width>(u);
@@ -290,12 +319,14 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
     const std::int64_t n = matrices.shape.elements();
     visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
-            launch_for_matrices<width>(
-                ctx, matrices.count(), n, matrix_norm_parts, momentum_kernel<width, Real>,
-                static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(matrices),
-                pointer_of(scale), rule,
-                static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()),
-                arrays.momentum.data<Real>(), updates.data<Real>(), partial.data<double>());
+            visit_moment_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                launch_for_matrices<width>(
+                    ctx, matrices.count(), n, matrix_norm_parts, momentum_kernel<width, Real, Moment>,
+                    static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(matrices),
+                    pointer_of(scale), rule,
+                    static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
+                    arrays.momentum.data<Moment>(), updates.data<Real>(), partial.data<double>());
+            });
         });
     });
 }

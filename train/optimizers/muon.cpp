@@ -169,6 +169,7 @@ MatrixOptions MuonSettings::matrix_options(const OptimizerSetup& setup) const {
             .beta2 = beta2,
             .weight_decay = setup.weight_decay,
             .cautious_decay = setup.cautious_decay,
+            .moments = setup.moments,
             .adamw = std::get<AdamWSettings>(setup.settings).rule(setup.weight_decay, setup.cautious_decay),
             .lr_factor = setup.lr_factor};
 }

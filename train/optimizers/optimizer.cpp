@@ -11,6 +11,13 @@ OptimizerShard whole_of(const ParameterStore& store) {
             .masters = is_16_bit(store.dtype()) ? store.master() : Tensor()};
 }
 
+DType moment_dtype(const MomentStorage& storage, DType gradients) {
+    if (storage.dtype == DType::f32) return gradients;
+    check(storage.dtype == DType::bf16 && gradients == DType::f32, "optimizer: ", storage.dtype,
+          " moments for ", gradients, " gradients; expected float32, or bfloat16 for float32 gradients");
+    return storage.dtype;
+}
+
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard) {
     check(shard.masters.defined() == is_16_bit(store.dtype()), "optimizer: a shard of ", store.dtype(),

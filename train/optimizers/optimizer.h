@@ -8,6 +8,7 @@
 
 #include <gradtile/core/host_device.h>
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
@@ -49,9 +50,19 @@ struct ShardPiece {
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard);
 
+/// How an optimizer keeps the moments that have a parameter's shape. Arithmetic is in the gradients' dtype.
+struct MomentStorage {
+    /// bf16: each update rounds the moments stochastically, so that their mean is exact; gradients must be
+    /// float32. f32: the moments have the gradients' dtype.
+    DType dtype = DType::f32;
+    Seed seed = {};  ///< for the rounding, together with the update's number and the element's offset
+};
+/// Returns the moments' dtype. Throws Error for a storage that the gradients do not have.
+DType moment_dtype(const MomentStorage& storage, DType gradients);
+
 /// The memory and the work that an optimizer needs for one parameter.
 struct ParameterUpdate {
-    std::size_t moments = 0;      ///< tensors with the parameter's shape, in the gradients' dtype
+    std::size_t moments = 0;      ///< tensors with the parameter's shape; see MomentStorage
     std::size_t row_moments = 0;  ///< tensors with one number per row, in the gradients' dtype
     /// Floating-point operations in matrix products. If the number is not 0, one process must update the
     /// whole parameter; 0 means that the update is element by element, so shards may cut the parameter

@@ -40,6 +40,7 @@ struct OptimizerSetup {
     double weight_decay = 0.0;
     bool cautious_decay = false;
     LearningRateFactor lr_factor;  ///< of the parameters that an ElementwiseOptimizer updates
+    MomentStorage moments = {};
     const ModelConfig& model;
     const OptimizerSettings& settings;
 };

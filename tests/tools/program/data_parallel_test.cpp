@@ -167,11 +167,13 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfTheRecor
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
     const Arguments averaged = {"--steps", "12", "--average-decay", "0.8"};
+    const Arguments rounded = {"--moment-dtype", "bf16"};
     for (const auto& [dtype, ranks, variant] : {std::tuple{"f32", 3, Arguments()},
                                                 {"bf16", 2, Arguments()},
                                                 {"f32", 2, normuon},
                                                 {"f32", 3, averaged},
-                                                {"bf16", 2, averaged}}) {
+                                                {"bf16", 2, averaged},
+                                                {"bf16", 3, rounded}}) {
         const Arguments flags = Arguments{"--optimizer",  "muon",
                                           "--clip",       "0",
                                           "--batch",      "12",
@@ -261,16 +263,20 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
         const Arguments chosen = std::string(optimizer) == "normuon"
                                      ? Arguments{"muon", "--muon-split", "--muon-beta2", "0.9"}
                                      : Arguments{optimizer};
-        const auto out = train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--optimizer"} + chosen);
-        const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
-        for (const int ranks : {1, 2, 3, 4})
-            for (const char* zero : {"0", "1"}) {
-                ProcessOptions options = processes(ranks);
-                options.program = GRADTILE_REPLICA_PROCESS;
-                const Outcome outcome = run({checkpoint, "cpu", zero}, options);
-                EXPECT_EQ(outcome.exit_code, 0)
-                    << ranks << " processes, zero " << zero << ": " << outcome.out << outcome.err;
-            }
+        for (const char* moments : {"f32", "bf16"}) {
+            const auto out = train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--moment-dtype",
+                                                moments, "--optimizer"} +
+                                          chosen);
+            const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
+            for (const int ranks : {1, 2, 3, 4})
+                for (const char* zero : {"0", "1"}) {
+                    ProcessOptions options = processes(ranks);
+                    options.program = GRADTILE_REPLICA_PROCESS;
+                    const Outcome outcome = run({checkpoint, "cpu", zero}, options);
+                    EXPECT_EQ(outcome.exit_code, 0)
+                        << ranks << " processes, zero " << zero << ": " << outcome.out << outcome.err;
+                }
+        }
     }
 }
 
