@@ -124,7 +124,7 @@ void DocumentStream::fetch() {
 /// Called when the files before `file` have been read to their ends.
 void DocumentStream::pass_files(std::int64_t file) {
     for (; file_ < file; ++file_) {
-        files_.record_hash(order_[static_cast<std::size_t>(file_)]);
+        files_.record_hash(order_[static_cast<std::size_t>(file_)], [&] { return reader_->content(file_); });
         if (file_ + 1 < files_.count()) files_.require_unchanged(order_[static_cast<std::size_t>(file_ + 1)]);
     }
 }
