@@ -99,6 +99,7 @@ void DocumentStream::open(const StreamPlace& begin) {
     std::vector<std::string> paths;
     for (const std::int64_t file : order_) paths.push_back(files_.paths()[static_cast<std::size_t>(file)]);
     reader_.emplace(paths, form_);
+    reader_->hash_files();
     reader_->start_at({begin.file, begin.row});
     if (options_.keeps_validation)
         reader_->select_rows([this](const DocumentPlace& place) {
