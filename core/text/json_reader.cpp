@@ -87,6 +87,13 @@ constexpr std::array<bool, 256> word_ends = [] {
     return ends;
 }();
 
+/// Returns whether an odd number of backslashes precedes a quotation mark that is inside a string or ends it.
+bool is_escaped(std::string_view text, std::size_t quotation_mark) {
+    std::size_t begin = quotation_mark;
+    while (text[begin - 1] == '\\') --begin;
+    return (quotation_mark - begin) % 2 == 1;
+}
+
 /// Throws Error if a string or a number is too long. The parser would first copy it, with up to five times
 /// its memory.
 void check_lengths(std::string_view text, std::size_t max_string_bytes) {
@@ -96,8 +103,9 @@ void check_lengths(std::string_view text, std::size_t max_string_bytes) {
     for (std::size_t position = 0; position < text.size();) {
         std::size_t end = position + 1;
         if (text[position] == '"') {
-            while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
-            end = std::min(end, text.size());
+            end = std::min(text.find('"', end), text.size());
+            while (end < text.size() && is_escaped(text, end))
+                end = std::min(text.find('"', end + 1), text.size());
             check_length(position + 1, end, max_string_bytes, "a string");
             ++end;
         } else if (!word_ends[static_cast<unsigned char>(text[position])]) {

@@ -90,6 +90,16 @@ TEST(JsonReader, RefusesManyValuesAndLongOnes) {
               "at byte 1: a number or word of more than 1024 bytes");
     // A quote that is escaped does not end the string.
     EXPECT_EQ(refusal_of("[\"" + repeated("\\\"", 20) + "\"]"), "");
+    for (std::size_t pairs = 0; pairs < 5; ++pairs) {
+        std::string backslashes;  // an even number: the quotation mark after them ends the string
+        for (std::size_t i = 0; i < pairs; ++i) backslashes += "\\\\";
+        const std::string long_text = "\"" + text + "x\"", escaped = backslashes + "\\\"";
+        EXPECT_EQ(parse_json("[\"" + escaped + "\",1]", "f.json")[1], JsonValue(1));
+        EXPECT_EQ(refusal_of("[\"" + backslashes + "\"," + long_text + "]"),
+                  concat("at byte ", 5 + 2 * pairs, ": a string of more than 67108864 bytes"));
+        EXPECT_EQ(refusal_of("[\"" + escaped + "\"," + long_text + "]"),
+                  concat("at byte ", 7 + 2 * pairs, ": a string of more than 67108864 bytes"));
+    }
 }
 
 TEST(JsonReader, RefusesADuplicateMember) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <vector>
 
 #include <openssl/evp.h>
@@ -16,32 +15,31 @@ constexpr std::int64_t mebibyte = 1 << 20;
 constexpr std::int64_t max_whole_bytes = 4 * mebibyte;
 constexpr std::int64_t sampled_blocks = 256, sampled_block_bytes = 4096;
 
-class Sha256 {
-  public:
-    Sha256() : context_(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free) {
-        require(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
-    }
-    void add(std::span<const std::byte> bytes) {
-        require(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
-    }
-    /// Returns 64 hexadecimal digits. After this call no bytes can be added.
-    std::string digits() {
-        std::array<unsigned char, 32> digest{};
-        require(::EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1);
-        std::string text;
-        for (const unsigned char byte : digest) {
-            text += "0123456789abcdef"[byte >> 4];
-            text += "0123456789abcdef"[byte & 15];
-        }
-        return text;
-    }
-
-  private:
-    static void require(bool ok) { check(ok, "libcrypto: SHA-256 failed"); }
-    std::unique_ptr<EVP_MD_CTX, decltype(&::EVP_MD_CTX_free)> context_;
-};
+void require_sha256(bool ok) {
+    check(ok, "libcrypto: SHA-256 failed");
+}
 
 }  // namespace
+
+ContentHash::ContentHash() : context_(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free) {
+    require_sha256(context_ != nullptr && ::EVP_DigestInit_ex(context_.get(), ::EVP_sha256(), nullptr) == 1);
+}
+
+void ContentHash::add(std::span<const std::byte> bytes) {
+    require_sha256(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
+    bytes_ += std::ssize(bytes);
+}
+
+std::string ContentHash::digits() {
+    std::array<unsigned char, 32> digest{};
+    require_sha256(::EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1);
+    std::string text;
+    for (const unsigned char byte : digest) {
+        text += "0123456789abcdef"[byte >> 4];
+        text += "0123456789abcdef"[byte & 15];
+    }
+    return text;
+}
 
 JsonValue DataContent::to_json() const {
     return JsonValue::object({{"bytes", bytes}, {"hash", hash}});
@@ -69,24 +67,24 @@ void visit_samples(const DataFile& file, const std::function<void(std::span<cons
 }
 
 DataContent content_of(const DataFile& file) {
-    Sha256 hash;
+    ContentHash hash;
     visit_samples(file, [&](std::span<const std::byte> bytes) { hash.add(bytes); });
     return {file.size(), (file.size() <= max_whole_bytes ? "sha256:" : "sha256-sampled:") + hash.digits()};
 }
 
 DataContent full_content_of(const DataFile& file) {
-    Sha256 hash;
+    ContentHash hash;
     std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(file.size(), mebibyte)));
     for (std::int64_t begin = 0; begin < file.size(); begin += std::ssize(buffer)) {
         buffer.resize(static_cast<std::size_t>(std::min(mebibyte, file.size() - begin)));
         file.read(begin, buffer);
         hash.add(buffer);
     }
-    return {file.size(), "sha256:" + hash.digits()};
+    return hash.content();
 }
 
 std::string sha256(std::string_view text) {
-    Sha256 hash;
+    ContentHash hash;
     hash.add(std::as_bytes(std::span(text)));
     return hash.digits();
 }

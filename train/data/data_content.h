@@ -4,12 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/text/json_value.h>
+
+struct evp_md_ctx_st;  // libcrypto's EVP_MD_CTX
 
 namespace gradtile {
 
@@ -23,6 +26,21 @@ struct DataContent {
     bool operator==(const DataContent&) const = default;
     /// {"bytes": 1115394, "hash": "sha256:..."}
     JsonValue to_json() const;
+};
+
+/// Hashes a file's bytes in order.
+class ContentHash {
+  public:
+    ContentHash();
+    void add(std::span<const std::byte> bytes);
+    /// Returns the SHA-256 of the bytes as 64 hexadecimal digits. Call once, after the last add().
+    std::string digits();
+    /// Returns the content of a file that consists of the bytes. Call once, after the last add().
+    DataContent content() { return {bytes_, "sha256:" + digits()}; }
+
+  private:
+    std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
+    std::int64_t bytes_ = 0;
 };
 
 /// Calls visit for the parts that a file's hash covers: the whole file up to 4 MiB; in a longer file the

@@ -123,8 +123,9 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
     const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
     const std::string file = data_files(path).front();
     // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
-    std::string text = open_text(file).read_all(kind == TokenizerKind::bytes ? 1 : 5);
-    Source source{.contents = {full_content_of(DataFile(file))}};
+    TextReader reader = open_text(file, FileHash::computed);
+    std::string text = reader.read_all(kind == TokenizerKind::bytes ? 1 : 5);
+    Source source{.contents = {reader.content().value()}};
     require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);

@@ -99,6 +99,7 @@ void DocumentStream::open(const StreamPlace& begin) {
     std::vector<std::string> paths;
     for (const std::int64_t file : order_) paths.push_back(files_.paths()[static_cast<std::size_t>(file)]);
     reader_.emplace(paths, form_);
+    reader_->hash_files();
     reader_->start_at({begin.file, begin.row});
     if (options_.keeps_validation)
         reader_->select_rows([this](const DocumentPlace& place) {
@@ -124,7 +125,7 @@ void DocumentStream::fetch() {
 /// Called when the files before `file` have been read to their ends.
 void DocumentStream::pass_files(std::int64_t file) {
     for (; file_ < file; ++file_) {
-        files_.record_hash(order_[static_cast<std::size_t>(file_)]);
+        files_.record_hash(order_[static_cast<std::size_t>(file_)], [&] { return reader_->content(file_); });
         if (file_ + 1 < files_.count()) files_.require_unchanged(order_[static_cast<std::size_t>(file_ + 1)]);
     }
 }

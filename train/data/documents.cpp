@@ -284,7 +284,7 @@ void DocumentReader::open_next_file() {
         return open_rows(std::move(parquet));
     }
     check(!path.ends_with(".parquet"), path, ": is no Parquet file: it does not begin with PAR1");
-    TextReader text = open_text(path);
+    TextReader text = open_text(path, hash_);
     const std::string begin(text.peek(4));
     check(begin != "PAR1", text.name(),
           ": is a Parquet file, which is read at any offset; expected a file that is ",
@@ -295,6 +295,20 @@ void DocumentReader::open_next_file() {
           ": is one JSON array; expected JSON Lines: one object per line");
     set_format(Format::text);
     text_ = std::move(text);
+}
+
+void DocumentReader::close_file() {
+    if (auto content = text_ ? text_->content() : rows_->content())
+        contents_[file_index()] = *std::move(content);
+    bytes_before_ += text_ ? text_->file_bytes() : rows_->file_bytes();
+    text_.reset();
+    rows_.reset();
+}
+
+DataContent DocumentReader::content(std::int64_t file) const {
+    const auto found = contents_.find(file);
+    return found != contents_.end() ? found->second
+                                    : full_content_of(DataFile(files_[static_cast<std::size_t>(file)]));
 }
 
 /// Refuses a document of another kind than the documents before it.
@@ -323,18 +337,18 @@ bool DocumentReader::next_row(JsonValue& row) {
 /// Reads a row, a plain text or the beginning of a file. Returns false at the end of the last file.
 bool DocumentReader::read_more() {
     if (text_ && !is_selected(0)) {
-        bytes_before_ += std::exchange(text_, {})->file_bytes();
+        close_file();
     } else if (text_) {
         // The ids need less than twice the text's memory: an id has 4 bytes, and a token has about three.
         waiting_.emplace_back(text_->read_all(3));
-        bytes_before_ += std::exchange(text_, {})->file_bytes();
+        close_file();
     } else if (rows_) {
         JsonValue row;
         if (next_row(row)) {
             if (!columns_.is_chosen()) columns_.choose(names_of(row), rows_->where());
             columns_.read(row, rows_->where(), waiting_);
         } else {
-            bytes_before_ += std::exchange(rows_, {})->file_bytes();
+            close_file();
         }
     } else if (next_file_ < files_.size()) {
         open_next_file();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,6 +80,12 @@ class DocumentReader {
     /// Passes over the rows for which `selects` is false. Call before next().
     void select_rows(std::function<bool(const DocumentPlace&)> selects) { selects_ = std::move(selects); }
 
+    /// Hashes files while they are read. Call before next().
+    void hash_files() { hash_ = FileHash::computed; }
+    /// Returns the content of a file that was read to its end. Only files that were not hashed meanwhile are
+    /// read again: Parquet files, which are not read in order.
+    DataContent content(std::int64_t file) const;
+
     /// Opens the first file and returns whether it is plain text.
     bool begins_with_plain_text();
     /// Sets `document` to the next document that is not empty; returns false at the end. All documents have
@@ -98,6 +105,7 @@ class DocumentReader {
     enum class Format { none, text, rows };
 
     void open_next_file();
+    void close_file();
     bool read_more();
     bool next_row(JsonValue& row);
     bool is_selected(std::int64_t row) const { return !selects_ || selects_({file_index(), row}); }
@@ -117,6 +125,8 @@ class DocumentReader {
     Format format_ = Format::none;
     std::optional<std::size_t> kind_;  // index of Document's alternative
     std::int64_t bytes_before_ = 0;    // in the files before the open one
+    FileHash hash_ = FileHash::none;
+    std::map<std::int64_t, DataContent> contents_;  // of files that were hashed
 };
 
 /// Returns whether --data names one file of plain text, which is one text rather than documents. Throws the

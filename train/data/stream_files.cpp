@@ -100,11 +100,11 @@ void StreamFiles::require_unchanged(std::int64_t file) {
     require_same(paths_[static_cast<std::size_t>(file)], states_[static_cast<std::size_t>(file)]);
 }
 
-void StreamFiles::record_hash(std::int64_t file) {
+void StreamFiles::record_hash(std::int64_t file, const std::function<DataContent()>& content) {
     const auto index = static_cast<std::size_t>(file);
     require_unchanged(file);
     if (!states_[index].hash.empty()) return;  // this thread alone writes hashes
-    std::string hash = full_content_of(DataFile(paths_[index])).hash;
+    std::string hash = content().hash;
     const std::lock_guard lock(mutex_);
     states_[index].hash = std::move(hash);
 }

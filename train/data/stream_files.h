@@ -32,8 +32,9 @@ class StreamFiles {
 
     /// Throws Error when a file is no longer the one that it was at the start.
     void require_unchanged(std::int64_t file);
-    /// Records the hash of a file that was read to its end, unless it is known.
-    void record_hash(std::int64_t file);
+    /// Records the hash of a file that was read to its end, unless it is known. `content` returns the file's
+    /// content.
+    void record_hash(std::int64_t file, const std::function<DataContent()>& content);
     /// [{"name", "bytes", "modified", "hash"}, ...]; `hash` only of files for which `has_hash` is true.
     JsonValue to_json(const std::vector<bool>& has_hash) const;
     /// [{"name", "bytes"}, ...], equal for all ranks, whose copies of a file may have different times.

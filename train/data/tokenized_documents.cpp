@@ -55,12 +55,6 @@ Tokenizer tokenizer_of(const TokenizeDocumentsOptions& options, TokenizerKind ki
     return characters_of(options, chosen == ChatTemplate::automatic ? ChatTemplate::plain : chosen);
 }
 
-std::vector<DataContent> contents_of(const std::vector<std::string>& files) {
-    std::vector<DataContent> contents;
-    for (const std::string& path : files) contents.push_back(full_content_of(DataFile(path)));
-    return contents;
-}
-
 /// Receives the documents' ids: into memory, or into a token file.
 class IdReceiver {
   public:
@@ -93,6 +87,7 @@ std::vector<bool> encode_documents(const TokenizeDocumentsOptions& options, cons
                                    TokenizedDocuments& to, IdReceiver& ids) {
     std::vector<bool> is_target;
     DocumentReader reader(options.files, options.text_column);
+    reader.hash_files();
     std::int64_t count = 0;
     encoder.encode_all(reader, [&](const EncodedDocument& document) {
         ids.append(document.ids);
@@ -101,7 +96,8 @@ std::vector<bool> encode_documents(const TokenizeDocumentsOptions& options, cons
     });
     check(to.count() > 0, options.source, ": is empty; expected text");
     to.kind = reader.kind();
-    to.contents = contents_of(options.files);
+    for (std::int64_t file = 0; file < std::ssize(options.files); ++file)
+        to.contents.push_back(reader.content(file));
     return is_target;
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/little_endian.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
@@ -79,13 +80,7 @@ class ProtobufFields {
         check(wire_ == wire, message_, ": field ", field_, " has wire type ", wire_, "; expected ", wire);
     }
     std::uint64_t varint() {
-        std::uint64_t value = 0;
-        for (unsigned shift = 0; shift < 64; shift += 7) {
-            const auto byte = static_cast<unsigned char>(take(1).front());
-            value |= std::uint64_t{byte & 0x7Fu} << shift;
-            if (byte < 0x80) return value;
-        }
-        throw Error(concat(message_, ": a number of more than 64 bits"));
+        return read_varint([&] { return static_cast<unsigned char>(take(1).front()); }, message_);
     }
     std::string_view take(std::uint64_t count) {
         check(count <= rest_.size(), message_, ": ends within field ", field_);

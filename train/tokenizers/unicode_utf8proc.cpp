@@ -1,5 +1,8 @@
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <array>
+#include <span>
 #include <vector>
 
 #include <gradtile/core/check.h>
@@ -14,14 +17,16 @@ namespace {
 
 /// utf8proc's functions. The library is loaded, not linked: only tokenizers with a normalizer need it.
 struct Utf8procLibrary {
-    decltype(&utf8proc_decompose) decompose = nullptr;
+    decltype(&utf8proc_decompose_char) decompose = nullptr;
+    decltype(&utf8proc_get_property) property = nullptr;
     decltype(&utf8proc_normalize_utf32) normalize = nullptr;
     decltype(&utf8proc_tolower) to_lower = nullptr;
 
     Utf8procLibrary() {
         const SharedLibrary library("tokenizer's normalizer", {"libutf8proc.so.3", "libutf8proc.so.2"},
                                     "apt-get install libutf8proc-dev");
-        library.find("utf8proc_decompose", decompose);
+        library.find("utf8proc_decompose_char", decompose);
+        library.find("utf8proc_get_property", property);
         library.find("utf8proc_normalize_utf32", normalize);
         library.find("utf8proc_tolower", to_lower);
     }
@@ -50,25 +55,46 @@ class UnicodeNormalizer {
     explicit UnicodeNormalizer(UnicodeForm form) : options_(options_of(form)) {}
 
     void append(std::string& out, std::string_view text) {
-        const auto* const bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-        const auto size = static_cast<utf8proc_ssize_t>(text.size());
-        const auto decompose = [&] {
-            return utf8proc().decompose(bytes, size, code_points_.data(),
-                                        static_cast<utf8proc_ssize_t>(code_points_.size()), options_);
-        };
-        utf8proc_ssize_t count = decompose();
-        if (count > static_cast<utf8proc_ssize_t>(code_points_.size())) {
-            code_points_.resize(static_cast<std::size_t>(count));
-            count = decompose();
+        code_points_.clear();
+        for (std::size_t place = 0; place < text.size();) {
+            const CodePoint point = decode_utf8(text, place);
+            decompose(point.value);
+            place += static_cast<std::size_t>(point.length);
         }
-        if (count > 0) count = utf8proc().normalize(code_points_.data(), count, options_);
+        order_marks();
+        const auto count = utf8proc().normalize(code_points_.data(), std::ssize(code_points_), options_);
         check(count >= 0, "tokenizer: utf8proc refuses a text of ", text.size(), " bytes (error ", count,
               ")");
-        for (utf8proc_ssize_t i = 0; i < count; ++i)
-            append_utf8(out, static_cast<char32_t>(code_points_[static_cast<std::size_t>(i)]));
+        for (const utf8proc_int32_t point : std::span(code_points_).first(static_cast<std::size_t>(count)))
+            append_utf8(out, static_cast<char32_t>(point));
     }
 
   private:
+    void decompose(char32_t point) {
+        std::array<utf8proc_int32_t, 32> parts{};  // the longest decomposition, of U+FDFA, has 18
+        int boundary = 0;                          // not used without UTF8PROC_CHARBOUND
+        const utf8proc_ssize_t count = utf8proc().decompose(
+            static_cast<utf8proc_int32_t>(point), parts.data(), std::ssize(parts), options_, &boundary);
+        check(count >= 0 && count <= std::ssize(parts), "tokenizer: utf8proc refuses code point ",
+              static_cast<std::uint32_t>(point), " (error ", count, ")");
+        code_points_.insert(code_points_.end(), parts.begin(), parts.begin() + count);
+    }
+    static int combining_class(utf8proc_int32_t point) { return utf8proc().property(point)->combining_class; }
+    /// Puts each run of combining marks in canonical order. utf8proc_decompose() does so, too, but in a time
+    /// that grows with the square of the run's length.
+    void order_marks() {
+        for (auto begin = code_points_.begin(); begin != code_points_.end();) {
+            if (*begin < 0x300 || combining_class(*begin) == 0) {  // U+0300 is the first mark
+                ++begin;
+                continue;
+            }
+            const auto end = std::find_if(begin, code_points_.end(),
+                                          [](auto point) { return combining_class(point) == 0; });
+            if (end - begin > 1) std::ranges::stable_sort(begin, end, {}, combining_class);
+            begin = end;
+        }
+    }
+
     utf8proc_option_t options_;
     std::vector<utf8proc_int32_t> code_points_;
 };

@@ -34,6 +34,23 @@ std::string refusal(const std::string& line,
     return message_of([&] { documents_in({place.write("f.jsonl", first + "\n" + line)}); });
 }
 
+TEST(Documents, FilesAreHashedWithoutASecondRead) {
+    const TemporaryDirectory place;
+    for (const std::string& text :
+         {std::string("plain"), std::string("{\"text\":\"a\"}\n{\"text\":\"b\"}\n\n")}) {
+        const std::vector<std::string> files{place.write("a", text), place.write("b", text)};
+        std::vector<DataContent> expected;
+        for (const std::string& path : files) expected.push_back(full_content_of(DataFile(path)));
+        DocumentReader reader(files);
+        reader.hash_files();
+        for (Document document; reader.next(document);) {
+        }
+        for (const std::string& path : files) std::filesystem::remove(path);
+        EXPECT_EQ(reader.content(0), expected[0]);
+        EXPECT_EQ(reader.content(1), expected[1]);
+    }
+}
+
 TEST(Documents, ConversationsAreReadLineByLine) {
     const std::vector<Conversation> conversations = conversations_in(
         "\xEF\xBB\xBF{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"a\\nb\"}]}\r\n"

@@ -1,8 +1,11 @@
 // Bytes, lines and compressed data.
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/core/io/checksum.h>
+#include <gradtile/core/io/little_endian.h>
 #include <gradtile/train/data/readers/byte_source.h>
 #include <gradtile/train/data/readers/decompressor.h>
 
@@ -59,6 +62,24 @@ TEST(Readers, GzipDataAreDecompressed) {
 
 TEST(Readers, ZstdDataAreDecompressed) {
     expect_compressed_text(zstd_lines);
+}
+
+TEST(Readers, FilesAreHashedAsTheyAreOnTheDisk) {
+    const TemporaryDirectory place;
+    for (const std::string& data :
+         {std::string(), std::string("one\n"), std::string(200'000, 'x'), gzip_lines, zstd_lines}) {
+        const std::string path = place.write("f", data);
+        SKIP_WITHOUT_LIBRARY(path);
+        TextReader reader = open_text(path, FileHash::computed);
+        reader.read_all(1);
+        EXPECT_EQ(reader.content(), full_content_of(DataFile(path)));
+        TextReader unread = open_text(place.write("long", std::string(200'000, 'x')), FileHash::computed);
+        unread.peek(1);
+        EXPECT_EQ(unread.content(), std::nullopt) << "not read to its end";
+        TextReader plain = open_text(path);
+        plain.read_all(1);
+        EXPECT_EQ(plain.content(), std::nullopt);
+    }
 }
 
 TEST(Readers, LinesOfAnyLengthAreRead) {
@@ -153,7 +174,25 @@ TEST(Snappy, DamagedBlocksAreRefused) {
                                     4),
                         10),
                 HasSubstr("has 2 bytes; expected 10"));
-    EXPECT_THAT(refusal(std::string("\xff\xff\xff\xff\xff\xff", 6), 10), HasSubstr("no valid length"));
+    EXPECT_THAT(refusal(std::string(11, '\xff'), 10), HasSubstr("an integer of more than 64 bits"));
+}
+
+TEST(Varint, HoldsUpTo64Bits) {
+    const auto value_of = [](std::string_view bytes) {
+        std::size_t place = 0;
+        return read_varint([&] { return static_cast<unsigned char>(bytes.at(place++)); }, "v");
+    };
+    EXPECT_EQ(value_of(std::string_view("\0", 1)), 0u);
+    EXPECT_EQ(value_of("\x7f"), 127u);
+    EXPECT_EQ(value_of("\xac\x02"), 300u);  // the example in protocol buffers' documentation
+    const std::string nine(9, '\xff');
+    EXPECT_EQ(value_of(nine + '\x01'), ~std::uint64_t{0});
+    for (const char last : {'\x02', '\x7f', '\xff'})
+        EXPECT_EQ(message_of([&] { value_of(nine + last); }), "v: damaged: an integer of more than 64 bits");
+    EXPECT_EQ(from_zigzag(0), 0);
+    EXPECT_EQ(from_zigzag(1), -1);
+    EXPECT_EQ(from_zigzag(2), 1);
+    EXPECT_EQ(from_zigzag(~std::uint64_t{0}), std::numeric_limits<std::int64_t>::min());
 }
 
 TEST(Crc32, GivesThePublishedValue) {

@@ -1,6 +1,7 @@
 // Compares SentencePiece's models, in model files and in tokenizer.json, with ids from the libraries
 // sentencepiece and tokenizers (tests/reference/make_sentencepiece_reference.py), and tests them with hostile
 // files.
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -280,6 +281,25 @@ TEST(UnicodeNormalizers, NormalizeAsTheUnicodeStandardSays) {
     const std::string invalid = "e\xFF\u0301 A\xC3";
     EXPECT_EQ(run(UnicodeForm::nfc, invalid), invalid);
     EXPECT_EQ(run(LowercaseStep{}, invalid), "e\xFF\u0301 a\xC3");
+}
+
+/// The time grows as n log n: with the square of n, a million marks would take minutes.
+TEST(UnicodeNormalizers, OrderAMillionMarks) {
+    const int count = 500'000;
+    const auto repeated = [&](std::string_view mark) {
+        std::string text;
+        for (int i = 0; i < count; ++i) text += mark;
+        return text;
+    };
+    const std::string text = "q" + repeated("\u0301\u0327") + "é";
+    const auto begin = std::chrono::steady_clock::now();
+    for (const UnicodeForm form :
+         {UnicodeForm::nfc, UnicodeForm::nfd, UnicodeForm::nfkc, UnicodeForm::nfkd}) {
+        const bool composes = form == UnicodeForm::nfc || form == UnicodeForm::nfkc;
+        EXPECT_TRUE(Normalizer({form}, "t").run(text) ==
+                    "q" + repeated("\u0327") + repeated("\u0301") + (composes ? "é" : "e\u0301"));
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 #endif
 

@@ -37,19 +37,30 @@ class MemoryBytes final : public ByteSource {
 
 class FileBytes final : public ByteSource {
   public:
-    explicit FileBytes(const std::string& path) : file_(path) {}
+    FileBytes(const std::string& path, FileHash hash) : file_(path) {
+        if (hash == FileHash::computed) hash_.emplace();
+    }
     std::size_t read(std::span<std::byte> out) override {
         const auto count = std::min<std::int64_t>(std::ssize(out), file_.size() - position_);
-        file_.read(position_, out.first(static_cast<std::size_t>(count)));
+        const std::span<std::byte> part = out.first(static_cast<std::size_t>(count));
+        file_.read(position_, part);
         position_ += count;
+        if (hash_) hash_->add(part);
+        if (hash_ && position_ == file_.size()) {
+            content_ = hash_->content();
+            hash_.reset();
+        }
         return static_cast<std::size_t>(count);
     }
     std::int64_t file_bytes() const override { return position_; }
     std::int64_t expected_bytes() const override { return file_.size(); }
+    std::optional<DataContent> content() const override { return content_; }
 
   private:
     DataFile file_;
     std::int64_t position_ = 0;
+    std::optional<ContentHash> hash_;
+    std::optional<DataContent> content_;
 };
 
 class StandardInput final : public ByteSource {
@@ -93,6 +104,7 @@ class DecompressedBytes final : public ByteSource {
         }
     }
     std::int64_t file_bytes() const override { return bytes_->file_bytes(); }
+    std::optional<DataContent> content() const override { return bytes_->content(); }
 
   private:
     void fill() {
@@ -124,6 +136,7 @@ class BytesAfter final : public ByteSource {
     }
     std::int64_t file_bytes() const override { return bytes_->file_bytes(); }
     std::int64_t expected_bytes() const override { return bytes_->expected_bytes(); }
+    std::optional<DataContent> content() const override { return bytes_->content(); }
 
   private:
     std::vector<std::byte> first_;
@@ -208,13 +221,13 @@ std::string TextReader::read_all(std::size_t bytes_each) {
     return std::exchange(buffer_, {});
 }
 
-TextReader open_text(const std::string& path) {
+TextReader open_text(const std::string& path, FileHash hash) {
     std::string name = path == standard_input_name ? "standard input" : path;
     std::unique_ptr<ByteSource> bytes;
     if (path == standard_input_name) {
         bytes = std::make_unique<StandardInput>();
     } else {
-        bytes = std::make_unique<FileBytes>(path);
+        bytes = std::make_unique<FileBytes>(path, hash);
     }
     bytes = decompressed_if_compressed(std::move(bytes), name);
     return {std::move(bytes), std::move(name)};

@@ -3,9 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+
+#include <gradtile/train/data/data_content.h>
 
 namespace gradtile {
 
@@ -18,6 +21,9 @@ class ByteSource {
     virtual std::int64_t file_bytes() const = 0;
     /// How many bytes read() will return in all, if that is known; otherwise 0.
     virtual std::int64_t expected_bytes() const { return 0; }
+    /// The content of the file, before decompression, if open_text() was asked for its hash and all of it has
+    /// been read.
+    virtual std::optional<DataContent> content() const { return {}; }
 };
 
 /// Reads text in lines, or all of it. Holds one line in memory.
@@ -30,6 +36,7 @@ class TextReader {
 
     const std::string& name() const { return name_; }
     std::int64_t file_bytes() const { return bytes_->file_bytes(); }
+    std::optional<DataContent> content() const { return bytes_->content(); }
     /// Returns the next bytes without consuming them: `count`, or fewer if the text ends. Valid until the
     /// next call.
     std::string_view peek(std::size_t count);
@@ -55,7 +62,8 @@ inline constexpr std::string_view standard_input_name = "-";
 
 /// Opens a file, or standard input for "-". Contents that begin as gzip or zstd data are decompressed,
 /// whatever the file's name is. Throws Error naming the file, also when the library for the compression is
-/// missing.
-TextReader open_text(const std::string& path);
+/// missing. With FileHash::computed, content() returns the file's hash at its end, without reading it again.
+enum class FileHash { none, computed };
+TextReader open_text(const std::string& path, FileHash hash = FileHash::none);
 
 }  // namespace gradtile

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/little_endian.h>
 #include <gradtile/train/data/readers/decompressor.h>
 
 namespace gradtile {
@@ -46,14 +47,8 @@ class SnappyInput {
         for (std::size_t i = 0; i < bytes; ++i) value |= std::to_integer<std::size_t>(taken[i]) << (8 * i);
         return value;
     }
-    std::size_t varint() {
-        std::size_t value = 0;
-        for (unsigned shift = 0;; shift += 7) {
-            check(shift < 35, source_, ": damaged: a Snappy block has no valid length");
-            const std::size_t byte = integer(1);
-            value |= (byte & 127) << shift;
-            if (byte < 128) return value;
-        }
+    std::uint64_t varint() {
+        return read_varint([&] { return integer(1); }, source_);
     }
 
   private:
@@ -65,7 +60,7 @@ class SnappyInput {
 
 void decompress_snappy(std::span<const std::byte> in, std::span<std::byte> out, std::string_view source) {
     SnappyInput input(in, source);
-    const std::size_t length = input.varint();
+    const std::uint64_t length = input.varint();
     check(length == out.size(), source, ": damaged: a Snappy block has ", length, " bytes; expected ",
           out.size());
     std::size_t written = 0;

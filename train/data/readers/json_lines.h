@@ -20,6 +20,7 @@ class JsonLines final : public RowSource {
     bool skip(std::int64_t rows) override;
     std::string where() const override;
     std::int64_t file_bytes() const override { return text_.file_bytes(); }
+    std::optional<DataContent> content() const override { return text_.content(); }
 
   private:
     bool next_line(std::string_view& line);

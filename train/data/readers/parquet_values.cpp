@@ -82,18 +82,11 @@ std::uint32_t PageBytes::uint32() {
 }
 
 std::uint64_t PageBytes::varint() {
-    std::uint64_t value = 0;
-    for (unsigned shift = 0; shift < 70; shift += 7) {
-        const auto part = std::to_integer<std::uint64_t>(take(1)[0]);
-        value |= (part & 127) << shift;
-        if (part < 128) return value;
-    }
-    throw Error(concat(where_, ": damaged: an integer of more than 64 bits"));
+    return read_varint([&] { return std::to_integer<unsigned>(take(1)[0]); }, where_);
 }
 
 std::int64_t PageBytes::zigzag() {
-    const std::uint64_t value = varint();
-    return static_cast<std::int64_t>((value >> 1) ^ (~(value & 1) + 1));
+    return from_zigzag(varint());
 }
 
 RunReader::RunReader(PageBytes bytes, int bit_width) : bytes_(std::move(bytes)), bit_width_(bit_width) {

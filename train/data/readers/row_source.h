@@ -1,9 +1,11 @@
 #pragma once
 /// Rows of a data file, one after another.
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <gradtile/core/text/json_value.h>
+#include <gradtile/train/data/data_content.h>
 
 namespace gradtile {
 
@@ -20,6 +22,8 @@ class RowSource {
     virtual std::string where() const = 0;
     /// How many bytes of the file have been read so far.
     virtual std::int64_t file_bytes() const = 0;
+    /// The file's content, if it was hashed while all of it was read (see open_text()).
+    virtual std::optional<DataContent> content() const { return {}; }
 };
 
 }  // namespace gradtile

@@ -3,6 +3,8 @@
 #include <limits>
 #include <utility>
 
+#include <gradtile/core/io/little_endian.h>
+
 namespace gradtile {
 
 std::span<const std::byte> ThriftReader::take(std::uint64_t count) {
@@ -14,18 +16,11 @@ std::span<const std::byte> ThriftReader::take(std::uint64_t count) {
 }
 
 std::uint64_t ThriftReader::varint() {
-    std::uint64_t value = 0;
-    for (unsigned shift = 0; shift < 70; shift += 7) {
-        const std::uint64_t part = byte();
-        value |= (part & 127) << shift;
-        if (part < 128) return value;
-    }
-    throw Error(concat(source_, ": damaged: an integer of more than 64 bits"));
+    return read_varint([&] { return byte(); }, source_);
 }
 
 std::int64_t ThriftReader::zigzag() {
-    const std::uint64_t value = varint();
-    return static_cast<std::int64_t>((value >> 1) ^ (~(value & 1) + 1));
+    return from_zigzag(varint());
 }
 
 ThriftReader::Type ThriftReader::type_of(unsigned code) const {
