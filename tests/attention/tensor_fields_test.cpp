@@ -416,6 +416,7 @@ FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch)
     if (!options.cumulative_q.defined()) {
         for (Tensor* x : {&part.q, &part.k, &part.v, &part.d_o, &part.d_lse, &options.biases[0]})
             *x = x->slice(0, batch, 1);
+        if (options.row_ranges.defined()) options.row_ranges = options.row_ranges.slice(0, batch, 1);
         return part;
     }
     const std::vector<double> rows = to_host(ctx, options.cumulative_q),
@@ -427,6 +428,7 @@ FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch)
         return static_cast<double>(end - begin);
     };
     range_of(keys, part.v, 0);
+    if (options.row_ranges.defined()) range_of(keys, options.row_ranges, 1);
     const double key_count = range_of(keys, part.k, 0), row_count = range_of(rows, part.q, 0);
     range_of(rows, part.d_o, 0);
     range_of(rows, part.d_lse, 1);
