@@ -73,9 +73,9 @@ int threads_of(const TrainConfig& config, const RankEnvironment& environment) {
     return std::clamp(share, 1, usable_cores());
 }
 
-/// Refuses ids that no token has: they would have no effect, and a packed run would train on one document
-/// without a word. llm.c shards that `gradtile tokenize` wrote with another tokenizer than GPT-2's have
-/// another separator than the format's. A run that began before this check existed may still be resumed.
+/// Refuses ids that no token has. Such an id would have no effect, and a packed run would silently treat all
+/// tokens as one document. This happens with llm.c shards from `gradtile tokenize` and a tokenizer other than
+/// GPT-2's: their separator is not the format's. A run that began before this check may still be resumed.
 void check_token_ids(const TrainConfig& config) {
     const std::int64_t vocabulary = config.model.vocabulary;
     check(config.ignore_token < vocabulary, "ignore-token: ", config.ignore_token,

@@ -26,8 +26,8 @@ struct SampleOptions {
     /// negative one multiplied by it (Keskar et al. 2019, "CTRL", section 4.1). 1: does nothing.
     double repetition_penalty = 1.0;
     std::vector<std::string> stop = {};  ///< the text ends before the first stop text
-    /// Whether a text goes on after a token in end_tokens_of(model). Only functions that return a text end it
-    /// there.
+    /// Continues a text after a token in end_tokens_of(model). Affects only functions that return texts; the
+    /// others never end a text.
     bool ignore_eos = false;
     std::uint64_t seed = 1;
     std::uint64_t number = 0;  ///< texts with different numbers are independent, with the same seed

@@ -12,7 +12,8 @@ struct RefusedCombination {
     const char* reason;  ///< follows the setting's value: "with packed; expected 0"
 };
 
-/// Returns all of them. validate() throws Error for the first one that a config has: "setting: value reason".
+/// Returns all refused combinations. validate() throws Error "setting: value reason" for the first one that a
+/// config has.
 std::span<const RefusedCombination> refused_combinations();
 
 }  // namespace gradtile

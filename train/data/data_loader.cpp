@@ -208,7 +208,7 @@ std::shared_ptr<DataLoader::Tokens> DataLoader::tokens_of(TokenSequence sequence
     return tokens;
 }
 
-/// `pass` counts the orders so far: epochs, or a stream's blocks.
+/// `pass` is the number of the order of windows that begins: an epoch's, or a stream block's.
 DataLoader::Cursor DataLoader::start_of(std::shared_ptr<const Tokens> tokens, std::int64_t epoch,
                                         std::int64_t pass) const {
     const auto counter = static_cast<std::uint64_t>(pass);

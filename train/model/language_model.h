@@ -34,7 +34,7 @@ struct ImportedText {
     bool empty() const { return end_tokens.empty() && files.empty(); }
 };
 
-/// Adds the value to a checkpoint's data, unless it is empty.
+/// Adds `text` to a checkpoint's data, unless it is empty.
 void add_imported_text(JsonValue& data, const ImportedText& text);
 
 /// Returns the ImportedText in a checkpoint's data; an empty one if there is none. Throws Error that begins
