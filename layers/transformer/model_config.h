@@ -142,7 +142,7 @@ struct TrainingOptions {
     Recompute recompute = Recompute::none;
     bool deterministic = false;  ///< bit-identical gradients on a GPU; on the CPU they always are
     /// The matrices whose output is added to the residual stream start at zero, so that every block is the
-    /// identity at first.
+    /// identity at first. So does an output head that is not tied.
     bool zero_init = false;
     bool operator==(const TrainingOptions&) const = default;
 };

@@ -87,9 +87,9 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
           return list;
       }()),
       norm_f(configured_norm(parameters, "", "f", config)),
-      head(config.tied_head
-               ? CrossEntropyHead(wte.weight)
-               : CrossEntropyHead(parameters, "head", config.vocabulary, config.width, initial_std)) {
+      head(config.tied_head ? CrossEntropyHead(wte.weight)
+                            : CrossEntropyHead(parameters, "head", config.vocabulary, config.width,
+                                               training.zero_init ? 0.0 : initial_std)) {
     head.softcap = config.logit_softcap;
     share_tables();
     last_parameter_ = parameters.parameters().back();

@@ -220,9 +220,11 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
                   adapters},
           c.adapters.on);
-    visit(
-        Setting{"zero-init", "matrices whose output is added to the residual stream start at zero", training},
-        c.training.zero_init);
+    visit(Setting{"zero-init",
+                  "matrices whose output is added to the residual stream, and an output head that is not "
+                  "tied, start at zero",
+                  training},
+          c.training.zero_init);
     visit(Setting{"recompute",
                   "what backward recomputes to save memory: nothing, cheap activations, whole blocks",
                   training, any_value, step_users, OnResume::fixed, FlagTakes::list},
