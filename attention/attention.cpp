@@ -517,7 +517,14 @@ std::string explain_forward(const Context& ctx, const Tensor& q, const Tensor& k
     const Tensor q_batch = with_batch_axis(q, 4), k_batch = with_batch_of(q, k),
                  v_batch = with_batch_of(q, v);
     const auto explain = on_gpu ? cuda::explain : cpu::explain_flash_forward;
-    return explain(ctx, resolve(options, packed, q_batch, k_batch), q_batch, k_batch, v_batch);
+    const ResolvedOptions resolved = resolve(options, packed, q_batch, k_batch);
+    std::string text = explain(ctx, resolved, q_batch, k_batch, v_batch);
+    if (!resolved.row_ranges) return text;
+    text += ", with row ranges";
+    if (on_gpu || ctx.is_planning()) return text;  // the ranges are not read
+    const VisibleBlocks blocks = visible_blocks(resolved, q_batch);
+    return concat(text, ": ", blocks.visible, " of ", blocks.all,
+                  " blocks of 128 rows x 128 keys have a visible pair");
 }
 
 std::vector<FlashPlan> forward_plans(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -1,5 +1,6 @@
 #include <gradtile/attention/cpu/call_ranges.h>
 
+#include <algorithm>
 #include <limits>
 
 #include <gradtile/core/tensor_ops.h>
@@ -62,3 +63,39 @@ std::vector<KeyRanges> CallRanges::load(const Context& ctx, const std::vector<Se
 }
 
 }  // namespace gradtile::attention::cpu
+
+namespace gradtile::attention {
+
+VisibleBlocks visible_blocks(const ResolvedOptions& options, const Tensor& q) {
+    constexpr std::int64_t size = 128;
+    const RowRanges& ranges = options.row_ranges;
+    VisibleBlocks blocks;
+    const auto count = [&](const cpu::Sequence& s, std::int64_t head) {
+        const std::int64_t row_blocks = ceil_div(s.mask.queries, size);
+        blocks.all += row_blocks * ceil_div(s.mask.keys, size);
+        std::vector<bool> seen(static_cast<std::size_t>(row_blocks));
+        const auto see = [&](IndexRange rows, IndexRange part) {
+            const std::int64_t begin = std::max(rows.begin, part.begin), end = std::min(rows.end, part.end);
+            for (std::int64_t block = begin / size; begin < end && block * size < end; ++block)
+                seen[static_cast<std::size_t>(block)] = true;
+        };
+        for (std::int64_t j = 0; j < s.mask.keys; ++j) {
+            const IndexRange rows = s.mask.seeing_rows({j, j + 1});
+            if (ranges) {
+                const std::int32_t* const r = ranges.of_key(s.batch, head, s.first_key + j);
+                see(rows, {r[0], r[1]});
+                see(rows, {r[2], r[3]});
+            } else {
+                see(rows, rows);
+            }
+            if ((j + 1) % size != 0 && j + 1 < s.mask.keys) continue;
+            blocks.visible += std::ranges::count(seen, true);
+            seen.assign(seen.size(), false);
+        }
+    };
+    for (const cpu::Sequence& s : cpu::sequences_of(options, q))
+        for (std::int64_t head = 0; head < q.size(2); ++head) count(s, head);
+    return blocks;
+}
+
+}  // namespace gradtile::attention

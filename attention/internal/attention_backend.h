@@ -40,6 +40,17 @@ struct ResolvedOptions {
 ResolvedOptions resolve(const Options& options, const PackedSequences& packed, const Tensor& q,
                         const Tensor& k);
 
+/// How many blocks of 128 rows x 128 keys have a visible pair, by the mask and the row ranges. Packed
+/// sequences have blocks of their own.
+struct VisibleBlocks {
+    std::int64_t visible = 0, all = 0;
+
+    double share() const { return all == 0 ? 0 : static_cast<double>(visible) / static_cast<double>(all); }
+};
+/// Counts the blocks of a call with q [B, Sq, Hq, Dqk], in all heads. The ranges and offsets must be in host
+/// memory.
+VisibleBlocks visible_blocks(const ResolvedOptions& options, const Tensor& q);
+
 /// What an option changes.
 enum class OptionKind : std::uint8_t {
     algorithm,

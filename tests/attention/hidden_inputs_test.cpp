@@ -232,8 +232,8 @@ void hide_and_expect_no_change(const Context& ctx, Call& call, const std::functi
         for (double& e : *x)
             if (!std::isfinite(e)) e = 0;
     for (const Algorithm algorithm : all_algorithms) {
-        if (call.options.cumulative_q.defined() && algorithm != Algorithm::flash2 &&
-            algorithm != Algorithm::naive)
+        if ((call.options.cumulative_q.defined() || call.options.row_ranges.defined()) &&
+            algorithm != Algorithm::flash2 && algorithm != Algorithm::naive)
             continue;
         SCOPED_TRACE(::testing::Message() << call.dtype << ' ' << algorithm);
         const Results expected = run(ctx, clean, algorithm), results = run(ctx, poisoned, algorithm);
@@ -318,6 +318,43 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
                 });
             }
         }
+}
+
+TEST_P(HiddenInputs, WhatRowRangesHideChangesNothing) {
+    for (const std::int64_t dim : head_dims({64, 128}))
+        for (const std::int64_t queries : {2, 8, 200})
+            for (const bool is_packed : {false, true}) {
+                SCOPED_TRACE(::testing::Message() << "head dim " << dim << ", " << queries << " queries"
+                                                  << (is_packed ? ", packed" : ""));
+                Call call({.queries = queries, .keys = 304, .dim = dim}, dtype());
+                const std::int64_t keys = call.sizes.keys;
+                const auto hidden_row = static_cast<double>(queries / 2);
+                Numbers ranges;
+                for (std::int64_t j = 0; j < (is_packed ? 2 * keys : keys); ++j)
+                    for (const double end :
+                         j % keys < 210 ? Numbers{0, hidden_row, hidden_row + 1, 1e6} : Numbers{5, 5, 7, -3})
+                        ranges.push_back(end);
+                if (is_packed) {
+                    for (const auto& [offsets, length] :
+                         {std::pair{&call.options.cumulative_q, queries}, {&call.options.cumulative_k, keys}})
+                        *offsets = from_host(
+                            ctx(), Numbers{0, static_cast<double>(length), static_cast<double>(2 * length)},
+                            {3}, DType::i32);
+                    call.options.row_ranges = from_host(ctx(), ranges, {1, 2 * keys, 4}, DType::i32);
+                } else {
+                    call.options.row_ranges = from_host(ctx(), ranges, {1, 1, keys, 4}, DType::i32);
+                }
+                hide_and_expect_no_change(ctx(), call, [&](Call& c) {
+                    for (const int b : {0, 1}) {
+                        poison_keys(c, b, 211, keys);
+                        poison_rows(c, b, queries / 2, queries / 2 + 1);
+                    }
+                });
+                if (HasFatalFailure()) return;
+                hide_and_expect_no_change(ctx(), call,
+                                          [&](Call& c) { poison_elements(c, 1, queries / 2, 250); });
+                if (HasFatalFailure()) return;
+            }
 }
 
 TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {

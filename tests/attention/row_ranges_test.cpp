@@ -1,9 +1,11 @@
 // Row ranges: the mask as two ranges of rows per key (Options::row_ranges).
 #include <functional>
+#include <memory>
 
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/row_ranges.h>
 
 #include <support/error_message.h>
 #include <support/sanitized.h>
@@ -75,6 +77,30 @@ TEST_P(RowRangesOfDType, ResultsDoNotDependOnTheNumberOfThreads) {
         for_every_kernel(GetParam(), [&] {
             EXPECT_EQ(run(Context(Device::cpu(), 3), in, problem.options()), run(one, in, problem.options()));
         });
+    }
+}
+
+/// A dry run predicts a real run's memory to the byte.
+TEST_P(RowRangesOfDType, ADryRunPredictsTheMemory) {
+    const Context ctx(Device::cpu(), 2);
+    for (const Problem& problem : problems()) {
+        if (problem.queries * problem.keys > 50000) continue;
+        SCOPED_TRACE(::testing::Message() << problem);
+        for (const Algorithm algorithm : packed_algorithms) {
+            const Inputs in = random_inputs(ctx, problem, GetParam());
+            const Options options = in.with_tensors(problem.options(algorithm));
+            const auto run_passes = [&](const Context& own) {
+                Saved saved;
+                const Tensor o = forward(own, in.q, in.k, in.v, options, saved);
+                return backward(own, in.d_o, options, saved, in.d_lse).k;
+            };
+            const std::vector<double> expected = to_host(ctx, run_passes(ctx));
+            const auto plan = Arena::for_planning(Device::cpu());
+            run_passes(ctx.plan(plan));
+            const auto arena = std::make_shared<Arena>(Device::cpu(), plan->peak_bytes());
+            EXPECT_EQ(to_host(ctx, run_passes(ctx.with_allocator(arena))), expected);
+            EXPECT_EQ(arena->peak_bytes(), plan->peak_bytes());
+        }
     }
 }
 
@@ -182,6 +208,135 @@ TEST(RowRanges, AnOutputMustNotShareTheirMemory) {
     Saved saved;
     EXPECT_THAT(message_of([&] { forward(ctx, x, x, x, {.row_ranges = ranges}, saved, o); }),
                 HasSubstr("row_ranges"));
+}
+
+// ---- Well-known masks ----
+
+/// Expects that the ranges contain a pair exactly if sees(row, key) says so.
+void expect_mask(const Tensor& ranges, std::int64_t rows,
+                 const std::function<bool(std::int64_t, std::int64_t)>& sees) {
+    ASSERT_EQ(ranges.rank(), 4);
+    ASSERT_EQ(ranges.dtype(), DType::i32);
+    const std::vector<double> r = to_host(Context(Device::cpu()), ranges);
+    for (std::int64_t j = 0; j < ranges.size(2); ++j)
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const auto n = static_cast<std::size_t>(4 * j);
+            const auto row = static_cast<double>(i);
+            ASSERT_EQ((row >= r[n] && row < r[n + 1]) || (row >= r[n + 2] && row < r[n + 3]), sees(i, j))
+                << "row " << i << ", key " << j;
+        }
+}
+
+/// The part that a token belongs to, where parts of these lengths follow `first` other tokens; -1 before
+/// them.
+std::int64_t part_of(std::int64_t token, std::int64_t first, const std::vector<std::int64_t>& lengths) {
+    std::int64_t part = -1;
+    for (std::size_t n = 0; n < lengths.size() && token >= first; ++n) {
+        part = static_cast<std::int64_t>(n);
+        first += lengths[n];
+        if (token < first) break;
+    }
+    return part;
+}
+
+TEST(Masks, AreTheirPlainDefinitions) {
+    const Context ctx(Device::cpu(), 1);
+    const std::vector<std::int64_t> lengths{5, 0, 1, 17, 9};
+    expect_mask(masks::causal(ctx, 32), 32, [](auto i, auto j) { return j <= i; });
+    expect_mask(masks::causal(ctx, 0), 0, [](auto, auto) { return false; });
+    expect_mask(masks::documents(ctx, lengths), 32,
+                [&](auto i, auto j) { return part_of(i, 0, lengths) == part_of(j, 0, lengths); });
+    for (const std::int64_t prefix : {0, 1, 10, 32})
+        expect_mask(masks::prefix(ctx, 32, prefix), 32, [&](auto i, auto j) { return j < prefix || j <= i; });
+    for (const std::int64_t prompt : {0, 7})
+        expect_mask(masks::shared_prompt(ctx, prompt, lengths), prompt + 32, [&](auto i, auto j) {
+            return j <= i && (j < prompt || part_of(i, prompt, lengths) == part_of(j, prompt, lengths));
+        });
+    for (const Window& window : {Window{}, {3, 0}, {0, 0}, {-1, 2}, {4, -1}, {6, 9}, {100, 100}})
+        for (const std::int64_t global : {0, 1, 6, 32})
+            expect_mask(masks::sliding_window(ctx, 32, window, global), 32, [&](auto i, auto j) {
+                return i < global || j < global ||
+                       ((window.left < 0 || j >= i - window.left) &&
+                        (window.right < 0 || j <= i + window.right));
+            });
+}
+
+TEST(Masks, ANodeOfATreeSeesTheContextItsAncestorsAndItself) {
+    const Context ctx(Device::cpu(), 1);
+    const std::vector<std::int64_t> parents{-1, 0, 1, 1, 0, 4, 5, 4, -1, 8, -1};
+    const auto sees = [&](std::int64_t node, std::int64_t other) {
+        for (; node >= 0; node = parents[static_cast<std::size_t>(node)])
+            if (node == other) return true;
+        return false;
+    };
+    for (const std::int64_t context : {0, 5})
+        expect_mask(masks::tree(ctx, context, parents), 11,
+                    [&](auto i, auto j) { return j < context || sees(i, j - context); });
+    for (const auto& [wrong, node] : {std::pair{std::vector<std::int64_t>{-1, 0, 0, 1}, 3},
+                                      {{-1, -1, 0}, 2},
+                                      {{0}, 0},
+                                      {{-1, -2}, 1},
+                                      {{-1, 1}, 1}})
+        EXPECT_THAT(message_of([&] { masks::tree(ctx, 0, wrong); }),
+                    HasSubstr(concat("node ", node, " has parent")));
+}
+
+TEST(Masks, BlocksHaveAtMostTwoRunsOfRowsPerKeyBlock) {
+    const Context ctx(Device::cpu(), 1);
+    masks::Blocks blocks{.queries = 50, .keys = 22, .block_rows = 8, .block_keys = 5};  // 7 x 5 blocks
+    for (const char c : std::string("10111"
+                                    "00100"
+                                    "11111"
+                                    "01010"
+                                    "10110"
+                                    "01100"
+                                    "11101"))
+        blocks.visible.push_back(c == '1');
+    const auto sees = [&](std::int64_t i, std::int64_t j) {
+        return static_cast<bool>(blocks.visible[static_cast<std::size_t>(i / 8 * 5 + j / 5)]);
+    };
+    EXPECT_THAT(message_of([&] { masks::block_sparse(ctx, blocks); }),
+                HasSubstr("4 runs of row blocks see key block 0; expected at most 2"));
+    for (const std::size_t hidden : {0, 20, 34}) blocks.visible[hidden] = false;
+    expect_mask(masks::block_sparse(ctx, blocks), 50, sees);
+    blocks.visible.pop_back();
+    EXPECT_THAT(message_of([&] { masks::block_sparse(ctx, blocks); }),
+                HasSubstr("34 blocks; expected 7 x 5"));
+}
+
+TEST(Masks, OtherLengthsAreRefusedByName) {
+    const Context ctx(Device::cpu(), 1);
+    const std::vector<std::int64_t> negative{3, -1}, large{3, std::int64_t{1} << 31};
+    EXPECT_THAT(message_of([&] { masks::causal(ctx, -1); }), HasSubstr("masks::causal: tokens -1"));
+    EXPECT_THAT(message_of([&] { masks::documents(ctx, negative); }), HasSubstr("lengths[1] -1"));
+    EXPECT_THAT(message_of([&] { masks::documents(ctx, large); }), HasSubstr("lengths[1] 2147483648"));
+    EXPECT_THAT(message_of([&] { masks::shared_prompt(ctx, 3, negative); }), HasSubstr("answers[1] -1"));
+    EXPECT_THAT(message_of([&] { masks::prefix(ctx, 3, 4); }), HasSubstr("prefix 4; expected 0 to 3"));
+    EXPECT_THAT(message_of([&] { masks::sliding_window(ctx, 3, {-2, 0}, 0); }), HasSubstr("window {-2, 0}"));
+    EXPECT_THAT(message_of([&] { masks::sliding_window(ctx, 3, {}, 4); }), HasSubstr("global 4"));
+}
+
+/// The same sequences, as documents in one sequence and packed.
+TEST_P(RowRangesOfDType, DocumentsGiveTheResultsOfPackedSequences) {
+    const Context ctx(Device::cpu(), 2);
+    const std::vector<std::int64_t> lengths{130, 1, 64, 300};
+    Problem problem{
+        .queries = 495, .keys = 495, .d_qk = 32, .d_v = 32, .causal = true, .heads = 4, .key_heads = 2};
+    Inputs in = random_inputs(ctx, problem, GetParam());
+    in.row_ranges = masks::documents(ctx, lengths);
+    const Result documents = run(ctx, in, problem.options());
+    Inputs packed = in;
+    packed.row_ranges = {};
+    for (Tensor* x : {&packed.q, &packed.k, &packed.v, &packed.d_o}) *x = x->select(0, 0);
+    Options options = problem.options();
+    options.cumulative_q = options.cumulative_k =
+        from_host(ctx, std::vector<std::int32_t>{0, 130, 131, 195, 495}, {5});
+    const Result expected = run(ctx, packed, options);
+    // Two computations, each within the dtype's error from the same numbers.
+    const double unit = GetParam() == DType::f32 ? 0x1p-20 : GetParam() == DType::bf16 ? 0x1p-6 : 0x1p-9;
+    for (const auto part : {&Result::o, &Result::d_q, &Result::d_k, &Result::d_v})
+        EXPECT_LE(largest_difference(documents.*part, expected.*part),
+                  8 * unit * (1 + *std::ranges::max_element(expected.*part)));
 }
 
 }  // namespace

@@ -21,12 +21,14 @@ struct TensorField {
 
 std::vector<TensorField> tensors_of(Options& options) {
     static_assert(max_biases == 2);
-    auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, softcap, alibi_slopes, biases,
-           batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] = options;
+    auto& [algorithm, scale, causal, window, top_left, deterministic, kernels, row_ranges, softcap,
+           alibi_slopes, biases, batch_divisor, sink, dropout_p, dropout_key, cumulative_q, cumulative_k] =
+        options;
     return {{"alibi_slopes", &alibi_slopes},
             {"bias", &biases[0]},
             {"bias", &biases[1]},
             {"sink", &sink},
+            {"row_ranges", &row_ranges},
             {"cumulative_q", &cumulative_q},
             {"cumulative_k", &cumulative_k}};
 }
@@ -199,16 +201,20 @@ class TensorFields : public EveryDevice {
     }
     /// Calls body(call) for every implementation that computes the call.
     void for_every_call(const std::function<void(FieldCall)>& body) const {
-        const auto with_algorithm = [&](FieldCall call) {
-            return [&body, call](Algorithm algorithm) {
+        const auto with_algorithm = [&](const FieldCall& call, const Tensor& row_ranges) {
+            return [&body, call, row_ranges](Algorithm algorithm) {
                 FieldCall own = call;
                 own.options.algorithm = algorithm;
+                if (algorithm == Algorithm::flash2 || algorithm == Algorithm::naive)
+                    own.options.row_ranges = row_ranges;
                 body(own);
             };
         };
-        for_every_implementation(40, with_algorithm(padded_call()));
+        for_every_implementation(40,
+                                 with_algorithm(padded_call(), random_row_ranges(ctx(), {2, 4, 70, 4}, 37)));
         SCOPED_TRACE("packed");
-        for_every_packed_implementation(with_algorithm(packed_call()));
+        for_every_packed_implementation(
+            with_algorithm(packed_call(), random_row_ranges(ctx(), {1, 4, 90, 4}, 37).select(0, 0)));
     }
     /// On the CPU the results are equal. On a GPU another layout may choose another kernel, whose summation
     /// order differs: a few units in the last place, relative to the largest number. A NaN equals a NaN: with
@@ -410,6 +416,7 @@ FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch)
     if (!options.cumulative_q.defined()) {
         for (Tensor* x : {&part.q, &part.k, &part.v, &part.d_o, &part.d_lse, &options.biases[0]})
             *x = x->slice(0, batch, 1);
+        if (options.row_ranges.defined()) options.row_ranges = options.row_ranges.slice(0, batch, 1);
         return part;
     }
     const std::vector<double> rows = to_host(ctx, options.cumulative_q),
@@ -421,6 +428,7 @@ FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch)
         return static_cast<double>(end - begin);
     };
     range_of(keys, part.v, 0);
+    if (options.row_ranges.defined()) range_of(keys, options.row_ranges, 1);
     const double key_count = range_of(keys, part.k, 0), row_count = range_of(rows, part.q, 0);
     range_of(rows, part.d_o, 0);
     range_of(rows, part.d_lse, 1);

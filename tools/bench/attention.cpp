@@ -1,9 +1,10 @@
 // gradtile bench attention: times attention's forward and backward pass, and compares them with a large
 // square product. FLOPs: 4 B H S^2 D forward, half of that with a causal mask; backward 2.5 times as many
 // (five products instead of two). GB/s: q, k, v and o, and for the backward pass their gradients, divided by
-// the time. With --tune, times every plan that this build has for a pass on a GPU:
-// attention_tuning.h. The column "of read", on a CPU: GB/s relative to a plain read with the same byte count.
-// Scratch: a pass's memory without its inputs and outputs.
+// the time. A named mask's FLOPs are those of the blocks of 128 x 128 with a visible pair. With --tune, times
+// every plan that this build has for a pass on a GPU: attention_tuning.h. The column "of read", on a CPU:
+// GB/s relative to a plain read with the same byte count. Scratch: a pass's memory without its inputs and
+// outputs.
 #include <array>
 #include <iostream>
 #include <numeric>
@@ -11,6 +12,8 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
+#include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/tools/bench/attention_tuning.h>
 #include <gradtile/tools/bench/benchmarks.h>
@@ -63,12 +66,55 @@ struct Shapes {
     }
 };
 
+/// A mask from row_ranges.h, for one sequence of `tokens` tokens.
+struct NamedMask {
+    std::string_view name;
+    const char* help;
+    Tensor (*ranges)(const Context& ctx, std::int64_t tokens);
+};
+constexpr NamedMask named_masks[] = {
+    {"causal", "no key after the row",
+     [](const Context& ctx, std::int64_t tokens) { return attention::masks::causal(ctx, tokens); }},
+    {"documents", "documents of 64, 128, .. 2048, 64, .. tokens, causal",
+     [](const Context& ctx, std::int64_t tokens) {
+         std::vector<std::int64_t> lengths;
+         for (std::int64_t rest = tokens, length = 64; rest > 0; length = length == 2048 ? 64 : 2 * length) {
+             lengths.push_back(std::min(length, rest));
+             rest -= lengths.back();
+         }
+         return attention::masks::shared_prompt(ctx, 0, lengths);
+     }},
+    {"prefix", "prefix-LM with half of the tokens as the prefix",
+     [](const Context& ctx, std::int64_t tokens) {
+         return attention::masks::prefix(ctx, tokens, tokens / 2);
+     }},
+    {"shared-prompt", "a prompt of a quarter of the tokens and six answers",
+     [](const Context& ctx, std::int64_t tokens) {
+         const std::int64_t prompt = tokens / 4, answer = (tokens - prompt) / 6;
+         std::vector<std::int64_t> answers(5, answer);
+         answers.push_back(tokens - prompt - 5 * answer);
+         return attention::masks::shared_prompt(ctx, prompt, answers);
+     }},
+    {"window", "the row's last 1024 tokens, and 64 global tokens",
+     [](const Context& ctx, std::int64_t tokens) {
+         return attention::masks::sliding_window(ctx, tokens, {.left = 1023, .right = 0},
+                                                 std::min<std::int64_t>(64, tokens));
+     }}};
+const NamedMask& mask_named(std::string_view name) {
+    const auto* const found = std::ranges::find(named_masks, name, &NamedMask::name);
+    std::string names;
+    for (const NamedMask& mask : named_masks) names += concat(names.empty() ? "" : ", ", mask.name);
+    check_usage(found != std::end(named_masks), "--mask: ", name, "; expected one of ", names);
+    return *found;
+}
+
 /// Options that change scores and probabilities.
 struct ScoreFlags {
     double softcap = 0, dropout = 0;
     bool alibi = false, sink = false;
     std::string bias;  ///< the letters from "bhqk" whose axes are not broadcast; empty: no bias
     bool mask_bias = false;
+    std::string mask;  ///< a NamedMask; empty: none
 
     void check() const {
         check_flag("--softcap", softcap, {0, 1e20});
@@ -99,6 +145,14 @@ struct Flags {
         return {.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
     }
 };
+
+/// The blocks that a named mask leaves in one head.
+attention::VisibleBlocks visible_blocks(const Shapes& shapes, std::string_view mask) {
+    const Context cpu(Device::cpu());
+    const Tensor q = empty(cpu, {1, shapes.length, 1, 1}, DType::f32);
+    const attention::Options options{.row_ranges = mask_named(mask).ranges(cpu, shapes.length)};
+    return attention::visible_blocks(attention::resolve(options, {}, q, q), q);
+}
 
 /// GPT-2 shapes, long contexts and grouped queries.
 std::vector<Shapes> default_shapes(Device device) {
@@ -179,6 +233,9 @@ class Passes {
         o_ = query_tensor(), d_o_ = query_tensor();
         gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
         if (!shapes.packed.empty()) pack(shapes);
+        if (!flags.score.mask.empty())
+            options_.row_ranges = ctx.is_planning() ? empty(ctx, {1, 1, shapes.length, 4}, DType::i32)
+                                                    : mask_named(flags.score.mask).ranges(ctx, shapes.length);
         if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::from_step(1, 1);
         add_score_tensors(shapes, flags.score);
     }
@@ -310,25 +367,27 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-        std::vector<Cell> cells{number(shapes.batch),
-                                number(shapes.heads),
-                                number(shapes.kv_heads),
-                                number(shapes.queries),
-                                number(shapes.length),
-                                number(shapes.head_dim),
-                                std::string(name_of(dtype)),
-                                concat(flags.algorithm),
-                                std::string(flags.causal ? "causal" : "full"),
-                                std::string(pass),
-                                ms,
-                                1e-12 * flops_per_s,
-                                flops_per_s / ceiling,
-                                1e-6 * bytes / ms,
-                                1e-6 * static_cast<double>(scratch)};
+        std::vector<Cell> cells{
+            number(shapes.batch),
+            number(shapes.heads),
+            number(shapes.kv_heads),
+            number(shapes.queries),
+            number(shapes.length),
+            number(shapes.head_dim),
+            std::string(name_of(dtype)),
+            concat(flags.algorithm),
+            flags.score.mask.empty() ? std::string(flags.causal ? "causal" : "full") : flags.score.mask,
+            std::string(pass),
+            ms,
+            1e-12 * flops_per_s,
+            flops_per_s / ceiling,
+            1e-6 * bytes / ms,
+            1e-6 * static_cast<double>(scratch)};
         if (on_cpu) cells.emplace_back(bytes / ms * 1e3 / read_rate);
         table.add(cells);
     };
-    const double flops = shapes.forward_flops(flags.causal);
+    double flops = shapes.forward_flops(flags.causal);
+    if (!flags.score.mask.empty()) flops *= visible_blocks(shapes, flags.score.mask).share();
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == Pass::backward) {
         passes.forward();  // fills `saved`, which backward reads
@@ -389,6 +448,21 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
     }
 }
 
+/// Times a shape without the named mask, and prints how many blocks the mask leaves.
+void measure_dense(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
+                   Table& table) {
+    const attention::VisibleBlocks blocks = visible_blocks(shapes, flags.score.mask);
+    if (!flags.json)
+        std::cout << "--mask " << flags.score.mask << ", " << shapes.length << " tokens: " << blocks.visible
+                  << " of " << blocks.all << " blocks of 128 x 128 (" << 100 * blocks.share()
+                  << "%) have a visible pair" << std::endl;
+    Flags dense = flags;
+    dense.score.mask.clear();
+    const Context arena_ctx = with_arena_for(
+        ctx, "bench attention", [&](const Context& dry) { measure(dry, shapes, dtype, dense, 0, table); });
+    measure(arena_ctx, shapes, dtype, dense, ceiling, table);
+}
+
 /// Prints the kernels for every shape, or times them, with the dtype's ceiling.
 void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType dtype, const Flags& flags,
                     Table& table) {
@@ -409,6 +483,8 @@ void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType d
                 std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
                           << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
         }
+        if (!flags.score.mask.empty())
+            measure_dense(ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
         measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table);
     }
 }
@@ -417,6 +493,11 @@ int bench_attention(const Flags& flags) {
     check_flag("--threads", flags.threads, threads_range);
     check_flag("--runs", flags.runs, runs_range);
     flags.score.check();
+    if (!flags.score.mask.empty()) {
+        mask_named(flags.score.mask);
+        check_usage(flags.packed.empty() && flags.queries.empty(),
+                    "--mask: cannot be combined with --packed or --queries");
+    }
     if (flags.tune) {
         check_usage(!flags.explain && !flags.cpu_time,
                     "--tune: cannot be combined with --explain or --cpu-time");
@@ -445,7 +526,7 @@ int bench_attention(const Flags& flags) {
                                 {"head_dim", "D", Column::Kind::number, 4},
                                 {"dtype", "dtype", Column::Kind::text, 9},
                                 {"algorithm", "algorithm", Column::Kind::text, 16},
-                                {"mask", "mask", Column::Kind::text, 6},
+                                {"mask", "mask", Column::Kind::text, 14},
                                 {"pass", "pass", Column::Kind::text, 8},
                                 {"ms", "ms"},
                                 {"tflops", "TFLOP/s"},
@@ -493,6 +574,14 @@ void add_bench_attention(Command& bench) {
                                    [flags](const std::string& axes) { flags->score.bias = axes; });
     command.add_switch("--mask-bias", flags->score.mask_bias,
                        "add a bias of the keys of each sequence, without a gradient, as Evoformer's mask");
+    std::string masks =
+        "time this mask, made of row ranges, beside the call without a mask, in place of --causal (default: "
+        "none):";
+    for (const NamedMask& mask : named_masks) masks += concat(' ', mask.name, " (", mask.help, ')');
+    command.add_value<std::string>("--mask", masks, [flags](const std::string& name) {
+        flags->score.mask = name;
+        flags->causal = false;
+    });
     command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
     command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");

@@ -246,15 +246,14 @@ class ForwardBlock {
         for (std::int64_t j = strip.keys.begin; j < strip.keys.end; ++j) {
             const std::int64_t key = first_key + j;
             const IndexRange by_mask = g_.mask.seeing_rows({key, key + 1});
-            const bool has_ranges = static_cast<bool>(task_.ranges);
-            const IndexRange seeing = has_ranges ? intersection(by_mask, task_.ranges.rows(0, key)) : by_mask;
+            const IndexRange seeing =
+                task_.ranges ? intersection(by_mask, task_.ranges.rows(0, key)) : by_mask;
             const IndexRange more =
-                has_ranges ? intersection(by_mask, task_.ranges.rows(1, key)) : IndexRange{};
+                task_.ranges ? intersection(by_mask, task_.ranges.rows(1, key)) : IndexRange{0, 0};
             for (std::int64_t c = strip.vectors.begin; c < strip.vectors.end; ++c) {
                 const std::int64_t first_row = tile.rows.begin + c * V::lanes;
                 float* const s = scratch_.p + j * tile_tokens + c * V::lanes;
-                const Vector otherwise =
-                    has_ranges ? keep_rows(V::load(s), more, first_row, minus_infinity) : minus_infinity;
+                const Vector otherwise = keep_rows(V::load(s), more, first_row, minus_infinity);
                 const Vector masked = keep_rows(V::load(s), seeing, first_row, otherwise);
                 V::store(s, masked);
                 V::store(maximum + c * V::lanes, V::max(V::load(maximum + c * V::lanes), masked));
