@@ -3,13 +3,16 @@ of chats where the program does.
 
 usage: llama_cpp_judge.py GRADTILE DIRECTORY    (scripts/judge.sh --llama-cpp calls it)
 
-A tokenizer and a small model of every family are trained by the program, and exported in float32, bfloat16 and float16.
+A tokenizer and a small model of every family are trained by the program, and exported in float32, bfloat16 and float16. Tokenizers of every kind
+that GGUF holds, those of SentencePiece among them, are exported with a small Llama.
 llama.cpp keeps keys and values in float32 here. Its products with 16-bit weights also round the activations, and its GELU reads a table of
 float16; BOUNDS says what that allows.
 """
 import json
+import random
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import llama_cpp
@@ -45,6 +48,37 @@ MODELS = {
 BOUNDS = {"f32": 1e-5, "f16": 5e-3, "bf16": 4e-2}
 GELU_BOUND = 2e-3  # of float32
 WITH_GELU = {"gpt2", "gptneox", "gemma2", "gemma3"}
+
+def byte_level(split=None, digits=False, nfc=False):
+    """A change of a tokenizer.json: how text is cut and normalized."""
+    def change(tokenizer):
+        steps = [{"type": "Digits", "individual_digits": True}] if digits else []
+        if split:
+            steps.append({"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False})
+        steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None})
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+        tokenizer["normalizer"] = {"type": "NFC"} if nfc else None
+    return change
+
+
+REFERENCES = Path(__file__).resolve().parents[1] / "reference" / "tokenizers"
+QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# A file, or how a trained tokenizer.json changes. llama.cpp leaves out NFC, puts a blank before texts that begin with one, which Mistral's files do
+# not, and puts one after user-defined symbols ("ab" in the model of SentencePiece); `gradtile export` says so, and the texts are without that.
+TOKENIZERS = {
+    "Pythia": byte_level(nfc=True),
+    "SmolLM2": byte_level(digits=True),
+    "OLMo 2": byte_level(QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")),
+    "Qwen2": byte_level(QWEN2, nfc=True),
+    "Llama 2": REFERENCES / "sentencepiece" / "llama2.json",
+    "Mistral": REFERENCES / "sentencepiece" / "mistral.json",
+    "Gemma": REFERENCES / "sentencepiece" / "gemma.json",
+    "SentencePiece, BPE": REFERENCES / "sentencepiece" / "bpe_identity.model",
+    "SentencePiece, Unigram": REFERENCES / "sentencepiece" / "unigram_rules.model",
+}
+# Texts that these pieces make are hard to cut; none is a special token.
+PIECES = ["", " ", "  ", "    ", "\n", "\n\n", "\t", "\r\n", "a", "the", " the", "12345", "1", "'s", "'LL", "...", "!!!!!!!!", "naïve", "東京", "한국어", "Привет", "🦊", "👩\u200d💻",
+          "\u2581", "\u2581\u2581", "x_y(z)", "\u3000", "\u00a0", "\ufeff", "<", "0x41>", "ﬁ", "ＡＢ", "½", "İ"]
 
 # The special tokens of chat templates.
 CHATS = {
@@ -146,6 +180,40 @@ def judge(gradtile, directory, name, flags, stories, tokenizer):
     return failed
 
 
+def judge_tokenizer(gradtile, directory, name, kind, stories, trained_tokenizer):
+    """The ids of texts, and the greedy text of a small model."""
+    place = directory / f"tokenizer of {name}".replace(" ", "_").replace(",", "")
+    tokenizer, file = kind, place.with_suffix(".gguf")
+    if not isinstance(kind, Path):
+        tokenizer, content = place.with_suffix(".json"), json.loads(trained_tokenizer.read_text())
+        kind(content)
+        tokenizer.write_text(json.dumps(content))
+    run(gradtile, "train", *LLAMA, "--context", CONTEXT, "--data", stories, "--tokenizer", tokenizer, "--steps", "10", "--warmup", "2", "--lr", "3e-3",
+        "--batch", "2", "--micro-batch", "2", "--eval-every", "0", "--device", "cpu", "--quiet", "--out", place)
+    run(gradtile, "export", place, "--format", "gguf", "--dtype", "f32", "--out", file)
+    model, wrong, chosen, count = Model(file), [], random.Random(5), 0
+    texts = TEXTS + ["".join(chosen.choices(PIECES, k=60)) for _ in range(20)]
+    if name in ("Pythia", "Qwen2"):
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+    if name == "Mistral":
+        texts = [text.lstrip(" \u2581") for text in texts]
+    if name == "SentencePiece, BPE":
+        texts = [text.replace("ab", "") for text in texts]
+    for text in texts:
+        ours, theirs = program_tokens(gradtile, directory, tokenizer, text), model.tokens(text)
+        count += len(ours)
+        if list(ours) != theirs:
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            wrong.append(f"{text!r} differs at token {at}: {list(ours[at:at + 8])}, in llama.cpp {theirs[at:at + 8]}")
+    prompt = "One day"
+    greedy, closest = model.greedy(model.llama.tokenize(prompt.encode(), add_bos=True, special=False), 40)
+    said = run(gradtile, "sample", place, "--prompt", prompt, "--temperature", "0", "--tokens", 40, "--device", "cpu", "--ignore-eos").removesuffix("\n")
+    if said.encode() != prompt.encode() + model.text(greedy) and closest > 2e-5:
+        wrong.append(f"greedy text {said!r}, in llama.cpp {prompt + model.text(greedy).decode(errors='replace')!r}")
+    print(f"tokenizer of {name}: {count} ids of {len(texts)} texts{'; ' + '; '.join(wrong[:3]) if wrong else ', 0 differences; the same greedy text'}")
+    return bool(wrong)
+
+
 def judge_chat(gradtile, directory, name, special, stories):
     """A model that knows one answer by heart: llama.cpp's chat reads template and end tokens from the file."""
     data, tokenizer, out, file = (directory / f"chat_{name}{end}" for end in (".jsonl", ".json", "", ".gguf"))
@@ -169,6 +237,7 @@ def main(gradtile, directory):
     run(gradtile, "corpus", "--characters", "100000", "--out", stories)
     run(gradtile, "tokenizer", "train", "--data", stories, "--vocabulary", VOCABULARY, "--out", tokenizer)
     failed = [judge(gradtile, directory, name, flags, stories, tokenizer) for name, flags in MODELS.items()]
+    failed += [judge_tokenizer(gradtile, directory, name, kind, stories, tokenizer) for name, kind in TOKENIZERS.items()]
     failed += [judge_chat(gradtile, directory, name, special, stories) for name, special in CHATS.items()]
     return any(failed)
 

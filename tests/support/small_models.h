@@ -1,6 +1,7 @@
 #pragma once
 /// Small models that tests in several folders use. `sizes` has the layers, the width, the context and the
 /// vocabulary.
+#include <ostream>
 #include <vector>
 
 #include <gradtile/layers/transformer/model_config.h>
@@ -29,6 +30,8 @@ inline ModelConfig llama_style(ModelConfig sizes) {
 struct FamilyModel {
     const char* name;
     ModelConfig config;
+
+    friend void PrintTo(const FamilyModel& model, std::ostream* out) { *out << model.name; }
 };
 
 /// Changes a Llama model to the settings of another family.

@@ -81,11 +81,7 @@ class Exporter {
         file.tensors = tensors_in(gguf_tensors(family_->gguf), Target::gguf);
         std::ranges::move(gguf_rope_tensors(config_.model), std::back_inserter(file.tensors));
         if (!encoding()) note_tokenizer("GGUF");
-        if (encoding() && !encoding()->vocabulary().normalizer.empty())
-            result_.notes.push_back(
-                "llama.cpp does not apply the tokenizer's normalizer NFC, so text in another Unicode form "
-                "has "
-                "other ids");
+        if (encoding()) note_text_of_gguf(encoding()->vocabulary());
         if (config_.model.activation == Activation::gelu)
             result_.notes.push_back(
                 "llama.cpp computes GELU's tanh approximation, so logits differ by some 1e-3");
@@ -188,6 +184,37 @@ class Exporter {
         if (tokenizer_)
             result_.notes.push_back(
                 concat("the tokenizer is not exported: ", target, " holds BPE, not ", tokenizer_->name()));
+    }
+
+    /// Says for which texts llama.cpp computes other ids from the metadata.
+    void note_text_of_gguf(const BytePairVocabulary& vocabulary) {
+        const auto note = [&](const char* text) { result_.notes.push_back(text); };
+        if (vocabulary.normalizer == std::vector<NormalizerStep>{UnicodeForm::nfc})
+            note(
+                "llama.cpp does not apply the tokenizer's normalizer NFC, so text in another Unicode form "
+                "has "
+                "other ids");
+        if (vocabulary.metaspace && vocabulary.metaspace->prepend != Metaspace::Prepend::never)
+            note(
+                "llama.cpp puts a blank before each text and after each added token; the tokenizer puts none "
+                "before a text that begins with one");
+        const bool adds_blank_once =
+            std::ranges::any_of(vocabulary.normalizer, [](const NormalizerStep& step) {
+                const auto* const rules = std::get_if<SentencePieceStep>(&step);
+                return rules && rules->adds_blank;
+            });
+        if (adds_blank_once &&
+            std::ranges::any_of(vocabulary.added, [](const AddedToken& token) { return !token.special; }))
+            note(
+                "llama.cpp puts a blank after each added token, so text beside user-defined symbols has "
+                "other "
+                "ids");
+        if (std::ranges::any_of(vocabulary.added, [](const AddedToken& token) {
+                return token.lstrip || token.rstrip || token.single_word;
+            }))
+            note(
+                "GGUF has no keys for lstrip, rstrip and single_word, so text beside such tokens may have "
+                "other ids");
     }
 
     Tensor weights_of(const std::string& parameter) const {

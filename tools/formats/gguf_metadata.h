@@ -28,11 +28,12 @@ struct GgufText {
     std::optional<std::string> chat_template = {};  ///< in Jinja
 };
 
-/// Returns a byte-level BPE tokenizer's tokens, merges and pattern name, the tokens that begin and end texts,
-/// and the chat template. For other tokenizers, and if `tokenizer` is null, the metadata say that the file
-/// has no tokenizer. Throws Error that begins with `source` if llama.cpp has no name for the tokenizer's
-/// pattern, if the tokenizer has another normalizer than NFC, if GGUF has no key for all tokens that end a
-/// text or that the tokenizer adds to a text, or if a tokenizer id is not below `vocabulary`.
+/// Returns a subword tokenizer's tokens, with merges and pattern name (byte-level BPE) or with scores (models
+/// of SentencePiece), the tokens that begin and end texts, and the chat template. For other tokenizers, and
+/// if `tokenizer` is null, the metadata say that the file has no tokenizer. Throws Error that begins with
+/// `source` if llama.cpp has no name for the tokenizer's pattern, if it cannot normalize or merge as the
+/// tokenizer does, if GGUF has no key for all tokens that end a text or that the tokenizer adds to a text, or
+/// if a tokenizer id is not below `vocabulary`.
 GgufMetadata gguf_tokenizer_metadata(const Tokenizer* tokenizer, std::int64_t vocabulary,
                                      const GgufText& text, const std::string& source);
 

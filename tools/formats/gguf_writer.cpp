@@ -14,6 +14,7 @@ constexpr std::string_view gguf_magic = "GGUF";
 
 /// GGUF's numbers for the metadata types.
 enum class GgufType : std::uint32_t {
+    uint8 = 0,
     uint32 = 4,
     int32 = 5,
     float32 = 6,
@@ -56,6 +57,14 @@ class MetadataWriter {
     void operator()(const std::vector<std::int32_t>& values) const {
         put_array(GgufType::int32, values.size());
         for (const std::int32_t value : values) file_.write_integer(value);
+    }
+    void operator()(const std::vector<float>& values) const {
+        put_array(GgufType::float32, values.size());
+        for (const float value : values) file_.write_integer(std::bit_cast<std::uint32_t>(value));
+    }
+    void operator()(const std::vector<std::uint8_t>& values) const {
+        put_array(GgufType::uint8, values.size());
+        file_.write(std::as_bytes(std::span(values)));
     }
     void put_text(std::string_view text) const {
         file_.write_integer(std::uint64_t{text.size()});

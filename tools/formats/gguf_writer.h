@@ -13,7 +13,7 @@ namespace gradtile {
 
 /// The metadata types that this program writes.
 using GgufValue = std::variant<std::uint32_t, float, bool, std::string, std::vector<std::string>,
-                               std::vector<std::int32_t>>;
+                               std::vector<std::int32_t>, std::vector<float>, std::vector<std::uint8_t>>;
 
 struct GgufFile {
     std::vector<std::pair<std::string, GgufValue>> metadata;

@@ -226,11 +226,11 @@ class DTypeReplacer final : public JsonHandler {
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown) {
     check(value.is_object(), source, ": expected an object");
-    // These members are checked first, because their errors say more than that of an unknown model_type.
-    UnknownMembers all_known{.allowed = true};
-    check_members(value, foreign_members(), source, all_known);
     const std::string type = text_of(value, "model_type", source);
     const ModelFamily* const family = find_family(type);
+    // The errors of these members say more than that of an unknown model_type.
+    UnknownMembers all_known{.allowed = true};
+    if (!family) check_members(value, foreign_members(), source, all_known);
     check(family != nullptr, source, ": model_type: '", printable(type), "' is not supported; expected ",
           known_types());
     check_members(value, config_members(*family), source, unknown);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_reader.h>
@@ -154,6 +155,7 @@ class HuggingFaceReader {
         }
         model_.tokenizer = std::move(found.tokenizer);
         model_.text.files.merge(found.files);
+        std::ranges::move(found.notes, std::back_inserter(model_.notes));
         if (!found.chat_template) return;
         const std::optional<ChatTemplate> known = template_of_jinja(*found.chat_template);
         model_.chat_template = known.value_or(ChatTemplate::automatic);

@@ -80,6 +80,7 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"name_or_path", harmless},
     {"processor_class", harmless},
     {"slow_tokenizer_class", harmless},
+    {"fast", harmless},
     {"special_tokens_map_file", harmless},
     {"tokenizer_file", harmless},
     {"transformers_version", harmless},
@@ -87,6 +88,7 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"use_fast", harmless},
     {"verbose", harmless},
     {"vocab_file", harmless},
+    {"vocab_size", harmless},
     {"add_prefix_space"},
     {"auto_map", refused},
     {"do_lower_case", refused, "[false]"},
@@ -104,6 +106,44 @@ constexpr auto token_members = std::to_array<KnownMember>({
     {"rstrip"},
     {"single_word"},
 });
+
+/// A class of transformers, without "Fast" at its end.
+struct TokenizerClass {
+    std::string_view name;
+    /// How the class cuts text where no tokenizer.json says it, and in transformers 5 often in place of
+    /// tokenizer.json; empty: as the tokenizer's file says.
+    std::string_view (*pattern)() = nullptr;
+    std::vector<NormalizerStep> normalizer = {};
+    /// Members that have a default, and the token that is their default.
+    std::vector<std::pair<std::string_view, std::string_view>> default_tokens = {};
+};
+
+const std::vector<TokenizerClass>& known_classes() {
+    static const std::vector<TokenizerClass> classes{
+        {.name = ""},
+        {.name = "PreTrainedTokenizer"},
+        {.name = "TokenizersBackend"},
+        {.name = "LlamaTokenizer"},
+        {.name = "GemmaTokenizer"},
+        {.name = "GPT2Tokenizer",
+         .pattern = gpt2_pattern,
+         .default_tokens = {{"bos_token", end_of_text},
+                            {"eos_token", end_of_text},
+                            {"unk_token", end_of_text}}},
+        {.name = "GPTNeoXTokenizer",
+         .pattern = gpt2_pattern,
+         .normalizer = {UnicodeForm::nfc},
+         .default_tokens = {{"bos_token", end_of_text},
+                            {"eos_token", end_of_text},
+                            {"unk_token", end_of_text},
+                            {"pad_token", "<|padding|>"}}},
+        {.name = "Qwen2Tokenizer",
+         .pattern = qwen2_pattern,
+         .normalizer = {UnicodeForm::nfc},
+         .default_tokens = {
+             {"eos_token", end_of_text}, {"pad_token", end_of_text}, {"unk_token", end_of_text}}}};
+    return classes;
+}
 
 JsonValue object_of(const std::string& text, const std::string& source,
                     const std::vector<JsonRoute>& routes = {}) {
@@ -135,7 +175,7 @@ class FolderReader {
                         named = object_in("special_tokens_map.json");
         check_members(config, tokenizer_members_of(config), path_of("tokenizer_config.json"), unknown_);
         check_members(named, tokenizer_members_of(named), path_of("special_tokens_map.json"), unknown_);
-        check_class(text_or(config, "tokenizer_class", tokenizer_class));
+        read_class(text_or(config, "tokenizer_class", tokenizer_class));
         check_prefix(config);
         read_added_tokens(config);
         read_named_tokens(config, path_of("tokenizer_config.json"));
@@ -193,51 +233,32 @@ class FolderReader {
         return value[name].get<bool>();
     }
 
-    void check_class(const std::string& name) {
-        class_ = find_class(name);
-        // These classes take a tokenizer.json as it is.
-        constexpr std::array<std::string_view, 7> plain_classes = {"",
-                                                                   "PreTrainedTokenizerFast",
-                                                                   "TokenizersBackend",
-                                                                   "LlamaTokenizer",
-                                                                   "LlamaTokenizerFast",
-                                                                   "GemmaTokenizer",
-                                                                   "GemmaTokenizerFast"};
-        const bool is_plain = std::ranges::find(plain_classes, name) != plain_classes.end();
+    void read_class(std::string_view name) {
         const std::string place = path_of("tokenizer_config.json");
-        check(
-            class_ || is_plain, place, ": tokenizer_class: '", printable_name(name),
-            "' is not supported; expected PreTrainedTokenizerFast, TokenizersBackend, LlamaTokenizer, ",
-            "GemmaTokenizer, GPT2Tokenizer or Qwen2Tokenizer, or --tokenizer with the file of the tokenizer");
-        if (!class_) return;
-        const bool cuts_alike =
-            vocabulary_.patterns == std::vector{SplitPattern{std::string(class_->pattern())}};
-        check(cuts_alike && vocabulary_.normalizer == class_->normalizer && !vocabulary_.whole_pieces, place,
-              ": tokenizer_class: '", name, "' cuts text as ", class_->model,
-              " does, but tokenizer.json does not; --tokenizer with the path of "
-              "tokenizer.json uses that file alone");
+        std::string_view base = name;
+        if (base.ends_with("Fast")) base.remove_suffix(4);
+        const auto found = std::ranges::find(known_classes(), base, &TokenizerClass::name);
+        check(found != known_classes().end(), place, ": tokenizer_class: '",
+              printable_name(std::string(name)), "' is not supported; expected ", known_names(),
+              ", or --tokenizer with the file of the tokenizer");
+        class_ = &*found;
+        if (!class_->pattern) return;
+        const std::vector<SplitPattern> patterns{{std::string(class_->pattern())}};
+        if (!has_added_tokens_) {
+            vocabulary_.patterns = patterns;
+            vocabulary_.normalizer = class_->normalizer;
+        }
+        if (vocabulary_.patterns != patterns || vocabulary_.normalizer != class_->normalizer ||
+            vocabulary_.whole_pieces)
+            result_.notes.push_back(concat(place, ": tokenizer_class: '", name,
+                                           "' cuts text otherwise than tokenizer.json, which is used, as in ",
+                                           "transformers 4; transformers 5 may use the class"));
     }
-
-    /// A class for which transformers 5 reads only vocabulary, merges and post-processor from tokenizer.json.
-    struct OwnPipeline {
-        std::string_view name, model;
-        std::string_view (*pattern)();
-        std::vector<NormalizerStep> normalizer;
-        /// The members whose default is <|endoftext|>.
-        std::vector<const char*> end_tokens;
-    };
-    static std::optional<OwnPipeline> find_class(std::string_view name) {
-        const OwnPipeline classes[] = {
-            {"GPT2Tokenizer", "GPT-2", gpt2_pattern, {}, {"bos_token", "eos_token", "unk_token"}},
-            {"Qwen2Tokenizer",
-             "Qwen2",
-             qwen2_pattern,
-             {UnicodeForm::nfc},
-             {"eos_token", "pad_token", "unk_token"}}};
-        if (name.ends_with("Fast")) name.remove_suffix(4);
-        for (const OwnPipeline& known : classes)
-            if (known.name == name) return known;
-        return std::nullopt;
+    static std::string known_names() {
+        std::string text;
+        for (const std::string_view name : tokenizer_classes())
+            if (!name.empty()) text += concat(text.empty() ? "" : ", ", name);
+        return text;
     }
 
     /// transformers makes another tokenizer if add_prefix_space differs from tokenizer.json.
@@ -350,12 +371,11 @@ class FolderReader {
         }
     }
 
-    /// The class has names for <|endoftext|> if the files give no others.
+    /// The class names tokens where the files do not.
     void add_default_tokens(const JsonValue& config, const JsonValue& named) {
-        if (!class_) return;
-        for (const char* const name : class_->end_tokens)
+        for (const auto& [name, token] : class_->default_tokens)
             if (!config.contains(name) && !named.contains(name))
-                add_named_token(end_of_text, concat(path_of("tokenizer_config.json"), ": ", name));
+                add_named_token(std::string(token), concat(path_of("tokenizer_config.json"), ": ", name));
     }
 
     /// Returns the id for bos_token or eos_token.
@@ -407,8 +427,8 @@ class FolderReader {
     UnknownMembers& unknown_;
     const char* file_name_ = "";
     bool has_tokenizer_json_ = false;
-    std::optional<OwnPipeline> class_;  // of the tokenizer, if it has a pipeline of its own
-    bool has_added_tokens_ = false;     // the file has all added tokens, as each file but vocab.json
+    const TokenizerClass* class_ = nullptr;
+    bool has_added_tokens_ = false;  // the file has all added tokens, as each file but vocab.json
     BytePairVocabulary vocabulary_;
     std::unordered_map<std::string, std::size_t> added_places_;  // of vocabulary_.added, by text
     std::optional<TokenIndex> vocab_index_;                      // of vocab.json
@@ -420,6 +440,12 @@ class FolderReader {
 
 std::vector<KnownMember> tokenizer_members() {
     return {config_members.begin(), config_members.end()};
+}
+
+std::vector<std::string_view> tokenizer_classes() {
+    std::vector<std::string_view> names;
+    for (const TokenizerClass& known : known_classes()) names.push_back(known.name);
+    return names;
 }
 
 std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source) {

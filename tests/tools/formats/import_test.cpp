@@ -268,9 +268,11 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "has no factor"},
         {"llama_bfloat16", "rope_parameters", 3, "rope_parameters: expected an object"},
         {"llama_bfloat16", "rope_theta", -1, "rope-base"},
+        {"gemma3_text", "rope_parameters", {{"rope_theta", 500.0}}, "full_attention and sliding_attention"},
         {"llama_bfloat16", "partial_rotary_factor", 0.5, "partial_rotary_factor"}};
     copy_of("gpt2", place);
     copy_of("llama_bfloat16", place);
+    copy_of("gemma3_text", place);
     for (const Change& change : changes) {
         const auto file = place / change.model / "config.json";
         const nlohmann::json original = json_of(file);

@@ -72,6 +72,8 @@ void check_query_scalar(const ModelConfig& c, std::int64_t layers_of_27b, const 
 }  // namespace
 
 ModelFamily gemma2_family() {
+    std::vector<KnownMember> members = gemma_members();
+    members.push_back({"sliding_window_size", harmless});  // of the files of 9B, beside sliding_window
     return {.type = "gemma2",
             .architecture = "Gemma2ForCausalLM",
             .models = "Gemma 2",
@@ -86,7 +88,7 @@ ModelFamily gemma2_family() {
                     return config;
                 },
             .map = map_gemma2,
-            .other_members = gemma_members(),
+            .other_members = members,
             .tensors = tensors_with_post_norms(),
             .gguf = {.architecture = "gemma2", .check = [](const ModelConfig& c, const GgufTarget& target) {
                          check_query_scalar(c, 46, target);

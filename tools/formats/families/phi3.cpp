@@ -20,6 +20,13 @@ void map_phi3(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training)
           " is not supported; expected longrope");
 }
 
+/// The code in the folders of Phi-3 and Phi-4-mini, for which transformers has its own, which it prefers. The
+/// tokenizer that Phi-4-mini names is the one in its folder.
+constexpr std::string_view published_code =
+    R"([{"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+        {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+         "AutoTokenizer": "Xenova/gpt-4o"}])";
+
 }  // namespace
 
 ModelFamily phi3_family() {
@@ -44,6 +51,7 @@ ModelFamily phi3_family() {
                 },
             .map = map_phi3,
             .other_members = {{"attention_bias", refused, "[false]"},
+                              {"auto_map", refused, published_code},
                               {"full_attn_mod", refused, "[1]"},
                               {"interpolate_factor", refused, "[1]"},
                               {"lm_head_bias", refused, "[false]"},

@@ -162,6 +162,9 @@ void map_window_rope(ConfigMembers& m, ModelConfig& c) {
     const JsonValue* const of_window = found ? found->find(windowed) : nullptr;
     const JsonValue nothing = JsonValue::object();
     if (!of_full && !of_window) {
+        // transformers ignores such members of rope_parameters.
+        check(!found || found->size() == 0 || m.has(scaling_name), m.source(), ": ", parameters_name,
+              ": expected the members ", full, " and ", windowed);
         m.map(window_base, c.window_rope_base);
         return map_rope(m, c);
     }
