@@ -30,5 +30,5 @@ while read -r name flags; do
         echo "$name: $(sed -n 's/^val_loss: /val_loss /p; s/^loss: /loss /p' "$place/log" | paste -sd' ') ms $median s $((SECONDS - began))"
     fi
     rm -rf "$place/run"
-    ((longest = SECONDS - began > longest ? SECONDS - began : longest))
+    ((SECONDS - began <= longest)) || longest=$((SECONDS - began))
 done

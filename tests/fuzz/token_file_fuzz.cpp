@@ -7,8 +7,8 @@
 #include "memory_file.h"
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/data_loader.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/token_file.h>
 
 namespace {

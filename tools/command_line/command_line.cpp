@@ -182,7 +182,8 @@ void Command::add_switch(const std::string& flag, bool& value, const std::string
 void Command::add_switch(const std::string& flag, const std::string& help, std::function<void(bool)> use) {
     const std::string opposite = "--no-" + without_dashes(flag);
     const auto use_last = [flag, opposite, use = std::move(use)](std::int64_t sign) {
-        check(sign == 1 || sign == -1, flag, ": expected ", flag, " or ", opposite);
+        check(sign >= -1 && sign <= 1, flag, ": expected ", flag, " or ",
+              opposite);  // CLI11 has 0 or -1 for no
         use(sign > 0);
     };
     parser_.add_flag_function(concat(flag, ",!", opposite), use_last, help)->take_last();

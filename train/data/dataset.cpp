@@ -6,11 +6,11 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/packing.h>
 #include <gradtile/train/data/readers/byte_source.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/data/tokenized_documents.h>

@@ -10,8 +10,8 @@
 #include <gradtile/core/philox.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/permutation.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/readers/data_files.h>
 
 namespace gradtile {

@@ -13,7 +13,7 @@
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/io/file_system.h>
-#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {

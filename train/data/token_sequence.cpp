@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include <gradtile/core/check.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/token_file.h>
 
 namespace gradtile {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/document_encoder.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {

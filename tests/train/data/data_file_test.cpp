@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/readers/data_content.h>
 
 #include <support/error_message.h>
 

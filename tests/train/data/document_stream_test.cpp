@@ -9,11 +9,11 @@
 
 #include <gradtile/core/io/checksum.h>
 #include <gradtile/core/io/data_file.h>
-#include <gradtile/train/data/data_content.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/data/readers/data_content.h>
 #include <gradtile/train/data/readers/data_files.h>
 
 #include <support/error_message.h>

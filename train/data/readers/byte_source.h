@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/readers/data_content.h>
 
 namespace gradtile {
 

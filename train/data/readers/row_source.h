@@ -5,7 +5,7 @@
 #include <string>
 
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/readers/data_content.h>
 
 namespace gradtile {
 

@@ -1,4 +1,4 @@
-#include <gradtile/train/data/data_content.h>
+#include <gradtile/train/data/readers/data_content.h>
 
 #include <algorithm>
 #include <array>
