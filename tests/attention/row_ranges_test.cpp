@@ -276,9 +276,11 @@ TEST(Masks, ANodeOfATreeSeesTheContextItsAncestorsAndItself) {
                                       {{-1, -1, 0}, 2},
                                       {{0}, 0},
                                       {{-1, -2}, 1},
-                                      {{-1, 1}, 1}})
-        EXPECT_THAT(message_of([&] { masks::tree(ctx, 0, wrong); }),
+                                      {{-1, 1}, 1}}) {
+        const std::vector<std::int64_t>& parents_of_nodes = wrong;
+        EXPECT_THAT(message_of([&] { masks::tree(ctx, 0, parents_of_nodes); }),
                     HasSubstr(concat("node ", node, " has parent")));
+    }
 }
 
 TEST(Masks, BlocksHaveAtMostTwoRunsOfRowsPerKeyBlock) {
