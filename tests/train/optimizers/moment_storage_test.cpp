@@ -216,11 +216,11 @@ TEST(MomentStorage, ChangesNothingWhenTheUpdateIsRefused) {
 
 TEST(MomentStorage, RefusesFloat64GradientsAndOtherTypes) {
     EXPECT_EQ(moment_dtype({}, DType::f64), DType::f64);
-    for (const auto& [dtype, gradients] :
+    for (const std::pair<DType, DType>& types :
          {std::pair{DType::bf16, DType::f64}, std::pair{DType::f16, DType::f32}})
-        EXPECT_THAT([&] { moment_dtype({.dtype = dtype}, gradients); },
-                    testing::ThrowsMessage<Error>(
-                        testing::HasSubstr(concat(dtype, " moments for ", gradients, " gradients"))));
+        EXPECT_THAT([&] { moment_dtype({.dtype = types.first}, types.second); },
+                    testing::ThrowsMessage<Error>(testing::HasSubstr(
+                        concat(types.first, " moments for ", types.second, " gradients"))));
 }
 
 /// Shards of ranges, of which one begins inside a parameter.
