@@ -167,7 +167,7 @@ TEST(RowRanges, StridesMayBeAnyExceptAlongTheLastAxis) {
     }
 }
 
-/// What a call with these ranges says.
+/// Returns the error message from a call with these ranges.
 std::string error_with(const Tensor& ranges, Algorithm algorithm = Algorithm::flash, bool is_packed = false) {
     const Context ctx(Device::cpu(), 1);
     const Tensor q = zeros(ctx, {2, 5, 4, 8}, DType::f32), k = zeros(ctx, {2, 7, 2, 8}, DType::f32);

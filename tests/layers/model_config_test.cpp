@@ -1,4 +1,4 @@
-// What follows from a ModelConfig alone: numbers of parameters and operations, and windows.
+// Numbers that are computed from a ModelConfig, without a model: parameters, operations, windows.
 #include <algorithm>
 
 #include <gmock/gmock.h>

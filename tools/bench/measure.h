@@ -32,8 +32,8 @@ std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling&
 /// Milliseconds for one call.
 double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work);
 
-/// Milliseconds for call(i) on a GPU, in CUDA graphs, so that launches by the host take no part: the median
-/// of seven timings, each for the second of two replays of call(0) to call(calls - 1).
+/// Milliseconds for call(i) on a GPU, in CUDA graphs, so that launches by the host take no part. A
+/// graph replays call(0) to call(calls - 1) twice, and the second replay is timed; the median of seven.
 double graph_milliseconds(const Context& ctx, std::int64_t calls,
                           const std::function<void(std::int64_t i)>& call);
 

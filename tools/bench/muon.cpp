@@ -1,6 +1,6 @@
-// gradtile bench muon: times the parts of a step of Muon on a GPU, for the matrices of a GPT-2: the symmetric
-// products by one kernel and by cuBLASLt, and the passes over memory, compared with a copy. Then times whole
-// updates by Muon, with and without that kernel, and by AdamW.
+// gradtile bench muon: times a Muon step's parts on a GPU, for GPT-2's matrices: the symmetric products by
+// one kernel and by cuBLASLt, and the passes over memory, compared with a copy. Then times whole updates by
+// Muon, with and without that kernel, and by AdamW.
 #include <algorithm>
 #include <cstdlib>
 
