@@ -15,6 +15,7 @@
 #include <gradtile/tools/observers/run_observers.h>
 #include <gradtile/tools/plan/device_peak.h>
 #include <gradtile/tools/train/train_display.h>
+#include <gradtile/train/config/recipe.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/run/output_place.h>
@@ -29,21 +30,32 @@ struct Flags {
     explicit Flags(Command& command) : settings(command) {}
     SettingFlags settings;
     std::string preset, config_file, resume;
+    std::int64_t depth = 0;  // 0: not given
     std::int64_t stop_after = 0;
     bool restart = false, memory = false, quiet = false, live = false, print_config = false;
     GroupFlags group;
     std::optional<std::int64_t> restarts;
 };
 
+/// The preset that --preset or --depth names; empty if neither was given.
+std::string preset_name(const Flags& flags) {
+    if (flags.depth == 0) return flags.preset;
+    std::string name = preset_of_depth(flags.depth);
+    check_usage(flags.preset.empty() || flags.preset == name, "--depth: ", flags.depth, " with --preset ",
+                flags.preset, "; expected only one of them");
+    return name;
+}
+
 /// Applies preset, --init-from model, config file and flags in this order; later values override earlier
 /// ones.
 TrainConfig config_of(const Flags& flags) {
     check_usage(!flags.restart, "--restart: needs --resume");
     constexpr std::int64_t not_given = std::numeric_limits<std::int64_t>::min();
+    const std::string base = preset_name(flags);
     const auto settings = [&](const std::string& init_from) {
         TrainConfig config;
         config.steps = not_given;
-        if (!flags.preset.empty()) config = preset(flags.preset);
+        if (!base.empty()) config = preset(base);
         if (!init_from.empty()) adopt_model(config, init_from);
         if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
         flags.settings.apply(config);
@@ -68,8 +80,8 @@ void check_outputs(const Flags& flags, const TrainConfig& config) {
 
 /// Checks the flags of a run that is resumed.
 ResumeOptions resume_options(const Flags& flags) {
-    check_usage(flags.preset.empty() && flags.config_file.empty(),
-                "--resume: uses the settings of the run; expected neither --preset nor --config");
+    check_usage(flags.preset.empty() && flags.depth == 0 && flags.config_file.empty(),
+                "--resume: uses the settings of the run; expected neither --preset, --depth nor --config");
     rethrow_as_usage_error([&] { check_may_change(flags.settings.given(), "--"); });
     TrainConfig changed;
     flags.settings.apply(changed);
@@ -291,6 +303,15 @@ void add_train(CommandLine& program) {
         flags->preset = name;
         flags->settings.show_defaults(preset(name));
     });
+    command.add_value<std::int64_t>(
+        "--depth",
+        concat("one dial for sizes, batch, rates and steps: the preset depth-N, N from ", recipe::min_depth,
+               " to ", recipe::max_depth),
+        [flags](const std::int64_t& depth) {
+            check_range("--depth", depth, {recipe::min_depth, recipe::max_depth});
+            flags->depth = depth;
+            flags->settings.show_defaults(preset(preset_of_depth(depth)));
+        });
     // An empty path is refused: it is usually a variable that a script forgot to set, and would start a run
     // with other settings.
     const auto add_path = [&](const char* flag, std::string& path, const char* help) {

@@ -2,6 +2,7 @@
 #include <map>
 
 #include <gradtile/core/text/nearest_name.h>
+#include <gradtile/train/config/recipe.h>
 #include <gradtile/train/config/train_config.h>
 
 namespace gradtile {
@@ -172,8 +173,40 @@ TrainConfig packed_tiny() {
     return c;
 }
 
-const std::map<std::string, std::function<TrainConfig()>>& presets() {
-    static const std::map<std::string, std::function<TrainConfig()>> table{
+/// The run that docs/speedrun.md measured, at the size of GPT-2 124M.
+TrainConfig speedrun() {
+    TrainConfig c =
+        recipe_config(recipe::reference_depth,
+                      static_cast<double>(recipe::reference_steps * recipe::reference_step_tokens));
+    c.out = "runs/speedrun";
+    return c;
+}
+
+/// The recipe's smallest model, on characters, in five minutes on any CPU. The context and the batch are
+/// chosen for speed.
+TrainConfig speedrun_cpu() {
+    TrainConfig c = recipe_config(recipe::min_depth, recipe_tokens(recipe::min_depth));
+    c.model.context = 128;
+    c.batch = 8;
+    c.micro_batch = 0;
+    c.steps = 0;
+    c.time_budget = "5m";
+    c.dtype = TrainDType::f32;
+    c.out = "runs/speedrun-cpu";
+    return c;
+}
+
+using Presets = std::map<std::string, std::function<TrainConfig()>>;
+
+/// Adds depth-4 to depth-20.
+Presets with_depths(Presets table) {
+    for (std::int64_t depth = recipe::min_depth; depth <= recipe::max_depth; ++depth)
+        table.emplace(preset_of_depth(depth), [depth] { return recipe_config(depth, recipe_tokens(depth)); });
+    return table;
+}
+
+const Presets& presets() {
+    static const Presets table = with_depths({
         {"demo", demo},
         {"chat-demo", chat_demo},
         {"shakespeare-char-cpu", shakespeare_char_cpu},
@@ -187,11 +220,17 @@ const std::map<std::string, std::function<TrainConfig()>>& presets() {
         {"gpt-oss-tiny", gpt_oss_tiny},
         {"alibi-tiny", alibi_tiny},
         {"packed-tiny", packed_tiny},
-    };
+        {"speedrun", speedrun},
+        {"speedrun-cpu", speedrun_cpu},
+    });
     return table;
 }
 
 }  // namespace
+
+std::string preset_of_depth(std::int64_t depth) {
+    return concat("depth-", depth);
+}
 
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;
