@@ -1,7 +1,6 @@
 #include <gradtile/train/config/recipe.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 namespace gradtile {
@@ -68,12 +67,7 @@ TrainConfig recipe_config(std::int64_t depth, double tokens) {
         std::pow(tokens / static_cast<double>(reference_steps * reference_step_tokens), batch_exponent);
     c.batch = nearest_power_of_two(step_tokens / static_cast<double>(context));
     c.steps = std::max<std::int64_t>(1, std::llround(tokens / static_cast<double>(c.batch * context)));
-    // Activations are proportional to layers x width.
-    const auto smaller =
-        static_cast<double>(reference_depth * reference_depth) / static_cast<double>(depth * depth);
-    const auto fitting =
-        std::bit_floor(static_cast<std::uint64_t>(reference_micro_batch * std::min(1.0, smaller)));
-    c.micro_batch = std::min(c.batch, static_cast<std::int64_t>(fitting));
+    c.micro_batch = std::min(c.batch, max_micro_batch);
     c.dtype = TrainDType::bf16;
     c.out = concat("runs/depth-", depth);
     return c;

@@ -21,8 +21,8 @@ inline constexpr std::int64_t reference_steps = 200, reference_step_tokens = 65'
 /// The tokens of a step grow as the tokens of the run to this power, which leads from the measured run to
 /// modded-nanogpt's track 3: 3,250 steps of 524,288 tokens, 20 tokens a weight, with the same rates.
 inline constexpr double batch_exponent = 0.427;
-/// Sequences of a step that one GPU of 80 GB computes at once at reference_depth.
-inline constexpr std::int64_t reference_micro_batch = 64;
+/// Sequences that a GPU of 80 GB computes at once; measured at reference_depth, planned at max_depth.
+inline constexpr std::int64_t max_micro_batch = 64;
 }  // namespace recipe
 
 /// Returns the run for a model with `depth` layers and `tokens` training tokens, at least one step's. Throws

@@ -168,8 +168,9 @@ void make_paths_absolute(TrainConfig& config);
 Device resolve_device(DeviceChoice choice, int local_rank = 0);
 
 /// Returns a preset's settings: demo, chat-demo, shakespeare-char-cpu, shakespeare-char, gpt2-124m,
-/// gpt2-350m, gpt2-774m, llama-tiny, llama-0.5b, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny. The
-/// error for an unknown name names the nearest known one.
+/// gpt2-350m, gpt2-774m, llama-tiny, llama-0.5b, gemma2-tiny, gpt-oss-tiny, alibi-tiny, packed-tiny,
+/// speedrun, speedrun-cpu, and depth-4 to depth-20 (recipe.h). The error for an unknown name names the
+/// nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 

@@ -64,6 +64,19 @@ TEST(Usage, HelpShowsTheDefaultsOfThePreset) {
     EXPECT_THAT(run({"train", "--help"}).out, HasSubstr("--layers INTEGER=4 "));
 }
 
+TEST(Usage, DepthIsThePresetOfItsName) {
+    const auto config = [](const Arguments& arguments) {
+        const Outcome outcome = run(Arguments{"train", "--print-config"} + arguments);
+        expect_success(outcome);
+        return outcome.out;
+    };
+    EXPECT_EQ(config({"--depth", "8"}), config({"--preset", "depth-8"}));
+    EXPECT_EQ(config({"--depth", "8", "--preset", "depth-8"}), config({"--preset", "depth-8"}));
+    EXPECT_THAT(config({"--depth", "8", "--steps", "3"}), HasSubstr("\"steps\": 3,"));
+    EXPECT_THAT(run({"train", "--depth", "8", "--help"}).out, HasSubstr("--width INTEGER=512 "));
+    expect_refused(run({"train", "--depth", "8", "--preset", "demo"}), {"--depth: 8", "--preset demo"});
+}
+
 TEST(Usage, EverySpellingPrintsTheVersion) {
     const Outcome version = run({"--version"});
     expect_success(version);
@@ -118,6 +131,9 @@ TEST(Usage, UsageErrorsExitWith2) {
                                        {"lab", "--length", "0"},
                                        {"train", "--resume", "x", "--lr", "1"},
                                        {"train", "--resume", "x", "--preset", "demo"},
+                                       {"train", "--resume", "x", "--depth", "8"},
+                                       {"train", "--depth", "3", "--data", "x"},
+                                       {"train", "--depth", "8", "--preset", "demo", "--data", "x"},
                                        {"train", "--gpus", "1", "--processes", "1"},
                                        training + Arguments{"--heads", "3"},
                                        training + Arguments{"--stop-after", "-1"},
