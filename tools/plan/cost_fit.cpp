@@ -9,6 +9,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/with_source.h>
+#include <gradtile/tools/plan/least_squares.h>
 
 namespace gradtile {
 namespace {
@@ -151,48 +152,6 @@ std::vector<double> deviations(std::span<const Prepared> measurements, const std
     return result;
 }
 
-double dot(const std::vector<double>& a, const std::vector<double>& b) {
-    double sum = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-    return sum;
-}
-
-/// Returns each deviation's derivative with respect to each logarithm: columns[constant][measurement].
-std::vector<std::vector<double>> derivatives(std::span<const Prepared> measurements,
-                                             const std::vector<double>& logs) {
-    // Central differences have the truncation error step^2 / 6 times the third derivative, and a rounding
-    // error near 1e-16 / step. Both errors are about 1e-11 for a smooth function of order one.
-    constexpr double step = 1e-5;
-    std::vector<std::vector<double>> columns;
-    for (std::size_t i = 0; i < logs.size(); ++i) {
-        std::vector<double> below = logs, above = logs;
-        below[i] -= step;
-        above[i] += step;
-        std::vector<double> column = deviations(measurements, above);
-        const std::vector<double> subtracted = deviations(measurements, below);
-        for (std::size_t row = 0; row < column.size(); ++row)
-            column[row] = (column[row] - subtracted[row]) / (2 * step);
-        columns.push_back(std::move(column));
-    }
-    return columns;
-}
-
-/// Solves a symmetric positive definite system by elimination with diagonal pivots.
-std::vector<double> solve(std::vector<std::vector<double>> matrix, std::vector<double> right) {
-    const std::size_t n = right.size();
-    for (std::size_t pivot = 0; pivot < n; ++pivot)
-        for (std::size_t row = pivot + 1; row < n; ++row) {
-            const double factor = matrix[row][pivot] / matrix[pivot][pivot];
-            for (std::size_t i = pivot; i < n; ++i) matrix[row][i] -= factor * matrix[pivot][i];
-            right[row] -= factor * right[pivot];
-        }
-    for (std::size_t row = n; row-- > 0;) {
-        for (std::size_t i = row + 1; i < n; ++i) right[row] -= matrix[row][i] * right[i];
-        right[row] /= matrix[row][row];
-    }
-    return right;
-}
-
 }  // namespace
 
 std::vector<Measurement> read_measurements(const std::string& path) {
@@ -230,39 +189,14 @@ CostFit fit_constants(std::span<const Measurement> all, const CostConstants& sta
     std::vector<Prepared> measurements;
     for (const Measurement& m : all)
         if (m.weight > 0) measurements.emplace_back(m);
+    const auto deviations_at = [&](const std::vector<double>& logs) {
+        return deviations(measurements, logs);
+    };
+    const LeastSquares best = least_squares(deviations_at, logarithms(start));
     CostFit fit;
-    std::vector<double> logs = logarithms(start);
-    std::vector<double> now = deviations(measurements, logs);
-    double damping = 1e-3;
-    for (bool moves = true; moves && fit.iterations < 200; ++fit.iterations) {
-        const auto columns = derivatives(measurements, logs);
-        std::vector<std::size_t> free;  // constants that a measurement depends on
-        for (std::size_t i = 0; i < columns.size(); ++i)
-            if (dot(columns[i], columns[i]) > 0) free.push_back(i);
-        moves = false;
-        // More damping makes the step shorter and closer to steepest descent. Increase it until a step
-        // improves the fit.
-        for (; !moves && damping < 1e12; damping *= 10) {
-            std::vector<std::vector<double>> matrix(free.size(), std::vector<double>(free.size()));
-            std::vector<double> right(free.size());
-            for (std::size_t i = 0; i < free.size(); ++i) {
-                for (std::size_t j = 0; j < free.size(); ++j)
-                    matrix[i][j] = dot(columns[free[i]], columns[free[j]]) * (i == j ? 1 + damping : 1);
-                right[i] = -dot(columns[free[i]], now);
-            }
-            const std::vector<double> step = solve(std::move(matrix), std::move(right));
-            std::vector<double> tried = logs;
-            for (std::size_t i = 0; i < free.size(); ++i) tried[free[i]] += std::clamp(step[i], -1.0, 1.0);
-            std::vector<double> then = deviations(measurements, tried);
-            if (!(dot(then, then) < dot(now, now))) continue;
-            logs = std::move(tried);
-            now = std::move(then);
-            moves = true;
-        }
-        damping = std::max(damping * 1e-2, 1e-12);
-    }
-    fit.constants = constants_of(logs);
-    const auto columns = derivatives(measurements, logs);
+    fit.iterations = best.iterations;
+    fit.constants = constants_of(best.point);
+    const auto columns = derivatives(deviations_at, best.point);
     std::size_t i = 0;
     visit_constants(start, [&](const char* name, double, double, const char*) {
         if (dot(columns[i], columns[i]) == 0) fit.undetermined.emplace_back(name);

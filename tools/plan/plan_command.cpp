@@ -1,4 +1,5 @@
 // gradtile plan: predicts memory, communication and time of a step; needs no GPU.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -12,6 +13,7 @@
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/plan/cost_fit.h>
+#include <gradtile/tools/plan/trained_runs.h>
 #include <gradtile/train/memory_request.h>
 
 namespace gradtile::cli {
@@ -27,7 +29,7 @@ struct Flags {
     double gpu_memory = 139;  // in GiB; the default is an H200's memory
     // GB/s and microseconds; 0: the fitted or assumed value.
     double nvlink_bandwidth = 0, network_bandwidth = 0, network_latency = 0;
-    std::vector<std::string> fit, measurements;
+    std::vector<std::string> fit, measurements, loss;
     bool json = false, same_batch = false;
 };
 
@@ -324,6 +326,42 @@ int fit(const Flags& flags) {
     return 0;
 }
 
+/// Prints what the law of the finished runs predicts for each of them, and for the run of the other flags.
+int predict_loss(const Flags& flags) {
+    const TrainConfig config = config_of(flags);
+    const double weights = matrix_weights(config.model);
+    const double tokens = rethrow_as_usage_error([&] { return training_tokens(config); });
+    const std::vector<TrainedRun> runs = read_trained_runs(flags.loss);
+    const LossPrediction prediction = predict_loss(runs, weights, tokens);
+    const LossLaw& law = prediction.law;
+    Table table({{"run", "run", Column::Kind::text, 40},
+                 {"weights", "M weights"},
+                 {"tokens", "M tokens"},
+                 {"loss", "loss", Column::Kind::number, 8},
+                 {"predicted", "law", Column::Kind::number, 8},
+                 {"error", "+-", Column::Kind::number, 8}},
+                flags.json);
+    for (const TrainedRun& run : runs)
+        table.add({run.name, 1e-6 * run.weights, 1e-6 * run.tokens, run.loss, law(run.weights, run.tokens),
+                   no_value});
+    table.add({std::string("predicted"), 1e-6 * weights, 1e-6 * tokens, no_value, prediction.loss,
+               prediction.error});
+    if (flags.json) return 0;
+    const auto ratio = [&](double value, double TrainedRun::*member) {
+        return value / std::ranges::max(runs, {}, member).*member;
+    };
+    std::printf(
+        "loss = %.4g + %.4g / N^%.3f + %.4g / D^%.3f, N the weights of the blocks and D the tokens; the runs "
+        "deviate by "
+        "%.2f%%\n"
+        "predicted: %.4f +- %.4f (95%%) for %.3g times the largest run's weights and %.3g times the "
+        "longest's tokens\n",
+        law.irreducible, law.weight_term, law.weight_exponent, law.token_term, law.token_exponent,
+        100 * prediction.deviation, prediction.loss, prediction.error, ratio(weights, &TrainedRun::weights),
+        ratio(tokens, &TrainedRun::tokens));
+    return 0;
+}
+
 }  // namespace
 
 void add_plan(CommandLine& program) {
@@ -355,8 +393,17 @@ void add_plan(CommandLine& program) {
     command.add_value<Paths>("--fit",
                              "files of measurements: only print the fitted constants and their deviations",
                              [flags](const Paths& paths) { flags->fit = paths; });
-    command.add_switch("--json", flags->json, "print one JSON object");
-    command.set_action([flags] { return flags->fit.empty() ? plan(*flags) : fit(*flags); });
+    command.add_list(
+        "--loss", flags->loss,
+        "directories of finished runs, 6 or more: only predict the validation loss, by a law fitted to "
+        "them; tokens are steps x batch x context");
+    command.add_switch("--json", flags->json,
+                       "print one JSON object; with --fit and --loss one for each row");
+    command.set_action([flags] {
+        check_usage(flags->fit.empty() || flags->loss.empty(), "--fit and --loss: expected only one of them");
+        if (!flags->loss.empty()) return predict_loss(*flags);
+        return flags->fit.empty() ? plan(*flags) : fit(*flags);
+    });
 }
 
 }  // namespace gradtile::cli

@@ -312,7 +312,7 @@ void visit_optimization_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
     using enum OnResume;
     visit(Setting{"steps", "number of optimizer steps; the horizon of the learning rate's schedule", training,
-                  Range{0, max_steps}, train_only, may_change},
+                  Range{0, max_steps}, SettingUsers{.plan = true}, may_change},
           c.steps);
     visit(Setting{"time-budget",
                   "time after which the run ends, 90s, 5m or 1h30m, with evaluation and saving; the schedule "

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <filesystem>
 #include <sstream>
 
 #include "program.h"
@@ -184,6 +186,63 @@ TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--fit", "absent.jsonl"}), {"absent.jsonl", "cannot be opened"});
     expect_refused(run({"plan", "--lr", "1"}), {"--lr"});
     expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "expected 1 to"});
+}
+
+/// Run directories whose losses follow a law: four depths with three step counts each.
+Arguments write_runs(const TemporaryDirectory& place) {
+    Arguments runs;
+    for (const int layers : {2, 4, 8, 16})
+        for (const int steps : {100, 200, 400}) {
+            const double weights = 12.0 * 64 * 64 * layers, tokens = 8.0 * 128 * steps;
+            const double loss = 1.5 + 30 / std::pow(weights, 0.4) + 40 / std::pow(tokens, 0.5);
+            const std::string name = std::to_string(layers) + "-" + std::to_string(steps);
+            std::filesystem::create_directory(place / name);
+            const json config{{"layers", layers}, {"width", 64},    {"context", 128},
+                              {"batch", 8},       {"steps", steps}, {"vocabulary", 65}};
+            const json line{{"step", steps}, {"loss", 2.0}, {"val_loss", loss}, {"tokens", tokens}};
+            place.write(name + "/config.json", config.dump());
+            place.write(name + "/metrics.jsonl", line.dump() + "\n");
+            runs.push_back((place / name).string());
+        }
+    return runs;
+}
+
+TEST(Plan, LossOfALargerRunFollowsFromTheSmallerOnes) {
+    const TemporaryDirectory place;
+    const Arguments runs = write_runs(place);
+    const Arguments larger{"plan",    "--layers", "32",      "--width", "64",     "--context", "128",
+                           "--batch", "8",        "--steps", "800",     "--json", "--loss"};
+    const Outcome outcome = run(larger + runs);
+    expect_success(outcome);
+    std::istringstream lines(outcome.out);
+    json last;
+    std::size_t rows = 0;
+    for (std::string line; std::getline(lines, line); ++rows) last = json::parse(line);
+    EXPECT_EQ(rows, runs.size() + 1);
+    EXPECT_EQ(last.at("run"), "predicted");
+    EXPECT_NEAR(last.at("weights").get<double>(), 12e-6 * 64 * 64 * 32, 1e-9);
+    EXPECT_NEAR(last.at("tokens").get<double>(), 8e-6 * 128 * 800, 1e-9);
+    const double loss = 1.5 + 30 / std::pow(12.0 * 64 * 64 * 32, 0.4) + 40 / std::pow(8.0 * 128 * 800, 0.5);
+    EXPECT_NEAR(last.at("predicted").get<double>(), loss, 1e-4);
+    EXPECT_LT(last.at("error").get<double>(), 1e-3);
+}
+
+TEST(Plan, RunsThatCannotBeComparedAreRefused) {
+    const TemporaryDirectory place;
+    const Arguments runs = write_runs(place), loss{"plan", "--loss"};
+    expect_refused(run(loss + Arguments(runs.begin(), runs.begin() + 5)), {"5 runs", "at least 6"});
+    expect_refused(run(loss + Arguments(runs.begin(), runs.begin() + 6)), {"2 sizes", "at least 3"});
+    expect_refused(run({"plan", "--time-budget", "5m", "--loss", runs[0]}), {"--time-budget"});
+    expect_refused(run({"plan", "--model", "speedrun-cpu", "--loss", runs[0]}),
+                   {"time-budget", "expected steps"});
+    expect_refused(run({"plan", "--fit", "x", "--loss", runs[0]}), {"--fit and --loss"});
+    place.write("4-100/metrics.jsonl", R"({"step":99,"loss":2,"val_loss":2,"tokens":101376})"
+                                       "\n");
+    expect_refused(run(loss + runs), {"4-100", "no validation loss after its last step"});
+    place.write("4-100/config.json", R"({"layers":4,"width":64,"steps":99,"vocabulary":66})");
+    expect_refused(run(loss + runs), {"4-100", "vocabulary: 66", "expected 65"});
+    place.write("4-100/config.json", R"({"layers":4,"width":4611686018427387904,"vocabulary":65})");
+    expect_refused(run(loss + runs), {"4-100", "width: 4611686018427387904"});
 }
 
 }  // namespace
