@@ -115,7 +115,8 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
             for (const auto& [range, owner] : bucket.parts)
                 parts[static_cast<std::size_t>(owner)].state_bytes +=
                     static_cast<std::size_t>(range.length) * accumulator_bytes;
-    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
+    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes)),
+                          .master_bytes = master_bytes(config.masters)};
     for (const OptimizerPart& part : parts) {
         largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);
         largest.product_flops = std::max(largest.product_flops, part.product_flops);

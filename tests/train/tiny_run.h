@@ -190,6 +190,12 @@ inline constexpr RunSetting run_settings[] = {
                    c.moment_dtype = TrainDType::bf16;
                    c.average_decay = 0.9;
                }},
+    RunSetting{"split_masters",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.masters = MasterFormat::split;
+                   c.micro_batch = 2;
+               }},
     RunSetting{"averaged",
                [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;

@@ -79,6 +79,7 @@ struct TrainConfig {
     bool cautious_decay = false;  ///< see DecayFactors
     /// Type in which the optimizer keeps moments between steps; see MomentStorage.
     TrainDType moment_dtype = TrainDType::f32;
+    MasterFormat masters = MasterFormat::f32;
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
 
@@ -190,6 +191,11 @@ template <>
 struct EnumNames<TrainDType> {
     static constexpr std::array names = {std::pair{TrainDType::f32, std::string_view("f32")},
                                          std::pair{TrainDType::bf16, std::string_view("bf16")}};
+};
+template <>
+struct EnumNames<MasterFormat> {
+    static constexpr std::array names = {std::pair{MasterFormat::f32, std::string_view("f32")},
+                                         std::pair{MasterFormat::split, std::string_view("split")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

@@ -67,7 +67,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
                                            std::span<const Parameter> parameters, const ElementwiseRule& rule,
                                            const std::optional<OptimizerShard>& shard,
                                            const LearningRateFactor& lr_factor, const MomentStorage& storage)
-    : parameters_(parameters.begin(), parameters.end()), is_shard_(shard.has_value()), rule_(rule) {
+    : parameters_(parameters.begin(), parameters.end()), is_shard_(shard && !shard->is_whole), rule_(rule) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
                .weights = held.masters.defined() ? held.masters : store.values(),

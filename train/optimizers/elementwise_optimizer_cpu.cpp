@@ -1,22 +1,23 @@
 #include <utility>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/rounded_moments_cpu.h>
 
 namespace gradtile::cpu {
 namespace {
 
-/// Updates a block's weights. If `value` is another array than `weight`, `weight` holds masters, and `value`
-/// receives the rounded weights.
-template <class Real, class Value, class Formula, class... Moments>
-void update(Real* __restrict weight, Value* __restrict value, const Real* __restrict gradient, std::int64_t n,
-            Real scale, const DecayFactors<Real> decay, const Formula formula,
+/// Updates a block's weights. If `value` is another array than `weight`, `weight` holds masters or their
+/// remainders, and `value` receives the rounded weights.
+template <class Real, class Weight, class Value, class Formula, class... Moments>
+void update(Weight* __restrict weight, Value* __restrict value, const Real* __restrict gradient,
+            std::int64_t n, Real scale, const DecayFactors<Real> decay, const Formula formula,
             Moments* __restrict... moments) {
     for (std::int64_t i = 0; i < n; ++i) {
         const Real step = formula(gradient[i] * scale, moments[i]...);
-        const Real updated = decay.decayed(weight[i], step) - step;
-        weight[i] = updated;
-        if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
+        const Real updated = decay.decayed(loaded_weight<Real>(weight[i], value[i]), step) - step;
+        weight[i] = kept_weight<Weight>(updated);
+        if constexpr (!std::is_same_v<Real, Value>) value[i] = value_of_weight<Value>(updated);
     }
 }
 
@@ -27,11 +28,11 @@ struct GroupStep {
     Formula formula;
 };
 
-template <class Moment, class Real, class Value, class Formula, std::size_t... moment>
+template <class Moment, class Weight, class Real, class Value, class Formula, std::size_t... moment>
 void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::vector<ElementBlock>& blocks,
                    Real scale, const std::vector<GroupStep<Real, Formula>>& groups, const MomentDraws& draws,
                    std::index_sequence<moment...>) {
-    Real* weights = arrays.weights.data<Real>();
+    Weight* weights = weight_data<Weight>(arrays.weights);
     Value* values = arrays.values.data<Value>();
     const Real* gradients = arrays.gradients.data<Real>();
     Moment* const moments[] = {arrays.moments[moment].template data<Moment>()...};
@@ -73,9 +74,11 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                                             rule.cautious_decay),
                      rule.template formula<Real>(lr * group.lr_factor, t)});
             visit_moment_type<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
-                update_blocks<Moment, Real, Value>(ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
-                                                   MomentDraws::of(arrays.seed, t),
-                                                   std::make_index_sequence<Rule::moments.size()>{});
+                visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+                    update_blocks<Moment, Weight, Real, Value>(
+                        ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
+                        MomentDraws::of(arrays.seed, t), std::make_index_sequence<Rule::moments.size()>{});
+                });
             });
         });
     };

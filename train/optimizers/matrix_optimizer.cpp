@@ -40,7 +40,7 @@ MatrixOptimizer::MatrixOptimizer(const Context& ctx, const ParameterStore& store
                                  const PackedRows& packed_rows, const MatrixOptions& options,
                                  const std::optional<OptimizerShard>& shard)
     : all_hidden_(split(store, packed_rows, true)),
-      is_shard_(shard.has_value()),
+      is_shard_(shard && !shard->is_whole),
       options_(options),
       adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, packed_rows, false),
                                                     options.adamw, shard, options.lr_factor,

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numeric>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/rounded_moments_cpu.h>
 
@@ -59,14 +60,14 @@ void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::
     sum[row] = convert<T>(diagonal);
 }
 
-template <class Update, class Real, class Value>
-void apply_range(const Update* __restrict update, Real* __restrict weight, Value* __restrict value,
+template <class Update, class Real, class Weight, class Value>
+void apply_range(const Update* __restrict update, Weight* __restrict weight, Value* __restrict value,
                  std::int64_t n, const DecayFactors<Real> decay, Real rate) {
     for (std::int64_t i = 0; i < n; ++i) {
         const Real step = rate * convert<Real>(update[i]);
-        const Real updated = decay.decayed(weight[i], step) - step;
-        weight[i] = updated;
-        if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
+        const Real updated = decay.decayed(loaded_weight<Real>(weight[i], value[i]), step) - step;
+        weight[i] = kept_weight<Weight>(updated);
+        if constexpr (!std::is_same_v<Real, Value>) value[i] = value_of_weight<Value>(updated);
     }
 }
 
@@ -119,6 +120,29 @@ double norm_ratio(const RowFactors& rows, std::int64_t matrix) {
         after += squares[2 * part + 1];
     }
     return std::sqrt(before) / (std::sqrt(after) + row_factor_epsilon);
+}
+
+/// Subtracts the updates [count, rows, cols] from a group's weights.
+template <class Update, class Real, class Weight, class Value>
+void apply_updates(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                   const Tensor& updates, const RowFactors& rows, double lr, const MatrixRate& derived) {
+    const double step = derived.step(lr);
+    const std::int64_t elements = group.shape.elements();
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        const auto apply = [&](std::int64_t first, std::int64_t last, double factor) {
+            apply_range(updates.data<Update>() + i * elements + first,
+                        weight_data<Weight>(arrays.weights) + offsets.weight + first,
+                        arrays.values.data<Value>() + offsets.value + first, last - first,
+                        derived.decay<Real>(lr), static_cast<Real>(factor));
+        };
+        if (!rows.defined()) return apply(begin, end, step);
+        const double ratio = norm_ratio(rows, i);
+        const Real* const factors = rows.factors.data<Real>() + i * group.shape[0];
+        for_rows(begin, end, group.shape[1], [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+            apply(first, last, step * ratio * static_cast<double>(factors[row]));
+        });
+    });
 }
 
 }  // namespace
@@ -231,29 +255,15 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
                   const Tensor& updates, const RowFactors& rows, const Tensor& rate,
                   const MatrixRate& derived, const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
-    const double lr = *rate.data<double>(), step = derived.step(lr);
-    const std::int64_t elements = group.shape.elements();
+    const double lr = *rate.data<double>();
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
-        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
-            if constexpr (sizeof(Update) <= sizeof(Real))
-                for_ranges(
-                    ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
-                        const auto apply = [&](std::int64_t first, std::int64_t last, double factor) {
-                            apply_range(updates.data<Update>() + i * elements + first,
-                                        arrays.weights.data<Real>() + offsets.weight + first,
-                                        arrays.values.data<Value>() + offsets.value + first, last - first,
-                                        derived.decay<Real>(lr), static_cast<Real>(factor));
-                        };
-                        if (!rows.defined()) return apply(begin, end, step);
-                        const double ratio = norm_ratio(rows, i);
-                        const Real* const factors = rows.factors.data<Real>() + i * group.shape[0];
-                        for_rows(begin, end, group.shape[1],
-                                 [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-                                     apply(first, last, step * ratio * static_cast<double>(factors[row]));
-                                 });
-                    });
+        visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+            visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+                if constexpr (sizeof(Update) <= sizeof(Real))
+                    apply_updates<Update, Real, Weight, Value>(ctx, arrays, group, updates, rows, lr,
+                                                               derived);
+            });
         });
     });
 }

@@ -6,6 +6,7 @@
 #include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
 
 namespace gradtile::cuda {
@@ -240,10 +241,10 @@ __device__ Real norm_ratio(const RowPointers<Real>& rows) {
     return ratio;
 }
 
-template <int width, class Update, class Real, class Value>
+template <int width, class Update, class Real, class Weight, class Value>
 __global__ void __launch_bounds__(threads_per_block)
     apply_kernel(const Update* updates, const MatrixOffsets* matrices, RowPointers<Real> rows,
-                 const double* rate, MatrixRate derived, const double* scale, Real* weights, Value* values,
+                 const double* rate, MatrixRate derived, const double* scale, Weight* weights, Value* values,
                  std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
@@ -252,24 +253,25 @@ __global__ void __launch_bounds__(threads_per_block)
     const auto step = static_cast<Real>(derived.step(*rate));
     const Real ratio = rows.factors != nullptr ? norm_ratio(rows) : Real{1};
     const Update* const update = updates + blockIdx.y * n;
-    Real* const weight = weights + offsets.weight;
+    Weight* const weight = weights + offsets.weight;
+    Value* const value = values + offsets.value;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         const device::Packed<Update, width> change = elements_at<width>(update + i);
-        device::Packed<Real, width> updated = elements_at<width>(weight + i);
+        device::Packed<Weight, width> w = elements_at<width>(weight + i);
+        device::Packed<Value, width> rounded{};
+        if constexpr (!std::is_same_v<Weight, Real>) rounded = elements_at<width>(value + i);
         Real row_step = step;
         if (rows.factors != nullptr) row_step *= ratio * rows.factors[(blockIdx.y * n + i) / rows.cols];
 #pragma unroll
         for (int e = 0; e < width; ++e) {
             const Real subtracted = row_step * device::convert<Real>(change[e]);
-            updated[e] = decay.decayed(updated[e], subtracted) - subtracted;
+            const Real updated =
+                decay.decayed(loaded_weight<Real>(w[e], rounded[e]), subtracted) - subtracted;
+            w[e] = kept_weight<Weight>(updated);
+            if constexpr (!std::is_same_v<Real, Value>) rounded[e] = device::value_of_weight<Value>(updated);
         }
-        elements_at<width>(weight + i) = updated;
-        if constexpr (!std::is_same_v<Real, Value>) {
-            device::Packed<Value, width> rounded;
-#pragma unroll
-            for (int e = 0; e < width; ++e) rounded[e] = device::convert<Value>(updated[e]);
-            elements_at<width>(values + offsets.value + i) = rounded;
-        }
+        elements_at<width>(weight + i) = w;
+        if constexpr (!std::is_same_v<Real, Value>) elements_at<width>(value + i) = rounded;
     }
 }
 
@@ -398,16 +400,18 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
             row_pointers.factors = rows.factors.data<Real>();
             row_pointers.squares = reinterpret_cast<const RowSquares*>(rows.squares.data<double>());
         }
-        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
-            if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
-                with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
-                    launch_for_matrices<width>(
-                        ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Value>,
-                        static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
-                        row_pointers, static_cast<const double*>(rate.data<double>()), derived,
-                        pointer_of(options.gradient_scale), arrays.weights.data<Real>(),
-                        arrays.values.data<Value>());
-                });
+        visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+            visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+                if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
+                    with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
+                        launch_for_matrices<width>(
+                            ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Weight, Value>,
+                            static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
+                            row_pointers, static_cast<const double*>(rate.data<double>()), derived,
+                            pointer_of(options.gradient_scale), weight_data<Weight>(arrays.weights),
+                            arrays.values.data<Value>());
+                    });
+            });
         });
     });
 }

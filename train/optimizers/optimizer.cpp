@@ -8,7 +8,8 @@ OptimizerShard whole_of(const ParameterStore& store) {
     check(store.allocated(), "optimizer: the parameter store is not allocated");
     return {.ranges = {{0, store.flat_elements()}},
             .gradients = store.gradients(),
-            .masters = is_16_bit(store.dtype()) ? store.master() : Tensor()};
+            .masters = store.has_master() ? store.master() : Tensor(),
+            .is_whole = true};
 }
 
 DType moment_dtype(const MomentStorage& storage, DType gradients) {

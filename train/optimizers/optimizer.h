@@ -30,12 +30,23 @@ struct StateTensor {
     }
 };
 
+/// How the masters of 16-bit values are kept between steps. f32: as float32. split: only what rounding takes
+/// from them, in 16 bits; bfloat16 values are their upper halves. The masters are equal in both formats.
+enum class MasterFormat { f32, split };
+/// The bytes of a master.
+constexpr std::size_t master_bytes(MasterFormat format) {
+    return format == MasterFormat::split ? 2 : 4;
+}
+
 /// The part of a store that one process updates under ZeRO-1: ranges of the store's flat blocks. The process
 /// packs these ranges without gaps into its own gradient, master and moment blocks.
 struct OptimizerShard {
     std::vector<FlatRange> ranges;
-    Tensor gradients;     ///< [packed]
-    Tensor masters = {};  ///< [packed] float32; undefined if values have no masters
+    Tensor gradients;  ///< [packed]
+    /// [packed] float32 masters, or for bfloat16 values int32 [packed / 2], two remainders of masters in each
+    /// (MasterFormat::split); undefined if values have no masters.
+    Tensor masters = {};
+    bool is_whole = false;  ///< the shard is the whole store; the state has a tensor for each parameter
 };
 /// Returns the shard that covers a whole allocated store.
 OptimizerShard whole_of(const ParameterStore& store);

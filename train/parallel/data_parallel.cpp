@@ -187,12 +187,17 @@ void DataParallel::gather_values(const Context& ctx) {
 void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
                           const Tensor& full) const {
     check_sharing(ctx, "unpack", {"whole", full}, {{"packed", packed}});
-    const Context exchange = exchange_->after(ctx);
     std::int64_t offset = 0;
     for (const FlatRange& range : ranges) {
-        copy(exchange, slice_of(full, range), packed.slice(0, offset, range.length));
+        copy(ctx, slice_of(full, range), packed.slice(0, offset, range.length));
         offset += range.length;
     }
+    gather(ctx, full);
+}
+
+void DataParallel::gather(const Context& ctx, const Tensor& full) const {
+    if (!is_sharded()) return;
+    const Context exchange = exchange_->after(ctx);
     for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, full);
     exchange_->join(ctx);
 }

@@ -67,6 +67,8 @@ class DataParallel {
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state (sharded) ----
+    /// Collective: sends every process's ranges of `full` [flat] to all others.
+    void gather(const Context& ctx, const Tensor& full) const;
     /// Collective: writes every process's packed state to its `ranges` of whole [flat]. Elements outside all
     /// ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
