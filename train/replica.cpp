@@ -35,10 +35,16 @@ void add_views(const Tensor& flat, std::span<const Parameter> held, const std::s
         tensors[prefix + parameter.name()] = view_of(flat, parameter, parameter.shape());
 }
 
+Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTensor& part) {
+    const Shape shape = part.shape_of(parameter);
+    const std::int64_t begin = parameter.offset() / parameter_alignment * part.numbers_per_64();
+    return flat.slice(0, begin, shape.elements()).reshape(shape);
+}
+
 /// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
 void add_state_views(const Tensor& flat, const StateTensor& part, NamedTensors& tensors) {
     for (const Parameter& parameter : part.parameters)
-        tensors[part.name + '/' + parameter.name()] = view_of(flat, parameter, part.shape_of(parameter));
+        tensors[part.name + '/' + parameter.name()] = state_view(flat, parameter, part);
 }
 
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
@@ -117,6 +123,11 @@ Tensor Replica::workspace(DType dtype) const {
     return Tensor::from_blob(gradients.raw_data(), gradients.shape(), dtype, gradients.device());
 }
 
+Tensor Replica::workspace(const StateTensor& part) const {
+    const std::int64_t elements = model.parameters.flat_elements();
+    return workspace(part.tensor.dtype()).slice(0, 0, elements / parameter_alignment * part.numbers_per_64());
+}
+
 void Replica::initialize(Seed seed) {
     if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
     draw_weights(seed);
@@ -182,12 +193,12 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             communicator_.broadcast(ctx, part.tensor);
             continue;
         }
-        const Tensor full = workspace(part.tensor.dtype());
+        const Tensor full = workspace(part);
         if (is_root())
             for (const Parameter& parameter : part.parameters) {
-                const Shape shape = part.shape_of(parameter);
-                copy(ctx, view_of(full, parameter, shape),
-                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), shape,
+                const Tensor view = state_view(full, parameter, part);
+                copy(ctx, view,
+                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), view.shape(),
                                                 part.tensor.dtype(), source)));
             }
         communicator_.broadcast(ctx, full);
@@ -225,8 +236,8 @@ void Replica::save_into(Checkpoint& checkpoint) {
             if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
             continue;
         }
-        const Tensor full = workspace(part.tensor.dtype());
-        parallel.unpack(ctx, part.tensor, part.ranges, full);
+        const Tensor full = workspace(part);
+        parallel.unpack(ctx, part.tensor, part.ranges, full, part.numbers_per_64());
         if (is_root()) add_state_views(to_host_memory(part.name, full), part, checkpoint.optimizer);
     }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
@@ -241,8 +252,7 @@ void Replica::reserve_host_memory(Checkpoint& checkpoint) {
         if (part.parameters.empty()) {
             checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
         } else {
-            add_state_views(host_memory(part.name, workspace(part.tensor.dtype())), part,
-                            checkpoint.optimizer);
+            add_state_views(host_memory(part.name, workspace(part)), part, checkpoint.optimizer);
         }
     }
 }

@@ -51,6 +51,8 @@ class Replica {
     /// Scratch for the whole model in `dtype`, where a sharded replica scatters or gathers weights and
     /// moments: the gradient block, which is unused between steps, or its beginning.
     Tensor workspace(DType dtype) const;
+    /// The workspace's part for the whole of a sharded optimizer's state.
+    Tensor workspace(const StateTensor& part) const;
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
     /// is kept from call to call.

@@ -358,8 +358,8 @@ void visit_optimization_settings(Config& c, Visit& visit) {
                   training},
           c.cautious_decay);
     visit(Setting{"moment-dtype",
-                  "type of the optimizer's moments between steps; bf16: half the memory, rounded "
-                  "stochastically",
+                  "type of the optimizer's moments between steps; bf16: half the memory, int8: a quarter, "
+                  "both rounded stochastically",
                   training, any_value, step_users},
           c.moment_dtype);
     visit(Setting{"masters",

@@ -35,7 +35,6 @@ void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::v
     Weight* weights = weight_data<Weight>(arrays.weights);
     Value* values = arrays.values.data<Value>();
     const Real* gradients = arrays.gradients.data<Real>();
-    Moment* const moments[] = {arrays.moments[moment].template data<Moment>()...};
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const ElementBlock& block = blocks[static_cast<std::size_t>(index)];
         const GroupStep<Real, Formula>& group = groups[static_cast<std::size_t>(block.group)];
@@ -44,10 +43,10 @@ void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::v
                    gradients + block.gradient + begin, n, scale, group.decay, group.formula, at...);
         };
         if constexpr (std::is_same_v<Moment, Real>) {
-            update_range(0, block.length, (moments[moment] + block.moment)...);
+            update_range(0, block.length, moments_at<Moment>(arrays.moments[moment], block.moment)...);
         } else {
             with_float_moments(block.length, draws, block.value,
-                               std::array{(moments[moment] + block.moment)...},
+                               std::array{moments_at<Moment>(arrays.moments[moment], block.moment)...},
                                [&](std::int64_t begin, std::int64_t n, auto& in_float) {
                                    update_range(begin, n, in_float[moment]...);
                                });
@@ -73,7 +72,7 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                     {DecayFactors<Real>::at(lr * group.lr_factor, group.decays ? rule.weight_decay : 0.0,
                                             rule.cautious_decay),
                      rule.template formula<Real>(lr * group.lr_factor, t)});
-            visit_moment_type<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+            visit_stored_moments<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
                 visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
                     update_blocks<Moment, Weight, Real, Value>(
                         ctx, arrays, blocks.list, static_cast<Real>(scale), groups,

@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
-#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/train/optimizers/internal/moment_blocks.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -78,12 +78,32 @@ __device__ __forceinline__ void store_moment(Moment* to, const device::Packed<Re
 }
 
 template <class Real, class Moment>
-__device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment* from) {
+__device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment* from, std::size_t) {
     const auto stored = *reinterpret_cast<const device::Packed<Moment, width>*>(from);
     device::Packed<Real, width> moment;
 #pragma unroll
     for (int j = 0; j < width; ++j) moment[j] = device::convert<Real>(stored[j]);
     return moment;
+}
+
+// Moments in 8 bits: a thread block's elements are whole blocks.
+static_assert(width == device::moments_per_thread);
+template <class Real>
+__device__ __forceinline__ device::FourMoments load_moment(const MomentBlock* from, std::size_t k) {
+    return device::load_moments(from, k);
+}
+__device__ __forceinline__ void store_moment(MomentBlock* to, const device::FourMoments& moment,
+                                             const Philox::Counter& draw, std::size_t k) {
+    device::store_moments(to, moment, draw, k);
+}
+
+template <class Moment>
+__device__ __forceinline__ Moment* advanced(Moment* moments, std::int64_t elements) {
+    if constexpr (std::is_same_v<Moment, MomentBlock>) {
+        return moments + elements / moment_block;
+    } else {
+        return moments + elements;
+    }
 }
 
 template <class Real, class Weight, class Value, class Moment, class Formula, std::size_t... k>
@@ -104,11 +124,11 @@ __global__ void __launch_bounds__(threads_per_block)
         auto* const weights = reinterpret_cast<Weights*>(arrays.weights + block.weight + i);
         auto* const values = reinterpret_cast<Values*>(arrays.values + block.value + i);
         const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
-        Moment* const moments[] = {arrays.moment[k] + block.moment + i...};
+        Moment* const moments[] = {advanced(arrays.moment[k], block.moment + i)...};
         Weights w = *weights;
         Values value{};
         if constexpr (!std::is_same_v<Weight, Real>) value = *values;
-        Reals updated, moment[] = {load_moment<Real>(moments[k])...};
+        Reals updated, moment[] = {load_moment<Real>(moments[k], k)...};
         const Reals gradient = *gradients;
 #pragma unroll
         for (int j = 0; j < width; ++j) {
@@ -148,7 +168,7 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
         weight_data<Weight>(arrays.weights),
         arrays.values.data<Value>(),
         arrays.gradients.data<Real>(),
-        {arrays.moments[k].template data<Moment>()...}};
+        {moments_at<Moment>(arrays.moments[k], 0)...}};
     launch(ctx, update_kernel<Real, Weight, Value, Moment, Formula, k...>,
            dim3(static_cast<unsigned>(blocks.list.size())),
            Block{.threads = threads_per_block, .starts_early = true}, pointers,
@@ -164,7 +184,7 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
     const auto step = [&]<class Rule>(const Rule& rule) {
         visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
             using Real = Accumulator<Value>;
-            visit_moment_type<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+            visit_stored_moments<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
                 visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
                     step_of_type<Weight, Value, Moment>(ctx, arrays, blocks, updates, rate, rule, options,
                                                         std::make_index_sequence<Rule::moments.size()>{});

@@ -173,6 +173,35 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
     });
 }
 
+void decode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& momentum) {
+    const std::int64_t elements = group.shape.elements();
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        const auto* const stored =
+            moments_at<MomentBlock>(arrays.momentum, offsets.momentum_block * moment_block + begin);
+        load_moments(stored, end - begin, momentum.data<float>() + offsets.momentum + begin, 0);
+    });
+}
+
+void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, const Tensor& momentum) {
+    if (value_of(scale) == 0.0) return;
+    const std::int64_t elements = group.shape.elements();
+    const MomentDraws draws = MomentDraws::of(arrays.seed, *arrays.updates.data<std::int32_t>() + 1);
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        auto* const stored =
+            moments_at<MomentBlock>(arrays.momentum, offsets.momentum_block * moment_block + begin);
+        const float* const from = momentum.data<float>() + offsets.momentum + begin;
+        // The update reads no stored moments: they are overwritten.
+        with_float_moments(end - begin, draws, offsets.value + begin, std::array{stored},
+                           [&](std::int64_t first, std::int64_t n, auto& in_float) {
+                               std::copy_n(from + first, n, in_float[0]);
+                           });
+    });
+}
+
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
     double* const sums = partial.data<double>();

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
-#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/train/optimizers/internal/moment_blocks.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -129,6 +129,39 @@ __global__ void __launch_bounds__(threads_per_block)
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.y * matrix_norm_parts + blockIdx.x] = sum;
+}
+
+/// A thread decodes four elements. `n` is the element count of a matrix.
+__global__ void __launch_bounds__(threads_per_block)
+    decode_momentum_kernel(const MomentBlock* stored, const MatrixOffsets* matrices, float* momentum,
+                           std::int64_t n) {
+    constexpr int width = device::moments_per_thread;
+    const MatrixOffsets offsets = matrices[blockIdx.y];
+    device::await_predecessor();
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
+        const device::FourMoments moments =
+            device::load_moments(stored + offsets.momentum_block + i / moment_block, 0);
+        for (int e = 0; e < width && i + e < n; ++e) momentum[offsets.momentum + i + e] = moments[e];
+    }
+}
+
+/// Sixteen threads encode a block; elements beyond the matrix are 0.
+__global__ void __launch_bounds__(threads_per_block)
+    encode_momentum_kernel(const float* momentum, const MatrixOffsets* matrices, const double* scale,
+                           const std::int32_t* updates_before, Seed seed, MomentBlock* stored,
+                           std::int64_t n) {
+    constexpr int width = device::moments_per_thread;
+    const MatrixOffsets offsets = matrices[blockIdx.y];
+    device::await_predecessor();
+    if (scale != nullptr && *scale == 0.0) return;
+    const MomentDraws draws = MomentDraws::of(seed, *updates_before + 1);
+    const std::int64_t padded = (n + moment_block - 1) / moment_block * moment_block;
+    for (std::int64_t i = first_element<width>(); i < padded; i += element_stride<width>()) {
+        device::FourMoments moments{};
+        for (int e = 0; e < width && i + e < n; ++e) moments[e] = momentum[offsets.momentum + i + e];
+        device::store_moments(stored + offsets.momentum_block + i / moment_block, moments,
+                              draws.draw(offsets.value + i), 0);
+    }
 }
 
 /// gridDim.x is matrix_norm_parts.
@@ -331,6 +364,23 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
             });
         });
     });
+}
+
+void decode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                     const Tensor& momentum) {
+    launch_for_matrices<device::moments_per_thread>(
+        ctx, matrices.count(), matrices.shape.elements(), 0, decode_momentum_kernel,
+        static_cast<const MomentBlock*>(moments_at<MomentBlock>(arrays.momentum, 0)), offsets_of(matrices),
+        momentum.data<float>());
+}
+
+void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                     const Tensor& scale, const Tensor& momentum) {
+    launch_for_matrices<device::moments_per_thread>(
+        ctx, matrices.count(), matrices.shape.elements(), 0, encode_momentum_kernel,
+        static_cast<const float*>(momentum.data<float>()), offsets_of(matrices), pointer_of(scale),
+        static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
+        moments_at<MomentBlock>(arrays.momentum, 0));
 }
 
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {

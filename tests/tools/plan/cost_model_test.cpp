@@ -118,12 +118,14 @@ TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
     };
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig&) {}), 0, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.optimizer = kind_of<LionSettings>; }), -8, 1e-6);
-    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = TrainDType::bf16; }), -8, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::bf16; }), -8, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::int8; }), -11.75,
+                1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.average_decay = 0.9; }), 12, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.masters = MasterFormat::split; }), -2, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) {
                     c.optimizer = kind_of<LionSettings>;
-                    c.moment_dtype = TrainDType::bf16;
+                    c.moment_dtype = MomentFormat::bf16;
                 }),
                 -12, 1e-6);
 }

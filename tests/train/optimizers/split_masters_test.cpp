@@ -87,7 +87,7 @@ void expect_equal_training_of_every_optimizer(const Context& ctx) {
         ctx, 1e-3, [](const Context& c, const AdamWProblem& p, const OptimizerShard& shard) {
             return std::unique_ptr<Optimizer>(std::make_unique<ElementwiseOptimizer>(
                 c, p.store, p.store.parameters(), Lion{.weight_decay = 0.1}, shard, LearningRateFactor(),
-                MomentStorage{.dtype = DType::bf16, .seed = Seed{17}}));
+                MomentStorage{.format = MomentFormat::bf16, .seed = Seed{17}}));
         });
     expect_equal_training<MuonProblem>(
         ctx, test::muon_lr, [](const Context& c, const MuonProblem& p, const OptimizerShard& shard) {
