@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>
 
@@ -85,7 +86,7 @@ void ParameterStore::initialize(const Context& ctx, Seed seed) {
                 break;
         }
     }
-    if (is_16_bit(dtype_)) copy(ctx, values_, drawn);
+    if (is_16_bit(dtype_)) round_masters(ctx, drawn, values_);
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {

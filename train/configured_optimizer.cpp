@@ -49,7 +49,7 @@ LearningRateFactor lr_factor_of(const TrainConfig& config) {
 std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterStore& parameters,
                                           const TrainConfig& config,
                                           const std::optional<OptimizerShard>& shard) {
-    const MomentStorage moments{.dtype = storage_dtype(config.moment_dtype), .seed = Seed{config.seed}};
+    const MomentStorage moments{.format = config.moment_dtype, .seed = Seed{config.seed}};
     const auto make = [&]<class Settings>(const Settings& settings) -> std::unique_ptr<Optimizer> {
         if constexpr (HasRule<Settings>) {
             return std::make_unique<ElementwiseOptimizer>(
@@ -95,14 +95,15 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                       processes > 1 ? whole_cost(config) : WholeCost{});
     const DType accumulator = accumulator_of(storage_dtype(config.dtype));
     const std::size_t accumulator_bytes = size_of(accumulator);
-    const std::size_t moment_bytes =
-        size_of(moment_dtype({.dtype = storage_dtype(config.moment_dtype)}, accumulator));
+    const MomentStorage moments{.format = config.moment_dtype};
+    const std::size_t number_bytes = size_of(moment_dtype(moments, accumulator));
     std::vector<OptimizerPart> parts(static_cast<std::size_t>(processes));
     visit_pieces(parameters.parameters(), buckets,
                  [&](const Parameter& parameter, int owner, std::int64_t piece) {
                      const ParameterUpdate update = update_of(config, parameter);
                      OptimizerPart& part = parts[static_cast<std::size_t>(owner)];
-                     part.state_bytes += static_cast<std::size_t>(piece) * update.moments * moment_bytes;
+                     part.state_bytes +=
+                         static_cast<std::size_t>(moments.numbers(piece)) * update.moments * number_bytes;
                      // Rows and products belong to parameters that one process updates whole.
                      if (update.row_moments > 0)
                          part.state_bytes +=
@@ -115,7 +116,8 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
             for (const auto& [range, owner] : bucket.parts)
                 parts[static_cast<std::size_t>(owner)].state_bytes +=
                     static_cast<std::size_t>(range.length) * accumulator_bytes;
-    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes))};
+    OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes)),
+                          .master_bytes = master_bytes(config.masters)};
     for (const OptimizerPart& part : parts) {
         largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);
         largest.product_flops = std::max(largest.product_flops, part.product_flops);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
@@ -18,7 +19,7 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
     return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
-            .masters = !sharded,
+            .masters = !sharded && config.masters == MasterFormat::f32,
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
@@ -34,10 +35,16 @@ void add_views(const Tensor& flat, std::span<const Parameter> held, const std::s
         tensors[prefix + parameter.name()] = view_of(flat, parameter, parameter.shape());
 }
 
+Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTensor& part) {
+    const Shape shape = part.shape_of(parameter);
+    const std::int64_t begin = parameter.offset() / parameter_alignment * part.numbers_per_64();
+    return flat.slice(0, begin, shape.elements()).reshape(shape);
+}
+
 /// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
 void add_state_views(const Tensor& flat, const StateTensor& part, NamedTensors& tensors) {
     for (const Parameter& parameter : part.parameters)
-        tensors[part.name + '/' + parameter.name()] = view_of(flat, parameter, part.shape_of(parameter));
+        tensors[part.name + '/' + parameter.name()] = state_view(flat, parameter, part);
 }
 
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
@@ -65,15 +72,48 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
       parallel(ctx, model.parameters, communicator,
                {.sharded = is_sharded(config, communicator), .whole_cost = whole_cost(config)}),
       communicator_(communicator) {
-    if (!parallel.is_sharded()) {
-        optimizer = make_optimizer(ctx, model.parameters, config);
-        return;
+    const ParameterStore& store = model.parameters;
+    const bool sharded = parallel.is_sharded();
+    ranges_ = sharded ? parallel.own_ranges() : std::vector<FlatRange>{{0, store.flat_elements()}};
+    if (is_16_bit(store.dtype()) && !store.has_master()) {
+        const std::int64_t elements = parallel.own_elements();
+        masters_ = config.masters == MasterFormat::split
+                       ? zeros(ctx, {elements / remainders_per_word}, DType::i32)
+                       : zeros(ctx, {elements}, DType::f32);
     }
-    if (is_16_bit(model.parameters.dtype())) masters_ = zeros(ctx, {parallel.own_elements()}, DType::f32);
-    optimizer = make_optimizer(
-        ctx, model.parameters, config,
-        OptimizerShard{
-            .ranges = parallel.own_ranges(), .gradients = parallel.gradients(), .masters = masters_});
+    optimizer = make_optimizer(ctx, store, config,
+                               OptimizerShard{.ranges = ranges_,
+                                              .gradients = parallel.gradients(),
+                                              .masters = store.has_master() ? store.master() : masters_,
+                                              .is_whole = !sharded});
+}
+
+void Replica::keep_masters(const Tensor& full) {
+    if (masters_.dtype() == DType::f32) return pack(model.ctx, full, ranges_, masters_);
+    std::int64_t packed = 0;
+    for (const FlatRange& range : ranges_) {
+        split_masters(model.ctx, full.slice(0, range.begin, range.length),
+                      masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word));
+        packed += range.length;
+    }
+}
+
+Tensor Replica::whole_masters() {
+    const Context& ctx = model.ctx;
+    const Tensor full = workspace(DType::f32);
+    if (masters_.dtype() == DType::f32) {
+        parallel.unpack(ctx, masters_, ranges_, full);
+        return full;
+    }
+    std::int64_t packed = 0;
+    for (const FlatRange& range : ranges_) {
+        join_masters(ctx, model.parameters.values().slice(0, range.begin, range.length),
+                     masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word),
+                     full.slice(0, range.begin, range.length));
+        packed += range.length;
+    }
+    parallel.gather(ctx, full);
+    return full;
 }
 
 Tensor Replica::workspace(DType dtype) const {
@@ -83,10 +123,19 @@ Tensor Replica::workspace(DType dtype) const {
     return Tensor::from_blob(gradients.raw_data(), gradients.shape(), dtype, gradients.device());
 }
 
+Tensor Replica::workspace(const StateTensor& part) const {
+    const std::int64_t elements = model.parameters.flat_elements();
+    return workspace(part.tensor.dtype()).slice(0, 0, elements / parameter_alignment * part.numbers_per_64());
+}
+
 void Replica::initialize(Seed seed) {
     if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
+    draw_weights(seed);
+}
+
+void Replica::draw_weights(Seed seed) {
     model.parameters.initialize(model.ctx, seed);
-    if (masters_.defined()) pack(model.ctx, workspace(DType::f32), parallel.own_ranges(), masters_);
+    if (masters_.defined()) keep_masters(workspace(DType::f32));
 }
 
 void Replica::start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed) {
@@ -95,7 +144,7 @@ void Replica::start_from(const Checkpoint& checkpoint, const std::string& source
         return;
     }
     load_frozen(checkpoint, source);
-    model.parameters.initialize(model.ctx, seed);
+    draw_weights(seed);
 }
 
 void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& source) {
@@ -109,7 +158,7 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
     if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
     communicator_.broadcast(ctx, model.parameters.values());
     if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
-    if (masters_.defined()) pack(ctx, weights, parallel.own_ranges(), masters_);
+    if (masters_.defined()) keep_masters(weights);
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
@@ -144,12 +193,12 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             communicator_.broadcast(ctx, part.tensor);
             continue;
         }
-        const Tensor full = workspace(part.tensor.dtype());
+        const Tensor full = workspace(part);
         if (is_root())
             for (const Parameter& parameter : part.parameters) {
-                const Shape shape = part.shape_of(parameter);
-                copy(ctx, view_of(full, parameter, shape),
-                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), shape,
+                const Tensor view = state_view(full, parameter, part);
+                copy(ctx, view,
+                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), view.shape(),
                                                 part.tensor.dtype(), source)));
             }
         communicator_.broadcast(ctx, full);
@@ -168,6 +217,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
             if (parameters.has_master())
                 checkpoint.master[parameter.name()] = parameters.master_of(parameter);
         }
+        if (masters_.defined()) add_views(whole_masters(), parameters.parameters(), "", checkpoint.master);
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
@@ -180,18 +230,14 @@ void Replica::save_into(Checkpoint& checkpoint) {
     parallel.gather_values(ctx);
     const auto all = parameters.parameters();
     add("values", parameters.values(), all, "", checkpoint.params);
-    if (masters_.defined()) {
-        const Tensor full = workspace(DType::f32);
-        parallel.unpack(ctx, masters_, parallel.own_ranges(), full);
-        add("masters", full, all, "", checkpoint.master);
-    }
+    if (masters_.defined()) add("masters", whole_masters(), all, "", checkpoint.master);
     for (const StateTensor& part : optimizer->state()) {
         if (part.parameters.empty()) {
             if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
             continue;
         }
-        const Tensor full = workspace(part.tensor.dtype());
-        parallel.unpack(ctx, part.tensor, part.ranges, full);
+        const Tensor full = workspace(part);
+        parallel.unpack(ctx, part.tensor, part.ranges, full, part.numbers_per_64());
         if (is_root()) add_state_views(to_host_memory(part.name, full), part, checkpoint.optimizer);
     }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
@@ -206,8 +252,7 @@ void Replica::reserve_host_memory(Checkpoint& checkpoint) {
         if (part.parameters.empty()) {
             checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
         } else {
-            add_state_views(host_memory(part.name, workspace(part.tensor.dtype())), part,
-                            checkpoint.optimizer);
+            add_state_views(host_memory(part.name, workspace(part)), part, checkpoint.optimizer);
         }
     }
 }

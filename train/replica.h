@@ -51,18 +51,27 @@ class Replica {
     /// Scratch for the whole model in `dtype`, where a sharded replica scatters or gathers weights and
     /// moments: the gradient block, which is unused between steps, or its beginning.
     Tensor workspace(DType dtype) const;
+    /// The workspace's part for the whole of a sharded optimizer's state.
+    Tensor workspace(const StateTensor& part) const;
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
     /// is kept from call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
+    void draw_weights(Seed seed);
     void load_weights(const Checkpoint& checkpoint, const std::string& source);
     void load_frozen(const Checkpoint& checkpoint, const std::string& source);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     const Communicator& communicator_;
-    Tensor masters_;  // packed; defined for 16-bit values in a sharded replica
+    /// Keeps this process's part of float32 masters of the whole model.
+    void keep_masters(const Tensor& full);
+    /// Returns the float32 masters of the whole model, in the workspace.
+    Tensor whole_masters();
+
+    std::vector<FlatRange> ranges_;  // this process's part of the flat blocks
+    Tensor masters_;                 // packed, see OptimizerShard; undefined if the store has the masters
     std::map<std::string, Tensor> on_host_;
 };
 

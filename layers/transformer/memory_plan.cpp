@@ -72,11 +72,13 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .parameters = parameters.count() + frozen.count(),
                     .frozen = frozen.count(),
                     .values = (elements + frozen_elements) * size_of(request.dtype),
-                    .masters = is_16_bit(request.dtype) ? part.elements * size_of(DType::f32) : 0,
+                    .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
                     .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
                     .optimizer = part.state_bytes,
                     .activations = activation_bytes(ctx, request)};
-    if (request.snapshot) plan.snapshot = plan.values + plan.masters + plan.optimizer;
+    if (request.snapshot)  // a checkpoint has float32 masters
+        plan.snapshot =
+            plan.values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
     return plan;
 }
 
@@ -139,7 +141,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         out << ", the optimizer's part of " << plan.request.optimizer_shards;
     out << '\n';
     line("parameters", plan.values);
-    if (plan.masters > 0) line("float32 masters", plan.masters);
+    if (plan.masters > 0) line("masters", plan.masters);
     line("gradients", plan.gradients);
     line("optimizer state", plan.optimizer);
     line("activations", plan.activations);

@@ -14,9 +14,10 @@ namespace gradtile {
 
 /// One process's share of the optimizer.
 struct OptimizerPart {
-    std::size_t elements = 0;     ///< elements that this process updates in the flat blocks
-    std::size_t state_bytes = 0;  ///< moments, without masters
-    double product_flops = 0.0;   ///< floating-point operations in matrix products
+    std::size_t elements = 0;      ///< elements that this process updates in the flat blocks
+    std::size_t state_bytes = 0;   ///< moments, without masters
+    std::size_t master_bytes = 4;  ///< of the master of a 16-bit element
+    double product_flops = 0.0;    ///< floating-point operations in matrix products
 };
 
 /// Memory plan inputs.
@@ -41,7 +42,7 @@ struct MemoryPlan {
     std::int64_t parameters = 0;  ///< elements, without padding
     std::int64_t frozen = 0;      ///< elements that training does not change, without padding
     std::size_t values = 0;       ///< parameters in the run's dtype
-    std::size_t masters = 0;      ///< float32 masters for 16-bit parameters
+    std::size_t masters = 0;      ///< of 16-bit parameters: float32, or 16 bits beside the value
     std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward

@@ -576,6 +576,7 @@ const OperatorRow operator_table[] = {
     {"train/parallel/communicator.h: all_reduce", in_place},
     {"train/parallel/communicator.h: broadcast", in_place},
     {"train/parallel/communicator.h: reduce_scatter", checked, test_reduce_scatter},
+    {"train/parallel/data_parallel.h: gather", in_place},
     {"train/parallel/data_parallel.h: pack", checked, test_pack},
     {"train/parallel/data_parallel.h: sum", in_place},
     {"train/parallel/data_parallel.h: unpack", checked, test_unpack},

@@ -175,20 +175,43 @@ inline constexpr RunSetting run_settings[] = {
     RunSetting{"bfloat16_moments",
                [](TrainConfig& c) {
                    c.dtype = TrainDType::bf16;
-                   c.moment_dtype = TrainDType::bf16;
+                   c.moment_dtype = MomentFormat::bf16;
                    c.micro_batch = 2;
                }},
     RunSetting{"bfloat16_moments_of_muon",
                [](TrainConfig& c) {
                    c.optimizer = kind_of<MuonSettings>;
-                   c.moment_dtype = TrainDType::bf16;
+                   c.moment_dtype = MomentFormat::bf16;
                }},
     RunSetting{"bfloat16_moments_of_lion",
                [](TrainConfig& c) {
                    c.optimizer = kind_of<LionSettings>;
                    c.lr = 3e-4;
-                   c.moment_dtype = TrainDType::bf16;
+                   c.moment_dtype = MomentFormat::bf16;
                    c.average_decay = 0.9;
+               }},
+    RunSetting{"moments_in_8_bits",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.moment_dtype = MomentFormat::int8;
+                   c.masters = MasterFormat::split;
+               }},
+    RunSetting{"moments_of_muon_in_8_bits",
+               [](TrainConfig& c) {
+                   c.optimizer = kind_of<MuonSettings>;
+                   c.moment_dtype = MomentFormat::int8;
+               }},
+    RunSetting{"moments_of_lion_in_8_bits",
+               [](TrainConfig& c) {
+                   c.optimizer = kind_of<LionSettings>;
+                   c.lr = 3e-4;
+                   c.moment_dtype = MomentFormat::int8;
+               }},
+    RunSetting{"split_masters",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.masters = MasterFormat::split;
+                   c.micro_batch = 2;
                }},
     RunSetting{"averaged",
                [](TrainConfig& c) {

@@ -201,6 +201,14 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         // one for each combination, in the list's order
         {[](TrainConfig& c) { c.wsd_shape = CooldownShape::cosine; },
          "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
+        {[](TrainConfig& c) { c.masters = MasterFormat::split; },
+         "masters: \"split\" without dtype bf16; expected f32"},
+        {[](TrainConfig& c) {
+             c.dtype = TrainDType::bf16;
+             c.masters = MasterFormat::split;
+             c.average_decay = 0.9;
+         },
+         "masters: \"split\" with average-decay; expected f32"},
         {[](TrainConfig& c) { c.batch_start = 6; },
          "batch-start: 6 without batch-warmup; expected the steps in which the batch grows"},
         {[](TrainConfig& c) { c.batch_warmup = 100; },

@@ -142,6 +142,23 @@ double ParallelStep::elements() const {
     return sum;
 }
 
+namespace {
+
+/// Returns how many bytes per element the update reads and writes in addition to those of AdamW with float32
+/// moments and masters.
+double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore& parameters) {
+    const std::int64_t elements = parameters.flat_elements();
+    const OptimizerPart all = largest_optimizer_part(parameters, elements, config, 1);
+    const double state = static_cast<double>(all.state_bytes) / static_cast<double>(elements);
+    double bytes = 2 * (state - 2 * sizeof(float));
+    if (config.average_decay > 0.0) bytes += sizeof(float);  // the weights that are averaged
+    // Remainders instead of masters, and the values that they belong to.
+    if (config.masters == MasterFormat::split) bytes += 2 * (2.0 - sizeof(float)) + 2;
+    return bytes;
+}
+
+}  // namespace
+
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     const DType dtype = storage_dtype(config.dtype);
     const int shards = config.zero == 1 ? static_cast<int>(gpus) : 1;
@@ -149,7 +166,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     const Transformer transformer(config.model, parameters);
     const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
     StepWork work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute);
-    if (config.moment_dtype == TrainDType::bf16) work.update_bytes_of_element -= 2 * (2 + 2);  // of m and v
+    work.update_bytes_of_element += update_bytes_beyond_adamw(config, parameters);
     return {.work = work,
             .dtype = dtype,
             .layers = config.model.layers,

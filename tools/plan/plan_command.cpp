@@ -151,7 +151,9 @@ class Planner {
                 "activations: those of the CPU's operators, because this build has no CUDA operators");
         if (config.optimizer != kind_of<AdamWSettings>)
             lines.push_back(
-                "update: bytes as AdamW's; the optimizer's matrix products at the rate of the model's");
+                "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
+                "at "
+                "the rate of the model's");
         return lines;
     }
 

@@ -27,8 +27,8 @@ struct StepWork {
     Work head;            ///< loss, its gradient and the head's weight gradient, computed in one forward pass
     Work block_backward;  ///< work per block, including recomputation
     Work embed_backward;
-    /// Bytes that gradient norm and update read and write per parameter element; every optimizer counts as
-    /// AdamW.
+    /// Bytes that gradient norm and update read and write per parameter element. step_work() counts AdamW
+    /// with float32 moments.
     double update_bytes_of_element = 0;
 };
 

@@ -22,6 +22,12 @@ std::span<const RefusedCombination> refused_combinations() {
              return c.wsd_shape != CooldownShape::linear && c.schedule != ScheduleKind::wsd;
          },
          "without schedule wsd; expected linear"},
+        {"masters",
+         [](const TrainConfig& c) { return c.masters == MasterFormat::split && c.dtype != TrainDType::bf16; },
+         "without dtype bf16; expected f32"},
+        {"masters",
+         [](const TrainConfig& c) { return c.masters == MasterFormat::split && c.average_decay > 0.0; },
+         "with average-decay; expected f32"},
         {"batch-start", [](const TrainConfig& c) { return c.batch_start > 0 && c.batch_warmup == 0; },
          "without batch-warmup; expected the steps in which the batch grows"},
         {"batch-warmup", [](const TrainConfig& c) { return c.batch_warmup > 0 && c.batch_start == 0; },

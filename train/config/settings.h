@@ -358,10 +358,15 @@ void visit_optimization_settings(Config& c, Visit& visit) {
                   training},
           c.cautious_decay);
     visit(Setting{"moment-dtype",
-                  "type of the optimizer's moments between steps; bf16: half the memory, rounded "
-                  "stochastically",
+                  "type of the optimizer's moments between steps; bf16: half the memory, int8: a quarter, "
+                  "both rounded stochastically",
                   training, any_value, step_users},
           c.moment_dtype);
+    visit(Setting{"masters",
+                  "how bf16 runs keep float32 masters; split: as the bf16 weight and 16 bits beside it, with "
+                  "equal results",
+                  training, any_value, step_users, OnResume::may_change},
+          c.masters);
     visit(Setting{"clip", "largest global gradient norm; 0: no clipping", training, Range{0, 1e30}}, c.clip);
     visit(Setting{"max-bad-steps", "non-finite steps in a row before training stops", training,
                   Range{1, max_steps}},

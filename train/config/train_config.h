@@ -76,9 +76,9 @@ struct TrainConfig {
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr
     double weight_decay = 0.1;
-    bool cautious_decay = false;  ///< see DecayFactors
-    /// Type in which the optimizer keeps moments between steps; see MomentStorage.
-    TrainDType moment_dtype = TrainDType::f32;
+    bool cautious_decay = false;                    ///< see DecayFactors
+    MomentFormat moment_dtype = MomentFormat::f32;  ///< of the optimizer's moments between steps
+    MasterFormat masters = MasterFormat::f32;
     double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
     std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
 
@@ -191,6 +191,17 @@ template <>
 struct EnumNames<TrainDType> {
     static constexpr std::array names = {std::pair{TrainDType::f32, std::string_view("f32")},
                                          std::pair{TrainDType::bf16, std::string_view("bf16")}};
+};
+template <>
+struct EnumNames<MomentFormat> {
+    static constexpr std::array names = {std::pair{MomentFormat::f32, std::string_view("f32")},
+                                         std::pair{MomentFormat::bf16, std::string_view("bf16")},
+                                         std::pair{MomentFormat::int8, std::string_view("int8")}};
+};
+template <>
+struct EnumNames<MasterFormat> {
+    static constexpr std::array names = {std::pair{MasterFormat::f32, std::string_view("f32")},
+                                         std::pair{MasterFormat::split, std::string_view("split")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

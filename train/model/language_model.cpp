@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/config/train_config.h>
@@ -79,11 +80,12 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
     for (const Parameter& parameter : parameters.parameters()) {
         const auto master = checkpoint.master.find(parameter.name());
         const bool has_master = master != checkpoint.master.end();
-        const Tensor& weights = has_master ? master->second : checkpoint.params.at(parameter.name());
+        const Tensor& value = checkpoint.params.at(parameter.name());
+        const Tensor& weights = has_master && value.dtype() != masters.dtype() ? master->second : value;
         const Shape& shape = parameter.shape();
         const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
         copy(ctx, own, to_device(ctx, weights));
-        if (apart) copy(ctx, parameter.value(), own);
+        if (apart) round_masters(ctx, own, parameter.value());
     }
 }
 

@@ -1,5 +1,6 @@
 #include <gradtile/train/optimizers/averaged_optimizer.h>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/train/optimizers/internal/averaged_optimizer_backend.h>
 
 namespace gradtile {
@@ -8,7 +9,7 @@ AveragedOptimizer::AveragedOptimizer(const Context& ctx, const ParameterStore& s
                                      std::unique_ptr<Optimizer> optimizer, double decay,
                                      const std::optional<OptimizerShard>& shard)
     : parameters_(store.parameters().begin(), store.parameters().end()),
-      is_shard_(shard.has_value()),
+      is_shard_(shard && !shard->is_whole),
       optimizer_(std::move(optimizer)),
       decay_(decay),
       updates_(zeros(ctx, {1}, DType::i32)) {
@@ -41,7 +42,7 @@ bool AveragedOptimizer::exchange_average(const Context& ctx) {
         copy(ctx, scratch, weights);
         copy(ctx, weights, average);
         copy(ctx, average, scratch);
-        if (values.raw_data() != weights.raw_data()) copy(ctx, values, weights);
+        if (values.raw_data() != weights.raw_data()) round_masters(ctx, weights, values);
     }
     return true;
 }

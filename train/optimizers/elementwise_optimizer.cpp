@@ -67,7 +67,10 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
                                            std::span<const Parameter> parameters, const ElementwiseRule& rule,
                                            const std::optional<OptimizerShard>& shard,
                                            const LearningRateFactor& lr_factor, const MomentStorage& storage)
-    : parameters_(parameters.begin(), parameters.end()), is_shard_(shard.has_value()), rule_(rule) {
+    : parameters_(parameters.begin(), parameters.end()),
+      is_shard_(shard && !shard->is_whole),
+      rule_(rule),
+      storage_(storage) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = store.values(),
                .weights = held.masters.defined() ? held.masters : store.values(),
@@ -96,7 +99,8 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
         blocks_.scratch = zeros(ctx, {max_rate_groups, 16}, DType::f64);
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
-        arrays_.moments.push_back(zeros(ctx, {elements}, moment_dtype(storage, arrays_.gradients.dtype())));
+        arrays_.moments.push_back(
+            zeros(ctx, {storage.numbers(elements)}, moment_dtype(storage, arrays_.gradients.dtype())));
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 
@@ -111,14 +115,13 @@ std::vector<StateTensor> ElementwiseOptimizer::state() const {
     for (std::size_t i = 0; i < names.size(); ++i) {
         const Tensor& moment = arrays_.moments[i];
         if (is_shard_) {
-            state.push_back({names[i], moment, parameters_, ranges_});
+            state.push_back({names[i], moment, parameters_, storage_.numbers(ranges_), storage_.layout()});
             continue;
         }
         std::int64_t begin = 0;  // each parameter is one range
         for (std::size_t k = 0; k < parameters_.size(); ++k) {
-            const Shape& shape = parameters_[k].shape();
             state.push_back({concat(names[i], '/', parameters_[k].name()),
-                             moment.slice(0, begin, shape.elements()).reshape(shape)});
+                             moments_of(storage_, moment, parameters_[k], begin)});
             begin += ranges_[k].length;
         }
     }

@@ -6,7 +6,9 @@
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;
 ///     bool cautious_decay;                              see DecayFactors
-///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint
+///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint; the second
+///     moment
+///                                                       is never negative
 ///     template <class Real> Formula<Real> formula(double lr, std::int32_t t) const;
 /// where t counts applied updates from 1. The formula, called once per element, updates the moments and
 /// returns the step, which is subtracted from the decayed weight:
@@ -85,6 +87,7 @@ class ElementwiseOptimizer final : public Optimizer {
     std::vector<FlatRange> ranges_;  // the parameters' ranges, as packed in each moment
     bool is_shard_;
     ElementwiseRule rule_;
+    MomentStorage storage_;
     ElementArrays arrays_;
     ElementBlocks blocks_;
     Tensor updates_;

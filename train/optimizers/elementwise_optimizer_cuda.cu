@@ -4,10 +4,11 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
-#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/train/optimizers/internal/moment_blocks.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -51,10 +52,10 @@ __global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32
     if (threadIdx.x == 0) *updates = t;
 }
 
-template <class Real, class Value, class Moment, int moments>
+template <class Real, class Weight, class Value, class Moment, int moments>
 struct Pointers {
-    Real* weights;
-    Value* values;  // the weights themselves when there is no master
+    Weight* weights;  // or the masters' remainders
+    Value* values;    // the weights themselves when there is no master
     const Real* gradients;
     Moment* moment[moments];
 };
@@ -77,7 +78,7 @@ __device__ __forceinline__ void store_moment(Moment* to, const device::Packed<Re
 }
 
 template <class Real, class Moment>
-__device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment* from) {
+__device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment* from, std::size_t) {
     const auto stored = *reinterpret_cast<const device::Packed<Moment, width>*>(from);
     device::Packed<Real, width> moment;
 #pragma unroll
@@ -85,9 +86,29 @@ __device__ __forceinline__ device::Packed<Real, width> load_moment(const Moment*
     return moment;
 }
 
-template <class Real, class Value, class Moment, class Formula, std::size_t... k>
+// Moments in 8 bits: a thread block's elements are whole blocks.
+static_assert(width == device::moments_per_thread);
+template <class Real>
+__device__ __forceinline__ device::FourMoments load_moment(const MomentBlock* from, std::size_t k) {
+    return device::load_moments(from, k);
+}
+__device__ __forceinline__ void store_moment(MomentBlock* to, const device::FourMoments& moment,
+                                             const Philox::Counter& draw, std::size_t k) {
+    device::store_moments(to, moment, draw, k);
+}
+
+template <class Moment>
+__device__ __forceinline__ Moment* advanced(Moment* moments, std::int64_t elements) {
+    if constexpr (std::is_same_v<Moment, MomentBlock>) {
+        return moments + elements / moment_block;
+    } else {
+        return moments + elements;
+    }
+}
+
+template <class Real, class Weight, class Value, class Moment, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
-    update_kernel(Pointers<Real, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,
+    update_kernel(Pointers<Real, Weight, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
     // The block is read before await_predecessor(), because no kernel changes the block list.
     const ElementBlock block = blocks[blockIdx.x];
@@ -97,32 +118,34 @@ __global__ void __launch_bounds__(threads_per_block)
     const Real scale = static_cast<Real>(step.gradient_scale);
     using Reals = device::Packed<Real, width>;
     using Values = device::Packed<Value, width>;
+    using Weights = device::Packed<Weight, width>;
 
     for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
-        auto* const weights = reinterpret_cast<Reals*>(arrays.weights + block.weight + i);
+        auto* const weights = reinterpret_cast<Weights*>(arrays.weights + block.weight + i);
+        auto* const values = reinterpret_cast<Values*>(arrays.values + block.value + i);
         const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
-        Moment* const moments[] = {arrays.moment[k] + block.moment + i...};
-        Reals w = *weights, moment[] = {load_moment<Real>(moments[k])...};
+        Moment* const moments[] = {advanced(arrays.moment[k], block.moment + i)...};
+        Weights w = *weights;
+        Values value{};
+        if constexpr (!std::is_same_v<Weight, Real>) value = *values;
+        Reals updated, moment[] = {load_moment<Real>(moments[k], k)...};
         const Reals gradient = *gradients;
 #pragma unroll
         for (int j = 0; j < width; ++j) {
             const Real change = step.formula(gradient[j] * scale, moment[k][j]...);
-            w[j] = step.decay.decayed(w[j], change) - change;
+            updated[j] = step.decay.decayed(loaded_weight<Real>(w[j], value[j]), change) - change;
+            w[j] = kept_weight<Weight>(updated[j]);
+            if constexpr (!std::is_same_v<Real, Value>) value[j] = device::value_of_weight<Value>(updated[j]);
         }
         *weights = w;
         Philox::Counter draw{};
         if constexpr (!std::is_same_v<Moment, Real>) draw = step.draws.draw(block.value + i);
         (store_moment(moments[k], moment[k], draw, k), ...);
-        if constexpr (!std::is_same_v<Real, Value>) {
-            Values rounded;
-#pragma unroll
-            for (int j = 0; j < width; ++j) rounded[j] = device::convert<Value>(w[j]);
-            *reinterpret_cast<Values*>(arrays.values + block.value + i) = rounded;
-        }
+        if constexpr (!std::is_same_v<Real, Value>) *values = value;
     }
 }
 
-template <class Value, class Moment, class Rule, std::size_t... k>
+template <class Weight, class Value, class Moment, class Rule, std::size_t... k>
 void step_of_type(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
                   const Tensor& updates, const Tensor& rate, const Rule& rule, const UpdateOptions& options,
                   std::index_sequence<k...> all_moments) {
@@ -141,12 +164,12 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
            Block{.threads = max_rate_groups, .starts_early = true}, prepared, updates.data<std::int32_t>(),
            scale, static_cast<const double*>(rate.data<double>()), rule, groups, arrays.seed);
     if (blocks.list.empty()) return;
-    const Pointers<Real, Value, Moment, sizeof...(k)> pointers{
-        arrays.weights.data<Real>(),
+    const Pointers<Real, Weight, Value, Moment, sizeof...(k)> pointers{
+        weight_data<Weight>(arrays.weights),
         arrays.values.data<Value>(),
         arrays.gradients.data<Real>(),
-        {arrays.moments[k].template data<Moment>()...}};
-    launch(ctx, update_kernel<Real, Value, Moment, Formula, k...>,
+        {moments_at<Moment>(arrays.moments[k], 0)...}};
+    launch(ctx, update_kernel<Real, Weight, Value, Moment, Formula, k...>,
            dim3(static_cast<unsigned>(blocks.list.size())),
            Block{.threads = threads_per_block, .starts_early = true}, pointers,
            reinterpret_cast<const ElementBlock*>(blocks.on_device.raw_data()),
@@ -160,11 +183,13 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                       const UpdateOptions& options) {
     const auto step = [&]<class Rule>(const Rule& rule) {
         visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
-            visit_moment_type<Accumulator<Value>>(
-                arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
-                    step_of_type<Value, Moment>(ctx, arrays, blocks, updates, rate, rule, options,
-                                                std::make_index_sequence<Rule::moments.size()>{});
+            using Real = Accumulator<Value>;
+            visit_stored_moments<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+                    step_of_type<Weight, Value, Moment>(ctx, arrays, blocks, updates, rate, rule, options,
+                                                        std::make_index_sequence<Rule::moments.size()>{});
                 });
+            });
         });
     };
     std::visit(step, any_rule);

@@ -40,7 +40,7 @@ MatrixOptimizer::MatrixOptimizer(const Context& ctx, const ParameterStore& store
                                  const PackedRows& packed_rows, const MatrixOptions& options,
                                  const std::optional<OptimizerShard>& shard)
     : all_hidden_(split(store, packed_rows, true)),
-      is_shard_(shard.has_value()),
+      is_shard_(shard && !shard->is_whole),
       options_(options),
       adamw_(std::make_unique<ElementwiseOptimizer>(ctx, store, split(store, packed_rows, false),
                                                     options.adamw, shard, options.lr_factor,
@@ -77,7 +77,8 @@ void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& stor
         elements += padded(parameter.shape().elements());
         rows += padded(parameter.shape()[0]);
     }
-    arrays_.momentum = zeros(ctx, {elements}, moment_dtype(options_.moments, arrays_.gradients.dtype()));
+    arrays_.momentum = zeros(ctx, {options_.moments.numbers(elements)},
+                             moment_dtype(options_.moments, arrays_.gradients.dtype()));
     if (options_.beta2 > 0.0) arrays_.second_moment = zeros(ctx, {rows}, arrays_.gradients.dtype());
 }
 
@@ -90,7 +91,10 @@ void MatrixOptimizer::add_to_group(const Shape& shape, const MatrixOffsets& offs
     auto group = std::ranges::find_if(groups_, has_room);
     if (group == groups_.end())
         group = groups_.insert(groups_.end(), MatrixGroup{.shape = shape, .matrices = {}});
-    group->matrices.push_back(offsets);
+    MatrixOffsets& added = group->matrices.emplace_back(offsets);
+    if (!options_.moments.in_blocks()) return;
+    added.momentum_block = offsets.momentum / moment_block;
+    added.momentum = (group->count() - 1) * shape.elements();
 }
 
 void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_rows) {
@@ -99,6 +103,9 @@ void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_r
         const std::int64_t cols = parameter.shape()[1];
         std::int64_t row = 0;
         for (const std::int64_t rows : packed_rows(parameter)) {
+            check(!options_.moments.in_blocks() || row * cols % moment_block == 0, "optimizer: a matrix in '",
+                  parameter.name(), "' begins at element ", row * cols, "; expected a multiple of ",
+                  moment_block, " for moments in 8 bits");
             add_to_group({rows, cols},
                          {.value = first.value + row * cols,
                           .weight = first.weight + row * cols,
@@ -120,8 +127,16 @@ void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateO
         const std::int64_t rows = group.shape[0], cols = group.shape[1];
         const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.gradients.dtype());
         const Tensor squares = empty(ctx, {group.count(), matrix_norm_parts}, DType::f64);
-        on_device(ctx, cpu::matrix_momentum, cuda::matrix_momentum, arrays_, group, options.gradient_scale,
+        MatrixArrays arrays = arrays_;
+        if (options_.moments.in_blocks()) {
+            arrays.momentum = empty(ctx, {group.count() * rows * cols}, DType::f32);
+            on_device(ctx, cpu::decode_momentum, cuda::decode_momentum, arrays_, group, arrays.momentum);
+        }
+        on_device(ctx, cpu::matrix_momentum, cuda::matrix_momentum, arrays, group, options.gradient_scale,
                   options_.momentum, u, squares);
+        if (options_.moments.in_blocks())
+            on_device(ctx, cpu::encode_momentum, cuda::encode_momentum, arrays_, group,
+                      options.gradient_scale, arrays.momentum);
         const Tensor update = direction(ctx, u, squares);
         RowFactors row_factors;
         if (arrays_.second_moment.defined()) {
@@ -146,10 +161,11 @@ void MatrixOptimizer::add_packed_state(std::vector<StateTensor>& state) const {
         ranges.push_back({parameter.offset(), padded(parameter.shape().elements())});
         row_ranges.push_back({parameter.offset(), padded(parameter.shape()[0])});
     }
-    state.push_back({"momentum", arrays_.momentum, all_hidden_, std::move(ranges)});
+    state.push_back({"momentum", arrays_.momentum, all_hidden_, options_.moments.numbers(ranges),
+                     options_.moments.layout()});
     if (arrays_.second_moment.defined())
-        state.push_back({"second_moment", arrays_.second_moment, all_hidden_, std::move(row_ranges),
-                         /*is_per_row=*/true});
+        state.push_back(
+            {"second_moment", arrays_.second_moment, all_hidden_, std::move(row_ranges), StateLayout::rows});
 }
 
 std::vector<StateTensor> MatrixOptimizer::state() const {
@@ -159,8 +175,7 @@ std::vector<StateTensor> MatrixOptimizer::state() const {
     } else {
         for (const auto& [parameter, offsets] : hidden_)
             state.push_back({"momentum/" + parameter.name(),
-                             arrays_.momentum.slice(0, offsets.momentum, parameter.shape().elements())
-                                 .reshape(parameter.shape())});
+                             moments_of(options_.moments, arrays_.momentum, parameter, offsets.momentum)});
         if (arrays_.second_moment.defined())
             for (const auto& [parameter, offsets] : hidden_)
                 state.push_back(

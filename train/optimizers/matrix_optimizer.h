@@ -75,13 +75,15 @@ struct MatrixArrays {
 /// themselves.
 struct MatrixOffsets {
     std::int64_t value, weight, gradient, momentum, second_moment;
+    std::int64_t momentum_block =
+        0;  ///< for momentum in 8 bits; `momentum` is then the offset in the group's
 };
 
 /// Matrices of one shape, which are updated together.
 struct MatrixGroup {
     Shape shape;
     std::vector<MatrixOffsets> matrices;
-    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [10 matrices.size()]
+    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [12 matrices.size()]
     std::int64_t count() const { return std::ssize(matrices); }
 };
 

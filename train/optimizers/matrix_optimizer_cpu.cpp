@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numeric>
 
+#include <gradtile/core/internal/master_weights.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/train/optimizers/internal/rounded_moments_cpu.h>
 
@@ -59,14 +60,14 @@ void add_row(const T* __restrict power, T* __restrict sum, std::int64_t n, std::
     sum[row] = convert<T>(diagonal);
 }
 
-template <class Update, class Real, class Value>
-void apply_range(const Update* __restrict update, Real* __restrict weight, Value* __restrict value,
+template <class Update, class Real, class Weight, class Value>
+void apply_range(const Update* __restrict update, Weight* __restrict weight, Value* __restrict value,
                  std::int64_t n, const DecayFactors<Real> decay, Real rate) {
     for (std::int64_t i = 0; i < n; ++i) {
         const Real step = rate * convert<Real>(update[i]);
-        const Real updated = decay.decayed(weight[i], step) - step;
-        weight[i] = updated;
-        if constexpr (!std::is_same_v<Real, Value>) value[i] = convert<Value>(updated);
+        const Real updated = decay.decayed(loaded_weight<Real>(weight[i], value[i]), step) - step;
+        weight[i] = kept_weight<Weight>(updated);
+        if constexpr (!std::is_same_v<Real, Value>) value[i] = value_of_weight<Value>(updated);
     }
 }
 
@@ -121,6 +122,29 @@ double norm_ratio(const RowFactors& rows, std::int64_t matrix) {
     return std::sqrt(before) / (std::sqrt(after) + row_factor_epsilon);
 }
 
+/// Subtracts the updates [count, rows, cols] from a group's weights.
+template <class Update, class Real, class Weight, class Value>
+void apply_updates(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                   const Tensor& updates, const RowFactors& rows, double lr, const MatrixRate& derived) {
+    const double step = derived.step(lr);
+    const std::int64_t elements = group.shape.elements();
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        const auto apply = [&](std::int64_t first, std::int64_t last, double factor) {
+            apply_range(updates.data<Update>() + i * elements + first,
+                        weight_data<Weight>(arrays.weights) + offsets.weight + first,
+                        arrays.values.data<Value>() + offsets.value + first, last - first,
+                        derived.decay<Real>(lr), static_cast<Real>(factor));
+        };
+        if (!rows.defined()) return apply(begin, end, step);
+        const double ratio = norm_ratio(rows, i);
+        const Real* const factors = rows.factors.data<Real>() + i * group.shape[0];
+        for_rows(begin, end, group.shape[1], [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+            apply(first, last, step * ratio * static_cast<double>(factors[row]));
+        });
+    });
+}
+
 }  // namespace
 
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
@@ -146,6 +170,35 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                       }
                       sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
                   });
+    });
+}
+
+void decode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& momentum) {
+    const std::int64_t elements = group.shape.elements();
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        const auto* const stored =
+            moments_at<MomentBlock>(arrays.momentum, offsets.momentum_block * moment_block + begin);
+        load_moments(stored, end - begin, momentum.data<float>() + offsets.momentum + begin, 0);
+    });
+}
+
+void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, const Tensor& momentum) {
+    if (value_of(scale) == 0.0) return;
+    const std::int64_t elements = group.shape.elements();
+    const MomentDraws draws = MomentDraws::of(arrays.seed, *arrays.updates.data<std::int32_t>() + 1);
+    for_ranges(ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+        auto* const stored =
+            moments_at<MomentBlock>(arrays.momentum, offsets.momentum_block * moment_block + begin);
+        const float* const from = momentum.data<float>() + offsets.momentum + begin;
+        // The update reads no stored moments: they are overwritten.
+        with_float_moments(end - begin, draws, offsets.value + begin, std::array{stored},
+                           [&](std::int64_t first, std::int64_t n, auto& in_float) {
+                               std::copy_n(from + first, n, in_float[0]);
+                           });
     });
 }
 
@@ -231,29 +284,15 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
                   const Tensor& updates, const RowFactors& rows, const Tensor& rate,
                   const MatrixRate& derived, const UpdateOptions& options) {
     if (value_of(options.gradient_scale) == 0.0) return;
-    const double lr = *rate.data<double>(), step = derived.step(lr);
-    const std::int64_t elements = group.shape.elements();
+    const double lr = *rate.data<double>();
     visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
         using Real = Accumulator<Value>;
-        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
-            if constexpr (sizeof(Update) <= sizeof(Real))
-                for_ranges(
-                    ctx, group.count(), elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-                        const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
-                        const auto apply = [&](std::int64_t first, std::int64_t last, double factor) {
-                            apply_range(updates.data<Update>() + i * elements + first,
-                                        arrays.weights.data<Real>() + offsets.weight + first,
-                                        arrays.values.data<Value>() + offsets.value + first, last - first,
-                                        derived.decay<Real>(lr), static_cast<Real>(factor));
-                        };
-                        if (!rows.defined()) return apply(begin, end, step);
-                        const double ratio = norm_ratio(rows, i);
-                        const Real* const factors = rows.factors.data<Real>() + i * group.shape[0];
-                        for_rows(begin, end, group.shape[1],
-                                 [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-                                     apply(first, last, step * ratio * static_cast<double>(factors[row]));
-                                 });
-                    });
+        visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+            visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+                if constexpr (sizeof(Update) <= sizeof(Real))
+                    apply_updates<Update, Real, Weight, Value>(ctx, arrays, group, updates, rows, lr,
+                                                               derived);
+            });
         });
     });
 }

@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
-#include <gradtile/train/optimizers/internal/moment_rounding.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/train/optimizers/internal/moment_blocks.cuh>
 
 namespace gradtile::cuda {
 namespace {
@@ -130,6 +131,39 @@ __global__ void __launch_bounds__(threads_per_block)
     if (threadIdx.x == 0) partial[blockIdx.y * matrix_norm_parts + blockIdx.x] = sum;
 }
 
+/// A thread decodes four elements. `n` is the element count of a matrix.
+__global__ void __launch_bounds__(threads_per_block)
+    decode_momentum_kernel(const MomentBlock* stored, const MatrixOffsets* matrices, float* momentum,
+                           std::int64_t n) {
+    constexpr int width = device::moments_per_thread;
+    const MatrixOffsets offsets = matrices[blockIdx.y];
+    device::await_predecessor();
+    for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
+        const device::FourMoments moments =
+            device::load_moments(stored + offsets.momentum_block + i / moment_block, 0);
+        for (int e = 0; e < width && i + e < n; ++e) momentum[offsets.momentum + i + e] = moments[e];
+    }
+}
+
+/// Sixteen threads encode a block; elements beyond the matrix are 0.
+__global__ void __launch_bounds__(threads_per_block)
+    encode_momentum_kernel(const float* momentum, const MatrixOffsets* matrices, const double* scale,
+                           const std::int32_t* updates_before, Seed seed, MomentBlock* stored,
+                           std::int64_t n) {
+    constexpr int width = device::moments_per_thread;
+    const MatrixOffsets offsets = matrices[blockIdx.y];
+    device::await_predecessor();
+    if (scale != nullptr && *scale == 0.0) return;
+    const MomentDraws draws = MomentDraws::of(seed, *updates_before + 1);
+    const std::int64_t padded = (n + moment_block - 1) / moment_block * moment_block;
+    for (std::int64_t i = first_element<width>(); i < padded; i += element_stride<width>()) {
+        device::FourMoments moments{};
+        for (int e = 0; e < width && i + e < n; ++e) moments[e] = momentum[offsets.momentum + i + e];
+        device::store_moments(stored + offsets.momentum_block + i / moment_block, moments,
+                              draws.draw(offsets.value + i), 0);
+    }
+}
+
 /// gridDim.x is matrix_norm_parts.
 template <int width, class Real>
 __global__ void __launch_bounds__(threads_per_block)
@@ -240,10 +274,10 @@ __device__ Real norm_ratio(const RowPointers<Real>& rows) {
     return ratio;
 }
 
-template <int width, class Update, class Real, class Value>
+template <int width, class Update, class Real, class Weight, class Value>
 __global__ void __launch_bounds__(threads_per_block)
     apply_kernel(const Update* updates, const MatrixOffsets* matrices, RowPointers<Real> rows,
-                 const double* rate, MatrixRate derived, const double* scale, Real* weights, Value* values,
+                 const double* rate, MatrixRate derived, const double* scale, Weight* weights, Value* values,
                  std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
     device::await_predecessor();
@@ -252,24 +286,25 @@ __global__ void __launch_bounds__(threads_per_block)
     const auto step = static_cast<Real>(derived.step(*rate));
     const Real ratio = rows.factors != nullptr ? norm_ratio(rows) : Real{1};
     const Update* const update = updates + blockIdx.y * n;
-    Real* const weight = weights + offsets.weight;
+    Weight* const weight = weights + offsets.weight;
+    Value* const value = values + offsets.value;
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         const device::Packed<Update, width> change = elements_at<width>(update + i);
-        device::Packed<Real, width> updated = elements_at<width>(weight + i);
+        device::Packed<Weight, width> w = elements_at<width>(weight + i);
+        device::Packed<Value, width> rounded{};
+        if constexpr (!std::is_same_v<Weight, Real>) rounded = elements_at<width>(value + i);
         Real row_step = step;
         if (rows.factors != nullptr) row_step *= ratio * rows.factors[(blockIdx.y * n + i) / rows.cols];
 #pragma unroll
         for (int e = 0; e < width; ++e) {
             const Real subtracted = row_step * device::convert<Real>(change[e]);
-            updated[e] = decay.decayed(updated[e], subtracted) - subtracted;
+            const Real updated =
+                decay.decayed(loaded_weight<Real>(w[e], rounded[e]), subtracted) - subtracted;
+            w[e] = kept_weight<Weight>(updated);
+            if constexpr (!std::is_same_v<Real, Value>) rounded[e] = device::value_of_weight<Value>(updated);
         }
-        elements_at<width>(weight + i) = updated;
-        if constexpr (!std::is_same_v<Real, Value>) {
-            device::Packed<Value, width> rounded;
-#pragma unroll
-            for (int e = 0; e < width; ++e) rounded[e] = device::convert<Value>(updated[e]);
-            elements_at<width>(values + offsets.value + i) = rounded;
-        }
+        elements_at<width>(weight + i) = w;
+        if constexpr (!std::is_same_v<Real, Value>) elements_at<width>(value + i) = rounded;
     }
 }
 
@@ -329,6 +364,23 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
             });
         });
     });
+}
+
+void decode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                     const Tensor& momentum) {
+    launch_for_matrices<device::moments_per_thread>(
+        ctx, matrices.count(), matrices.shape.elements(), 0, decode_momentum_kernel,
+        static_cast<const MomentBlock*>(moments_at<MomentBlock>(arrays.momentum, 0)), offsets_of(matrices),
+        momentum.data<float>());
+}
+
+void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
+                     const Tensor& scale, const Tensor& momentum) {
+    launch_for_matrices<device::moments_per_thread>(
+        ctx, matrices.count(), matrices.shape.elements(), 0, encode_momentum_kernel,
+        static_cast<const float*>(momentum.data<float>()), offsets_of(matrices), pointer_of(scale),
+        static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
+        moments_at<MomentBlock>(arrays.momentum, 0));
 }
 
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
@@ -398,16 +450,18 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
             row_pointers.factors = rows.factors.data<Real>();
             row_pointers.squares = reinterpret_cast<const RowSquares*>(rows.squares.data<double>());
         }
-        visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
-            if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
-                with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
-                    launch_for_matrices<width>(
-                        ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Value>,
-                        static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
-                        row_pointers, static_cast<const double*>(rate.data<double>()), derived,
-                        pointer_of(options.gradient_scale), arrays.weights.data<Real>(),
-                        arrays.values.data<Value>());
-                });
+        visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+            visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
+                if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
+                    with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
+                        launch_for_matrices<width>(
+                            ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Weight, Value>,
+                            static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
+                            row_pointers, static_cast<const double*>(rate.data<double>()), derived,
+                            pointer_of(options.gradient_scale), weight_data<Weight>(arrays.weights),
+                            arrays.values.data<Value>());
+                    });
+            });
         });
     });
 }

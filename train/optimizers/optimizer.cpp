@@ -8,14 +8,22 @@ OptimizerShard whole_of(const ParameterStore& store) {
     check(store.allocated(), "optimizer: the parameter store is not allocated");
     return {.ranges = {{0, store.flat_elements()}},
             .gradients = store.gradients(),
-            .masters = is_16_bit(store.dtype()) ? store.master() : Tensor()};
+            .masters = store.has_master() ? store.master() : Tensor(),
+            .is_whole = true};
 }
 
 DType moment_dtype(const MomentStorage& storage, DType gradients) {
-    if (storage.dtype == DType::f32) return gradients;
-    check(storage.dtype == DType::bf16 && gradients == DType::f32, "optimizer: ", storage.dtype,
-          " moments for ", gradients, " gradients; expected float32, or bfloat16 for float32 gradients");
-    return storage.dtype;
+    if (storage.format == MomentFormat::f32) return gradients;
+    const bool in_blocks = storage.in_blocks();
+    check(gradients == DType::f32, "optimizer: ", in_blocks ? "int8" : "bfloat16", " moments for ", gradients,
+          " gradients; expected float32 gradients");
+    return in_blocks ? DType::i32 : DType::bf16;
+}
+
+Tensor moments_of(const MomentStorage& storage, const Tensor& moments, const Parameter& parameter,
+                  std::int64_t begin) {
+    const Shape shape = StateTensor{.name = {}, .tensor = {}, .layout = storage.layout()}.shape_of(parameter);
+    return moments.slice(0, storage.numbers(begin), shape.elements()).reshape(shape);
 }
 
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,

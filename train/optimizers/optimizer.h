@@ -13,6 +13,14 @@
 
 namespace gradtile {
 
+/// Moments in 8 bits (MomentFormat::int8) are int32 [blocks, 17]: for each block of 64 elements 64 codes,
+/// four in a number, and a float32. Parameters and shards begin with a block.
+inline constexpr std::int64_t moment_block = parameter_alignment, moment_block_words = 17;
+
+/// What the numbers of a state tensor belong to: an element each, a row of a matrix, or a block of moments in
+/// 8 bits.
+enum class StateLayout { elements, rows, blocks };
+
 /// A tensor in the optimizer's state, with its name in a checkpoint ("m/h.0.mlp.fc.weight").
 struct StateTensor {
     std::string name;
@@ -21,21 +29,38 @@ struct StateTensor {
     /// contain, and the ranges of the store's flat blocks that are packed in this shard.
     std::vector<Parameter> parameters = {};
     std::vector<FlatRange> ranges = {};
-    /// The state holds one number per row of a matrix, at the beginning of the parameter's flat range.
-    bool is_per_row = false;
+    /// Rows: the numbers are at the beginning of the parameter's flat range. Blocks: all offsets are scaled.
+    StateLayout layout = StateLayout::elements;
 
     /// The shape that the state of one of `parameters` has in a checkpoint.
     Shape shape_of(const Parameter& parameter) const {
-        return is_per_row ? Shape{parameter.shape()[0]} : parameter.shape();
+        if (layout == StateLayout::rows) return {parameter.shape()[0]};
+        if (layout == StateLayout::elements) return parameter.shape();
+        return {ceil_div(parameter.shape().elements(), moment_block), moment_block_words};
+    }
+    /// How many numbers a flat state has for 64 elements.
+    std::int64_t numbers_per_64() const {
+        return layout == StateLayout::blocks ? moment_block_words : parameter_alignment;
     }
 };
+
+/// How the masters of 16-bit values are kept between steps. f32: as float32. split: only what rounding takes
+/// from them, in 16 bits; bfloat16 values are their upper halves. The masters are equal in both formats.
+enum class MasterFormat { f32, split };
+/// The bytes of a master.
+constexpr std::size_t master_bytes(MasterFormat format) {
+    return format == MasterFormat::split ? 2 : 4;
+}
 
 /// The part of a store that one process updates under ZeRO-1: ranges of the store's flat blocks. The process
 /// packs these ranges without gaps into its own gradient, master and moment blocks.
 struct OptimizerShard {
     std::vector<FlatRange> ranges;
-    Tensor gradients;     ///< [packed]
-    Tensor masters = {};  ///< [packed] float32; undefined if values have no masters
+    Tensor gradients;  ///< [packed]
+    /// [packed] float32 masters, or for bfloat16 values int32 [packed / 2], two remainders of masters in each
+    /// (MasterFormat::split); undefined if values have no masters.
+    Tensor masters = {};
+    bool is_whole = false;  ///< the shard is the whole store; the state has a tensor for each parameter
 };
 /// Returns the shard that covers a whole allocated store.
 OptimizerShard whole_of(const ParameterStore& store);
@@ -50,15 +75,33 @@ struct ShardPiece {
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard);
 
+/// The format of an optimizer's moments between steps. f32: the gradients' dtype. bf16, int8: each update
+/// rounds the moments stochastically, so that their mean is exact; gradients must be float32. int8: blocks of
+/// 64 elements have a common scale.
+enum class MomentFormat { f32, bf16, int8 };
+
 /// How an optimizer keeps the moments that have a parameter's shape. Arithmetic is in the gradients' dtype.
 struct MomentStorage {
-    /// bf16: each update rounds the moments stochastically, so that their mean is exact; gradients must be
-    /// float32. f32: the moments have the gradients' dtype.
-    DType dtype = DType::f32;
+    MomentFormat format = MomentFormat::f32;
     Seed seed = {};  ///< for the rounding, together with the update's number and the element's offset
+
+    bool in_blocks() const { return format == MomentFormat::int8; }
+    /// How many numbers hold a moment of these elements, a multiple of 64 for blocks.
+    std::int64_t numbers(std::int64_t elements) const {
+        return in_blocks() ? elements / moment_block * moment_block_words : elements;
+    }
+    std::vector<FlatRange> numbers(std::vector<FlatRange> elements) const {
+        for (FlatRange& range : elements) range = {numbers(range.begin), numbers(range.length)};
+        return elements;
+    }
+    StateLayout layout() const { return in_blocks() ? StateLayout::blocks : StateLayout::elements; }
 };
-/// Returns the moments' dtype. Throws Error for a storage that the gradients do not have.
+/// Returns the dtype of the numbers that hold the moments. Throws Error for a storage that the gradients do
+/// not have.
 DType moment_dtype(const MomentStorage& storage, DType gradients);
+/// Returns the part of a parameter's moments in a packed moment tensor, whose first element is `begin`.
+Tensor moments_of(const MomentStorage& storage, const Tensor& moments, const Parameter& parameter,
+                  std::int64_t begin);
 
 /// The memory and the work that an optimizer needs for one parameter.
 struct ParameterUpdate {

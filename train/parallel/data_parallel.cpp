@@ -163,19 +163,26 @@ ForwardHooks DataParallel::overlap_gather_with_forward(const Context& ctx) {
 void DataParallel::start_gathering(const Context& ctx) {
     const Context exchange = exchange_->after(ctx);
     for (const Bucket& bucket : buckets_) {
-        gather_bucket(exchange, bucket, store_.values());
+        gather_bucket(exchange, bucket, store_.values(), parameter_alignment);
         if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
 }
 
 /// Sends every process's ranges of `full` to all others.
-void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full) const {
+void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
+                                 std::int64_t numbers_per_64) const {
+    const auto part_of = [&](const FlatRange& range) {
+        const auto numbers = [&](std::int64_t elements) {
+            return elements / parameter_alignment * numbers_per_64;
+        };
+        return slice_of(full, {numbers(range.begin), numbers(range.length)});
+    };
     if (bucket.shards.equal_parts) {
-        communicator_.all_gather(exchange, slice_of(full, bucket.own.front()), slice_of(full, bucket.range));
+        communicator_.all_gather(exchange, part_of(bucket.own.front()), part_of(bucket.range));
         return;
     }
     for (const OwnedRange& part : bucket.shards.parts)
-        communicator_.broadcast(exchange, slice_of(full, part.range), part.owner);
+        communicator_.broadcast(exchange, part_of(part.range), part.owner);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
@@ -185,15 +192,20 @@ void DataParallel::gather_values(const Context& ctx) {
 }
 
 void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                          const Tensor& full) const {
+                          const Tensor& full, std::int64_t numbers_per_64) const {
     check_sharing(ctx, "unpack", {"whole", full}, {{"packed", packed}});
-    const Context exchange = exchange_->after(ctx);
     std::int64_t offset = 0;
     for (const FlatRange& range : ranges) {
-        copy(exchange, slice_of(full, range), packed.slice(0, offset, range.length));
+        copy(ctx, slice_of(full, range), packed.slice(0, offset, range.length));
         offset += range.length;
     }
-    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, full);
+    gather(ctx, full, numbers_per_64);
+}
+
+void DataParallel::gather(const Context& ctx, const Tensor& full, std::int64_t numbers_per_64) const {
+    if (!is_sharded()) return;
+    const Context exchange = exchange_->after(ctx);
+    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, full, numbers_per_64);
     exchange_->join(ctx);
 }
 

@@ -67,10 +67,13 @@ class DataParallel {
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state (sharded) ----
+    /// Collective: sends every process's ranges of `full` [flat] to all others. `full` has numbers_per_64
+    /// numbers for 64 elements of the flat blocks.
+    void gather(const Context& ctx, const Tensor& full, std::int64_t numbers_per_64 = 64) const;
     /// Collective: writes every process's packed state to its `ranges` of whole [flat]. Elements outside all
     /// ranges are undefined.
     void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                const Tensor& full) const;
+                const Tensor& full, std::int64_t numbers_per_64 = 64) const;
 
   private:
     struct Bucket;
@@ -78,7 +81,8 @@ class DataParallel {
     void sum_bucket(const Context& ctx, const Bucket& bucket);
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
-    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full) const;
+    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
+                       std::int64_t numbers_per_64) const;
 
     const ParameterStore& store_;
     const Communicator& communicator_;

@@ -92,16 +92,48 @@ TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
     const double adamw = cost_on(1, step_of()).update;
     TrainConfig config = config_of(true);
     config.optimizer = kind_of<MuonSettings>;
-    double flops = 0;  // operations in the products for qkv, projection, up and down
-    for (const Shape& shape : {Shape{2304, 768}, Shape{768, 768}, Shape{3072, 768}, Shape{768, 3072}})
+    double flops = 0;           // operations in the products for qkv, projection, up and down
+    double second_moments = 0;  // of AdamW, which Muon does not have
+    for (const Shape& shape : {Shape{2304, 768}, Shape{768, 768}, Shape{3072, 768}, Shape{768, 3072}}) {
         flops += 12 * newton_schulz_flops(shape);
+        second_moments += 12 * static_cast<double>(shape.elements());
+    }
     const CostConstants constants = h200_constants();
     const double alone = cost_on(1, parallel_step(config, 1)).update;
-    EXPECT_NEAR(alone, adamw + flops / constants.product_flops, 1e-9 * alone);
+    const double bytes = adamw - 2 * 4 * second_moments / constants.update_bytes;
+    EXPECT_NEAR(alone, bytes + flops / constants.product_flops, 1e-9 * alone);
     config.batch *= 4;
-    const double shared = cost_on(4, parallel_step(config, 4)).update - adamw / 4;
+    const double shared = cost_on(4, parallel_step(config, 4)).update - bytes / 4;
     EXPECT_GE(shared, 0.99 * flops / constants.product_flops / 4);
     EXPECT_LE(shared, 4.0 / 3 * flops / constants.product_flops / 4);
+}
+
+/// What an update reads and writes for a parameter, with each optimizer and format.
+TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
+    const auto bytes_beyond_adamw = [](void (*change)(TrainConfig&)) {
+        TrainConfig config = config_of(false);
+        change(config);
+        return (cost_on(1, parallel_step(config, 1)).update - cost_on(1, step_of()).update) *
+               h200_constants().update_bytes / flat_elements();
+    };
+    ParameterStore parameters;
+    const Transformer transformer(config_of(false).model, parameters);
+    // Of the flat blocks' elements; the padded rows of the vocabulary have no moments.
+    const double share = static_cast<double>(parameters.count()) / flat_elements();
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig&) {}), 0, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.optimizer = kind_of<LionSettings>; }), -8 * share,
+                1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::bf16; }), -8 * share,
+                1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::int8; }),
+                -11.75 * share, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.average_decay = 0.9; }), 12, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.masters = MasterFormat::split; }), -2, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) {
+                    c.optimizer = kind_of<LionSettings>;
+                    c.moment_dtype = MomentFormat::bf16;
+                }),
+                -12 * share, 1e-6);
 }
 
 /// Under ZeRO-1, processes share 12 bytes per element for masters and moments.

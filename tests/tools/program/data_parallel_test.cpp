@@ -167,13 +167,16 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfTheRecor
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
     const Arguments averaged = {"--steps", "12", "--average-decay", "0.8"};
-    const Arguments rounded = {"--moment-dtype", "bf16"};
+    const Arguments rounded = {"--moment-dtype", "bf16"}, in_8_bits = {"--moment-dtype", "int8"},
+                    split = {"--masters", "split"};
     for (const auto& [dtype, ranks, variant] : {std::tuple{"f32", 3, Arguments()},
                                                 {"bf16", 2, Arguments()},
                                                 {"f32", 2, normuon},
                                                 {"f32", 3, averaged},
                                                 {"bf16", 2, averaged},
-                                                {"bf16", 3, rounded}}) {
+                                                {"bf16", 3, rounded},
+                                                {"f32", 3, in_8_bits},
+                                                {"bf16", 3, split}}) {
         const Arguments flags = Arguments{"--optimizer",  "muon",
                                           "--clip",       "0",
                                           "--batch",      "12",
@@ -263,10 +266,12 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
         const Arguments chosen = std::string(optimizer) == "normuon"
                                      ? Arguments{"muon", "--muon-split", "--muon-beta2", "0.9"}
                                      : Arguments{optimizer};
-        for (const char* moments : {"f32", "bf16"}) {
-            const auto out = train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--moment-dtype",
-                                                moments, "--optimizer"} +
-                                          chosen);
+        std::vector<Arguments> formats = {
+            Arguments(), {"--moment-dtype", "bf16"}, {"--moment-dtype", "int8"}};
+        if (std::string(dtype) == "bf16") formats.push_back({"--masters", "split"});
+        for (const Arguments& format : formats) {
+            const auto out =
+                train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--optimizer"} + chosen + format);
             const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
             for (const int ranks : {1, 2, 3, 4})
                 for (const char* zero : {"0", "1"}) {

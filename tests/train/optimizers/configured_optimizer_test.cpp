@@ -54,9 +54,12 @@ TEST_P(EveryOptimizer, HasThePlannedBytesInItsLargestShard) {
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
     config.micro_batch = 1;
     config.zero = 1;
-    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16})
+    for (const auto& [dtype, moments] : {std::pair{TrainDType::f32, MomentFormat::f32},
+                                         {TrainDType::f32, MomentFormat::int8},
+                                         {TrainDType::bf16, MomentFormat::bf16}})
         for (const int processes : {2, 3, 4}) {
-            config.dtype = config.moment_dtype = dtype;
+            config.dtype = dtype;
+            config.moment_dtype = moments;
             config.batch = processes;
             const MemoryPlan plan =
                 plan_memory(Context(Device::cpu(), 1), memory_request(config, Device::cpu(), processes));
@@ -79,7 +82,7 @@ TEST_P(EveryOptimizer, HasThePlannedBytes) {
     ParameterStore store;
     const Transformer model(config.model, store);
     store.allocate(ctx, DType::f32);
-    for (const TrainDType moments : {TrainDType::f32, TrainDType::bf16}) {
+    for (const auto& [moments, name] : EnumNames<MomentFormat>::names) {
         config.moment_dtype = moments;
         EXPECT_EQ(plan_memory(ctx, memory_request(config, Device::cpu())).optimizer,
                   make_optimizer(ctx, store, config)->state_bytes() - 4);
@@ -91,7 +94,7 @@ TEST_P(EveryOptimizer, HasThePlannedBytesWithAnAverage) {
     TrainConfig config;
     config.optimizer = GetParam();
     config.average_decay = 0.9;
-    config.moment_dtype = TrainDType::bf16;  // the average stays in float32
+    config.moment_dtype = MomentFormat::bf16;  // the average stays in float32
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
     config.micro_batch = 1;
     config.zero = 1;
@@ -198,7 +201,7 @@ TEST(ConfiguredOptimizer, PlansTheSecondMomentsOfRows) {
     config.optimizer = kind_of<MuonSettings>;
     std::get<MuonSettings>(config.optimizer_settings).split = true;
     std::get<MuonSettings>(config.optimizer_settings).beta2 = 0.95;
-    config.moment_dtype = TrainDType::bf16;  // of the momentum, not of the rows' moments
+    config.moment_dtype = MomentFormat::bf16;  // of the momentum, not of the rows' moments
     config.micro_batch = 1;
     for (const int processes : {1, 2, 3}) {
         config.batch = processes;

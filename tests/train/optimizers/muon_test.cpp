@@ -492,7 +492,7 @@ void expect_shards_equal_the_unsharded_update(const PackedRows& rows, const Muon
             MuonOptions options = any_options;
             // Moments of float32 gradients are in bfloat16 for some processes.
             if (dtype != DType::f64 && processes > 2)
-                options.matrix.moments = {.dtype = DType::bf16, .seed = Seed{7}};
+                options.matrix.moments = {.format = MomentFormat::bf16, .seed = Seed{7}};
             MuonProblem full(ctx, dtype, processes);
             Muon optimizer(ctx, full.store, rows, options);
             for (std::uint64_t t = 1; t <= 3; ++t) {

@@ -60,6 +60,13 @@ namespace gradtile::cpu {
 void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
                      const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial);
+/// momentum, float32, [count, rows, cols] in the order of the group's matrices = the group's momentum in 8
+/// bits.
+void decode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& momentum);
+/// Rounds such a momentum to 8 bits and stores it in `arrays`, unless scale is 0.
+void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& group,
+                     const Tensor& scale, const Tensor& momentum);
 /// partial [count, matrix_norm_parts] float64 = partial sums of squares for each matrix in x [count, rows,
 /// cols]; a matrix's parts add up to its sum of squares.
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial);
@@ -83,6 +90,8 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
 
 namespace gradtile::cuda {
 GRADTILE_CUDA_TWIN(matrix_momentum);
+GRADTILE_CUDA_TWIN(decode_momentum);
+GRADTILE_CUDA_TWIN(encode_momentum);
 GRADTILE_CUDA_TWIN(sums_of_squares);
 GRADTILE_CUDA_TWIN(normalize_matrices);
 GRADTILE_CUDA_TWIN(add_lower_powers);
