@@ -12,7 +12,7 @@ case "${1:-}" in
   "") ;;
   --reduced)
     programs=(core_test attention_test)
-    tests='FewRows*:Dtype*:FlashKernelSets*:AttentionContract*:AttentionRandomCalls.AreAsAccurateAsNaive'
+    tests='FewRows*:FlashKernelSets*:AttentionContract*:AttentionRandomCalls.AreAsAccurateAsNaive'
     ;;
   *)
     echo "cross_aarch64.sh: unknown argument $1; --reduced is the only one" >&2
