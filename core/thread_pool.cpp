@@ -26,6 +26,8 @@ thread_local bool inside_block = false;
 void pause_briefly() {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // `yield` does nothing on most processors; isb waits for the pipeline
 #else
     std::this_thread::yield();
 #endif

@@ -38,6 +38,11 @@ const std::vector<const FlashKernels<T>*>& usable_kernels() {
             if (cpu_has_avx512_bf16()) found.push_back(&avx512_bf16_kernels);
 #endif
         }
+#if defined(GRADTILE_HAVE_NEON)
+        if constexpr (std::is_same_v<T, float>) found.push_back(&neon_f32_kernels);
+        if constexpr (std::is_same_v<T, bfloat16>) found.push_back(&neon_bf16_kernels);
+        if constexpr (std::is_same_v<T, float16>) found.push_back(&neon_f16_kernels);
+#endif
         found.push_back(&generic_kernels<T>());
         return found;
     }();
@@ -72,6 +77,10 @@ const std::vector<const FewQueriesKernels<T>*>& usable_few_queries_kernels() {
         if constexpr (std::is_same_v<T, float>) add_usable(avx512_few_queries_f32, avx2_few_queries_f32);
         if constexpr (std::is_same_v<T, bfloat16>) add_usable(avx512_few_queries_bf16, avx2_few_queries_bf16);
         if constexpr (std::is_same_v<T, float16>) add_usable(avx512_few_queries_f16, avx2_few_queries_f16);
+#elif defined(GRADTILE_HAVE_NEON)
+        if constexpr (std::is_same_v<T, float>) found.push_back(&neon_few_queries_f32);
+        if constexpr (std::is_same_v<T, bfloat16>) found.push_back(&neon_few_queries_bf16);
+        if constexpr (std::is_same_v<T, float16>) found.push_back(&neon_few_queries_f16);
 #endif
         return found;
     }();

@@ -11,9 +11,13 @@ extern const FlashKernels<float> avx512_f32_kernels;
 extern const FlashKernels<float> avx2_f32_kernels;
 extern const FlashKernels<bfloat16> amx_bf16_kernels;
 extern const FlashKernels<bfloat16> avx512_bf16_kernels;
-extern const FewQueriesKernels<float> avx512_few_queries_f32, avx2_few_queries_f32;
-extern const FewQueriesKernels<bfloat16> avx512_few_queries_bf16, avx2_few_queries_bf16;
-extern const FewQueriesKernels<float16> avx512_few_queries_f16, avx2_few_queries_f16;
+extern const FlashKernels<float> neon_f32_kernels;
+extern const FlashKernels<bfloat16> neon_bf16_kernels;
+extern const FlashKernels<float16> neon_f16_kernels;
+extern const FewQueriesKernels<float> avx512_few_queries_f32, avx2_few_queries_f32, neon_few_queries_f32;
+extern const FewQueriesKernels<bfloat16> avx512_few_queries_bf16, avx2_few_queries_bf16,
+    neon_few_queries_bf16;
+extern const FewQueriesKernels<float16> avx512_few_queries_f16, avx2_few_queries_f16, neon_few_queries_f16;
 
 /// Returns all kernel sets that this machine can run, from the fastest set to the generic set.
 template <class T>
@@ -39,7 +43,7 @@ template <class T>
 inline constexpr bool has_few_queries_kernels = std::is_same_v<Accumulator<T>, float>;
 
 /// Returns all kernels for few queries that this machine can run, from the fastest on. The list is empty on
-/// machines without AVX2, and for float64.
+/// machines without AVX2 or NEON, and for float64.
 template <class T>
 const std::vector<const FewQueriesKernels<T>*>& usable_few_queries_kernels();
 

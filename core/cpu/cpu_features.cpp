@@ -7,6 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace gradtile {
 
@@ -79,5 +82,21 @@ bool cpu_has_amx_bf16() {
 }
 
 #endif
+
+bool cpu_has_neon() {
+#if defined(__aarch64__)
+    return true;
+#else
+    return false;
+#endif
+}
+
+bool cpu_has_neon_bf16() {
+#if defined(__aarch64__) && defined(__linux__)
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#else
+    return false;
+#endif
+}
 
 }  // namespace gradtile

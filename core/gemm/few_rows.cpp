@@ -34,6 +34,10 @@ const std::vector<const FewRowsKernels*>& usable_few_rows_kernels() {
         if (cpu_has_avx512()) found.push_back(&avx512_few_rows);
         if (cpu_has_avx2_fma()) found.push_back(&avx2_few_rows);
 #endif
+#if defined(GRADTILE_HAVE_FEW_ROWS_NEON)
+        if (cpu_has_neon_bf16()) found.push_back(&neon_bf16_few_rows);
+        if (cpu_has_neon()) found.push_back(&neon_few_rows);
+#endif
         return found;
     }();
     return usable;

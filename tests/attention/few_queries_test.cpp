@@ -9,7 +9,8 @@
 namespace gradtile::attention::test {
 namespace {
 
-using namespace cuda;
+using cuda::F32FewQueriesTiles, cuda::FewQueriesShape, cuda::FewQueriesTiles, cuda::max_runs,
+    cuda::plan_few_queries, cuda::work_of;
 
 constexpr int shared_bytes = 227 * 1024, processors = 132;
 const FewQueriesShape one_query{.batch = 1,

@@ -36,7 +36,7 @@ Tensor matrix(const Context& ctx, std::int64_t rows, std::int64_t columns, DType
 class FewRows : public testing::Test {
   protected:
     void SetUp() override {
-        if (usable_few_rows_kernels().empty()) GTEST_SKIP() << "this processor has no AVX2";
+        if (usable_few_rows_kernels().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor NEON";
     }
     Context ctx{Device::cpu(), 2};
 

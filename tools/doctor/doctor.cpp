@@ -27,6 +27,8 @@ std::string instruction_sets() {
     if (cpu_has_avx512()) sets += ", AVX-512";
     if (cpu_has_avx512_bf16()) sets += ", AVX-512 BF16";
     if (cpu_has_amx_bf16()) sets += ", AMX BF16";
+    if (cpu_has_neon()) sets += ", NEON";
+    if (cpu_has_neon_bf16()) sets += ", NEON BF16";
     return sets.empty() ? ", no instruction set that gradtile has kernels for: slow" : sets;
 }
 

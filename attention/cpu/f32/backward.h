@@ -47,12 +47,12 @@ struct BackwardScratch {
     float* d_q;           // [backward_rows, row_pitch], this task's part, not yet scaled
 };
 
-template <class V>
+template <class V, class T>
 class BackwardBlock {
     using Vector = typename V::Vector;
 
   public:
-    BackwardBlock(const BackwardTask<float>& task, ScratchFloats memory)
+    BackwardBlock(const BackwardTask<T>& task, ScratchFloats memory)
         : task_(task),
           g_(*task.geometry),
           scratch_(g_, memory),
@@ -118,8 +118,8 @@ class BackwardBlock {
         const IndexRange rows{block * backward_rows, smaller((block + 1) * backward_rows, g_.mask.queries)};
         if (task_.coverage(head, rows, task_.keys) == Coverage::none)
             return task_.skip_rows(head, block, rows);
-        const StridedRows<const float> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
-        const StridedRows<const float> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
+        const StridedRows<const T> q{task_.q.data + head * task_.q_head_stride, task_.q.stride};
+        const StridedRows<const T> d_o{task_.d_o.data + head * task_.d_o_head_stride, task_.d_o.stride};
         load_rows<V>(q, rows, g_.d_qk, row_pitch(g_.d_qk), scratch_.q);
         load_rows<V>(d_o, rows, g_.d_v, row_pitch(g_.d_v), scratch_.d_o);
         clear(scratch_.d_q, (rows.end - rows.begin) * row_pitch(g_.d_qk));
@@ -186,8 +186,8 @@ class BackwardBlock {
             if (is_empty(visible)) continue;
             const Strip strip{
                 strip_rows, vectors_of<V>({visible.begin - tile.keys.begin, visible.end - tile.keys.begin})};
-            prefetch_biases<float>(task_.rules[head],
-                                   {rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
+            prefetch_biases<T>(task_.rules[head],
+                               {rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
             bias_sums.prefetch({rows.begin + strip_rows.begin, rows.begin + strip_rows.end}, visible);
             float* const p = scratch_.p + strip_rows.begin * tile_tokens;
             multiply_q_k(head, rows.begin, tile, strip, [=](std::int64_t r, std::int64_t c, Vector s) {
@@ -244,10 +244,10 @@ class BackwardBlock {
             alignas(64) float d_score[tile_tokens], derivatives[tile_tokens], factors[tile_tokens];
             for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] *= scale_;
             dropout_factors(task_.rules[head], i, seen.begin, n, factors);
-            differentiate<float>(
-                task_.rules[head], i, seen.begin, n,
-                {task_.lse[row_index], task_.lse_remainder[row_index], task_.delta[row_index]},
-                p + visible.begin, d_s + visible.begin, RuleScratch<float>{d_score, derivatives, factors});
+            differentiate<T>(task_.rules[head], i, seen.begin, n,
+                             {task_.lse[row_index], task_.lse_remainder[row_index], task_.delta[row_index]},
+                             p + visible.begin, d_s + visible.begin,
+                             RuleScratch<float>{d_score, derivatives, factors});
             if (const KeyRanges ranges = task_.ranges_of(head)) {
                 ranges.hide(i, seen.begin, n, d_score, 0.0f);
                 for (float* const x : {p, d_s}) ranges.hide(i, seen.begin, n, x + visible.begin, 0.0f);
@@ -364,7 +364,7 @@ class BackwardBlock {
         }
     }
 
-    const BackwardTask<float>& task_;
+    const BackwardTask<T>& task_;
     const Geometry& g_;
     BackwardScratch scratch_;
     float scale_;

@@ -56,12 +56,12 @@ struct ForwardScratch {
 /// score rule S is the score, and the unit is log2(e). The maximum is subtracted before the multiplication: a
 /// sink or a bias may be as large as float32 allows, and multiplied by log2(e) it would overflow. The product
 /// maximum * unit would also have a rounding error, which reaches 2^6 for scores near 1e9.
-template <class V>
+template <class V, class T>
 class ForwardBlock {
     using Vector = typename V::Vector;
 
   public:
-    ForwardBlock(const ForwardTask<float>& task, ScratchFloats memory)
+    ForwardBlock(const ForwardTask<T>& task, ScratchFloats memory)
         : task_(task),
           g_(*task.geometry),
           scratch_(g_, memory),
@@ -171,9 +171,9 @@ class ForwardBlock {
             split(tile, keys, coverage == Coverage::full ? forward_keys : strip_tokens, strips);
         for (int s = 0; s < strip_count; ++s) {
             const TransposedBlock block = block_of(tile, strips[s], keys.begin);
-            prefetch_biases<float>(*task_.rule, tile.rows, block.keys);
+            prefetch_biases<T>(*task_.rule, tile.rows, block.keys);
             scores<false>(tile, strips[s], maximum);
-            apply_rule<V>(*task_.rule, scale_, block);
+            apply_rule<V, T>(*task_.rule, scale_, block);
             mask_scores(tile, strips[s], keys.begin, maximum);
         }
         update_maximum(tile, all, maximum, rescale);
@@ -330,23 +330,23 @@ class ForwardBlock {
         alignas(64) float inverse[tile_tokens] = {}, sum[tile_tokens];
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
         const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(unit_) * ln_2;
-        const bool is_part = task_.part_softmax != nullptr;
         for (std::int64_t i = 0; i < rows; ++i) {
             // A row that sees no key has sum 0, which gives O = 0 and LSE = -inf.
             sum[i] = tile.sum[i] + tile.sum_error[i];
             inverse[i] = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
         }
-        if (is_part) {
+        if (task_.part_softmax != nullptr) {
             for (std::int64_t i = 0; i < rows; ++i)
                 task_.part_softmax[tile.rows.begin + i] = {static_cast<double>(tile.maximum[i]) * unit,
                                                            static_cast<double>(sum[i])};
+            store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, task_.part_o);
         } else {
             task_.lse.store(tile.rows.begin, rows, unit, tile.maximum, sum);
+            store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, task_.o);
         }
-        store_transposed<V>(tile.o, inverse, tile.rows, g_.d_v, is_part ? task_.part_o : task_.o);
     }
 
-    const ForwardTask<float>& task_;
+    const ForwardTask<T>& task_;
     const Geometry& g_;
     ForwardScratch scratch_;
     float q_factor_;

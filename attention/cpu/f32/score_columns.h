@@ -18,22 +18,22 @@ struct TransposedBlock {
 };
 
 /// Loads row i's bias for n keys into the first n lanes, n > 0. The other lanes become 0.
-template <class V>
+template <class V, class T>
 typename V::Vector load_bias(const BiasRows& bias, std::int64_t i, std::int64_t first_key, std::int64_t n) {
-    const float* const row = reinterpret_cast<const float*>(bias.data) + i * bias.row_stride;
+    const T* const row = reinterpret_cast<const T*>(bias.data) + i * bias.row_stride;
     if (bias.column_stride == 1) return V::load_first(row + first_key, n);
     alignas(64) float elements[V::lanes] = {};
     for (std::int64_t j = 0; j < smaller(n, V::lanes); ++j)
-        elements[j] = row[(first_key + j) * bias.column_stride];
+        elements[j] = convert<float>(row[(first_key + j) * bias.column_stride]);
     return V::load(elements);
 }
 
-template <class V>
+template <class V, class T>
 void add_bias(const BiasRows& bias, const TransposedBlock& block) {
     if (bias.row_stride == 0) {
-        const float* const row = reinterpret_cast<const float*>(bias.data);
+        const T* const row = reinterpret_cast<const T*>(bias.data);
         for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
-            const typename V::Vector term = V::broadcast(row[key * bias.column_stride]);
+            const typename V::Vector term = V::broadcast(convert<float>(row[key * bias.column_stride]));
             float* const s = block.row(key);
             for (std::int64_t l = 0; l < block.lanes; l += V::lanes)
                 V::store(s + l, V::add(V::load(s + l), term));
@@ -47,7 +47,7 @@ void add_bias(const BiasRows& bias, const TransposedBlock& block) {
 #pragma GCC unroll 16
             for (int r = 0; r < V::lanes; ++r) {
                 const std::int64_t i = block.first_query + l + r;
-                square[r] = i < block.end_query ? load_bias<V>(bias, i, key, n) : V::zero();
+                square[r] = i < block.end_query ? load_bias<V, T>(bias, i, key, n) : V::zero();
             }
             V::transpose(square);
             for (int j = 0; j < smaller(n, V::lanes); ++j) {
@@ -58,7 +58,7 @@ void add_bias(const BiasRows& bias, const TransposedBlock& block) {
 }
 
 /// Replaces dot products by scores. The rule's input is the product, scale * dot product.
-template <class V>
+template <class V, class T>
 void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock& block) {
     for (std::int64_t key = block.keys.begin; key < block.keys.end; ++key) {
         float* const s = block.row(key);
@@ -67,8 +67,15 @@ void apply_rule(const ScoreRule<float>& rule, float scale, const TransposedBlock
         if (rule.formula.has_distance_terms())
             add_distance_terms(rule.formula, block.first_query + rule.offset - key, 1, block.lanes, s);
     }
-    for (const BiasRows& bias : rule.biases)
-        if (bias.data != nullptr) add_bias<V>(bias, block);
+    for (const BiasRows& bias : rule.biases) {
+        if (bias.data == nullptr) continue;
+        // A bias is float32 or has q's dtype.
+        if (bias.dtype == dtype_of<T>) {
+            add_bias<V, T>(bias, block);
+        } else {
+            add_bias<V, float>(bias, block);
+        }
+    }
 }
 
 /// Multiplies P by the dropout factors. One random draw serves eight neighbouring keys of one query, and a

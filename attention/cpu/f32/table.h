@@ -1,13 +1,13 @@
 #pragma once
-/// INTERNAL; include only in sources compiled for one instruction set. The driver's float32 kernel table for
-/// one vector type.
+/// INTERNAL; include only in sources compiled for one instruction set. The driver's kernel table for one
+/// vector type, with tensors of type T and arithmetic in float32.
 #include <gradtile/attention/cpu/f32/backward.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
-template <class V>
-constexpr FlashKernels<float> f32_kernels_on(const char* name) {
+template <class V, class T = float>
+constexpr FlashKernels<T> f32_kernels_on(const char* name) {
     return {.name = name,
             .scores_in_base_2 = true,
             .blocks =
@@ -28,10 +28,10 @@ constexpr FlashKernels<float> f32_kernels_on(const char* name) {
                     BackwardScratch(geometry, memory);
                     return memory.bytes();
                 },
-            .forward = [](const ForwardTask<float>& task,
-                          std::byte* scratch) { ForwardBlock<V>(task, ScratchFloats(scratch)).run(); },
-            .backward = [](const BackwardTask<float>& task,
-                           std::byte* scratch) { BackwardBlock<V>(task, ScratchFloats(scratch)).run(); }};
+            .forward = [](const ForwardTask<T>& task,
+                          std::byte* scratch) { ForwardBlock<V, T>(task, ScratchFloats(scratch)).run(); },
+            .backward = [](const BackwardTask<T>& task,
+                           std::byte* scratch) { BackwardBlock<V, T>(task, ScratchFloats(scratch)).run(); }};
 }
 
 }  // namespace

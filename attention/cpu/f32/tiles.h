@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL; include only in sources compiled for one instruction set. The matrix product for the float32
 /// kernels, which keeps its sums in registers, and the loads and stores that transpose its operands. V is a
-/// vector type, for example Avx512.
+/// vector type, for example Avx512. T is the type of the call's tensors; the loads and stores convert it.
 #include <cstddef>
 #include <cstdint>
 
@@ -126,9 +126,8 @@ void multiply(std::int64_t rows, IndexRange vectors, std::int64_t depth, Scalars
 }
 
 /// tile [d, tile_tokens] = factor * x^T for the given tokens; the remaining columns become 0.
-template <class V>
-void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t d, float factor,
-                     float* tile) {
+template <class V, class T>
+void load_transposed(StridedRows<const T> x, IndexRange tokens, std::int64_t d, float factor, float* tile) {
     const typename V::Vector factors = V::broadcast(factor);
     for (std::int64_t token = 0; token < tile_tokens; token += V::lanes)
         for (std::int64_t column = 0; column < d; column += V::lanes) {
@@ -145,10 +144,19 @@ void load_transposed(StridedRows<const float> x, IndexRange tokens, std::int64_t
         }
 }
 
+/// Stores the first n lanes.
+template <class V, class T>
+void store_first(T* p, typename V::Vector x, std::int64_t n) {
+    if constexpr (std::is_same_v<T, float>) return V::store_first(p, x, n);
+    float elements[V::lanes];
+    V::store(elements, x);
+    for (std::int64_t i = 0; i < smaller(n, V::lanes); ++i) p[i] = convert<T>(elements[i]);
+}
+
 /// Transposes tile [d, tile_tokens] into rows of x, and multiplies token t's row by factors[t].
-template <class V>
+template <class V, class T>
 void store_transposed(const float* tile, const float* factors, IndexRange tokens, std::int64_t d,
-                      StridedRows<float> x) {
+                      StridedRows<T> x) {
     for (std::int64_t token = 0; tokens.begin + token < tokens.end; token += V::lanes) {
         const typename V::Vector factor = V::load(factors + token);
         for (std::int64_t column = 0; column < d; column += V::lanes) {
@@ -162,7 +170,7 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
 #pragma GCC unroll 16
             for (int r = 0; r < V::lanes; ++r) {
                 const std::int64_t i = tokens.begin + token + r;
-                if (i < tokens.end) V::store_first(x.row(i) + column, square[r], width);
+                if (i < tokens.end) store_first<V>(x.row(i) + column, square[r], width);
             }
         }
     }
@@ -171,9 +179,8 @@ void store_transposed(const float* tile, const float* factors, IndexRange tokens
 /// Copies rows of x to tile [tokens, padded] and pads them with zeros. The copy makes the following products
 /// faster, because they read columns. In x a head's rows are a whole model width apart, so a column would
 /// occupy only a few cache sets.
-template <class V>
-void load_rows(StridedRows<const float> x, IndexRange tokens, std::int64_t d, std::int64_t padded,
-               float* tile) {
+template <class V, class T>
+void load_rows(StridedRows<const T> x, IndexRange tokens, std::int64_t d, std::int64_t padded, float* tile) {
     for (std::int64_t i = tokens.begin; i < tokens.end; ++i, tile += padded)
         for (std::int64_t column = 0; column < padded; column += V::lanes)
             V::store(tile + column, V::load_first(x.row(i) + column, larger(0, d - column)));

@@ -25,8 +25,9 @@ struct FewRowsKernels {
 
 // Defined in the sources for their instruction sets.
 extern const FewRowsKernels avx512_bf16_few_rows, avx512_few_rows, avx2_few_rows;
+extern const FewRowsKernels neon_bf16_few_rows, neon_few_rows;
 
-/// The kernels that this machine can run, the fastest first; empty without AVX2.
+/// The kernels that this machine can run, the fastest first; empty without AVX2 or NEON.
 const std::vector<const FewRowsKernels*>& usable_few_rows_kernels();
 
 /// Returns the kernel that computes `product`, or null when the matrix library is faster or has no

@@ -114,7 +114,7 @@ TEST(Bench, ExplainSaysThatTheHeadsOfAGroupShareATask) {
     const Outcome outcome = run({"bench", "attention", "--device", "cpu", "--heads", "8", "--kv-heads", "2",
                                  "--queries", "3", "--length", "4096", "--explain"});
     expect_success(outcome);
-    if (cpu_has_avx2_fma()) {
+    if (cpu_has_avx2_fma() || cpu_has_neon()) {
         EXPECT_THAT(outcome.out, HasSubstr("12 rows of 4 heads together, 32 tasks"));
     }
 }

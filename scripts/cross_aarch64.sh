@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Cross-compiles for aarch64 Linux on Debian, and runs tests of the CPU under qemu-user: of the libraries, or with --reduced of
+# the kernels only. qemu cannot show a missing memory barrier, because it runs on a processor that keeps loads and stores in
+# order, and says nothing about speed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+programs=(core_test attention_test layers_test train_test)
+# Tests that start programs would need a Linux that starts qemu for them. Faults depend on time.
+tests='*-*Cuda*:*Process*:*Kill*:*Signal*'
+case "${1:-}" in
+  "") ;;
+  --reduced)
+    programs=(core_test attention_test)
+    tests='FewRows*:FlashKernelSets*:AttentionContract*:AttentionRandomCalls.AreAsAccurateAsNaive'
+    ;;
+  *)
+    echo "cross_aarch64.sh: unknown argument $1; --reduced is the only one" >&2
+    exit 2
+    ;;
+esac
+
+for tool in aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static mmdebstrap:mmdebstrap; do
+  command -v "${tool%%:*}" >/dev/null || {
+    echo "cross_aarch64.sh: ${tool%%:*} is missing: apt-get install ${tool#*:}" >&2
+    exit 1
+  }
+done
+
+# The target's packages are only unpacked: none of their programs runs, so the links of alternatives do not exist.
+packages=libc6-dev,libstdc++-12-dev,libhdf5-dev,libssl-dev,libopenblas-dev,libcli11-dev,nlohmann-json3-dev,libgtest-dev
+packages+=,libgmock-dev,libpcre2-dev,libutf8proc-dev,zlib1g-dev,libzstd-dev
+sysroot=$PWD/build/aarch64-sysroot
+if [ ! -d "$sysroot" ]; then
+  rm -rf "$sysroot.new"
+  mkdir -p build
+  release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+  mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages" "$release" "$sysroot.new" \
+    http://deb.debian.org/debian
+  # Links with absolute paths would lead out of the folder.
+  find "$sysroot.new" -type l -lname '/*' | while read -r link; do
+    ln -sfn "$(realpath -m --relative-to="$(dirname "$link")" "$sysroot.new$(readlink "$link")")" "$link"
+  done
+  mv "$sysroot.new" "$sysroot"
+fi
+
+cmake --preset aarch64
+time cmake --build --preset aarch64 --target "${programs[@]}"
+failed=0
+for program in "${programs[@]}"; do
+  echo "cross_aarch64.sh: $program"
+  time qemu-aarch64-static -cpu max -L "$sysroot" \
+    -E LD_LIBRARY_PATH="$sysroot/usr/lib/aarch64-linux-gnu/openblas-pthread" \
+    "$(find build/aarch64/tests -type f -name "$program")" --gtest_brief=1 --gtest_filter="$tests" || failed=1
+done
+exit $failed
