@@ -196,8 +196,9 @@ void expect_unbiased_moments(const Context& ctx) {
     for (int t = 0; t < steps; ++t) optimizer.step(ctx, 1e-3);
     const std::vector<StateTensor> state = optimizer.state();
     for (const auto& [k, beta] : {std::pair{0u, rule.beta1}, std::pair{1u, rule.beta2}}) {
-        const Tensor stored = to_device(Context(), state[k].tensor);
-        const auto* const blocks = reinterpret_cast<const MomentBlock*>(stored.data<std::int32_t>());
+        const std::vector<double> words = to_host(ctx, state[k].tensor);
+        const std::vector<std::int32_t> stored(words.begin(), words.end());
+        const auto* const blocks = reinterpret_cast<const MomentBlock*>(stored.data());
         double sum = 0.0;
         for (std::int64_t b = 0; b < n / moment_block; ++b) {
             float moments[moment_block];

@@ -145,7 +145,7 @@ void expect_documented_rounding(const Context& ctx, DType dtype) {
 /// have mean 0 and a variance of at most u^2 / 4, where u = 2^-7 is the distance between neighbours in
 /// bfloat16; e_t = beta e_{t-1} + r_t has a variance of at most u^2 / 4 / (1 - beta^2). The bound is 6
 /// standard deviations of the mean, plus 4 roundings in float32 per step.
-void expect_unbiased_moments(const Context& ctx) {
+void expect_unbiased_bf16_moments(const Context& ctx) {
     constexpr std::int64_t n = 1 << 16;
     constexpr int steps = 300;
     const AdamW rule{.beta1 = 0.9, .beta2 = 0.999};
@@ -174,7 +174,7 @@ TEST(MomentStorage, RoundsAsDocumented) {
 
 /// Rounded to nearest, the second moment would stop where an update changes it by half a unit.
 TEST(MomentStorage, HasNoBias) {
-    expect_unbiased_moments(Context(Device::cpu(), 2));
+    expect_unbiased_bf16_moments(Context(Device::cpu(), 2));
 }
 
 /// Each update uses the moments before they are rounded.
@@ -254,7 +254,7 @@ TEST_F(CudaMomentStorage, RoundsAsDocumented) {
 }
 
 TEST_F(CudaMomentStorage, HasNoBias) {
-    expect_unbiased_moments(gpu());
+    expect_unbiased_bf16_moments(gpu());
 }
 
 TEST_F(CudaMomentStorage, ChangesNothingWhenTheUpdateIsRefused) {
