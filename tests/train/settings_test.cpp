@@ -63,6 +63,7 @@ TEST(Settings, WithListsAreUsedByABenchmark) {
 /// Each setting is changed on a resume: to another value if it may change, else to the value that it has.
 TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
     TinyRun run;
+    run.config.dtype = TrainDType::bf16;  // for split masters
     // Documents, because a plain text of characters has no token cache.
     const std::string documents = test::some_conversations(60), validation = test::some_conversations(20);
     run.config.data = run.directory.write("documents.jsonl", documents);
@@ -77,6 +78,7 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
         {"token-cache", (run.directory / "cache").string()},
         {"device", "auto"},
         {"zero", 1},
+        {"masters", "split"},
         {"save-every", 2}};
     const TrainConfig any = run.config;
     const JsonValue values = to_json(any);
