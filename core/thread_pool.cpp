@@ -13,25 +13,12 @@
 #include <vector>
 
 #include <gradtile/core/check.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include <gradtile/core/internal/pause.h>
 
 namespace gradtile {
 namespace {
 
 thread_local bool inside_block = false;
-
-void pause_briefly() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory");  // `yield` does nothing on most processors; isb waits for the pipeline
-#else
-    std::this_thread::yield();
-#endif
-}
 
 /// Waits until changed(value) and returns that value. A short spin comes first: a training step opens a
 /// parallel region every few hundred microseconds, and a futex round trip each time would cost more than some

@@ -2,14 +2,8 @@
 // into tasks, orders the tasks, and keeps the additions to dQ in a fixed order. The kernels
 // (attention/cpu/kernels.h) contain the mathematics for one block.
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <numbers>
-#include <thread>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/call_ranges.h>
@@ -23,25 +17,6 @@
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cpu {
-
-void wait_for_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block,
-                      std::int64_t key_block) {
-    const std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    // The task of the K/V block whose turn it is started before this task, so the wait takes at most as long
-    // as one block. The thread yields early, because there may be more threads than cores.
-    constexpr int spins = 2000;
-    for (int i = 0; counter.load(std::memory_order_acquire) != key_block; ++i) {
-        if (i >= spins) std::this_thread::yield();
-#if defined(__x86_64__)
-        _mm_pause();
-#endif
-    }
-}
-
-void pass_dq_turn(const DqTurns& turns, std::int64_t head, std::int64_t row_block, std::int64_t key_block) {
-    std::atomic_ref<std::int32_t> counter(turns.counters[head * turns.blocks_per_head + row_block]);
-    counter.store(static_cast<std::int32_t>(key_block + 1), std::memory_order_release);
-}
 
 namespace {
 

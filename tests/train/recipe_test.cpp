@@ -51,11 +51,13 @@ TEST(Recipe, SpeedrunIsItsMeasuredRun) {
     EXPECT_EQ(speedrun.lr, 1e-3);
     EXPECT_EQ(speedrun.vector_lr_factor, 15);
     EXPECT_EQ(speedrun.model.heads, 6);
-    // The same depth with more tokens differs only in its length.
+    EXPECT_EQ(speedrun.window_warmup, speedrun.steps / 2);
+    // The same depth with more tokens differs only in its length, and its windows do not grow.
     const TrainConfig longer = preset("depth-12");
     speedrun.steps = longer.steps;
     speedrun.batch = longer.batch;
     speedrun.out = longer.out;
+    speedrun.window_start = speedrun.window_warmup = 0;
     EXPECT_EQ(to_json(speedrun), to_json(longer));
 }
 

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/attention.h>
-#include <gradtile/attention/decode.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/random.h>
@@ -20,18 +19,18 @@
 #include <gradtile/layers/most_likely.h>
 #include <gradtile/layers/norm.h>
 #include <gradtile/layers/transformer/transformer.h>
-#include <gradtile/tools/lab/warp_partition.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
 #include <support/cuda_test.h>
-#include <support/error_message.h>
 #include <support/public_operators.h>
 #include <support/silent_pair.h>
+#include <train/sharing.h>
 
 namespace gradtile {
 namespace {
 
+using namespace test::sharing;
 using test::message_of;
 using testing::HasSubstr;
 
@@ -49,112 +48,6 @@ struct OperatorRow {
     Kind kind;
     void (*test)(const Context& ctx) = nullptr;
 };
-
-Tensor numbers(const Context& ctx, const Shape& shape, DType dtype = DType::f32) {
-    return randn(ctx, shape, dtype, Seed{3});
-}
-/// x's memory as another dtype of the same size.
-Tensor as_i32(const Tensor& x, const Shape& shape) {
-    return Tensor(std::make_shared<Tensor>(x), x.raw_data(), x.device(), DType::i32, shape,
-                  contiguous_strides(shape));
-}
-template <class Call>
-void expect_refused(Call&& call) {
-    EXPECT_THAT(message_of(call), HasSubstr("shares memory with"));
-}
-/// Expects that `call` with y = x writes to x what it writes to another tensor. call(y, x) must write y.
-template <class Call>
-void expect_same_in_place(const Context& ctx, const Tensor& x, Call&& call) {
-    const Tensor y = cast(ctx, x, x.dtype());
-    call(y, cast(ctx, x, x.dtype()));
-    call(x, x);
-    EXPECT_EQ(to_host(ctx, x), to_host(ctx, y));
-}
-
-/// Two views [3, 4] into one memory that overlap without being equal.
-struct Shifted {
-    Tensor first, second;
-};
-Shifted shifted(const Context& ctx) {
-    const Tensor memory = numbers(ctx, {4, 4});
-    return {memory.slice(0, 0, 3), memory.slice(0, 1, 3)};
-}
-
-void test_attention_forward(const Context& ctx) {
-    const Tensor q = numbers(ctx, {1, 3, 2, 8}), k = numbers(ctx, {1, 3, 2, 8}),
-                 v = numbers(ctx, {1, 3, 2, 8});
-    attention::Saved saved;
-    for (const Tensor& o : {q, k, v}) expect_refused([&] { attention::forward(ctx, q, k, v, {}, saved, o); });
-    // Interleaved columns in one matrix are separate.
-    const Tensor packed = numbers(ctx, {1, 3, 8, 8});
-    attention::forward(ctx, packed.slice(2, 0, 2), packed.slice(2, 2, 2), packed.slice(2, 4, 2), {}, saved,
-                       packed.slice(2, 6, 2));
-}
-
-void test_attention_backward(const Context& ctx) {
-    const Tensor q = numbers(ctx, {1, 3, 2, 8}), k = numbers(ctx, {1, 3, 2, 8}),
-                 v = numbers(ctx, {1, 3, 2, 8});
-    const Tensor d_o = numbers(ctx, {1, 3, 2, 8}), sink = numbers(ctx, {2});
-    attention::Saved saved;
-    const attention::Options options{.sink = sink};
-    attention::forward(ctx, q, k, v, options, saved);
-    const auto new_like = [&](const Tensor& x) { return empty_like(ctx, x); };
-    const attention::Gradients good{
-        .q = new_like(q), .k = new_like(k), .v = new_like(v), .sink = new_like(sink)};
-    attention::backward(ctx, d_o, options, saved, good);
-    for (const Tensor& shared : {q, k, v, saved.o, d_o, good.k})
-        expect_refused([&] {
-            attention::Gradients into = good;
-            into.q = shared;
-            attention::backward(ctx, d_o, options, saved, into);
-        });
-    expect_refused([&] {
-        attention::Gradients into = good;
-        into.sink = sink;
-        attention::backward(ctx, d_o, options, saved, into);
-    });
-}
-
-void test_merge(const Context& ctx) {
-    const Tensor memory = randn(ctx, {3, 5, 3, 8}, DType::f32, Seed{1}),
-                 lse = randn(ctx, {2, 3, 5}, DType::f32, Seed{2});
-    const attention::PartialResult a{memory.slice(0, 0, 2), lse},
-        shifted{memory.slice(0, 1, 2), empty_like(ctx, lse)};
-    expect_refused([&] { attention::merge(ctx, shifted, a, a); });
-    const std::vector<double> expected = to_host(ctx, attention::merge(ctx, a, a).o);
-    attention::merge(ctx, a, a, a);
-    EXPECT_EQ(to_host(ctx, a.o), expected);
-}
-
-void test_decode(const Context& ctx) {
-    const auto heads = [&] { return numbers(ctx, {1, 1, 2, 8}); };
-    const attention::DecodeInputs in{.q = heads(),
-                                     .k = heads(),
-                                     .v = heads(),
-                                     .slots = zeros(ctx, {1}, DType::i32),
-                                     .positions = zeros(ctx, {1}, DType::i32)};
-    const attention::DecodeCache cache{numbers(ctx, {1, 4, 2, 8}), numbers(ctx, {1, 4, 2, 8})};
-    const attention::DecodeScratch scratch(ctx, 1, 2, cache);
-    const attention::Options causal{.causal = true};
-    attention::decode(ctx, heads(), in, cache, causal, scratch);
-    for (const Tensor& o : {in.q, in.k, cache.k.slice(1, 2, 1)}) {
-        expect_refused([&] { attention::decode(ctx, o, in, cache, causal, scratch); });
-        const Tensor lse = o.reshape({16}).slice(0, 0, 2).reshape({1, 2, 1});
-        expect_refused([&] { attention::decode(ctx, heads(), in, cache, causal, scratch, lse); });
-    }
-    attention::DecodeInputs from_cache = in;
-    from_cache.k = cache.k.slice(1, 2, 1);
-    expect_refused([&] { attention::decode(ctx, heads(), from_cache, cache, causal, scratch); });
-    expect_refused([&] { attention::decode(ctx, heads(), in, {cache.k, cache.k}, causal, scratch); });
-}
-
-void test_partitioned_forward(const Context& ctx) {
-    using namespace attention::lab;
-    const auto heads = [&] { return numbers(ctx, {1, 64, 1, 64}, DType::bf16); };
-    const Tensor q = heads(), lse = empty(ctx, {1, 1, 64}, DType::f32);
-    expect_refused(
-        [&] { partitioned_forward(ctx, WarpPartition::split_q, {}, q, heads(), heads(), false, q, lse); });
-}
 
 void test_gemm(const Context& ctx) {
     const Tensor a = numbers(ctx, {4, 4}), b = numbers(ctx, {4, 4}), c = numbers(ctx, {4, 4});

@@ -14,13 +14,14 @@
 
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/internal/attention_backend.h>
-#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/tools/bench/attention_anchor.h>
+#include <gradtile/tools/bench/attention_shapes.h>
 #include <gradtile/tools/bench/attention_tuning.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
+#include <gradtile/tools/bench/named_masks.h>
 #include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/devices.h>
 #include <gradtile/tools/command_line/table.h>
@@ -40,76 +41,6 @@ struct EnumNames<Pass> {
 
 namespace gradtile::cli {
 namespace {
-
-struct Shapes {
-    std::int64_t batch, heads, kv_heads, queries, length, head_dim;
-    std::vector<std::int64_t> packed = {};  ///< sequence lengths of a packed batch, which replace batch and
-                                            ///< length
-    bool causal = true;
-    std::vector<AnchorTimes> anchors = {};  ///< with these, heads lie before tokens in memory, as in PyTorch
-
-    /// Counts the pairs (row, key) in which the row sees the key. Causal rows are aligned with the last key;
-    /// for equal lengths the number is taken as k^2 / 2, as in published figures.
-    static double pairs_of(std::int64_t queries, std::int64_t keys, bool causal) {
-        const double q = static_cast<double>(queries), k = static_cast<double>(keys);
-        if (!causal) return q * k;
-        return queries == keys ? k * k / 2 : q <= k ? q * (k - (q - 1) / 2) : k * (k + 1) / 2;
-    }
-    double pairs() const {
-        if (packed.empty()) return static_cast<double>(batch) * pairs_of(queries, length, causal);
-        double sum = 0;
-        for (const std::int64_t tokens : packed) sum += pairs_of(tokens, tokens, causal);
-        return sum;
-    }
-    double forward_flops() const { return 4.0 * static_cast<double>(heads * head_dim) * pairs(); }
-    /// Element count: q, k, v and o.
-    double forward_elements() const {
-        return static_cast<double>(batch * head_dim) *
-               static_cast<double>(2 * heads * queries + 2 * kv_heads * length);
-    }
-};
-
-/// A mask from row_ranges.h, for one sequence of `tokens` tokens.
-struct NamedMask {
-    std::string_view name;
-    const char* help;
-    Tensor (*ranges)(const Context& ctx, std::int64_t tokens);
-};
-constexpr NamedMask named_masks[] = {
-    {"causal", "no key after the row",
-     [](const Context& ctx, std::int64_t tokens) { return attention::masks::causal(ctx, tokens); }},
-    {"documents", "documents of 64, 128, .. 2048, 64, .. tokens, causal",
-     [](const Context& ctx, std::int64_t tokens) {
-         std::vector<std::int64_t> lengths;
-         for (std::int64_t rest = tokens, length = 64; rest > 0; length = length == 2048 ? 64 : 2 * length) {
-             lengths.push_back(std::min(length, rest));
-             rest -= lengths.back();
-         }
-         return attention::masks::shared_prompt(ctx, 0, lengths);
-     }},
-    {"prefix", "prefix-LM with half of the tokens as the prefix",
-     [](const Context& ctx, std::int64_t tokens) {
-         return attention::masks::prefix(ctx, tokens, tokens / 2);
-     }},
-    {"shared-prompt", "a prompt of a quarter of the tokens and six answers",
-     [](const Context& ctx, std::int64_t tokens) {
-         const std::int64_t prompt = tokens / 4, answer = (tokens - prompt) / 6;
-         std::vector<std::int64_t> answers(5, answer);
-         answers.push_back(tokens - prompt - 5 * answer);
-         return attention::masks::shared_prompt(ctx, prompt, answers);
-     }},
-    {"window", "the row's last 1024 tokens, and 64 global tokens",
-     [](const Context& ctx, std::int64_t tokens) {
-         return attention::masks::sliding_window(ctx, tokens, {.left = 1023, .right = 0},
-                                                 std::min<std::int64_t>(64, tokens));
-     }}};
-const NamedMask& mask_named(std::string_view name) {
-    const auto* const found = std::ranges::find(named_masks, name, &NamedMask::name);
-    std::string names;
-    for (const NamedMask& mask : named_masks) names += concat(names.empty() ? "" : ", ", mask.name);
-    check_usage(found != std::end(named_masks), "--mask: ", name, "; expected one of ", names);
-    return *found;
-}
 
 /// Options that change scores and probabilities.
 struct ScoreFlags {
@@ -158,31 +89,6 @@ attention::VisibleBlocks visible_blocks(const Shapes& shapes, std::string_view m
     const Tensor q = empty(cpu, {1, shapes.length, 1, 1}, DType::f32);
     const attention::Options options{.row_ranges = mask_named(mask).ranges(cpu, shapes.length)};
     return attention::visible_blocks(attention::resolve(options, {}, q, q), q);
-}
-
-/// GPT-2 shapes, long contexts and grouped queries.
-std::vector<Shapes> default_shapes(Device device) {
-    if (device.is_cuda())
-        return {{16, 12, 12, 1024, 1024, 64}, {16, 16, 16, 1024, 1024, 128}, {4, 16, 16, 4096, 4096, 64},
-                {4, 16, 16, 4096, 4096, 128}, {4, 32, 8, 4096, 4096, 128},   {1, 16, 16, 16384, 16384, 128}};
-    return {{12, 4, 4, 64, 64, 32},
-            {16, 6, 6, 256, 256, 64},
-            {1, 12, 12, 1024, 1024, 64},
-            {1, 12, 4, 1024, 1024, 64}};
-}
-
-std::vector<Shapes> anchored_shapes(const std::string& path) {
-    std::vector<Shapes> list;
-    for (const AnchoredCall& call : read_anchors(path))
-        list.push_back({.batch = call.batch,
-                        .heads = call.heads,
-                        .kv_heads = call.heads,
-                        .queries = call.length,
-                        .length = call.length,
-                        .head_dim = call.head_dim,
-                        .causal = call.causal,
-                        .anchors = call.times});
-    return list;
 }
 
 /// Returns the shapes that the flags give, or the default list.
@@ -630,7 +536,7 @@ void add_bench_attention(Command& bench) {
     std::string masks =
         "time this mask, made of row ranges, beside the call without a mask, in place of --causal (default: "
         "none):";
-    for (const NamedMask& mask : named_masks) masks += concat(' ', mask.name, " (", mask.help, ')');
+    for (const NamedMask& mask : named_masks()) masks += concat(' ', mask.name, " (", mask.help, ')');
     command.add_value<std::string>("--mask", masks, [flags](const std::string& name) {
         flags->score.mask = name;
         flags->causal = false;

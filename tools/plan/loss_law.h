@@ -1,6 +1,6 @@
 #pragma once
-/// Predicts the loss of a run from smaller runs, by the law of Hoffmann et al. 2022 ("Training
-/// compute-optimal large language models", arXiv 2203.15556, section 3.3).
+/// Predicts a run's loss from smaller runs, by the law in Hoffmann et al. 2022 ("Training compute-optimal
+/// large language models", arXiv 2203.15556, section 3.3).
 #include <span>
 #include <string>
 
@@ -33,8 +33,8 @@ struct LossPrediction {
     /// Student's t times two standard errors added in squares, the jackknife's (from the laws without each
     /// run) and the runs' deviation from the law.
     double error = 0.0;
-    double deviation =
-        0.0;  ///< relative, of the runs from the law; its square is the squared sum / (runs - 5)
+    /// The runs' relative standard deviation from the law: the root of (sum of squares / (runs - 5)).
+    double deviation = 0.0;
 };
 /// Throws Error as fit_loss_law() does.
 LossPrediction predict_loss(std::span<const TrainedRun> runs, double weights, double tokens);

@@ -152,8 +152,7 @@ class Planner {
         if (config.optimizer != kind_of<AdamWSettings>)
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
-                "at "
-                "the rate of the model's");
+                "at the rate of the model's");
         return lines;
     }
 
@@ -328,7 +327,8 @@ int fit(const Flags& flags) {
     return 0;
 }
 
-/// Prints what the law of the finished runs predicts for each of them, and for the run of the other flags.
+/// Fits the law to finished runs, and prints its losses for them and for the run that the other flags
+/// describe.
 int predict_loss(const Flags& flags) {
     const TrainConfig config = config_of(flags);
     const double weights = matrix_weights(config.model);
@@ -354,8 +354,7 @@ int predict_loss(const Flags& flags) {
     };
     std::printf(
         "loss = %.4g + %.4g / N^%.3f + %.4g / D^%.3f, N the weights of the blocks and D the tokens; the runs "
-        "deviate by "
-        "%.2f%%\n"
+        "deviate by %.2f%%\n"
         "predicted: %.4f +- %.4f (95%%) for %.3g times the largest run's weights and %.3g times the "
         "longest's tokens\n",
         law.irreducible, law.weight_term, law.weight_exponent, law.token_term, law.token_exponent,

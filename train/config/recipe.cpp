@@ -14,7 +14,7 @@ ModelConfig recipe_model(std::int64_t depth) {
     const std::int64_t width = layer_width * depth, head_width = width % 128 == 0 ? 128 : 64;
     ModelConfig m{.layers = depth, .heads = width / head_width, .width = width, .context = context};
     m.norm = Norm::rms;
-    m.activation = Activation::relu2;
+    m.activation = Activation::gelu_tanh;
     m.positions = Positions::rope;
     m.rope_base = 1024;
     m.rope_scaling.kind = RopeKind::half_truncated;
@@ -34,9 +34,11 @@ void set_rates(TrainConfig& c) {
     auto& muon = std::get<MuonSettings>(c.optimizer_settings);
     muon.lr = 0.025;
     muon.split = true;
+    muon.coefficients = MuonCoefficients::polar_express;
+    muon.beta2 = 0.95;
     c.lr = 1e-3 / wider;
     c.min_lr = 0;
-    c.embedding_lr_factor = 4;
+    c.embedding_lr_factor = 8;
     c.vector_lr_factor = 15 * wider;
     auto& adamw = std::get<AdamWSettings>(c.optimizer_settings);
     adamw.beta1 = 0.8;
@@ -47,7 +49,6 @@ void set_rates(TrainConfig& c) {
     c.schedule = ScheduleKind::wsd;
     c.wsd_decay = 0.7;
     c.warmup = 0;
-    c.training.zero_init = true;
 }
 
 std::int64_t nearest_power_of_two(double x) {

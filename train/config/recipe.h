@@ -8,17 +8,16 @@
 
 namespace gradtile {
 
-/// What is the same at every depth. The rates, the tokens of a step and the width were measured at
-/// `reference_depth`.
+/// Constants that every depth shares. Rates, step tokens and width were measured at `reference_depth`.
 namespace recipe {
 inline constexpr std::int64_t min_depth = 4, max_depth = 20, reference_depth = 12;
 inline constexpr std::int64_t layer_width = 64;  ///< width / depth
 inline constexpr std::int64_t context = 1024;
-/// Of training, for each weight of the blocks' matrices (Hoffmann et al. 2022).
+/// Training tokens for each weight in the blocks' matrices (Hoffmann et al. 2022).
 inline constexpr double tokens_per_weight = 20;
 /// The measured run: 200 steps of 65,536 tokens.
 inline constexpr std::int64_t reference_steps = 200, reference_step_tokens = 65'536;
-/// The tokens of a step grow as the tokens of the run to this power, which leads from the measured run to
+/// Step tokens grow as the run's tokens to this power, which leads from the measured run to
 /// modded-nanogpt's track 3: 3,250 steps of 524,288 tokens, 20 tokens a weight, with the same rates.
 inline constexpr double batch_exponent = 0.427;
 /// Sequences that a GPU of 80 GB computes at once; measured at reference_depth, planned at max_depth.

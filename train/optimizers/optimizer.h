@@ -17,8 +17,8 @@ namespace gradtile {
 /// four in a number, and a float32. Parameters and shards begin with a block.
 inline constexpr std::int64_t moment_block = parameter_alignment, moment_block_words = 17;
 
-/// What the numbers of a state tensor belong to: an element each, a row of a matrix, or a block of moments in
-/// 8 bits.
+/// A state tensor has a number for each element, one for each matrix row, or 17 for each block of 8-bit
+/// moments.
 enum class StateLayout { elements, rows, blocks };
 
 /// A tensor in the optimizer's state, with its name in a checkpoint ("m/h.0.mlp.fc.weight").

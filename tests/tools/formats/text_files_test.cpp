@@ -14,11 +14,12 @@
 #include <gradtile/train/trainer.h>
 
 #include <support/error_message.h>
-#include <tools/formats/weights_fixture.h>
+#include <tools/formats/published_folder.h>
 
 namespace gradtile {
 namespace {
 
+using namespace test::published;
 using nlohmann::json;
 using test::json_of;
 using test::message_of;
@@ -28,21 +29,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 namespace fs = std::filesystem;
-
-std::string text_of(const fs::path& file) {
-    std::ifstream in(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-[[maybe_unused]] void write_text(const fs::path& file, const std::string& text) {
-    std::ofstream(file, std::ios::binary) << text;
-}
-
-[[maybe_unused]] std::map<std::string, std::string> files_in(const fs::path& folder) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::directory_iterator(folder))
-        files[entry.path().filename().string()] = text_of(entry.path());
-    return files;
-}
 
 TEST(ChatJinja, IsRecognisedForEachTemplate) {
     for (const ChatTemplate known : {ChatTemplate::plain, ChatTemplate::chatml, ChatTemplate::llama3}) {
@@ -126,55 +112,6 @@ TEST(Import, NamesOfOneSettingMustAgree) {
 }
 
 #if GRADTILE_HAVE_PCRE2
-
-/// A byte tokenizer, with special tokens from id 256 on.
-BytePairVocabulary byte_vocabulary(const std::vector<std::string>& special) {
-    BytePairVocabulary vocabulary;
-    for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
-    std::int32_t id = 256;
-    for (const std::string& text : special) vocabulary.added.push_back({.id = id++, .text = text});
-    vocabulary.patterns.push_back({std::string(gpt2_pattern())});
-    return vocabulary;
-}
-
-ImportedModel model_with(const ModelConfig& small, BytePairVocabulary vocabulary) {
-    ModelConfig config = small;
-    const Tokenizer tokenizer = Tokenizer::byte_pairs(std::move(vocabulary), "test");
-    config.vocabulary = tokenizer.vocab_size();
-    config.context = 64;
-    ImportedModel model = test::random_model(config);
-    model.tokenizer = tokenizer;
-    return model;
-}
-
-const std::vector<std::string> llama3_tokens{"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
-                                             "<|end_header_id|>", "<|eot_id|>"};
-
-/// A folder as a publisher writes it: its own member order, its own spacing, files that transformers reads
-/// and this program does not write.
-fs::path published_folder(const TemporaryDirectory& place, const std::string& name = "published") {
-    BytePairVocabulary vocabulary = byte_vocabulary(llama3_tokens);
-    vocabulary.before = {256};
-    const fs::path folder = place / name;
-    export_model(checkpoint_of(model_with(test::small_llama(), vocabulary), "x"), "run",
-                 {.out = folder.string()});
-    json config = json_of(folder / "config.json");
-    config["eos_token_id"] = {257, 260};
-    config["unsloth_version"] = "2025.1.1";
-    write_text(folder / "config.json", "{ \"use_cache\":true,\n" + config.dump(1).substr(1));
-    write_text(folder / "generation_config.json",
-               "{\"temperature\": 0.6,\"eos_token_id\": [257, 260], \"do_sample\":true}");
-    write_text(folder / "tokenizer_config.json",
-               "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \"bos_token\": \"<|begin_of_text|>\",\n"
-               "\"added_tokens_decoder\": {\"260\": {\"content\": \"<|eot_id|>\", \"special\": true}}}\n");
-    write_text(folder / "special_tokens_map.json", "{\"eos_token\": {\"content\":\"<|eot_id|>\"} }");
-    write_text(folder / "added_tokens.json", "{\"<|eot_id|>\": 260}");
-    write_text(folder / "chat_template.jinja", jinja_of(ChatTemplate::llama3) + "\n");
-    json tokenizer = json_of(folder / "tokenizer.json");
-    tokenizer["truncation"] = {{"max_length", 9}};
-    write_text(folder / "tokenizer.json", tokenizer.dump());
-    return folder;
-}
 
 TEST(Export, AnExportOfAnImportHasTheBytesOfEveryFile) {
     const TemporaryDirectory place;
@@ -346,92 +283,6 @@ TEST(Import, TokenizerJsonCountsWhereTheClassHasAnotherPattern) {
                 ElementsAre(HasSubstr("'GPT2Tokenizer' cuts text otherwise")));
     EXPECT_EQ(import_model(place / "out", {.tokenizer = path}).tokenizer, load_tokenizer(path));
     EXPECT_EQ(load_tokenizer(place / "out"), load_tokenizer(path));
-}
-
-TEST(TokenizerFolder, VocabJsonTakesItsTokensFromTheFilesBesideIt) {
-    const TemporaryDirectory place;
-    const fs::path folder = place / "folder";
-    fs::create_directory(folder);
-    json vocab = json_of(published_folder(place) / "tokenizer.json")["model"]["vocab"];
-    vocab["<s>"] = 256;
-    write_json(folder / "vocab.json", vocab);
-    write_text(folder / "merges.txt", "#version: 0.2\n");
-    write_json(folder / "added_tokens.json", {{"<|im_start|>", 257}});
-    write_json(folder / "tokenizer_config.json", {{"tokenizer_class", "GPT2Tokenizer"},
-                                                  {"bos_token", "<s>"},
-                                                  {"eos_token", "<s>"},
-                                                  {"unk_token", "<s>"},
-                                                  {"add_bos_token", true}});
-    UnknownMembers unknown;
-    const TokenizerFolder found = load_tokenizer_folder(folder.string(), "", unknown);
-    ASSERT_TRUE(found.tokenizer.has_value());
-    EXPECT_THAT(
-        found.tokenizer->encode("<|im_start|>a<s>", "t",
-                                {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true}),
-        ElementsAre(256, 257, 'a', 256));
-    EXPECT_EQ(found.files.size(), 2u);
-    EXPECT_FALSE(load_tokenizer_folder((place / "published/..").string(), "", unknown).tokenizer);
-}
-
-TEST(Import, ALargeTokenizerIsKeptInTheRun) {
-    const TemporaryDirectory place;
-    const fs::path folder = published_folder(place);
-    // Llama 3.2's tokenizer.json has 17 MB, that of gpt-oss 28 MB. Line ends take two bytes in a checkpoint.
-    const std::string tokenizer = text_of(folder / "tokenizer.json");
-    const auto padded = [&](std::size_t bytes) {
-        return tokenizer + std::string(bytes - tokenizer.size(), '\n');
-    };
-    write_text(folder / "tokenizer.json", padded(std::size_t{30} << 20));
-    write_imported_run(import_model(folder.string()), place / "run");
-    export_model(load_checkpoint((place / "run").string()), "run", {.out = place / "again"});
-    EXPECT_TRUE(text_of(folder / "tokenizer.json") == text_of(place / "again/tokenizer.json"));
-    write_text(folder / "tokenizer.json", padded((std::size_t{32} << 20) + 1));
-    EXPECT_THAT(message_of([&] { import_model(folder.string()); }),
-                HasSubstr("33554433 bytes; expected a tokenizer of at most 33554432"));
-}
-
-TEST(TokenizerFolder, LimitsTheSizeOfItsFiles) {
-    const TemporaryDirectory place;
-    for (const char* const name : tokenizer_folder_files) {
-        const fs::path folder = published_folder(place, name);
-        const std::string text = text_of(folder / name), padding((std::size_t{1} << 22) - text.size(), ' ');
-        UnknownMembers unknown;
-        const auto message = [&] {
-            return message_of([&] { load_tokenizer_folder(folder.string(), "", unknown); });
-        };
-        write_text(folder / name, text + padding);
-        EXPECT_EQ(message(), "no error") << name;
-        write_text(folder / name, text + padding + ' ');
-        EXPECT_THAT(message(), HasSubstr(concat(name, ": 4194305 bytes; expected at most 4194304")));
-    }
-}
-
-TEST(TokenizerFolder, HasAtMostAsManyAddedTokensAsTokenizerJson) {
-    const TemporaryDirectory place;
-    const fs::path folder = place / "folder";
-    fs::create_directory(folder);
-    const json vocab = json_of(published_folder(place) / "tokenizer.json")["model"]["vocab"];
-    write_text(folder / "merges.txt", "#version: 0.2\n");
-    const auto message_with = [&](std::size_t in_vocab, std::size_t in_decoder, std::size_t in_file) {
-        json words = vocab, decoder = json::object(), added = json::object();
-        std::size_t id = 256;
-        for (std::size_t i = 0; i < in_vocab; ++i, ++id) words[concat("<|", i, "|>")] = id;
-        for (std::size_t i = 0; i < in_decoder; ++i, ++id)
-            decoder[std::to_string(id)] = {{"content", concat("d", i)}};
-        for (std::size_t i = 0; i < in_file; ++i, ++id) added[concat("f", i)] = id;
-        write_json(folder / "vocab.json", words);
-        write_json(folder / "added_tokens.json", added);
-        write_json(folder / "tokenizer_config.json", {{"added_tokens_decoder", decoder}});
-        UnknownMembers unknown;
-        return message_of([&] { load_tokenizer_folder(folder.string(), "", unknown); });
-    };
-    // Seconds would pass if each token were compared with each other.
-    EXPECT_EQ(message_with(10'000, 12'768, 10'000), "no error");
-    EXPECT_THAT(message_with(0, 32'769, 0), HasSubstr("added_tokens_decoder: more than 32768 tokens"));
-    EXPECT_THAT(message_with(32'769, 0, 0), HasSubstr("vocab.json: vocab: more than 32768 tokens"));
-    EXPECT_THAT(message_with(0, 0, 32'769), HasSubstr("added_tokens.json: more than 32768 values"));
-    EXPECT_THAT(message_with(12'768, 10'000, 10'001),
-                HasSubstr("added_tokens.json: more than 32768 added tokens"));
 }
 
 /// The exported parts that say where texts end.

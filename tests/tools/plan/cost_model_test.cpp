@@ -108,7 +108,6 @@ TEST(CostModel, CountsTheProductsOfMuonsUpdate) {
     EXPECT_LE(shared, 4.0 / 3 * flops / constants.product_flops / 4);
 }
 
-/// What an update reads and writes for a parameter, with each optimizer and format.
 TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
     const auto bytes_beyond_adamw = [](void (*change)(TrainConfig&)) {
         TrainConfig config = config_of(false);
@@ -118,7 +117,8 @@ TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
     };
     ParameterStore parameters;
     const Transformer transformer(config_of(false).model, parameters);
-    // Of the flat blocks' elements; the padded rows of the vocabulary have no moments.
+    // Padded rows of the vocabulary have no moments, so moments count for this share of the flat blocks'
+    // elements.
     const double share = static_cast<double>(parameters.count()) / flat_elements();
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig&) {}), 0, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.optimizer = kind_of<LionSettings>; }), -8 * share,

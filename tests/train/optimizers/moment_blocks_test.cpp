@@ -198,11 +198,12 @@ void expect_unbiased_moments(const Context& ctx) {
     for (const auto& [k, beta] : {std::pair{0u, rule.beta1}, std::pair{1u, rule.beta2}}) {
         const std::vector<double> words = to_host(ctx, state[k].tensor);
         const std::vector<std::int32_t> stored(words.begin(), words.end());
-        const auto* const blocks = reinterpret_cast<const MomentBlock*>(stored.data());
+        std::vector<MomentBlock> blocks(n / moment_block);
+        std::memcpy(blocks.data(), stored.data(), sizeof(MomentBlock) * blocks.size());
         double sum = 0.0;
         for (std::int64_t b = 0; b < n / moment_block; ++b) {
             float moments[moment_block];
-            cpu::load_moments(blocks + b, moment_block, moments, k);
+            cpu::load_moments(&blocks[static_cast<std::size_t>(b)], moment_block, moments, k);
             for (int i = 1; i < moment_block; ++i) sum += static_cast<double>(moments[i]);
         }
         const double u = 1.0 / 8, variance = u * u / 4.0 / (1.0 - beta * beta);
