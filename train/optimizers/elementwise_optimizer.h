@@ -6,12 +6,10 @@
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;
 ///     bool cautious_decay;                              see DecayFactors
-///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint; the second
-///     moment
-///                                                       is never negative
+///     static constexpr std::array moments{"m", ...};    the moments' names in a checkpoint
 ///     template <class Real> Formula<Real> formula(double lr, std::int32_t t) const;
-/// where t counts applied updates from 1. The formula, called once per element, updates the moments and
-/// returns the step, which is subtracted from the decayed weight:
+/// where t counts applied updates from 1. A second moment must never be negative. The formula, called once
+/// per element, updates the moments and returns the step, which is subtracted from the decayed weight:
 ///     Real operator()(Real g, Real& moment...) const;
 /// Both functions are GRADTILE_HOST_DEVICE.
 #include <cstdint>

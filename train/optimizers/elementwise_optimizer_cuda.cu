@@ -97,15 +97,6 @@ __device__ __forceinline__ void store_moment(MomentBlock* to, const device::Four
     device::store_moments(to, moment, draw, k);
 }
 
-template <class Moment>
-__device__ __forceinline__ Moment* advanced(Moment* moments, std::int64_t elements) {
-    if constexpr (std::is_same_v<Moment, MomentBlock>) {
-        return moments + elements / moment_block;
-    } else {
-        return moments + elements;
-    }
-}
-
 template <class Real, class Weight, class Value, class Moment, class Formula, std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
     update_kernel(Pointers<Real, Weight, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,

@@ -75,8 +75,9 @@ struct MatrixArrays {
 /// themselves.
 struct MatrixOffsets {
     std::int64_t value, weight, gradient, momentum, second_moment;
-    std::int64_t momentum_block =
-        0;  ///< for momentum in 8 bits; `momentum` is then the offset in the group's
+    /// The first block of a momentum in 8 bits. `momentum` is then the offset in the group's decoded
+    /// momentum.
+    std::int64_t momentum_block = 0;
 };
 
 /// Matrices of one shape, which are updated together.

@@ -75,13 +75,18 @@ void visit_stored_moments(DType dtype, const Visit& visit) {
         if (dtype == DType::i32) return visit(TypeTag<MomentBlock>{});
     visit_moment_type<Real>(dtype, visit);
 }
-/// Returns where the moments [element, ...) of a moment tensor are. A block's element is a multiple of 64.
+/// Returns where the moments from `elements` on are; for blocks it is a multiple of 64.
+template <class Moment>
+GRADTILE_HOST_DEVICE Moment* advanced(Moment* moments, std::int64_t elements) {
+    return moments + (std::is_same_v<Moment, MomentBlock> ? elements / moment_block : elements);
+}
+/// Returns where a moment tensor's moments from `element` on are.
 template <class Moment>
 Moment* moments_at(const Tensor& moments, std::int64_t element) {
     if constexpr (std::is_same_v<Moment, MomentBlock>) {
-        return reinterpret_cast<MomentBlock*>(moments.data<std::int32_t>()) + element / moment_block;
+        return advanced(reinterpret_cast<MomentBlock*>(moments.data<std::int32_t>()), element);
     } else {
-        return moments.data<Moment>() + element;
+        return advanced(moments.data<Moment>(), element);
     }
 }
 

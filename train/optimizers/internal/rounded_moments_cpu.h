@@ -45,14 +45,6 @@ inline void store_moments(MomentBlock* stored, std::int64_t count, const float* 
     }
 }
 
-template <class Moment>
-Moment* advanced(Moment* stored, std::int64_t elements) {
-    return stored + elements;
-}
-inline MomentBlock* advanced(MomentBlock* stored, std::int64_t elements) {
-    return stored + elements / moment_block;
-}
-
 /// Calls update(begin, count, float (&moments)[n_moments][...]) for consecutive ranges of n elements, with
 /// the moments in float32, and stores what the update leaves there, stochastically rounded. `element` is the
 /// first element's offset in the store; for blocks, it is a multiple of 64.
