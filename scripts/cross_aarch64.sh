@@ -35,8 +35,7 @@ if [ ! -d "$sysroot" ]; then
   rm -rf "$sysroot.new"
   mkdir -p build
   release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-  mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages" "$release" "$sysroot.new" \
-    http://deb.debian.org/debian
+  mmdebstrap --quiet --architectures=arm64 --variant=extract --include="$packages" "$release" "$sysroot.new"
   # Links with absolute paths would lead out of the folder.
   find "$sysroot.new" -type l -lname '/*' | while read -r link; do
     ln -sfn "$(realpath -m --relative-to="$(dirname "$link")" "$sysroot.new$(readlink "$link")")" "$link"
