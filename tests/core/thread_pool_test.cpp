@@ -187,6 +187,7 @@ TEST(ThreadPool, RethrowsAndStaysUsable) {
             const auto failing = [&](std::int64_t block) {
                 ++started;
                 if (block == 5) throw std::runtime_error("block 5");
+                if (block > 5) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             };
             EXPECT_THROW(pool.run(100000, failing), std::runtime_error);
             EXPECT_LT(started.load(), 100000) << "the blocks after the failure are not started";
