@@ -393,5 +393,78 @@ TEST_P(HiddenInputs, WhatABiasHidesChangesNothing) {
                 }
 }
 
+// ---- Keys that some rows see ----
+
+/// The heads and rows of batch 0 that a NaN in a key of K/V head 0 may reach: rows near one that sees the
+/// key, or all rows.
+enum class Reach : std::uint8_t { neighbouring_rows, all_rows };
+
+/// Puts NaN or infinities into K and V of key `key` in K/V head 0 of batch 0, which the rows from first_row
+/// to last_row see, and expects finite numbers in O and dQ wherever docs/numerics.md promises them.
+void expect_reach(const Context& ctx, const Call& clean, std::int64_t key, std::int64_t first_row,
+                  std::int64_t last_row, Reach reach) {
+    const auto& [batch, queries, keys, heads, key_heads, dim] = clean.sizes;
+    constexpr std::int64_t neighbours = 255;  // a block has at most 256 rows
+    for (const Algorithm algorithm : all_algorithms) {
+        const bool is_plain = !clean.options.cumulative_q.defined() && !clean.options.row_ranges.defined();
+        const bool has_blocks = algorithm != Algorithm::naive;
+        if (!is_plain && (algorithm == Algorithm::memory_efficient || algorithm == Algorithm::flash1))
+            continue;
+        for (const bool in_k : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << clean.dtype << ' ' << algorithm << ", key " << key
+                                              << (in_k ? ", infinities in K" : ", NaN in V"));
+            Call call = clean;
+            Numbers& x = in_k ? call.k : call.v;
+            for (std::int64_t c = 0; c < dim; ++c)
+                x[index(key * key_heads * dim + c)] = in_k ? infinity : nan;
+            const Results results = run(ctx, call, algorithm);
+            for (std::int64_t b = 0; b < batch; ++b)
+                for (std::int64_t i = 0; i < queries; ++i)
+                    for (std::int64_t h = 0; h < heads; ++h) {
+                        if (b == 0 && h < heads / key_heads &&
+                            (reach == Reach::all_rows || !has_blocks ||
+                             (i >= first_row - neighbours && i <= last_row + neighbours)))
+                            continue;
+                        const std::int64_t row = ((b * queries + i) * heads + h) * dim;
+                        for (std::int64_t c = 0; c < dim; ++c)
+                            ASSERT_TRUE(std::isfinite(results.o[index(row + c)]) &&
+                                        std::isfinite(results.d_q[index(row + c)]))
+                                << "batch " << b << ", row " << i << ", head " << h;
+                    }
+            for (const Numbers* gradient : {&results.d_k, &results.d_v})
+                for (std::int64_t i = 0; i < batch * keys * key_heads; ++i)
+                    for (std::int64_t c = 0; c < dim && (i >= keys * key_heads || i % key_heads != 0); ++c)
+                        ASSERT_TRUE(std::isfinite((*gradient)[index(i * dim + c)])) << "key row " << i;
+        }
+    }
+}
+
+TEST_P(HiddenInputs, ANaNInAKeyReachesOnlyNeighboursOfTheRowsThatSeeIt) {
+    constexpr std::int64_t rows = 560;
+    Call call({.queries = rows, .keys = rows, .dim = 32}, dtype());
+    call.options.causal = true;
+    expect_reach(ctx(), call, 437, 437, rows - 1, Reach::neighbouring_rows);
+    call.options.window = {.left = 40, .right = 0};
+    expect_reach(ctx(), call, 390, 390, 390 + 40, Reach::neighbouring_rows);
+}
+
+/// Row ranges, and biases on the CPU, hide keys from rows only after the scores are computed.
+TEST_P(HiddenInputs, ANaNInAKeyThatRangesOrBiasesHideStaysInItsHead) {
+    constexpr std::int64_t rows = 150, key = 70;
+    Call call({.queries = rows, .keys = rows, .heads = 4, .dim = 32}, dtype());
+    Call biased = call;
+    Numbers ranges;
+    for (std::int64_t j = 0; j < rows; ++j)
+        for (const double end : j == key ? Numbers{7, 8, 0, 0} : Numbers{0, rows, 0, 0})
+            ranges.push_back(end);
+    call.options.row_ranges = from_host(ctx(), ranges, {1, 1, rows, 4}, DType::i32);
+    expect_reach(ctx(), call, key, 7, 7, Reach::all_rows);
+    biased.bias_shape = Shape{1, 1, rows, rows};
+    biased.bias.assign(index(rows * rows), 0);
+    for (std::int64_t i = 0; i < rows; ++i)
+        if (i != 7) biased.bias[index(i * rows + key)] = -infinity;
+    expect_reach(ctx(), biased, key, 7, 7, Reach::all_rows);
+}
+
 }  // namespace
 }  // namespace gradtile::attention::test
