@@ -204,6 +204,7 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
         communicator_.broadcast(ctx, full);
         pack(ctx, full, part.ranges, part.tensor);
     }
+    clear_workspace();
 }
 
 void Replica::save_into(Checkpoint& checkpoint) {
@@ -240,6 +241,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
         parallel.unpack(ctx, part.tensor, part.ranges, full, part.numbers_per_64());
         if (is_root()) add_state_views(to_host_memory(part.name, full), part, checkpoint.optimizer);
     }
+    clear_workspace();
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 

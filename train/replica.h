@@ -53,6 +53,9 @@ class Replica {
     Tensor workspace(DType dtype) const;
     /// The workspace's part for the whole of a sharded optimizer's state.
     Tensor workspace(const StateTensor& part) const;
+    /// Zeros the gradient block after moments were in it. A backward pass does not write its padding, which
+    /// the gradient norm and blocks of moments include.
+    void clear_workspace() const { fill(model.ctx, model.parameters.gradients(), 0); }
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
     /// is kept from call to call.

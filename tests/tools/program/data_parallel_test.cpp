@@ -196,6 +196,27 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     }
 }
 
+/// A save gathers the state, and a resume distributes it, in the gradients' memory. Neither may leave
+/// anything in the gradients' padding, which the gradient norm and blocks of moments include.
+TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
+    const Arguments rounded = {"--moment-dtype", "bf16"}, in_8_bits = {"--moment-dtype", "int8"},
+                    averaged = {"--average-decay", "0.8"}, split = {"--dtype", "bf16", "--masters", "split"};
+    for (const auto& [optimizer, variant] : {std::pair{"adamw", Arguments()},
+                                             {"adamw", rounded},
+                                             {"adamw", in_8_bits + split},
+                                             {"lion", in_8_bits + averaged},
+                                             {"muon", in_8_bits}}) {
+        const Arguments flags =
+            Arguments{"--optimizer", optimizer, "--zero", "1", "--steps", "7", "--eval-every", "0"} + variant;
+        const auto unsaved = train(2, flags + Arguments{"--save-every", "0"}),
+                   saved = train(2, flags + Arguments{"--save-every", "2"}),
+                   resumed = train(2, flags + Arguments{"--save-every", "0", "--stop-after", "3"});
+        EXPECT_EQ(run({"train", "--resume", resumed.string(), "--quiet"}, processes(2)).exit_code, 0);
+        EXPECT_TRUE(tensors_of(saved) == tensors_of(unsaved)) << optimizer;
+        EXPECT_TRUE(tensors_of(resumed) == tensors_of(unsaved)) << optimizer;
+    }
+}
+
 /// Uses the bound for bfloat16 curves, because Newton-Schulz multiplies in bfloat16 on processors with such
 /// instructions.
 TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
