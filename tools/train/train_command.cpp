@@ -83,9 +83,6 @@ ResumeOptions resume_options(const Flags& flags) {
     check_usage(flags.preset.empty() && flags.depth == 0 && flags.config_file.empty(),
                 "--resume: uses the settings of the run; expected neither --preset, --depth nor --config");
     rethrow_as_usage_error([&] { check_may_change(flags.settings.given(), "--"); });
-    TrainConfig changed;
-    flags.settings.apply(changed);
-    rethrow_as_usage_error([&] { validate(changed); });
     return {.changes = flags.settings.given(), .restart = flags.restart};
 }
 

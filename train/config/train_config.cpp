@@ -159,19 +159,6 @@ void apply_config_file(TrainConfig& config, const std::string& path, SymbolicLin
     apply_config_text(config, config_file_text(path, links), path);
 }
 
-void check_may_change(const JsonValue& changes, const std::string& prefix) {
-    const TrainConfig any;
-    std::vector<std::string> allowed;
-    visit_settings(any, [&](const Setting& setting, const auto&) {
-        if (setting.on_resume == OnResume::may_change) allowed.push_back(prefix + setting.name);
-    });
-    std::string expected;
-    for (const std::string& name : allowed) expected += (expected.empty() ? "" : ", ") + name;
-    for (const auto& [name, value] : changes.items())
-        check(std::ranges::find(allowed, prefix + name) != allowed.end(), prefix, name,
-              ": cannot change when a run is resumed; expected only ", expected);
-}
-
 std::int64_t max_documents_of(const TrainConfig& c) {
     if (!c.packed) return 0;
     const std::int64_t wanted =
@@ -225,6 +212,16 @@ void check_muon_is_chosen(const TrainConfig& c) {
               name, ": ", value, " with optimizer ", name_of(c.optimizer), "; expected optimizer muon");
 }
 
+void check_numbers(const TrainConfig& c) {
+    visit_settings(c, [](const Setting& setting, const auto& member) {
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (std::is_same_v<Member, double>)
+            check(std::isfinite(member), setting.name, ": ", member, "; expected a finite number");
+        if constexpr (std::is_arithmetic_v<Member> && !std::is_same_v<Member, bool>)
+            check_range(setting.name, member, setting.range);
+    });
+}
+
 void check_end(const TrainConfig& c) {
     check(c.replay_clock.empty() || !c.time_budget.empty(), "replay-clock: '", c.replay_clock,
           "' without time-budget; expected the budget of that run");
@@ -258,14 +255,26 @@ void check_optimization(const TrainConfig& c) {
 
 }  // namespace
 
-void validate(const TrainConfig& c, std::int64_t ranks) {
-    visit_settings(c, [](const Setting& setting, const auto& member) {
-        using Member = std::remove_cvref_t<decltype(member)>;
-        if constexpr (std::is_same_v<Member, double>)
-            check(std::isfinite(member), setting.name, ": ", member, "; expected a finite number");
-        if constexpr (std::is_arithmetic_v<Member> && !std::is_same_v<Member, bool>)
-            check_range(setting.name, member, setting.range);
+void check_may_change(const JsonValue& changes, const std::string& prefix) {
+    const TrainConfig any;
+    std::vector<std::string> allowed;
+    visit_settings(any, [&](const Setting& setting, const auto&) {
+        if (setting.on_resume == OnResume::may_change) allowed.push_back(prefix + setting.name);
     });
+    std::string expected;
+    for (const std::string& name : allowed) expected += (expected.empty() ? "" : ", ") + name;
+    for (const auto& [name, value] : changes.items())
+        check(std::ranges::find(allowed, prefix + name) != allowed.end(), prefix, name,
+              ": cannot change when a run is resumed; expected only ", expected);
+    // The run's other settings are not known here, so combinations are not checked.
+    TrainConfig changed;
+    apply_json(changed, changes, "resume");
+    check_numbers(changed);
+    check_end(changed);
+}
+
+void validate(const TrainConfig& c, std::int64_t ranks) {
+    check_numbers(c);
     validate(c.model);
     validate(c.training);
     validate(c.adapters, c.model);

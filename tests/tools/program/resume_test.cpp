@@ -103,6 +103,22 @@ TEST_F(Resume, StepsMovesOnlyTheEnd) {
     for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(steps[i]["loss"], first[i]["loss"]);
 }
 
+/// Flags change the settings of the run, not those of a new run: split masters need dtype bf16.
+TEST_F(Resume, FlagsAreCheckedAgainstTheSettingsOfTheRun) {
+    const Arguments again{"train", "--resume", out_.string(), "--quiet", "--steps"};
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--dtype", "bf16", "--stop-after", "4"}));
+    expect_success(run(again + Arguments{"10", "--masters", "split", "--zero", "1"}));
+    EXPECT_EQ(steps_of(out_).size(), 10u);
+    EXPECT_EQ(run(again + Arguments{"0"}).exit_code, 2);
+    EXPECT_EQ(run(again + Arguments{"12", "--save-every", "-1"}).exit_code, 2);
+    const auto averaged = place_ / "averaged";
+    expect_success(run(tiny_training(stories_, averaged) +
+                       Arguments{"--dtype", "bf16", "--average-decay", "0.5", "--stop-after", "4"}));
+    const Outcome refused = run({"train", "--resume", averaged.string(), "--masters", "split"});
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_THAT(refused.err, testing::HasSubstr("masters: \"split\" with average-decay"));
+}
+
 TEST_F(Resume, FinishedRunIsUnchanged) {
     expect_success(run(tiny_training(stories_, out_)));
     const std::string before = contents_of(out_ / "metrics.jsonl");
