@@ -219,8 +219,9 @@ ResolvedOptions resolve(const Options& options, const PackedSequences& packed, c
     resolved.kernels = options.kernels;
     resolved.packed = packed;
     resolved.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-    const double max_scale =
-        q.dtype() == DType::f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    // Half of the largest number, because kernels multiply the scale by log2(e).
+    const double max_scale = 0.5 * (q.dtype() == DType::f64 ? std::numeric_limits<double>::max()
+                                                            : std::numeric_limits<float>::max());
     check(std::abs(resolved.scale) <= max_scale, "attention: scale ", resolved.scale,
           "; expected a number of magnitude at most ", max_scale);
     // Kernels hold the scale in float32. A scale below float32's normal numbers acts as 0.

@@ -21,8 +21,9 @@ inline constexpr std::size_t max_biases = 2;
 
 enum class Algorithm : std::uint8_t {
     flash2,  ///< FlashAttention-2: the outer loop is over Q blocks in forward, K/V blocks in backward
-    /// Stores S and P; in float64 the reference for other algorithms. On a GPU its matrix products include
-    /// the hidden pairs (row, key), so a NaN in a hidden key or in another packed sequence reaches every row.
+    /// Stores S and P; in float64 the reference for other algorithms. Its matrix products include the hidden
+    /// pairs (row, key), so a NaN in a key that some rows see reaches every row of the K/V head; on a GPU
+    /// also the rows of other packed sequences.
     naive,
     // memory_efficient and flash1 are for comparison. Both refuse packed sequences. On a GPU with 99 KB of
     // shared memory per thread block, both also refuse float64 gradients for head dims above 128.
@@ -62,8 +63,8 @@ struct KernelChoice {
 /// this version does not implement throws an Error with the option's name.
 struct Options {
     Algorithm algorithm = Algorithm::flash2;
-    /// Scales the products q.k; default 1/sqrt(Dqk). Unless the inputs are float64, at most float32's largest
-    /// number; a scale below float32's normal numbers acts as 0.
+    /// Scales the products q.k; default 1/sqrt(Dqk). At most half of float32's largest number (float64's for
+    /// float64 inputs); unless the inputs are float64, a scale below float32's normal numbers acts as 0.
     std::optional<double> scale = {};
     bool causal = false;    ///< a row sees no key after its own position; replaces window.right by 0
     Window window = {};     ///< sliding window
@@ -148,7 +149,8 @@ struct Gradients {
 /// any, including 0, negative ones and transposed layouts. Lengths may be any, including 0. A row that sees
 /// no key has O = 0 and LSE = -inf. Keys that no row sees, by the mask, row ranges and -inf biases, and rows
 /// that see no key may hold anything, also NaN: their own O and gradients are 0, and they change no other
-/// result. docs/numerics.md ("Inputs that nothing sees") says how far a NaN in other keys reaches. On a GPU a
+/// result. A NaN in a key that only some rows see may reach 255 rows before and after them, or every row of
+/// the K/V head with naive, row ranges or biases: docs/numerics.md, "Inputs that nothing sees". On a GPU a
 /// sequence must have fewer than 2^28 tokens. Throws Error on other shapes, dtypes or options.
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
                Saved& saved);

@@ -1,5 +1,9 @@
 // What attention.h promises in special cases: zero lengths, rows without visible keys, keys that no row sees,
 // refused arguments.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include <gmock/gmock.h>
 
 #include <gradtile/attention/decode.h>
@@ -279,10 +283,34 @@ TEST(AttentionAlgorithm, HasANameAndFlashIsFlash2) {
               "--algorithm: 'flash3' is unknown; expected flash2, naive, memory_efficient or flash1");
 }
 
+/// With the largest allowed scale, and products so small that the scores are usual numbers, P is finite.
+TEST(AttentionContract, TheLargestScaleGivesNumbers) {
+    const Context ctx(Device::cpu(), 2);
+    const auto expect_numbers = [&](DType dtype, double scale) {
+        for (const std::int64_t queries : {1, 12, 70})
+            for (const Algorithm algorithm : algorithms) {
+                Problem problem{.queries = queries, .keys = 70, .d_qk = 32, .d_v = 32};
+                problem.scale = scale;
+                Inputs in = random_inputs(ctx, problem, DType::f64);
+                for (const Tensor* x : {&in.q, &in.k}) axpy(ctx, *x, 1 / std::sqrt(std::abs(scale)) - 1, *x);
+                const Result result = run(ctx, in.to(ctx, dtype), problem.options(algorithm));
+                for (const auto* part : {&result.o, &result.d_q, &result.d_k, &result.d_v})
+                    EXPECT_TRUE(std::ranges::all_of(*part, [](double x) { return std::isfinite(x); }))
+                        << dtype << ' ' << algorithm << ", " << queries << " queries, scale " << scale;
+            }
+    };
+    for (const double part : {0.5, -0.5}) {
+        for (const DType dtype : {DType::f32, DType::bf16})
+            expect_numbers(dtype, part * std::numeric_limits<float>::max());
+        expect_numbers(DType::f64, part * std::numeric_limits<double>::max());
+    }
+}
+
 TEST_F(AttentionRefuses, ScalesBeyondFloat32AndNegativeWindows) {
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = std::nan("")}), HasSubstr("scale"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = infinity}), HasSubstr("scale"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = -1e39}), HasSubstr("scale -1e+39; expected"));
+    EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.scale = 2e38}), HasSubstr("scale 2e+38; expected"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.left = -2}}), HasSubstr("window {-2, -1}"));
     EXPECT_THAT(forward_refusal(in.q, in.k, in.v, {.window = {.right = -7}}), HasSubstr("window {-1, -7}"));
 }

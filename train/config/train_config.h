@@ -154,8 +154,8 @@ std::string config_file_text(const std::string& path, SymbolicLinks links = Symb
 void apply_config_file(TrainConfig& config, const std::string& path,
                        SymbolicLinks links = SymbolicLinks::follow);
 
-/// Throws Error naming the first setting in `changes` that must not change when a run is resumed. `prefix`
-/// precedes names in the message: "--" for flags.
+/// Throws Error naming the first setting in `changes` that must not change when a run is resumed, or a number
+/// out of its range. `prefix` precedes the names of the former in the message: "--" for flags.
 void check_may_change(const JsonValue& changes, const std::string& prefix = "");
 
 /// Makes data, val-data and init-from absolute, so that a run resumes from any working directory. Throws
