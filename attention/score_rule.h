@@ -4,9 +4,8 @@
 ///     score(i, j) = softcap * tanh(product / softcap) - slope |i + offset - j| + biases(i, j)
 ///
 /// with product = scale * q_i . k_j. All algorithms and kernels, on both devices, use the formula and its
-/// derivative from this file. Kernels call general functions, such as ScoreFormula::changes_products(). Only
-/// Hopper's kernels name options (cuda/sm90/distance_rule.cuh), because their scores are divided by the
-/// scale.
+/// derivative from this file. Kernels name no option: they call general functions, such as
+/// ScoreFormula::changes_products().
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -45,6 +44,10 @@ struct ScoreFormula {
     A softcap = 0;  ///< 0: none
     A alibi_slope = 0;
 
+    /// Returns the formula for products and scores in other units: f becomes factor * f(product / factor).
+    GRADTILE_ATTENTION_INLINE ScoreFormula in_units(A factor) const {
+        return {.softcap = factor * softcap, .alibi_slope = factor * alibi_slope};
+    }
     /// Returns 0 if transform_product() does not change its argument. Kernels then do not call
     /// transform_product(), and the derivative is 1.
     GRADTILE_ATTENTION_INLINE A change_of_products() const { return softcap; }
@@ -122,14 +125,15 @@ struct ScoreOptions {
     std::int64_t alibi_batch_stride = 0, alibi_stride = 0, sink_stride = 0;
     DropoutDraws dropout{};
 
-    /// Whether ScoreFormula::changes_products() may be true for a head.
-    bool changes_products() const { return softcap != 0; }
+    /// Whether ScoreFormula::changes_products() may be true for a head. Kernels have no fast float64, and a
+    /// softcap is a normal number in float32, too.
+    GRADTILE_HOST_DEVICE bool changes_products() const { return static_cast<float>(softcap) != 0; }
     /// Whether ScoreFormula::has_distance_terms() may be true for a head.
-    bool has_distance_terms() const { return alibi_slopes != nullptr; }
+    GRADTILE_HOST_DEVICE bool has_distance_terms() const { return alibi_slopes != nullptr; }
     bool has_biases() const {
         return std::ranges::any_of(biases, [](const Bias& bias) { return bias.data != nullptr; });
     }
-    bool drops() const { return dropout.threshold != 0; }
+    GRADTILE_HOST_DEVICE bool drops() const { return dropout.threshold != 0; }
     /// Whether scores differ from products plus biases.
     bool has_formula() const { return changes_products() || has_distance_terms(); }
     void set_summary() {
@@ -137,15 +141,21 @@ struct ScoreOptions {
         plain = scores_are_products && sink == nullptr;
     }
 
-    /// Returns one head's rule. The slopes, the sink and the seed are in device memory, so on a GPU only
-    /// kernels can call this function.
+    /// Returns one head's formula. The slopes, and rule_of()'s sink and seed, are in device memory, so on a
+    /// GPU only kernels can call these functions.
+    template <class A>
+    GRADTILE_HOST_DEVICE ScoreFormula<A> formula_of(std::int64_t batch, std::int64_t head) const {
+        ScoreFormula<A> formula{.softcap = static_cast<A>(softcap)};
+        if (alibi_slopes != nullptr)
+            formula.alibi_slope =
+                static_cast<A>(alibi_slopes[batch * alibi_batch_stride + head * alibi_stride]);
+        return formula;
+    }
+    /// Returns one head's rule.
     template <class A>
     GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
         ScoreRule<A> rule;
-        rule.formula.softcap = static_cast<A>(softcap);
-        if (alibi_slopes != nullptr)
-            rule.formula.alibi_slope =
-                static_cast<A>(alibi_slopes[batch * alibi_batch_stride + head * alibi_stride]);
+        rule.formula = formula_of<A>(batch, head);
         rule.offset = offset;
         for (std::size_t n = 0; n < max_biases; ++n) rule.biases[n] = biases[n].rows_of(batch, head);
         if (sink != nullptr) rule.sink = static_cast<A>(sink[head * sink_stride]);

@@ -183,103 +183,120 @@ std::size_t backward_scratch_bytes(const Geometry& g) {
     return static_cast<std::size_t>(count) * sizeof(Accumulator<T>);
 }
 
+/// A backward task's arrays in scratch memory.
+template <class A>
+struct BackwardArrays {
+    A *k, *k_transposed, *v_transposed;
+    A *d_k, *d_v;              ///< sums over all rows
+    A *d_k_block, *d_v_block;  ///< sums over one row block
+    A *p, *d_s;                ///< one row
+    RuleScratch<A> rule;
+    A* bias_columns;
+    A *q, *d_q, *d_o;  ///< one row block
+
+    BackwardArrays(const Geometry& g, ScratchArrays<A> arrays)
+        : k(arrays.take(block_keys * g.d_qk)),
+          k_transposed(arrays.take(block_keys * g.d_qk)),
+          v_transposed(arrays.take(block_keys * g.d_v)),
+          d_k(arrays.take(block_keys * g.d_qk)),
+          d_v(arrays.take(block_keys * g.d_v)),
+          d_k_block(arrays.take(block_keys * g.d_qk)),
+          d_v_block(arrays.take(block_keys * g.d_v)),
+          p(arrays.take(block_keys)),
+          d_s(arrays.take(block_keys)),
+          rule{arrays.take(block_keys), arrays.take(block_keys), arrays.take(block_keys)},
+          bias_columns(arrays.take(block_keys * max_biases)),
+          q(arrays.take(block_rows * g.d_qk)),
+          d_q(arrays.take(block_rows * g.d_qk)),
+          d_o(arrays.take(block_rows * g.d_v)) {}
+};
+
+/// Computes P and dS for row i and the keys that it sees, and adds the row's parts of dQ, dK, dV and the
+/// biases' gradients. `row`: its place in the row block.
+template <class T, class A>
+void add_backward_row(const BackwardTask<T>& task, const BackwardArrays<A>& x, BlockBiasGradients<A>& biases,
+                      std::int64_t head, std::int64_t i, std::int64_t row) {
+    const Geometry& g = *task.geometry;
+    const A scale = static_cast<A>(g.scale);
+    const IndexRange visible = visible_in(g.mask, i, task.keys);
+    if (visible.end <= visible.begin) return;
+    const std::int64_t first_key = task.keys.begin + visible.begin, count = visible.end - visible.begin,
+                       head_row = head * g.mask.queries + i;
+    const A lse = task.lse[head_row], lse_remainder = task.lse_remainder[head_row],
+            delta = task.delta[head_row];
+    const KeyRanges ranges = task.ranges_of(head);
+    const A *const q_row = x.q + row * g.d_qk, *const d_o_row = x.d_o + row * g.d_v;
+    A *const p = x.p, *const d_s = x.d_s, *const d_q_row = x.d_q + row * g.d_qk;
+    if (task.products.data != nullptr) {
+        const float* const products = task.products.row(head_row);
+        for (std::int64_t j = visible.begin; j < visible.end; ++j) p[j] = scale * static_cast<A>(products[j]);
+    } else {
+        scores(visible, g.d_qk, scale, q_row, x.k_transposed, p);
+    }
+    scores(visible, g.d_v, A(1), d_o_row, x.v_transposed, d_s);
+    if (task.rules != nullptr) {
+        dropout_factors(task.rules[head], i, first_key, count, x.rule.factors);
+        differentiate<T>(task.rules[head], i, first_key, count, {lse, lse_remainder, delta},
+                         p + visible.begin, d_s + visible.begin, x.rule);
+        if (ranges) ranges.hide(i, first_key, count, x.rule.d_score, A(0));
+        biases.add(i, visible, x.rule.d_score);
+    } else {
+        for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+            p[j] = vector_math::exp((p[j] - lse) - lse_remainder);
+            d_s[j] = p[j] * (d_s[j] - delta);
+        }
+    }
+    if (ranges)
+        for (A* const values : {p, d_s}) ranges.hide(i, first_key, count, values + visible.begin, A(0));
+    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+        add_scaled(g.d_v, p[j], d_o_row, x.d_v_block + j * g.d_v);
+        add_scaled(g.d_qk, d_s[j], q_row, x.d_k_block + j * g.d_qk);
+        add_scaled(g.d_qk, d_s[j], x.k + j * g.d_qk, d_q_row);
+    }
+}
+
 template <class T>
 void backward(const BackwardTask<T>& task, std::byte* scratch) {
     using A = Accumulator<T>;
     const Geometry& g = *task.geometry;
     const A scale = static_cast<A>(g.scale);
-    ScratchArrays<A> arrays(scratch);
-    A* k = arrays.take(block_keys * g.d_qk);
-    A* k_transposed = arrays.take(block_keys * g.d_qk);
-    A* v_transposed = arrays.take(block_keys * g.d_v);
-    A* d_k = arrays.take(block_keys * g.d_qk);
-    A* d_v = arrays.take(block_keys * g.d_v);
-    A* d_k_block = arrays.take(block_keys * g.d_qk);  // sums over one row block
-    A* d_v_block = arrays.take(block_keys * g.d_v);
-    A* p = arrays.take(block_keys);
-    A* d_s = arrays.take(block_keys);
-    const RuleScratch<A> rule_scratch{arrays.take(block_keys), arrays.take(block_keys),
-                                      arrays.take(block_keys)};
-    A* bias_columns = arrays.take(block_keys * max_biases);
-    A* q = arrays.take(block_rows * g.d_qk);
-    A* d_q = arrays.take(block_rows * g.d_qk);
-    A* d_o = arrays.take(block_rows * g.d_v);
-
+    const BackwardArrays<A> x(g, ScratchArrays<A>(scratch));
     const std::int64_t keys = task.keys.end - task.keys.begin;
-    load(task.keys, g.d_qk, task.k, k);
-    load_transposed(task.keys, g.d_qk, task.k, k_transposed);
-    load_transposed(task.keys, g.d_v, task.v, v_transposed);
-    std::fill_n(d_k, keys * g.d_qk, A(0));
-    std::fill_n(d_v, keys * g.d_v, A(0));
+    load(task.keys, g.d_qk, task.k, x.k);
+    load_transposed(task.keys, g.d_qk, task.k, x.k_transposed);
+    load_transposed(task.keys, g.d_v, task.v, x.v_transposed);
+    std::fill_n(x.d_k, keys * g.d_qk, A(0));
+    std::fill_n(x.d_v, keys * g.d_v, A(0));
 
     const IndexRange seeing = g.mask.seeing_rows(task.keys);
     for (std::int64_t head = 0; head < task.group; ++head) {
         const StridedRows<const T> q_head{task.q.data + head * task.q_head_stride, task.q.stride};
         const StridedRows<const T> d_o_head{task.d_o.data + head * task.d_o_head_stride, task.d_o.stride};
         const StridedRows<A> d_q_head{task.d_q.data + head * task.d_q_head_stride, task.d_q.stride};
-        const A* lse = task.lse + head * g.mask.queries;
-        const A* lse_remainder = task.lse_remainder + head * g.mask.queries;
-        const A* delta = task.delta + head * g.mask.queries;
-        const KeyRanges ranges = task.ranges_of(head);
         for (std::int64_t block = seeing.begin / block_rows; block * block_rows < seeing.end; ++block) {
             const IndexRange rows{block * block_rows, std::min((block + 1) * block_rows, g.mask.queries)};
             if (task.coverage(head, rows, task.keys) == Coverage::none) {
                 task.skip_rows(head, block, rows);
                 continue;
             }
-            load(rows, g.d_qk, q_head, q);
-            load(rows, g.d_v, d_o_head, d_o);
-            std::fill_n(d_q, block_rows * g.d_qk, A(0));
-            std::fill_n(d_k_block, keys * g.d_qk, A(0));
-            std::fill_n(d_v_block, keys * g.d_v, A(0));
+            load(rows, g.d_qk, q_head, x.q);
+            load(rows, g.d_v, d_o_head, x.d_o);
+            std::fill_n(x.d_q, block_rows * g.d_qk, A(0));
+            std::fill_n(x.d_k_block, keys * g.d_qk, A(0));
+            std::fill_n(x.d_v_block, keys * g.d_v, A(0));
             BlockBiasGradients<A> bias_sums(
                 task.bias_gradients != nullptr ? &task.bias_gradients[head] : nullptr, task.keys.begin, keys,
-                bias_columns);
-            for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-                const IndexRange visible = visible_in(g.mask, i, task.keys);
-                if (visible.end <= visible.begin) continue;
-                const std::int64_t first_key = task.keys.begin + visible.begin,
-                                   count = visible.end - visible.begin;
-                const A* q_row = q + (i - rows.begin) * g.d_qk;
-                const A* d_o_row = d_o + (i - rows.begin) * g.d_v;
-                A* d_q_row = d_q + (i - rows.begin) * g.d_qk;
-                if (task.products.data != nullptr) {
-                    const float* const products = task.products.row(head * g.mask.queries + i);
-                    for (std::int64_t j = visible.begin; j < visible.end; ++j)
-                        p[j] = scale * static_cast<A>(products[j]);
-                } else {
-                    scores(visible, g.d_qk, scale, q_row, k_transposed, p);
-                }
-                scores(visible, g.d_v, A(1), d_o_row, v_transposed, d_s);
-                if (task.rules != nullptr) {
-                    dropout_factors(task.rules[head], i, first_key, count, rule_scratch.factors);
-                    differentiate<T>(task.rules[head], i, first_key, count,
-                                     {lse[i], lse_remainder[i], delta[i]}, p + visible.begin,
-                                     d_s + visible.begin, rule_scratch);
-                    if (ranges) ranges.hide(i, first_key, count, rule_scratch.d_score, A(0));
-                    bias_sums.add(i, visible, rule_scratch.d_score);
-                } else {
-                    for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                        p[j] = vector_math::exp((p[j] - lse[i]) - lse_remainder[i]);
-                        d_s[j] = p[j] * (d_s[j] - delta[i]);
-                    }
-                }
-                if (ranges)
-                    for (A* const x : {p, d_s}) ranges.hide(i, first_key, count, x + visible.begin, A(0));
-                for (std::int64_t j = visible.begin; j < visible.end; ++j) {
-                    add_scaled(g.d_v, p[j], d_o_row, d_v_block + j * g.d_v);
-                    add_scaled(g.d_qk, d_s[j], q_row, d_k_block + j * g.d_qk);
-                    add_scaled(g.d_qk, d_s[j], k + j * g.d_qk, d_q_row);
-                }
-            }
+                x.bias_columns);
+            for (std::int64_t i = rows.begin; i < rows.end; ++i)
+                add_backward_row(task, x, bias_sums, head, i, i - rows.begin);
             bias_sums.finish();
-            add_scaled(keys * g.d_qk, A(1), d_k_block, d_k);
-            add_scaled(keys * g.d_v, A(1), d_v_block, d_v);
+            add_scaled(keys * g.d_qk, A(1), x.d_k_block, x.d_k);
+            add_scaled(keys * g.d_v, A(1), x.d_v_block, x.d_v);
             wait_for_dq_turn(task.turns, head, block, task.key_block);
             const bool overwrite = task.overwrites_dq(rows);
             for (std::int64_t i = rows.begin; i < rows.end; ++i)
                 for (std::int64_t c = 0; c < g.d_qk; ++c) {
-                    const A part = scale * d_q[(i - rows.begin) * g.d_qk + c];
+                    const A part = scale * x.d_q[(i - rows.begin) * g.d_qk + c];
                     A& target = d_q_head.row(i)[c];
                     target = overwrite ? part : target + part;
                 }
@@ -288,9 +305,9 @@ void backward(const BackwardTask<T>& task, std::byte* scratch) {
     }
     for (std::int64_t j = 0; j < keys; ++j) {
         for (std::int64_t c = 0; c < g.d_qk; ++c)
-            task.d_k.row(task.keys.begin + j)[c] = convert<T>(scale * d_k[j * g.d_qk + c]);
+            task.d_k.row(task.keys.begin + j)[c] = convert<T>(scale * x.d_k[j * g.d_qk + c]);
         for (std::int64_t c = 0; c < g.d_v; ++c)
-            task.d_v.row(task.keys.begin + j)[c] = convert<T>(d_v[j * g.d_v + c]);
+            task.d_v.row(task.keys.begin + j)[c] = convert<T>(x.d_v[j * g.d_v + c]);
     }
 }
 

@@ -523,7 +523,7 @@ class DecodeThread {
     device::DeviceMask mask_;
     KeysOfSplit keys_{0, 0, 0};
     int cluster_, rank_, clusters_;
-    int blocks_;               // in this cluster, with keys
+    int blocks_;               // blocks in this cluster that have keys
     int share_, own_columns_;  // block r in the cluster merges the columns from r * share_ on
     Vectors k_, v_;
     ScoreFormula<float> formulas_[queries];

@@ -1,6 +1,9 @@
 // Softcap, ALiBi, biases, sink, dropout and the gradient with respect to the LSE, on the CPU.
+#include <cmath>
+
 #include <gmock/gmock.h>
 
+#include <gradtile/attention/score_rule.h>
 #include <gradtile/core/gradcheck.h>
 
 #include <support/error_message.h>
@@ -80,6 +83,31 @@ struct BiasedOperator {
         return all;
     }
 };
+
+struct StandardMath {
+    static double tanh(double x) { return std::tanh(x); }
+    static double quotient(double x, double y) { return x / y; }
+    static double abs(double x) { return std::abs(x); }
+};
+
+// Hopper's kernels apply the formula to scores that are divided by the scale.
+TEST(ScoreOptions, AFormulaHasTheUnitsOfItsScores) {
+    const ScoreFormula<double> formula{.softcap = 1.5, .alibi_slope = 0.375};
+    // With a parameter more, this line does not compile. The parameter then needs a value above.
+    const auto& [softcap, alibi_slope] = formula;
+    ASSERT_TRUE(softcap != 0 && alibi_slope != 0);
+    constexpr double factor = 0.25;  // a power of two, so that both sides round equally
+    const ScoreFormula<double> converted = formula.in_units(factor);
+    for (const double x : {-7.0, -0.3, 0.0, 1.1, 20.0}) {
+        const Score<double> score = formula.transform_product<StandardMath>(x),
+                            other = converted.transform_product<StandardMath>(factor * x);
+        EXPECT_EQ(other.value, factor * score.value) << x;
+        EXPECT_EQ(other.derivative, score.derivative) << x;
+        EXPECT_EQ(converted.add_distance_terms<StandardMath>(factor * x, 9.0),
+                  factor * formula.add_distance_terms<StandardMath>(x, 9.0))
+            << x;
+    }
+}
 
 TEST(ScoreOptions, GradientsAreThoseOfFiniteDifferences) {
     const Context ctx(Device::cpu(), 2);

@@ -237,6 +237,8 @@ std::vector<OperandRow> Operators::rows() const {
     add_core(all);
     add_attention(all);
     add_layers(all);
+    add_norms_and_fused_layers(all);
+    add_linear_layers(all);
     add_learned_factors(all);
     add_transformer(all);
     add_training(all);

@@ -62,6 +62,8 @@ struct Operators {
     void add_core(std::vector<OperandRow>& all) const;
     void add_attention(std::vector<OperandRow>& all) const;
     void add_layers(std::vector<OperandRow>& all) const;
+    void add_norms_and_fused_layers(std::vector<OperandRow>& all) const;
+    void add_linear_layers(std::vector<OperandRow>& all) const;
     void add_learned_factors(std::vector<OperandRow>& all) const;
     void add_transformer(std::vector<OperandRow>& all) const;
     void add_training(std::vector<OperandRow>& all) const;

@@ -11,7 +11,7 @@
 namespace gradtile {
 
 void Operators::add_layers(std::vector<OperandRow>& all) const {
-    const Tensor x = numbers({3, 4}), dy = numbers({3, 4}), out = numbers({3, 6});
+    const Tensor x = numbers({3, 4}), dy = numbers({3, 4});
     for (const ActivationTraits& traits : activation_table) {
         const ActivationLayer layer{traits.activation};
         const Tensor half = numbers({3, traits.gated ? 2 : 4});
@@ -107,6 +107,10 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
         {"layers/embedding.h: backward of positions", "position_embedding: ", {rows}, [&](const Operands& t) {
              positions.backward(ctx, t[0], {.start = 0});
          }});
+}
+
+void Operators::add_norms_and_fused_layers(std::vector<OperandRow>& all) const {
+    const Tensor x = numbers({3, 4}), dy = numbers({3, 4}), out = numbers({3, 6});
     all.push_back({"layers/fused_linear.h: fused_linear",
                    "fused_linear: ",
                    {out, x, numbers({4}), numbers({4}), numbers({6, 4}), numbers({6}), numbers({3, 6})},
@@ -177,6 +181,10 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
     };
     add_norm(layer_norm, "layer_norm: ");
     add_norm(rms_norm, "rms_norm: ");
+}
+
+void Operators::add_linear_layers(std::vector<OperandRow>& all) const {
+    const Tensor x = numbers({3, 4}), out = numbers({3, 6});
     all.push_back({"layers/linear.h: forward", "linear ", {x}, [&](const Operands& t) {
                        Linear::Saved saved;
                        linear.forward(ctx, t[0], saved);

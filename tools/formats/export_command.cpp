@@ -5,6 +5,7 @@
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/formats/export.h>
+#include <gradtile/tools/formats/internal/formats.h>
 #include <gradtile/train/model/language_model.h>
 
 namespace gradtile::cli {
@@ -15,11 +16,13 @@ void add_export(CommandLine& program) {
         ExportOptions options;
     };
     const auto flags = std::make_shared<Flags>();
-    Command command = program.add_command("export", "Write a trained model for transformers or llama.cpp");
+    std::string formats;
+    for (const ExportFormatRow& row : export_formats)
+        formats += concat(formats.empty() ? "" : "; ", name_of(row.format), ": ", row.files);
+    Command command = program.add_command("export", "Write a trained model for other programs");
     command.add_positional("model", flags->model, "directory of a run, or checkpoint file");
-    command.add_value("--format", flags->options.format, "what to write");
-    command.add_value("--out", flags->options.out,
-                      "folder (safetensors) or file (gguf) to write; no file is replaced");
+    command.add_value("--format", flags->options.format, formats);
+    command.add_value("--out", flags->options.out, "folder or file to write; no file is replaced");
     command.require("--out");
     command.add_value("--dtype", flags->options.dtype, "type of the weights; run: that of the run");
     command.set_action([flags] {

@@ -10,6 +10,7 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/formats/families/model_family.h>
 #include <gradtile/tools/formats/imported_run.h>
+#include <gradtile/tools/formats/internal/formats.h>
 #include <gradtile/tools/formats/transformers_members.h>
 
 namespace gradtile::cli {
@@ -32,7 +33,7 @@ int list_families() {
     }
     std::cout << "\nRefused in every family, by their names in config.json:\n ";
     for (const KnownMember& member : foreign_members()) std::cout << ' ' << member.name;
-    std::cout << "\nAlso read: models of llm.c (GPT-2, .bin)\n";
+    std::cout << "\n\nWhat is read: " << import_file_kinds() << '\n';
     return 0;
 }
 
@@ -61,9 +62,7 @@ void add_import(CommandLine& program) {
     };
     const auto flags = std::make_shared<Flags>();
     Command command = program.add_command("import", "Make a run from weights of other projects");
-    command.add_optional_positional(
-        "weights", flags->path,
-        "folder of Hugging Face transformers, one of its .safetensors files, or a model of llm.c (.bin)");
+    command.add_optional_positional("weights", flags->path, import_file_kinds());
     command.add_value("--out", flags->out, "directory of the new run");
     command.add_switch("--list", flags->list, "print the families of models that can be imported");
     command.add_value("--dtype", flags->options.dtype,

@@ -88,7 +88,7 @@ class DataLoader {
     std::int64_t position() const { return cursor_.position; }
     std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch, or in the block
 
-    /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; of a stream
+    /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; for a stream
     /// {"epoch", "position", "file", "row", "block", "buffer", "context", "seed"}. Equal on every rank.
     JsonValue state() const;
     /// Continues exactly at the position in `state`; the batch size and the rank count may differ. Throws

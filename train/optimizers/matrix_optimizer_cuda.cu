@@ -259,8 +259,8 @@ struct RowPointers {
     std::int64_t cols;
 };
 
-/// Returns, in every thread of a block, the factor that gives the block's matrix the norm that it had before
-/// its rows were multiplied.
+/// Returns the ratio of the matrix's norm before its rows were multiplied to its norm after. All threads of a
+/// block must call this function for one matrix, and get the same number.
 template <class Real>
 __device__ Real norm_ratio(const RowPointers<Real>& rows) {
     static_assert(matrix_norm_parts <= threads_per_block);

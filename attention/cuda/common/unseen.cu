@@ -1,4 +1,4 @@
-// Clears rows and keys that take no part in attention by the mask.
+// Clears query rows that see no key, and keys that no row sees.
 #include <gradtile/attention/cuda/common/packed_tasks.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/attention/cuda/common/block_sequence.cuh>

@@ -339,6 +339,28 @@ __device__ __forceinline__ void store_rows(const FragmentC (&c)[1][n_tiles], Str
     }
 }
 
+/// A task's key block.
+struct KeyBlock {
+    BlockSequence sequence;
+    int key_head, number;
+    bool exists;
+};
+/// Tasks are in increasing key order, because with a causal mask most rows see the first keys. If dQ is added
+/// in turns, tasks are in decreasing key order; Turns gives the reason.
+template <class Policy>
+__device__ __forceinline__ KeyBlock key_block_of_task(const F32BackwardParameters& p, int task) {
+    const int key_heads = p.sizes.heads / p.sizes.group;
+    if (Policy::may_be_packed && p.packed) {
+        const PackedTask packed = p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
+        if (packed.sequence < 0) return {{}, 0, 0, false};
+        return {BlockSequence::from_task(p.mask, p.packed, packed),
+                p.turns ? task % key_heads : task / p.key_tasks.count, packed.block, true};
+    }
+    const auto [batch_key_head, part] = p.order(task);
+    return {BlockSequence::from_batch(p.mask, batch_key_head / key_heads), batch_key_head % key_heads,
+            p.turns ? p.order.parts - 1 - part : part, true};
+}
+
 template <class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     backward_kernel(const __grid_constant__ F32BackwardParameters p) {
@@ -350,30 +372,15 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     const Turns<Policy> turns(p);
     const int task = p.turns ? take_task(p.turns, statistics) : static_cast<int>(blockIdx.x);
-    const int key_heads = p.sizes.heads / p.sizes.group;
-    BlockSequence own_sequence;
+    const KeyBlock own = key_block_of_task<Policy>(p, task);
+    if (!own.exists) return;
+    const int key_head = own.key_head, key_block = own.number;
     __shared__ BlockSequence shared_sequence;
-    int key_head, key_block;
-    // Tasks are in increasing key order, because with a causal mask most rows see the first keys. If dQ is
-    // added in turns, tasks are in decreasing key order; Turns gives the reason.
-    if (Policy::may_be_packed && p.packed) {
-        key_head = p.turns ? task % key_heads : task / p.key_tasks.count;
-        const PackedTask packed_task =
-            p.key_tasks.first[p.turns ? task / key_heads : task % p.key_tasks.count];
-        if (packed_task.sequence < 0) return;
-        key_block = packed_task.block;
-        own_sequence = BlockSequence::from_task(p.mask, p.packed, packed_task);
-    } else {
-        const auto [batch_key_head, part] = p.order(task);
-        key_head = batch_key_head % key_heads;
-        key_block = p.turns ? p.order.parts - 1 - part : part;
-        own_sequence = BlockSequence::from_batch(p.mask, batch_key_head / key_heads);
-    }
     if constexpr (Policy::may_be_packed) {
-        if (threadIdx.x == 0) shared_sequence = own_sequence;
+        if (threadIdx.x == 0) shared_sequence = own.sequence;
         __syncthreads();
     }
-    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own_sequence;
+    const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own.sequence;
     const DeviceMask& mask = sequence.mask;
     const int first_key = key_block * tiles.keys();
     const Units units(p, sequence.index, key_head, Policy::head_dim);

@@ -145,6 +145,37 @@ __device__ __forceinline__ RowBlock row_block_of_block(const F32ForwardParameter
             p.order.parts - 1 - part, true};
 }
 
+/// Which key blocks a row block's rows may see, as far as the row ranges say.
+template <class Policy>
+struct SeenKeys {
+    HeadRowRanges ranges;
+    int first_row, end_row, end_key;
+
+    /// The first key block from `key` on.
+    __device__ __forceinline__ int from(int key) const {
+        constexpr int keys = Policy::tiles.keys;
+        if (!ranges) return key;
+        return next_seen_block(ranges.blocks, key / keys, (end_key + keys - 1) / keys, first_row, end_row) *
+               keys;
+    }
+    /// Hides the pairs in a block that are outside the ranges. `row`: the warp's first.
+    template <int m_tiles, int n_tiles>
+    __device__ __forceinline__ void hide_others(FragmentC (&s)[m_tiles][n_tiles], int row, int key) const {
+        if (ranges && !ranges.blocks[key / Policy::tiles.keys].see_all(row, row + m_tiles * 16))
+            hide_unseen_pairs(s, ranges.keys + key, row);
+    }
+};
+
+/// Adds the head's sink, if there is one, to the rows' sums.
+template <class Policy, class Softmax>
+__device__ __forceinline__ void add_sink(FragmentC (&o)[Policy::m_tiles][Policy::o_tiles], Softmax& softmax,
+                                         const ScoreOptions& scores, int head) {
+    if (scores.sink == nullptr) return;
+    float factor[2 * Policy::m_tiles];
+    softmax.add_sink(scores.sink[head * scores.sink_stride] * (Policy::has_rule ? 1.0f : log2_e), factor);
+    scale_rows(o, factor);
+}
+
 template <class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     forward_kernel(const __grid_constant__ F32ForwardParameters p) {
@@ -187,19 +218,12 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, head));
     }
 
-    const int last_row = min(first_row + rows, mask.queries) - 1;
-    const int end_key = mask.end_key(last_row);
-    HeadRowRanges ranges;
+    const int end_row = min(first_row + rows, mask.queries), end_key = mask.end_key(end_row - 1);
+    SeenKeys<Policy> seen{{}, first_row, end_row, end_key};
     if constexpr (Policy::may_have_ranges)
-        ranges = p.row_ranges.of(sequence.batch, head, sequence.first_key, p.packed ? sequence.index : 0);
-    // The first key block from `key` on that a row may see, as far as the row ranges say.
-    const auto seen_key = [&](int key) {
-        if (!ranges) return key;
-        return next_seen_block(ranges.blocks, key / keys, (end_key + keys - 1) / keys, first_row,
-                               last_row + 1) *
-               keys;
-    };
-    const int first_key = seen_key(mask.first_key(first_row) / keys * keys);
+        seen.ranges =
+            p.row_ranges.of(sequence.batch, head, sequence.first_key, p.packed ? sequence.index : 0);
+    const int first_key = seen.from(mask.first_key(first_row) / keys * keys);
 
     SplitTile<KvTile, threads> next;  // the next K or V tile
     next.load(k_rows, first_key, end_key - first_key, p.sizes.qk_dim, p.k_vectors);
@@ -212,7 +236,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     clear(o);
     int next_key;
     for (int key = first_key; key < end_key; key = next_key) {
-        next_key = seen_key(key + keys);
+        next_key = seen.from(key + keys);
         const bool sees_any = mask.sees_any(first_row + warp_row, m_tiles * 16, key, keys);
         SplitA<m_tiles> probabilities[Policy::s_tiles / 2];
         float factor[2 * m_tiles];
@@ -232,9 +256,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
             }
             if (!mask.sees_all(first_row + warp_row, m_tiles * 16, key, keys))
                 mask_scores(s, mask, first_row + warp_row, key);
-            if (const int row = first_row + warp_row;
-                ranges && !ranges.blocks[key / keys].see_all(row, row + m_tiles * 16))
-                hide_unseen_pairs(s, ranges.keys + key, row);
+            seen.hide_others(s, first_row + warp_row, key);
             softmax.update(s, factor);
             if constexpr (Policy::has_rule) drop(s, rule.get(), first_row + warp_row, key);
             split_operands_a(probabilities, s);
@@ -249,12 +271,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     }
     float v_factor = v_range.inverse;
     if constexpr (Policy::has_rule) v_factor *= rule.get().dropout_scale;
-    if (p.scores.sink != nullptr && !sequence.is_rest) {
-        float factor[2 * m_tiles];
-        softmax.add_sink(p.scores.sink[head * p.scores.sink_stride] * (Policy::has_rule ? 1.0f : log2_e),
-                         factor);
-        scale_rows(o, factor);
-    }
+    if (!sequence.is_rest) add_sink<Policy>(o, softmax, p.scores, head);
     store_o(p, o, softmax, v_factor, sequence, head, lane_row);
 }
 

@@ -36,7 +36,7 @@ template <class T>
 struct RowsInMemory {
     T* first;
     std::int64_t stride;
-    int rows, columns;  ///< those that exist
+    int rows, columns;  ///< rows and columns that exist
 };
 template <class T>
 __device__ __forceinline__ RowsInMemory<T> rows_from(const StridedRows<T>& x, int first, int end,

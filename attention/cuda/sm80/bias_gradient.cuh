@@ -14,6 +14,27 @@ namespace gradtile::attention::cuda {
 
 namespace device {
 
+/// Adds a tile's elements over its rows or keys through shared memory, in a fixed order, and stores the sums.
+template <class Policy, int s_tiles>
+__device__ __forceinline__ void store_bias_sums(FragmentC (&sum)[1][s_tiles], float* sums, int warp_row,
+                                                const BiasBlock& block, const BiasGradient& g,
+                                                const Bits16BackwardParameters& p) {
+    constexpr auto tiles = Policy::tiles;
+    const int lane_element = (warp_row + lane_index() / 4) * tiles.keys + lane_index() % 4 * 2;
+    for_each_element(sum, [&](float& element, int, int column, int e) {
+        sums[lane_element + e / 2 * 8 * tiles.keys + column * 8 + e % 2] = element;
+    });
+    __syncthreads();
+    const int rows = g.sums_rows ? 1 : tiles.rows, keys = g.sums_keys ? 1 : tiles.keys;
+    for (int element = static_cast<int>(threadIdx.x); element < rows * keys; element += tiles.threads()) {
+        const int x = element / keys, y = element % keys;
+        float total = 0;
+        for (int r = x; r < (g.sums_rows ? tiles.rows : x + 1); ++r)
+            for (int c = y; c < (g.sums_keys ? tiles.keys : y + 1); ++c) total += sums[r * tiles.keys + c];
+        block.store(g, x, y, total * p.dropout_scale, p.mask.queries, p.mask.keys);
+    }
+}
+
 template <class T, int head_dim, class Policy>
 __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_per_sm)
     bias_gradient_kernel(const __grid_constant__ Bits16BackwardParameters p,
@@ -100,24 +121,10 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
         n = next;
     }
 
-    // Sums over the tile's rows or keys go through shared memory, in a fixed order.
     wait_for_copies<0>();
-    __syncthreads();
-    auto* const sums = reinterpret_cast<float*>(shared);
+    __syncthreads();  // no copy writes, and no warp reads, the stages
     static_assert(tiles.rows * tiles.keys * 4 <= tiles.stages * Stage::bytes);
-    const int lane_element = (warp_row + lane_index() / 4) * tiles.keys + lane_index() % 4 * 2;
-    for_each_element(sum, [&](float& element, int, int column, int e) {
-        sums[lane_element + e / 2 * 8 * tiles.keys + column * 8 + e % 2] = element;
-    });
-    __syncthreads();
-    const int rows = g.sums_rows ? 1 : tiles.rows, keys = g.sums_keys ? 1 : tiles.keys;
-    for (int element = static_cast<int>(threadIdx.x); element < rows * keys; element += tiles.threads()) {
-        const int x = element / keys, y = element % keys;
-        float total = 0;
-        for (int r = x; r < (g.sums_rows ? tiles.rows : x + 1); ++r)
-            for (int c = y; c < (g.sums_keys ? tiles.keys : y + 1); ++c) total += sums[r * tiles.keys + c];
-        block.store(g, x, y, total * p.dropout_scale, p.mask.queries, p.mask.keys);
-    }
+    store_bias_sums<Policy>(sum, reinterpret_cast<float*>(shared), warp_row, block, g, p);
 }
 
 }  // namespace device

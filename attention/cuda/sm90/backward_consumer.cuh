@@ -111,7 +111,7 @@ class BackwardConsumer {
     /// Draws which elements in a row block are kept.
     __device__ __forceinline__ void draw(const Task& task, RowPosition position) {
         if constexpr (!Policy::may_drop) return;
-        if (Policy::rule == HopperRule::formula && !drops(p_.params.scores)) return kept_.keep_all();
+        if (Policy::rule == HopperRule::formula && !p_.params.scores.drops()) return kept_.keep_all();
         kept_.draw(
             head_draws(p_.params.scores.dropout, rings_.dropout_key, task.sequence_index(), position.head),
             position.row, warp_key(task));

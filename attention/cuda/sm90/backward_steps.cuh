@@ -90,7 +90,7 @@ template <class Policy>
 struct PackedKeyTask {
     /// What the producer writes to shared memory for the consumers.
     struct Descriptor {
-        PackedTask task;  ///< its sequence is -1 if there are no more tasks
+        PackedTask task;  ///< sequence is -1 if there are no more tasks
         int head;
     };
     __device__ static Descriptor take(const HopperBackwardParameters& p) {
@@ -295,11 +295,11 @@ __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2]
         });
         if constexpr (Policy::rule == HopperRule::formula) {
             const RowPosition pair_position{position.head, position.row + k * 16};
-            if (changes_products(p.scores))
-                apply_to_unscaled_products(pair, p.scores, p.scale_log2, [&](int n, int e, float derivative) {
-                    derivatives[0][n][e] = derivative;
-                });
-            if (has_distance_terms(p.scores))
+            if (p.scores.changes_products())
+                apply_to_unscaled_products(
+                    pair, p.scores, p.scale_log2, position.head,
+                    [&](int n, int e, float derivative) { derivatives[0][n][e] = derivative; });
+            if (p.scores.has_distance_terms())
                 add_unscaled_distance_terms<RowsAre::keys>(pair, p.scores, seen, p.scale_log2, position.head,
                                                            pair_position.row, key);
             make_probabilities<Policy>(pair, lse + k * 64, p, seen, pair_position, key);

@@ -7,27 +7,21 @@
 
 namespace gradtile::attention::cuda::device {
 
-// The conditions that ScoreOptions has on the host, for kernels.
-__device__ __forceinline__ bool changes_products(const ScoreOptions& scores) {
-    return static_cast<float>(scores.softcap) != 0;
-}
-__device__ __forceinline__ bool has_distance_terms(const ScoreOptions& scores) {
-    return scores.alibi_slopes != nullptr;
-}
-__device__ __forceinline__ bool drops(const ScoreOptions& scores) {
-    return scores.dropout.threshold != 0;
+/// Returns the head's formula for products that are not scaled yet and scores that are divided by the scale;
+/// scale_log2 = log2(e) * scale.
+__device__ __forceinline__ ScoreFormula<float> unscaled_formula(const ScoreOptions& scores, float scale_log2,
+                                                                int head) {
+    return scores.formula_of<float>(0, head).in_units(__fdividef(log2_e, scale_log2));
 }
 
-/// Adds the distance terms to S, which holds products that are not scaled yet; scale_log2 = log2(e) * scale.
-/// (row, key) is the warp's first pair.
+/// Adds the distance terms to S, which holds products that are not scaled yet. (row, key) is the warp's first
+/// pair.
 template <RowsAre rows_are, int n_tiles>
 __device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_tiles],
                                                             const ScoreOptions& scores,
                                                             const DeviceMask& mask, float scale_log2,
                                                             int head, int row, int key) {
-    ScoreRule<float> rule = scores.rule_of<float>(0, head);
-    rule.formula.alibi_slope *= __fdividef(log2_e, scale_log2);
-    rule.offset = mask.offset;
+    const ScoreRule<float> rule{.formula = unscaled_formula(scores, scale_log2, head), .offset = mask.offset};
     add_distance_terms<rows_are>(s, rule, row, key);
 }
 
@@ -36,15 +30,13 @@ __device__ __forceinline__ void add_unscaled_distance_terms(FragmentC (&s)[1][n_
 struct HopperMath : FastMath {
     __device__ __forceinline__ static float quotient(float x, float y) { return x * __fdividef(1.0f, y); }
 };
-/// Applies the formula's function to products that are not scaled yet. The function's value is divided by the
-/// scale, too: c tanh(scale S / c) / scale = c' tanh(S / c') with c' = c / scale. Calls f(n, e, derivative)
-/// for each element.
+/// Applies the formula's function to products that are not scaled yet. Calls f(n, e, derivative) for each
+/// element.
 template <int n_tiles, class F>
 __device__ __forceinline__ void apply_to_unscaled_products(FragmentC (&s)[1][n_tiles],
                                                            const ScoreOptions& scores, float scale_log2,
-                                                           F&& f) {
-    const ScoreFormula<float> formula{.softcap = static_cast<float>(scores.softcap) *
-                                                 __fdividef(log2_e, scale_log2)};
+                                                           int head, F&& f) {
+    const ScoreFormula<float> formula = unscaled_formula(scores, scale_log2, head);
     for_each_element(s, [&](float& element, int, int n, int e) {
         const Score<float> score = formula.transform_product<HopperMath>(element);
         element = score.value;
@@ -59,9 +51,9 @@ __device__ __forceinline__ void apply_unscaled_rule(FragmentC (&s)[1][n_tiles], 
                                                     const DeviceMask& mask, float scale_log2, int head,
                                                     int row, int key) {
     if constexpr (rule == HopperRule::formula) {
-        if (changes_products(scores))
-            apply_to_unscaled_products(s, scores, scale_log2, [](int, int, float) {});
-        if (!has_distance_terms(scores)) return;
+        if (scores.changes_products())
+            apply_to_unscaled_products(s, scores, scale_log2, head, [](int, int, float) {});
+        if (!scores.has_distance_terms()) return;
     }
     if constexpr (rule == HopperRule::distance_terms || rule == HopperRule::formula)
         add_unscaled_distance_terms<rows_are>(s, scores, mask, scale_log2, head, row, key);

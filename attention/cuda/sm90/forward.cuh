@@ -95,29 +95,17 @@ class ForwardConsumer {
             drop(probabilities, kept);
             for (int block = own.end - 2; block >= own.begin; --block) {
                 k_.wait_full();
-                wait_for_order();
-                start_scores(s);
-                v_.wait_full();
-                start_output(o, probabilities);
-                pass_order();
+                start_scores_and_output(s, o, probabilities);
                 draw(kept, task, row, block);
                 await_products<1>(s[0]);
                 release(k_);
                 add_terms(s, seen, task, row, block);
                 mask(s, seen, row, block);
-                const bool rescales = softmax.raise_reference(s);
-                softmax.exponentiate(s);
-                await_products<0>(o[0]);
-                release(v_);
-                if (rescales) softmax.rescale(o);
-                as_operand_a<T>(probabilities, s);
+                finish_output(s, o, probabilities, softmax);
                 drop(probabilities, kept);
             }
             if constexpr (tiles.has_o()) release(q_);
-            v_.wait_full();
-            start_output(o, probabilities);
-            await_products<0>(o[0]);
-            release(v_);
+            add_last_values(o, probabilities);
         } else if constexpr (tiles.has_o()) {
             release(q_);
         }
@@ -160,26 +148,14 @@ class ForwardConsumer {
                 block = {words[k_.stage()]};
                 if (!block.is_seen_by(warpgroup_)) break;
                 is_last = block.is_last();
-                wait_for_order();
-                start_scores(s);
-                v_.wait_full();
-                start_output(o, probabilities);
-                pass_order();
+                start_scores_and_output(s, o, probabilities);
                 load_seen_pairs(pairs, task, row, block);
                 await_products<1>(s[0]);
                 release(k_);
                 mask_seen_block(s, pairs, row, block);
-                const bool rescales = softmax.raise_reference(s);
-                softmax.exponentiate(s);
-                await_products<0>(o[0]);
-                release(v_);
-                if (rescales) softmax.rescale(o);
-                as_operand_a<T>(probabilities, s);
+                finish_output(s, o, probabilities, softmax);
             }
-            v_.wait_full();
-            start_output(o, probabilities);
-            await_products<0>(o[0]);
-            release(v_);
+            add_last_values(o, probabilities);
         }
         if constexpr (tiles.has_o()) release(q_);
         finish(o, softmax, task, row);
@@ -215,6 +191,31 @@ class ForwardConsumer {
             base_ + Shared::k + k_.stage() * KTile::bytes);
         commit_products();
     }
+    /// Starts a block's scores, and the product of the previous block's P and V.
+    __device__ __forceinline__ void start_scores_and_output(Scores& s, Output& o,
+                                                            const Probabilities& probabilities) {
+        wait_for_order();
+        start_scores(s);
+        v_.wait_full();
+        start_output(o, probabilities);
+        pass_order();
+    }
+    /// Computes a block's P while the tensor cores multiply the previous block's.
+    __device__ __forceinline__ void finish_output(Scores& s, Output& o, Probabilities& probabilities,
+                                                  LazyOnlineSoftmax<1>& softmax) {
+        const bool rescales = softmax.raise_reference(s);
+        softmax.exponentiate(s);
+        await_products<0>(o[0]);
+        release(v_);
+        if (rescales) softmax.rescale(o);
+        as_operand_a<T>(probabilities, s);
+    }
+    __device__ __forceinline__ void add_last_values(Output& o, const Probabilities& probabilities) {
+        v_.wait_full();
+        start_output(o, probabilities);
+        await_products<0>(o[0]);
+        release(v_);
+    }
     // Warpgroups start a key block's products in turns, so that one warpgroup's exponentials are computed
     // during another's products.
     __device__ __forceinline__ void wait_for_order() const {
@@ -236,14 +237,14 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void draw(Kept& kept, const Task& task, int row, int block) const {
         if constexpr (may_drop(Policy::rule)) {
-            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            if (Policy::rule == HopperRule::formula && !p_.scores.drops()) return;
             kept.draw(head_draws(p_.scores.dropout, dropout_key_, task.sequence(), task.head),
                       row + warp_row_, block * tiles.keys);
         }
     }
     __device__ __forceinline__ void drop(Probabilities& probabilities, const Kept& kept) const {
         if constexpr (may_drop(Policy::rule)) {
-            if (Policy::rule == HopperRule::formula && !drops(p_.scores)) return;
+            if (Policy::rule == HopperRule::formula && !p_.scores.drops()) return;
             kept.drop_others(probabilities);
         }
     }

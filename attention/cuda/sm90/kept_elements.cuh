@@ -53,11 +53,12 @@ __device__ __forceinline__ void for_each_pair_of_keys(Philox::Counter (&counters
 template <int keys>
 class KeptKeys {
     static constexpr int groups = (keys / 8 + 3) / 4;  ///< draws per lane for each of its two rows
-    static_assert(groups <= 4);
 
   public:
     /// (row, key) is the warp's first pair; key is a multiple of 8.
     __device__ __forceinline__ void draw(const HeadDraws& draws, int row, int key) {
+        // A group has two bits in each byte of bits_. Tiles with more keys are for kernels without dropout.
+        static_assert(groups <= 4);
         const int lane = lane_index(), quad_lane = lane % 4;
         // Lane q in a quad draws for tiles 4 i + q. lane_bits[j]: the bits that lanes 2 j and 2 j + 1 in the
         // quad need, in bytes: {even keys for 2 j, even keys for 2 j + 1, odd keys for 2 j, odd keys for 2 j

@@ -209,6 +209,21 @@ TEST(Bench, AttentionTimesTheGivenShape) {
     EXPECT_EQ(rows_of(shape + Arguments{"--algorithm", "flash"})[0].at("algorithm"), "flash2");
 }
 
+TEST(Bench, AttentionTimesAMaskBesideTheCallWithoutIt) {
+    for (const char* const mask : {"documents", "prefix", "shared-prompt", "window"}) {
+        const std::vector<json> rows =
+            rows_of({"bench", "attention", "--device", "cpu", "--threads", "1", "--runs", "1", "--heads", "1",
+                     "--length", "300", "--head-dim", "16", "--mask", mask});
+        ASSERT_EQ(rows.size(), 4u) << mask;
+        EXPECT_EQ(rows[0].at("mask"), "full");
+        EXPECT_EQ(rows[2].at("mask"), mask);
+    }
+    expect_refused(run({"bench", "attention", "--mask", "diagonal"}),
+                   {"--mask: diagonal", "documents", "prefix", "shared-prompt", "window"});
+    expect_refused(run({"bench", "attention", "--mask", "prefix", "--queries", "1"}),
+                   {"--mask", "--queries"});
+}
+
 TEST(Bench, AttentionTimesEveryLengthWithEveryNumberOfQueries) {
     const std::vector<json> rows =
         rows_of({"bench", "attention", "--device", "cpu", "--threads", "1", "--runs", "1", "--heads", "1",

@@ -18,7 +18,7 @@ namespace gradtile {
 class TokenizerJsonReader {
   public:
     TokenizerJsonReader() = default;
-    TokenizerJsonReader(const TokenizerJsonReader&) = delete;  // its members refer to it
+    TokenizerJsonReader(const TokenizerJsonReader&) = delete;  // members hold references to this object
     TokenizerJsonReader& operator=(const TokenizerJsonReader&) = delete;
 
     /// Returns parse_json's routes for the long members in a tokenizer.json's object. `place` is this

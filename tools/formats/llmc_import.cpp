@@ -1,11 +1,20 @@
-#include <gradtile/tools/formats/llmc_model.h>
-
+// GPT-2 models in llm.c's .bin format (github.com/karpathy/llm.c, train_gpt2.py, write_model): 256 int32,
+// then the weights.
+//
+// Header: magic 20240326, version 3 (float32) or 5 (bfloat16), context, vocabulary, layers, heads, width,
+// padded vocabulary. Weights: wte [padded vocabulary, C] and wpe, then the blocks' weights by kind: ln_1 of
+// all blocks, then qkv of all blocks and so on (ln_1, qkv, proj, ln_2, fc, fc's projection; weight before
+// bias; matrices [out, in]), then ln_f.
 #include <array>
+#include <filesystem>
 
 #include <gradtile/core/io/data_file.h>
 #include <gradtile/core/io/little_endian.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
+#include <gradtile/tools/formats/internal/formats.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
+#include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile {
 namespace {
@@ -60,8 +69,8 @@ ModelConfig config_of(const LlmcHeader& header, const std::string& path) {
     return config;
 }
 
-}  // namespace
-
+/// Throws Error that names the file if the version is another one, if a size is outside the model's limits,
+/// or if the file's length is not the length that the header gives.
 ImportedModel read_llmc_model(const std::string& path) {
     const DataFile file(path);
     const LlmcHeader header = read_header(file);
@@ -94,6 +103,30 @@ ImportedModel read_llmc_model(const std::string& path) {
         if (name == "wte.weight") offset += padding;
     }
     model.description = concat("llm.c GPT-2, ", dtype);
+    return model;
+}
+
+}  // namespace
+
+bool is_llmc(const std::string& path) {
+    return !std::filesystem::is_directory(path) && path.ends_with(".bin");
+}
+
+ImportedModel import_llmc(const std::string& path, const ImportOptions& options) {
+    const std::string& tokenizer = options.tokenizer;
+    ImportedModel model = read_llmc_model(path);
+    model.dtype = dtype_of_run(options.dtype).value_or(model.dtype);
+    const Context ctx(Device::cpu(), 1);
+    for (auto& [name, x] : model.parameters)
+        if (x.dtype() != storage_dtype(model.dtype)) x = cast(ctx, x, storage_dtype(model.dtype));
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    if (!tokenizer.empty()) {
+        if (tokenizer != "none") model.tokenizer = load_tokenizer(tokenizer);
+        return model;
+    }
+    for (const char* const name : {"tokenizer.json", "vocab.json"})
+        if (!model.tokenizer && exists(folder / name))
+            model.tokenizer = load_tokenizer((folder / name).string());
     return model;
 }
 
