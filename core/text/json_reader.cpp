@@ -13,14 +13,17 @@ namespace {
 
 using nlohmann::json;
 
-/// Returns a parse error's text as one short line, without the library's prefix.
-std::string reason_of(const json::exception& error) {
+/// Returns a parse error's text as one short line, without the library's prefix. The place is a column if the
+/// text has one line, which may have another number in its file.
+std::string reason_of(const json::exception& error, bool is_one_line) {
     constexpr std::size_t max_prefix = 60, max_bytes = 160;
     // "[json.exception.parse_error.101] parse error at line 1, column 5: ...; last read: '...'; expected ..."
     std::string_view what = error.what();
     for (const std::string_view before : {"] ", "parse error at ", "parse error: "})
         if (const std::size_t position = what.find(before); position < max_prefix)
             what.remove_prefix(position + before.size());
+    if (constexpr std::string_view line = "line 1, "; is_one_line && what.starts_with(line))
+        what.remove_prefix(line.size());
     return shown_in_message(what.substr(0, what.find("; last read: ")), max_bytes);
 }
 
@@ -28,8 +31,8 @@ std::string reason_of(const json::exception& error) {
 /// because the handlers use the stack for nested values.
 class EventAdapter final : public nlohmann::json_sax<json> {
   public:
-    EventAdapter(JsonHandler& handler, std::vector<LongJsonString> long_strings)
-        : handler_(handler), long_strings_(std::move(long_strings)) {}
+    EventAdapter(JsonHandler& handler, std::vector<LongJsonString> long_strings, bool is_one_line)
+        : handler_(handler), long_strings_(std::move(long_strings)), is_one_line_(is_one_line) {}
 
     bool null() override { return scalar(nullptr); }
     bool boolean(bool value) override { return scalar(value); }
@@ -55,7 +58,7 @@ class EventAdapter final : public nlohmann::json_sax<json> {
     bool end_array() override { return end(); }
     bool end_object() override { return end(); }
     bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-        problem_ = concat("not JSON: ", reason_of(error));
+        problem_ = concat("not JSON: ", reason_of(error, is_one_line_));
         return false;
     }
     /// Why the text is not JSON, after the parser has returned false.
@@ -87,12 +90,13 @@ class EventAdapter final : public nlohmann::json_sax<json> {
     std::vector<LongJsonString> long_strings_;
     std::size_t next_long_ = 0, strings_ = 0;
     std::size_t levels_ = 0;
+    bool is_one_line_;
     std::string problem_;
 };
 
 /// Returns why the text is not JSON; empty if it is.
 std::string parse_events(std::string_view text, JsonHandler& handler, std::vector<LongJsonString> strings) {
-    EventAdapter adapter(handler, std::move(strings));
+    EventAdapter adapter(handler, std::move(strings), text.find('\n') == std::string_view::npos);
     json::sax_parse(text.begin(), text.end(), &adapter);
     return adapter.problem();
 }
@@ -158,7 +162,7 @@ void read_json(std::string_view text, std::string_view source, JsonHandler& hand
         std::string problem =
             parse_events(is_shortened ? shortened.text : text, handler, std::move(shortened.strings));
         if (problem.empty()) return;
-        // The error's line and column are those of the whole text.
+        // The error's place is that in the whole text.
         SkippedJson skipped;
         if (is_shortened) problem = parse_events(text, skipped, {});
         throw Error(problem);

@@ -52,7 +52,7 @@ std::string repeated(const std::string& element, std::size_t count) {
 
 TEST(JsonReader, TextThatIsNotJsonIsRefused) {
     EXPECT_EQ(refusal_of("{\"a\":"),
-              "not JSON: line 1, column 6: syntax error while parsing value - unexpected end of input; "
+              "not JSON: column 6: syntax error while parsing value - unexpected end of input; "
               "expected '[', '{', or a literal");
     EXPECT_EQ(refusal_of("{\n  \"a\" 1}"),
               "not JSON: line 2, column 7: syntax error while parsing object separator - unexpected number "
@@ -166,9 +166,9 @@ TEST(JsonReader, ErrorsAfterALongStringHaveTheirPlaceInTheText) {
     const std::string name(1000, 'n'), value(500, 'v');
     EXPECT_THAT(refusal_of(concat("{\"", name, "\": \"", value, "\"\n, 1}")),
                 HasSubstr("not JSON: line 2, column 3: "));
-    EXPECT_THAT(refusal_of(concat("[\"", value, "\" 1]")), HasSubstr("not JSON: line 1, column 505: "));
-    EXPECT_THAT(refusal_of(concat("[\"", value, "\\q\"]")), HasSubstr("not JSON: line 1, column 504: "));
-    EXPECT_THAT(refusal_of(concat("[\"", value)), HasSubstr("not JSON: line 1, column 503: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value, "\" 1]")), HasSubstr("not JSON: column 505: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value, "\\q\"]")), HasSubstr("not JSON: column 504: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value)), HasSubstr("not JSON: column 503: "));
 }
 
 TEST(JsonReader, RefusesADuplicateMember) {
