@@ -1,11 +1,11 @@
 #include <gradtile/core/text/json_reader.h>
 
 #include <algorithm>
-#include <array>
 
 #include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/long_json_strings.h>
 #include <gradtile/core/text/with_source.h>
 
 namespace gradtile {
@@ -13,22 +13,26 @@ namespace {
 
 using nlohmann::json;
 
-/// Returns a parse error's text as one short line, without the library's prefix.
-std::string reason_of(const json::exception& error) {
+/// Returns a parse error's text as one short line, without the library's prefix. The place is a column if the
+/// text has one line, which may have another number in its file.
+std::string reason_of(const json::exception& error, bool is_one_line) {
     constexpr std::size_t max_prefix = 60, max_bytes = 160;
     // "[json.exception.parse_error.101] parse error at line 1, column 5: ...; last read: '...'; expected ..."
     std::string_view what = error.what();
     for (const std::string_view before : {"] ", "parse error at ", "parse error: "})
         if (const std::size_t position = what.find(before); position < max_prefix)
             what.remove_prefix(position + before.size());
+    if (constexpr std::string_view line = "line 1, "; is_one_line && what.starts_with(line))
+        what.remove_prefix(line.size());
     return shown_in_message(what.substr(0, what.find("; last read: ")), max_bytes);
 }
 
-/// Hands the parser's events to a handler. Counts levels, because the handlers use the stack for nested
-/// values.
+/// Hands the parser's events to a handler, with the long strings that the parser's text lacks. Counts levels,
+/// because the handlers use the stack for nested values.
 class EventAdapter final : public nlohmann::json_sax<json> {
   public:
-    explicit EventAdapter(JsonHandler& handler) : handler_(handler) {}
+    EventAdapter(JsonHandler& handler, std::vector<LongJsonString> long_strings, bool is_one_line)
+        : handler_(handler), long_strings_(std::move(long_strings)), is_one_line_(is_one_line) {}
 
     bool null() override { return scalar(nullptr); }
     bool boolean(bool value) override { return scalar(value); }
@@ -54,12 +58,18 @@ class EventAdapter final : public nlohmann::json_sax<json> {
     bool end_array() override { return end(); }
     bool end_object() override { return end(); }
     bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-        throw Error(concat("not JSON: ", reason_of(error)));
+        problem_ = concat("not JSON: ", reason_of(error, is_one_line_));
+        return false;
     }
+    /// Why the text is not JSON, after the parser has returned false.
+    const std::string& problem() const { return problem_; }
 
   private:
     /// Moves long strings. Short ones are copied, so that the parser need not allocate its buffer again.
-    static std::string taken(std::string& value) {
+    std::string taken(std::string& value) {
+        const std::size_t number = strings_++;
+        if (next_long_ < long_strings_.size() && long_strings_[next_long_].number == number)
+            return std::move(long_strings_[next_long_++].value);
         constexpr std::size_t min_moved = 4096;
         return value.size() < min_moved ? value : std::move(value);
     }
@@ -77,43 +87,18 @@ class EventAdapter final : public nlohmann::json_sax<json> {
     }
 
     JsonHandler& handler_;
+    std::vector<LongJsonString> long_strings_;
+    std::size_t next_long_ = 0, strings_ = 0;
     std::size_t levels_ = 0;
+    bool is_one_line_;
+    std::string problem_;
 };
 
-constexpr std::array<bool, 256> word_ends = [] {
-    std::array<bool, 256> ends{};
-    for (const char c : {' ', '\t', '\r', '\n', ',', ':', '[', ']', '{', '}', '"'})
-        ends[static_cast<unsigned char>(c)] = true;
-    return ends;
-}();
-
-/// Returns whether an odd number of backslashes precedes a quotation mark that is inside a string or ends it.
-bool is_escaped(std::string_view text, std::size_t quotation_mark) {
-    std::size_t begin = quotation_mark;
-    while (text[begin - 1] == '\\') --begin;
-    return (quotation_mark - begin) % 2 == 1;
-}
-
-/// Throws Error if a string or a number is too long. The parser would first copy it, with up to five times
-/// its memory.
-void check_lengths(std::string_view text, std::size_t max_string_bytes) {
-    const auto check_length = [](std::size_t begin, std::size_t end, std::size_t max, const char* what) {
-        check(end - begin <= max, "at byte ", begin, ": ", what, " of more than ", max, " bytes");
-    };
-    for (std::size_t position = 0; position < text.size();) {
-        std::size_t end = position + 1;
-        if (text[position] == '"') {
-            end = std::min(text.find('"', end), text.size());
-            while (end < text.size() && is_escaped(text, end))
-                end = std::min(text.find('"', end + 1), text.size());
-            check_length(position + 1, end, max_string_bytes, "a string");
-            ++end;
-        } else if (!word_ends[static_cast<unsigned char>(text[position])]) {
-            while (end < text.size() && !word_ends[static_cast<unsigned char>(text[end])]) ++end;
-            check_length(position, end, max_json_number_bytes, "a number or word");
-        }
-        position = end;
-    }
+/// Returns why the text is not JSON; empty if it is.
+std::string parse_events(std::string_view text, JsonHandler& handler, std::vector<LongJsonString> strings) {
+    EventAdapter adapter(handler, std::move(strings), text.find('\n') == std::string_view::npos);
+    json::sax_parse(text.begin(), text.end(), &adapter);
+    return adapter.problem();
 }
 
 /// Hands a text to a builder, except the parts that have a route.
@@ -172,9 +157,15 @@ class Router final : public JsonHandler {
 void read_json(std::string_view text, std::string_view source, JsonHandler& handler,
                std::size_t max_string_bytes) {
     with_source(source, [&] {
-        check_lengths(text, max_string_bytes);
-        EventAdapter adapter(handler);
-        json::sax_parse(text.begin(), text.end(), &adapter);
+        ShortenedJson shortened = take_long_strings(text, max_string_bytes, max_json_number_bytes);
+        const bool is_shortened = !shortened.strings.empty();
+        std::string problem =
+            parse_events(is_shortened ? shortened.text : text, handler, std::move(shortened.strings));
+        if (problem.empty()) return;
+        // The error's place is that in the whole text.
+        SkippedJson skipped;
+        if (is_shortened) problem = parse_events(text, skipped, {});
+        throw Error(problem);
     });
 }
 

@@ -40,7 +40,7 @@ class JsonHandler {
 };
 
 /// Hands a text to a handler. Throws Error "SOURCE: REASON", also with the handler's reason. The reader's own
-/// reasons have at most 200 characters: "not JSON: line 1, column 5: syntax error while parsing value -
+/// reasons have at most 200 characters: "not JSON: line 2, column 5: syntax error while parsing value -
 /// unexpected end of input", "nested more than 64 levels deep", "at byte 7: a string of more than 67108864
 /// bytes". Does not refuse an object with two members that have the same name; a handler does.
 void read_json(std::string_view text, std::string_view source, JsonHandler& handler,

@@ -1,7 +1,11 @@
 #include <gradtile/core/text/json_reader.h>
 
+#include <random>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_writer.h>
@@ -48,7 +52,7 @@ std::string repeated(const std::string& element, std::size_t count) {
 
 TEST(JsonReader, TextThatIsNotJsonIsRefused) {
     EXPECT_EQ(refusal_of("{\"a\":"),
-              "not JSON: line 1, column 6: syntax error while parsing value - unexpected end of input; "
+              "not JSON: column 6: syntax error while parsing value - unexpected end of input; "
               "expected '[', '{', or a literal");
     EXPECT_EQ(refusal_of("{\n  \"a\" 1}"),
               "not JSON: line 2, column 7: syntax error while parsing object separator - unexpected number "
@@ -100,6 +104,71 @@ TEST(JsonReader, RefusesManyValuesAndLongOnes) {
         EXPECT_EQ(refusal_of("[\"" + escaped + "\"," + long_text + "]"),
                   concat("at byte ", 7 + 2 * pairs, ": a string of more than 67108864 bytes"));
     }
+}
+
+/// A string between quotation marks, of parts that are valid in strings, or not.
+std::string any_string(std::mt19937& random, bool is_valid, std::size_t parts) {
+    using namespace std::string_literals;
+    static const std::vector<std::string> valid{"plain text ",  "",
+                                                "\\n",          "\\\"",
+                                                "\\\\",         "\\/",
+                                                "\\b\\f\\r\\t", "\\u0000",
+                                                "\\u00e9",      "\\u20AC",
+                                                "\\uffff",      "\x7F",
+                                                "\u00e9",       "\u4e2d\u6587",
+                                                "\U0001f600",   "\\ud83d\\ude00"};
+    static const std::vector<std::string> invalid{
+        "\\ud83d", "\\ude00", "\\ud83d\\u0041", "\\u12",        "\\u 123", "\\u+123",
+        "\\u0x1",  "\\x",     "\\U0041",        "\x1F",         "\n",      "\0"s,
+        "\xC3",    "\xA9",    "\xC0\x80",       "\xED\xA0\x80", "\xFF",    "\xF4\x90\x80\x80"};
+    const auto any_of = [&](const std::vector<std::string>& choices) {
+        return choices[random() % choices.size()];
+    };
+    std::string text = "\"";
+    const std::size_t wrong = is_valid ? parts : random() % parts;
+    for (std::size_t i = 0; i < parts; ++i) text += any_of(i == wrong ? invalid : valid);
+    return text + "\"";
+}
+
+/// Long strings are decoded here, short ones by the library: every text has the library's value or is
+/// refused.
+TEST(JsonReader, StringsHaveTheValuesThatTheLibraryGivesThem) {
+    std::mt19937 random(1);
+    int refused = 0;
+    for (int round = 0; round < 4000; ++round) {
+        const bool is_valid = round % 2 == 0;
+        const std::size_t wrong = random() % 6;
+        std::string text = "{";
+        for (std::size_t member = 0; member < 3; ++member) {
+            // a name of its own for each member, long or short, and a long, short or empty value
+            const auto part = [&](std::size_t index, std::size_t parts) {
+                return any_string(random, is_valid || index != wrong, parts);
+            };
+            text +=
+                concat(member > 0 ? "," : "", part(2 * member, 1 + random() % 60).insert(1, 1 + member, 'n'),
+                       ":", part(2 * member + 1, 1 + random() % 200));
+        }
+        text += "}";
+        const auto expected = nlohmann::json::parse(text, nullptr, false);
+        EXPECT_EQ(expected.is_discarded(), !is_valid);
+        const JsonValue value = parse_json_or_null(text);
+        if (expected.is_discarded()) {
+            ++refused;
+            EXPECT_TRUE(value.is_null()) << text;
+        } else {
+            EXPECT_EQ(value.dump(), expected.dump());
+        }
+    }
+    EXPECT_EQ(refused, 2000);
+}
+
+TEST(JsonReader, ErrorsAfterALongStringHaveTheirPlaceInTheText) {
+    const std::string name(1000, 'n'), value(500, 'v');
+    EXPECT_THAT(refusal_of(concat("{\"", name, "\": \"", value, "\"\n, 1}")),
+                HasSubstr("not JSON: line 2, column 3: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value, "\" 1]")), HasSubstr("not JSON: column 505: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value, "\\q\"]")), HasSubstr("not JSON: column 504: "));
+    EXPECT_THAT(refusal_of(concat("[\"", value)), HasSubstr("not JSON: column 503: "));
 }
 
 TEST(JsonReader, RefusesADuplicateMember) {

@@ -32,3 +32,4 @@ write("messages_v1", messages, compression="snappy", use_compliant_nested_type=F
 write("messages_v2", messages, compression="none", data_page_version="2.0", row_group_size=2)
 write("list", pa.table({"text": pa.array([["a", "b"], [], ["", "c"]], pa.list_(pa.string()))}), compression="none")
 write("pairs", pa.table({"prompt": ["1 + 1 = ", "2 + 2 = "], "completion": ["2", "4"]}), compression="none")
+write("none", pa.table({"text": pa.array([], pa.string())}), compression="snappy")

@@ -126,6 +126,13 @@ Document completion_of(const JsonValue& row, const std::string& where) {
     return conversation;
 }
 
+/// Whether a row's tools are an empty list, or the text of one, as LLaMA-Factory's files have them.
+bool has_no_tools(const JsonValue& tools) {
+    if (!tools.is_string()) return tools.size() == 0;
+    const JsonValue list = parse_json_or_null(tools.text());
+    return tools.text().empty() || (list.is_array() && list.size() == 0);
+}
+
 std::vector<std::string> names_of(const JsonValue& row) {
     std::vector<std::string> names;
     if (!row.is_object()) return names;
@@ -179,7 +186,7 @@ void RowColumns::read(const JsonValue& row, const std::string& where, std::deque
           "; expected an object with ", shown_in_message(first), ", as the first row has");
     const JsonValue* const tools =
         text_column_.empty() && first != "text" ? member_of(row, "tools") : nullptr;
-    check(tools == nullptr || tools->size() == 0, where,
+    check(tools == nullptr || has_no_tools(*tools), where,
           ": tools: definitions of tools are not a part of the chat template; expected them in a system "
           "message");
     if (!text_column_.empty() || first == "text") {

@@ -37,7 +37,7 @@ void BytePairEncoding::Worker::encode_word(std::string_view word, Ids& out) {
     }
     const auto readable = static_cast<std::size_t>(part_.data() + part_.size() - word.data());
     const PieceCache::Key key = PieceCache::key_of(word, readable);
-    PieceCache::Slot& slot = cache_.slot_of(key);
+    PieceCache::Slot& slot = cache_->slot_of(key);
     if (slot.key == key) {
         const auto known = slot.tokens();
         out.insert(out.end(), known.begin(), known.end());

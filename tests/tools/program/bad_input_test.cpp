@@ -156,7 +156,7 @@ TEST_F(BadInput, ConfigFileIsReadStrictly) {
     expect_config_refused(R"({"bias": 1})", {"bias: 1 is a number", "true or false"});
     expect_config_refused(R"({"data": ["a"]})", {"is an array", "a string"});
     expect_config_refused(R"([1])", {"is an array", "an object of settings"});
-    expect_config_refused(R"({"steps": 3)", {"not JSON", "line 1"});
+    expect_config_refused(R"({"steps": 3)", {"not JSON", "column 12"});
     expect_config_refused("", {"not JSON"});
     expect_config_refused(R"({"steps": 3, "lr": 0.1, "steps": 4})", {"'steps' occurs twice"});
     expect_config_refused(R"({"steps": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",

@@ -94,6 +94,17 @@ TEST(Documents, TheLineThatIsWrongIsNamed) {
                 HasSubstr("message 1: weight: 0; expected 1"));
     EXPECT_THAT(refusal("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}"),
                 HasSubstr("line 2: tools: definitions of tools are not a part of the chat template"));
+    EXPECT_THAT(
+        refusal(R"({"messages": [{"role": "user", "content": "a"}], "tools": "[{\"name\": \"f\"}]"})"),
+        HasSubstr("line 2: tools: definitions of tools are not a part of the chat template"));
+    EXPECT_THAT(refusal(R"({"messages": [{"role": "user", "content": "a"}], "tools": "f"})"),
+                HasSubstr("line 2: tools: definitions of tools"));
+    for (const char* const none : {"[]", "null", "\"\"", "\"[]\""})
+        EXPECT_EQ(
+            conversations_in(concat(R"({"messages":[{"role":"user","content":"a"}],"tools":)", none, "}"))
+                .size(),
+            1u)
+            << none;
     EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("line 2: nested more than 64 levels"));
     EXPECT_THAT(refusal("{\"messages\": 1, \"messages\": 2}"), HasSubstr("line 2: 'messages' occurs twice"));
     EXPECT_THAT(

@@ -47,6 +47,10 @@ std::vector<std::string> texts_or_error(const std::filesystem::path& path) {
     return texts;
 }
 
+TEST(Parquet, AFileWithoutRowsHasNoDocuments) {
+    EXPECT_THAT(texts_or_error(folder / "none.parquet"), testing::IsEmpty());
+}
+
 bool lacks_library(const std::vector<std::string>& texts) {
     return texts.size() == 1 && texts[0].find("when gradtile was built") != std::string::npos;
 }

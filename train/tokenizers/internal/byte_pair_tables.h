@@ -12,6 +12,7 @@
 #include <gradtile/train/tokenizers/internal/blank_borders.h>
 #include <gradtile/train/tokenizers/internal/normalizer.h>
 #include <gradtile/train/tokenizers/internal/pair_table.h>
+#include <gradtile/train/tokenizers/internal/piece_cache.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
 #include <gradtile/train/tokenizers/internal/token_index.h>
 #include <gradtile/train/tokenizers/internal/unigram.h>
@@ -59,6 +60,7 @@ struct BytePairEncoding::Tables {
     AddedTokenFinder added, added_normalized;
     std::deque<std::string> normalized_names;  // the texts that added_normalized searches for
     std::vector<std::string> decoded;          // SentencePiece's models: each id's text, decoded
+    mutable PieceCaches caches;
 
   private:
     std::string with_blank_symbols(std::string_view part, bool is_first) const {

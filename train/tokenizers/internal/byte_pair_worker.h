@@ -1,5 +1,6 @@
 #pragma once
 /// Encodes parts of a text. An object holds one thread's state.
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -7,7 +8,6 @@
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_merging.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_tables.h>
-#include <gradtile/train/tokenizers/internal/piece_cache.h>
 
 namespace gradtile {
 
@@ -23,7 +23,10 @@ class BytePairEncoding::Worker {
           source_(source),
           cutter_(tables_.splitter),
           merging_(tables_.pairs),
-          cache_(text.size()) {}
+          cache_(tables_.caches.lend()) {}
+    ~Worker() { tables_.caches.take_back(std::move(cache_)); }
+    Worker(const Worker&) = delete;
+    Worker& operator=(const Worker&) = delete;
 
     /// Encodes the whole text, including added tokens.
     void encode_all(SpecialTokens special, Ids& out);
@@ -73,7 +76,7 @@ class BytePairEncoding::Worker {
     TextSplitter::Cutter cutter_;
     BytePairMerging merging_;
     Unigram::Scratch unigram_scratch_;
-    PieceCache cache_;
+    std::unique_ptr<PieceCache> cache_;
     Ids merged_;  // compute()'s result
 };
 

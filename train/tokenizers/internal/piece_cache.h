@@ -2,11 +2,13 @@
 /// Caches the token ids of recent pieces. Most pieces in a text are frequent words, so their ids are often in
 /// the cache.
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gradtile {
@@ -17,10 +19,6 @@ class PieceCache {
   public:
     static constexpr std::size_t max_piece_bytes = 24;
     static constexpr std::size_t max_ids = 5;
-
-    /// Chooses the slot count for a text with `text_bytes` bytes.
-    explicit PieceCache(std::size_t text_bytes)
-        : slots_(std::bit_ceil(std::min<std::size_t>(text_bytes / 4 + 1, max_slots))) {}
 
     struct Key {
         std::array<std::uint64_t, 3> words{};
@@ -59,7 +57,7 @@ class PieceCache {
         return key;
     }
 
-    Slot& slot_of(const Key& key) { return slots_[key.hash() & (slots_.size() - 1)]; }
+    Slot& slot_of(const Key& key) { return slots_[key.hash() % slot_count]; }
 
     static void store(Slot& slot, const Key& key, std::span<const std::int32_t> ids) {
         if (ids.size() > max_ids) return;
@@ -70,8 +68,35 @@ class PieceCache {
 
   private:
     // a slot has 56 bytes, so the slots take about as much memory as an L2 cache
-    static constexpr std::size_t max_slots = 1 << 15;
-    std::vector<Slot> slots_;
+    static constexpr std::size_t slot_count = 1 << 15;
+    std::vector<Slot> slots_ = std::vector<Slot>(slot_count);
+};
+
+/// Lends a tokenizer's caches, so that the pieces of one text are known in the next. There are as many caches
+/// as threads that have worked at the same time.
+class PieceCaches {
+  public:
+    std::unique_ptr<PieceCache> lend() {
+        const std::scoped_lock lock(mutex_);
+        if (idle_.empty()) {
+            idle_.reserve(count_ + 1);  // so that take_back never fails
+            auto cache = std::make_unique<PieceCache>();
+            ++count_;
+            return cache;
+        }
+        std::unique_ptr<PieceCache> cache = std::move(idle_.back());
+        idle_.pop_back();
+        return cache;
+    }
+    void take_back(std::unique_ptr<PieceCache> cache) noexcept {
+        const std::scoped_lock lock(mutex_);
+        idle_.push_back(std::move(cache));
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<PieceCache>> idle_;
+    std::size_t count_ = 0;
 };
 
 }  // namespace gradtile
