@@ -1,6 +1,7 @@
 // Prompts that are attended in both directions (prefix), and prompts that several completions share.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 
@@ -258,34 +259,6 @@ TEST(PromptTraining, LayersRefuseRowRangesWithOptionsThatCountRows) {
     }
 }
 
-/// Prompts with 1 to 3 completions, as JSON Lines: a line for each prompt, or for each completion.
-struct PromptFiles {
-    std::string shared, separate;
-    std::int64_t answers = 0;
-};
-PromptFiles some_prompts(int count) {
-    PromptFiles files;
-    std::string words = test::some_text(40 * count);
-    std::erase(words, '\n');
-    const auto take = [&](int characters) {
-        std::string text = words.substr(0, static_cast<std::size_t>(characters));
-        words.erase(0, static_cast<std::size_t>(characters));
-        return text;
-    };
-    for (int i = 0; i < count; ++i) {
-        const std::string prompt = take(2 + i % 5);
-        nlohmann::json completions = nlohmann::json::array();
-        for (int answer = 0; answer <= i % 3; ++answer) {
-            completions.push_back(take(1 + (i + answer) % 4));
-            files.separate +=
-                nlohmann::json{{"prompt", prompt}, {"completion", completions.back()}}.dump() + "\n";
-            ++files.answers;
-        }
-        files.shared += nlohmann::json{{"prompt", prompt}, {"completions", completions}}.dump() + "\n";
-    }
-    return files;
-}
-
 struct PromptRun : TinyRun {
     PromptRun() {
         config.data = shared;
@@ -298,9 +271,8 @@ struct PromptRun : TinyRun {
         Trainer(config, on_message).run();
         return losses(config.out);
     }
-    const PromptFiles files = some_prompts(48);
-    const std::string shared = directory.write("shared.jsonl", files.shared),
-                      separate = directory.write("separate.jsonl", files.separate);
+    const std::string rows = test::some_shared_prompts(48), shared = directory.write("shared.jsonl", rows),
+                      separate = directory.write("separate.jsonl", test::separate_completions(rows));
 };
 
 /// Every step has all data, so that only the first step's rounding differs between the runs.
@@ -313,7 +285,7 @@ TEST(PromptTraining, ARunOnSharedPromptsHasTheLossOfTheRunOnSeparateRows) {
         run.config.batch = 48;
         const std::vector<nlohmann::json> shared = run.train("shared");
         run.config.data = run.separate;
-        run.config.batch = run.files.answers;
+        run.config.batch = 2 * 48;  // one to three completions a prompt
         const std::vector<nlohmann::json> separate = run.train("separate");
         ASSERT_EQ(shared.size(), 3u);
         const double bound = 1e3 * std::numeric_limits<float>::epsilon();
@@ -413,7 +385,7 @@ TEST(PromptTraining, RefusesWhatHasNoPromptsAndWhatCountsRows) {
     EXPECT_THAT(refusal([&](TrainConfig& c) {
                     c.data = run.directory.write("bad.jsonl", R"({"prompt":"a","completions":[]})");
                 }),
-                HasSubstr("bad.jsonl: line 1: completions: []; expected a list with at least one text"));
+                HasSubstr("bad.jsonl: line 1: completions: none; expected a list with at least one text"));
     EXPECT_THAT(refusal([&](TrainConfig& c) {
                     c.data = run.directory.write("bad.jsonl", R"({"prompt":"","completions":["a"]})");
                 }),

@@ -110,13 +110,14 @@ class BatchRows {
               "data loader: ", tokens.size(), " tokens and ", targets.size(),
               " targets; expected the same multiple of context ", context);
         if (!options.packing) return;
-        const std::int64_t offsets = options.packing.offsets_of(count());
-        const std::size_t ranges = options.packing.has_ranges() ? 4 * tokens.size() : 0;
-        check(documents.positions.size() == tokens.size() && std::ssize(documents.offsets) == offsets &&
-                  documents.ranges.size() == ranges,
-              "data loader: ", documents.positions.size(), " positions, ", documents.offsets.size(),
-              " offsets and ", documents.ranges.size(), " range ends of documents; expected ", tokens.size(),
-              ", ", offsets, " and ", ranges);
+        const bool has_ranges = options.packing.has_ranges();
+        const std::int64_t found = std::ssize(has_ranges ? documents.ranges : documents.offsets);
+        const std::int64_t expected =
+            has_ranges ? 4 * std::ssize(tokens) : options.packing.offsets_of(count());
+        check(documents.positions.size() == tokens.size() && found == expected,
+              "data loader: ", documents.positions.size(), " positions and ", found,
+              has_ranges ? " numbers of row ranges" : " offsets", " of documents; expected ", tokens.size(),
+              " and ", expected);
     }
     std::int64_t count() const { return std::ssize(tokens_) / options_.context; }
     std::int64_t fill(const WindowSource& source, std::int64_t row, const TokenWindow& inputs,
@@ -129,7 +130,7 @@ class BatchRows {
                          options_.packing ? documents_.positions.data() + first : nullptr,
                          options_.packing.has_ranges() ? documents_.ranges.data() + 4 * first : nullptr},
                         starts_);
-        if (!documents_.offsets.empty()) write_offsets(row);
+        if (options_.packing && !options_.packing.has_ranges()) write_offsets(row);
         return counted;
     }
 

@@ -130,7 +130,8 @@ Document shared_prompt_of(const JsonValue& row, const std::string& where) {
     SharedPrompt shared{.prompt = text_member(row, "prompt", where), .completions = {}};
     const JsonValue& completions = row["completions"];
     check(completions.is_array() && completions.size() > 0, where,
-          ": completions: ", json_excerpt(completions), "; expected a list with at least one text");
+          ": completions: ", completions.is_array() ? "none" : json_excerpt(completions),
+          "; expected a list with at least one text");
     for (const JsonValue& completion : completions.elements()) {
         check(completion.is_string(), where, ": completions: a list with ", json_excerpt(completion),
               "; expected texts");
