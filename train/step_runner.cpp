@@ -7,7 +7,6 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/document_stream.h>
-#include <gradtile/train/data/examples.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
@@ -21,8 +20,8 @@ constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(Dataset& dataset, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
-    const DocumentKind kind = dataset.stream ? dataset.stream->kind() : document_kind_of(dataset.train);
-    check(config.context_start == 0 || kind == DocumentKind::text, "context-start: ", config.context_start,
+    check(config.context_start == 0 || document_kind_of(dataset) == DocumentKind::text,
+          "context-start: ", config.context_start,
           " with conversations or completions; expected 0, because an answer needs its whole prompt");
     const DataLoaderOptions options{.context = config.model.context,
                                     .seed = Seed{config.seed},

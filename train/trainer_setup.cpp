@@ -337,7 +337,7 @@ void Trainer::choose_document_token(const Dataset& dataset) {
 
 /// Returns the packing of the run's windows. Refuses data that it does not fit.
 Packing Trainer::packing_of_data(const Dataset& dataset) const {
-    const DocumentKind kind = stream_ ? stream_->kind() : document_kind_of(dataset.train);
+    const DocumentKind kind = document_kind_of(dataset);
     if (kind == DocumentKind::shared_prompts) check_row_ranges(config_, "completions that share a prompt");
     return packing_for(packing_of(config_, dataset.tokenizer), kind, config_.data);
 }

@@ -245,18 +245,13 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     saved.options = options_of_pass(ctx, pass.key_at(layer + 1).at(2));
     std::int64_t& left = saved.options.window.left;
     if (pass.max_window > 0 && (left < 0 || left >= pass.max_window)) left = pass.max_window - 1;
-    if (documents.row_ranges.defined()) {
-        // Answers to one prompt lie one after another, so rows are farther apart than their positions.
-        check(left < 0 && !alibi,
-              "multi_head_attention: row ranges with a window or ALiBi, which count rows ",
-              "and not positions; expected neither");
-        saved.options.row_ranges = documents.row_ranges;
-        saved.options.causal = false;  // the ranges are the whole mask
-    } else if (documents) {
-        // In a packed call, attention's dropout numbers the documents and not the windows.
-        saved.options.dropout_key.first_sample *= documents.per_window();
-        saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
-    }
+    saved.options.causal = !documents.row_ranges.defined();  // ranges are the whole mask
+    check(saved.options.causal || (left < 0 && !alibi), "multi_head_attention: row ranges with a window or ",
+          "ALiBi, which count rows and not positions; expected neither");
+    saved.options.row_ranges = documents.row_ranges;
+    // In a packed call, attention's dropout numbers the documents and not the windows.
+    if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();
+    saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
                               operand(documents, in.v), saved.options, saved.attention);
 }

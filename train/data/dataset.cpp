@@ -340,6 +340,10 @@ void take_validation(Dataset& dataset) {
 
 }  // namespace
 
+DocumentKind document_kind_of(const Dataset& dataset) {
+    return dataset.stream ? dataset.stream->kind() : document_kind_of(dataset.train);
+}
+
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options) {
     require_tokenizer(path, tokenizer);
