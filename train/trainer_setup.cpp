@@ -316,8 +316,12 @@ void Trainer::check_sampling() const {
     if (config_.sample_every == 0) return;
     check(model().tokenizer.has_value(), "sample-every: ", config_.sample_every,
           "; expected 0 for token files, or --tokenizer with the file of the tokenizer that made them");
-    model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
-                              {.special_tokens = SpecialTokens::recognised});
+    const std::vector<std::int32_t> prompt =
+        model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
+                                  {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true});
+    check(!config_.model.prefix || std::ssize(prompt) <= config_.model.context,
+          "sample-prompt: ", prompt.size(), " tokens with prefix; expected at most context, ",
+          config_.model.context);
 }
 
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.

@@ -375,6 +375,12 @@ TEST(PromptTraining, RefusesWhatHasNoPromptsAndWhatCountsRows) {
                 HasSubstr("talk.jsonl: holds no prompts with completions"));
     EXPECT_THAT(refusal([&](TrainConfig& c) { c.model.window = 4; }),
                 HasSubstr("window: 4 with completions that share a prompt; expected 0"));
+    EXPECT_THAT(refusal([&](TrainConfig& c) {
+                    c.model.prefix = true;
+                    c.sample_every = 5;
+                    c.sample_prompt = std::string(33, 'a');
+                }),
+                HasSubstr("sample-prompt: 33 tokens with prefix; expected at most context, 32"));
     EXPECT_THAT(refusal([&](TrainConfig& c) { c.train_on = TrainOn::all; }),
                 HasSubstr("shared.jsonl: line 1: completions with train-on all; expected answers"));
     EXPECT_THAT(refusal([&](TrainConfig& c) {

@@ -101,6 +101,8 @@ TEST_F(Eval, PromptsAreReadAsTheModelWasTrained) {
         EXPECT_NEAR(last, loss, 1e-5 * loss);
         return out;
     };
+    expect_refused(run({"tokenize", data, "--tokenizer", "bytes", "--out", (place_ / "t.bin").string()}),
+                   {"shared.jsonl: holds completions that share a prompt"});
     trained("causal", {});
     const std::string out = trained("prefix", {"--prefix", "--sample-every", "4"});
     const Arguments sample{"sample", out, "--prompt", "the cat", "--temperature", "0", "--tokens", "90"};
