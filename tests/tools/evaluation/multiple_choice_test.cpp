@@ -17,11 +17,16 @@ using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+/// In a model of one layer no token after a prompt depends on what the prompt's tokens see.
 std::unique_ptr<LanguageModel> byte_model(bool prefix = false) {
-    auto model = std::make_unique<LanguageModel>(
-        Context(Device::cpu(), 1),
-        ModelConfig{.layers = 1, .heads = 2, .width = 16, .context = 12, .vocabulary = 256, .prefix = prefix},
-        DType::f64, Tokenizer::bytes());
+    auto model = std::make_unique<LanguageModel>(Context(Device::cpu(), 1),
+                                                 ModelConfig{.layers = prefix ? 2 : 1,
+                                                             .heads = 2,
+                                                             .width = 16,
+                                                             .context = 12,
+                                                             .vocabulary = 256,
+                                                             .prefix = prefix},
+                                                 DType::f64, Tokenizer::bytes());
     model->parameters.initialize(model->ctx, Seed{4});
     // Larger weights than the initial ones, so that choices have different losses.
     for (const Parameter& parameter : model->parameters.parameters())
