@@ -109,8 +109,9 @@ TEST_F(Eval, PromptsAreReadAsTheModelWasTrained) {
     const Outcome text = run(sample);
     expect_success(text);
     EXPECT_THAT(text.out, StartsWith("the cat"));
-    expect_refused(run({"eval", out, "--data", stories_}),
-                   {"stories.txt: holds no prompts with completions; expected them for a model with prefix"});
+    const std::string text_file = place_.write("text.txt", some_text(200));
+    expect_refused(run({"eval", out, "--data", text_file}),
+                   {"text.txt: holds no prompts with completions; expected them for a model with prefix"});
     expect_refused(run({"eval", out, "--data", separate, "--logits", (place_ / "l").string()}),
                    {"logits", "prefix"});
     expect_refused(run({"export", out, "--out", (place_ / "exported").string()}),
