@@ -4,16 +4,22 @@
 
 namespace gradtile {
 
-/// Attention stays within a document, and positions start again at 0. Both tensors have fixed shapes, so that
-/// a captured CUDA graph can be replayed with other documents.
+/// Which tokens of a window see each other, and each token's position. All tensors have fixed shapes, so that
+/// a captured CUDA graph can be replayed with other documents. Either `offsets` or `row_ranges` is set:
+/// with offsets attention is causal within each document, and positions start again at 0 in each.
 struct Documents {
     /// int32 [B D + 1]. Window b has D documents, which may be empty: documents b D to (b + 1) D - 1.
     /// Document d has tokens offsets[d] to offsets[d + 1] - 1 in the batch [B,T], in row-major order. The
     /// last offset is B T.
     Tensor offsets = {};
     Tensor positions = {};  ///< int32 [B,T]: each token's index in its document
+    /// int32 [B,1,T,4], aligned to 16 bytes: the whole mask, as attention::Options::row_ranges. Several
+    /// tokens of a document may have the same position.
+    Tensor row_ranges = {};
 
-    explicit operator bool() const { return offsets.defined(); }
+    explicit operator bool() const { return positions.defined(); }
+    /// Whether attention reads the batch as packed sequences.
+    bool are_sequences() const { return offsets.defined(); }
     /// D, the number of documents per window, which is the same for all windows (some documents may be
     /// empty). Throws Error if offsets and positions disagree.
     std::int64_t per_window() const {

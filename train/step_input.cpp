@@ -11,8 +11,8 @@ namespace gradtile {
 namespace {
 
 // Offsets in a host block, in int32 words: the rate (float64), the seed, the vote and the target count
-// (float64), then tokens and targets, aligned to 256 bytes.
-constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, tokens_at = 64;
+// (float64), then, aligned to 256 bytes, row ranges, tokens and so on.
+constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, ranges_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
     return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
@@ -25,10 +25,11 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     : loader_(std::move(loader)),
       options_(options),
       tokens_(options.shapes.sequences.full * loader_.context()),
-      offsets_(loader_.packing() ? loader_.packing().documents_of(options.shapes.micro_batch) + 1 : 0),
+      ranges_(loader_.packing().has_ranges() ? 4 * tokens_ : 0),
+      offsets_(loader_.packing().offsets_of(options.shapes.micro_batch)),
       state_(loader_.state()) {
     const std::int64_t micro_steps = options.shapes.sequences.full / options.shapes.micro_batch;
-    const Shape words{tokens_at + (offsets_ > 0 ? 3 : 2) * tokens_ + micro_steps * offsets_};
+    const Shape words{offsets_at(micro_steps)};
     const Context host = Context(Device::cpu(), 1).with_allocator(transfer_allocator(ctx.device()));
     host_[0] = empty(host, words, DType::i32);
     if (ctx.device().is_cuda()) {
@@ -43,15 +44,27 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     seed_tensor_ = view(device_, seed_at, DType::i32, {2});
 }
 
+std::int64_t StepInput::tokens_at() const {
+    return ranges_at + ranges_;
+}
+std::int64_t StepInput::offsets_at(std::int64_t micro_step) const {
+    return tokens_at() + (loader_.packing() ? 3 : 2) * tokens_ + micro_step * offsets_;
+}
+
 Batch StepInput::micro_batch(const StepShape& shape, std::int64_t i) const {
     const Shape rows{shape.micro_batch * loader_.context() / shape.row, shape.row};
-    const std::int64_t first = tokens_at + i * rows.elements();
+    const std::int64_t done = i * rows.elements(), first = tokens_at() + done;
     Batch batch{view(device_, first, DType::i32, rows), view(device_, first + tokens_, DType::i32, rows)};
-    if (offsets_ == 0) return batch;
-    const std::int64_t offsets = loader_.packing().documents_of(shape.micro_batch) + 1;
-    batch.documents = {
-        .offsets = view(device_, tokens_at + 3 * tokens_ + i * offsets_, DType::i32, {offsets}),
-        .positions = view(device_, first + 2 * tokens_, DType::i32, rows)};
+    const Packing& packing = loader_.packing();
+    if (!packing) return batch;
+    batch.documents.positions = view(device_, first + 2 * tokens_, DType::i32, rows);
+    if (packing.has_ranges()) {
+        batch.documents.row_ranges =
+            view(device_, ranges_at + 4 * done, DType::i32, {rows[0], 1, rows[1], 4});
+    } else {
+        batch.documents.offsets =
+            view(device_, offsets_at(i), DType::i32, {packing.offsets_of(shape.micro_batch)});
+    }
     return batch;
 }
 
@@ -86,14 +99,15 @@ std::int64_t StepInput::draw_windows(const StepShape& shape) {
     std::int32_t* const words = host_[next_].data<std::int32_t>();
     const std::int64_t micro_step_tokens = shape.micro_batch * loader_.context();
     const auto count = static_cast<std::size_t>(micro_step_tokens);
-    const std::int64_t offsets = loader_.packing().documents_of(shape.micro_batch) + 1;
+    const Packing& packing = loader_.packing();
+    const auto offsets = static_cast<std::size_t>(packing.offsets_of(shape.micro_batch));
     std::int64_t target_count = 0;
     for (std::int64_t i = 0; i < shape.micro_steps; ++i) {
-        std::int32_t* const tokens = words + tokens_at + i * micro_step_tokens;
+        std::int32_t* const tokens = words + tokens_at() + i * micro_step_tokens;
         DocumentSpans documents;
-        if (offsets_ > 0)
-            documents = {{tokens + 2 * tokens_, count},
-                         {words + tokens_at + 3 * tokens_ + i * offsets_, static_cast<std::size_t>(offsets)}};
+        if (packing) documents = {{tokens + 2 * tokens_, count}, {words + offsets_at(i), offsets}};
+        if (packing.has_ranges())
+            documents.ranges = {words + ranges_at + 4 * i * micro_step_tokens, 4 * count};
         target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
     }
     return target_count;

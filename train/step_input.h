@@ -55,15 +55,18 @@ class StepInput {
     void draw(std::int64_t step);
     std::int64_t draw_windows(const StepShape& shape);
     void put_target_count(double count);
+    std::int64_t tokens_at() const;
+    std::int64_t offsets_at(std::int64_t micro_step) const;
 
     DataLoader loader_;
     StepInputOptions options_;
     std::int64_t tokens_;   // tokens in a step, at most
-    std::int64_t offsets_;  // document offsets in a micro-step, at most; 0: not packed
+    std::int64_t ranges_;   // numbers of row ranges in a step, at most; 0: none
+    std::int64_t offsets_;  // document offsets in a micro-step, at most; 0: none
     std::array<Tensor, 2> host_;
     std::size_t next_ = 0;  // index of the host block that is prepared next
-    // int32: rate, seed, vote, target count, tokens, targets, then positions and document offsets. On the CPU
-    // it is the first host block.
+    // int32: rate, seed, vote, target count, row ranges (aligned to 16 bytes), tokens, targets, then
+    // positions and document offsets. On the CPU it is the first host block.
     Tensor device_;
     Tensor rate_, seed_tensor_, vote_, target_count_;
     std::optional<Prepared> prepared_;

@@ -20,9 +20,8 @@ constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(Dataset& dataset, const TrainConfig& config, const ProcessGroup& group,
                          const Packing& packing) {
-    const bool has_examples =
-        dataset.stream ? dataset.stream->kind() != DocumentKind::text : dataset.train.examples() != nullptr;
-    check(config.context_start == 0 || !has_examples, "context-start: ", config.context_start,
+    check(config.context_start == 0 || document_kind_of(dataset) == DocumentKind::text,
+          "context-start: ", config.context_start,
           " with conversations or completions; expected 0, because an answer needs its whole prompt");
     const DataLoaderOptions options{.context = config.model.context,
                                     .seed = Seed{config.seed},
@@ -41,7 +40,7 @@ std::unique_ptr<EvaluationData> validation_data(const Context& ctx, const TokenS
     SequentialLoader loader(tokens, config.model.context,
                             {.ignore_token = config.ignore_token, .packing = packing});
     const std::int64_t windows = std::min(config.micro_batch_size(ranks), loader.windows());
-    Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), packing);
+    Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), loader.packing());
     return std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
 }
 

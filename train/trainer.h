@@ -178,6 +178,7 @@ class Trainer {
   private:
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
     void choose_document_token(const Dataset& dataset);
+    Packing packing_of_data(const Dataset& dataset) const;
     std::unique_ptr<SnapshotWriter> prepare_saves(const std::filesystem::path& checkpoints,
                                                   std::uint64_t& bytes);
     void start_in_directory();

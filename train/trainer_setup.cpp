@@ -13,8 +13,10 @@
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/config/optional_json.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/document_stream.h>
+#include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/model/merged_adapters.h>
@@ -253,12 +255,19 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     source_nll_ = dataset.source_nll;
     data_content_ = dataset.content;
     stream_ = dataset.stream;
+    const Packing packing = packing_of_data(dataset);
     data_description_ = dataset.description;
     if (config_.model.vocabulary > dataset.vocabulary)
         data_description_.push_back(concat("vocabulary ", grouped(config_.model.vocabulary),
                                            " as set; the data needs ", grouped(dataset.vocabulary),
                                            "; the rest costs only memory and time (a run with vocabulary ",
                                            dataset.vocabulary, " avoids this)"));
+    if (stream_ && packing.has_ranges())
+        data_description_.push_back(concat("prompts that have, with all their completions, more than ",
+                                           config_.model.context + 1, " tokens (context + 1) are left out"));
+    for (const TokenSequence* tokens : {&dataset.train, &dataset.validation})
+        if (std::string note = note_on_long_examples(*tokens, config_.model.context, packing); !note.empty())
+            data_description_.push_back(std::move(note));
     JsonValue facts = JsonValue::object({{"vocabulary", config_.model.vocabulary},
                                          {"training tokens", train_tokens_},
                                          {"validation tokens", validation_tokens_}});
@@ -270,7 +279,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     const std::size_t budget = config_.memory_budget > 0
                                    ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
                                    : available_memory(ctx.device()) / sharers;
-    const MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
+    MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
+    request.row_ranges = packing.has_ranges();
     plan_ = plan_within(ctx, request, budget);
     try {
         runner_ = std::make_unique<StepRunner>(ctx, config_, std::move(dataset), std::move(communicator),
@@ -306,8 +316,12 @@ void Trainer::check_sampling() const {
     if (config_.sample_every == 0) return;
     check(model().tokenizer.has_value(), "sample-every: ", config_.sample_every,
           "; expected 0 for token files, or --tokenizer with the file of the tokenizer that made them");
-    model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
-                              {.special_tokens = SpecialTokens::recognised});
+    const std::vector<std::int32_t> prompt =
+        model().tokenizer->encode(config_.sample_prompt, "sample-prompt",
+                                  {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true});
+    check(!config_.model.prefix || std::ssize(prompt) <= config_.model.context,
+          "sample-prompt: ", prompt.size(), " tokens with prefix; expected at most context, ",
+          config_.model.context);
 }
 
 /// Records the token in the settings, so that a resumed run and `gradtile eval` divide data in the same way.
@@ -323,6 +337,13 @@ void Trainer::choose_document_token(const Dataset& dataset) {
     if (windows <= windows_of_one_document || !document_begins(dataset.train, rule, count).empty()) return;
     on_message_(concat("packed: documents begin ", places_of_documents(rule), "; the first ", grouped(count),
                        " training tokens, ", grouped(windows), " windows, are one document"));
+}
+
+/// Returns the packing of the run's windows. Refuses data that it does not fit.
+Packing Trainer::packing_of_data(const Dataset& dataset) const {
+    const DocumentKind kind = document_kind_of(dataset);
+    if (kind == DocumentKind::shared_prompts) check_row_ranges(config_, "completions that share a prompt");
+    return packing_for(packing_of(config_, dataset.tokenizer), kind, config_.data);
 }
 
 /// Makes the writer of checkpoints, with memory for them. Sets `bytes` to the disk space that one needs.

@@ -45,9 +45,10 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
 
 Batch upload(const Context& ctx, const Batch& host) {
     Batch batch{to_device(ctx, host.tokens), to_device(ctx, host.targets)};
-    if (host.documents)
-        batch.documents = {.offsets = to_device(ctx, host.documents.offsets),
-                           .positions = to_device(ctx, host.documents.positions)};
+    const Documents& documents = host.documents;
+    if (documents) batch.documents.positions = to_device(ctx, documents.positions);
+    if (documents.offsets.defined()) batch.documents.offsets = to_device(ctx, documents.offsets);
+    if (documents.row_ranges.defined()) batch.documents.row_ranges = to_device(ctx, documents.row_ranges);
     return batch;
 }
 

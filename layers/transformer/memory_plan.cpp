@@ -37,7 +37,10 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
     ForwardOptions training{.dropout = DropoutKey::from_step(0, 1, 0)};
-    if (request.max_documents > 0) {
+    if (request.row_ranges) {
+        training.documents = {.positions = empty(outside, batch, DType::i32),
+                              .row_ranges = empty(outside, {batch[0], 1, batch[1], 4}, DType::i32)};
+    } else if (request.max_documents > 0) {
         const std::int64_t documents = request.micro_batch * request.max_documents;
         training.documents = {.offsets = empty(outside, {documents + 1}, DType::i32),
                               .positions = empty(outside, batch, DType::i32)};

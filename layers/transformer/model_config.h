@@ -101,6 +101,9 @@ struct ModelConfig {
     /// layer does. With 2 the layers alternate as in Gemma 2 and GPT-OSS; 6 is Gemma 3's pattern. Without a
     /// window, window_pattern has no effect.
     std::int64_t window_pattern = 0;
+    /// A text's prompt is attended in both directions: its tokens see each other, and the tokens after it see
+    /// the prompt and no later token than themselves (prefix-LM, Raffel et al. 2020, section 3.2.1).
+    bool prefix = false;
     double softcap = 0.0;  ///< attention's scores s become softcap * tanh(s / softcap) (Gemma 2); 0: none
     bool sinks = false;    ///< each head has a learned logit without a key (Agarwal et al. 2025, GPT-OSS)
     LogitSoftcap logit_softcap = {};  ///< of the output logits, in the loss and in generation

@@ -39,6 +39,7 @@ MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::st
       proj(parameters, name + ".proj", block_matrices(config).proj.in, block_matrices(config).proj.out,
            {.bias = config.bias, .init = residual_init(config, training)}),
       norm_epsilon(config.norm_epsilon),
+      has_prefix(config.prefix),
       has_window_angles(config.window_rope_base != 0 && config.window_of(layer) != 0) {
     if (config.qk_norm) qk_norm = config.qk_norm_kind;
     if (qk_norm && *qk_norm != QkNorm::head_without_gain) {
@@ -77,9 +78,9 @@ Tensor MultiHeadAttention::heads_of(const Tensor& packed, std::int64_t first, st
 
 namespace {
 
-/// Returns x [B,T,H,D] in the shape that the operator expects. With packed documents this is [B T,H,D].
+/// Returns x [B,T,H,D] in the shape that the operator expects. With packed sequences this is [B T,H,D].
 Tensor operand(const Documents& documents, const Tensor& x) {
-    return documents ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
+    return documents.are_sequences() ? x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}) : x;
 }
 /// x [B,T,H,D], or [1,B T,H,D] if the angles cover all B T tokens.
 Tensor in_rows_of(const Rope::Angles& angles, const Tensor& x) {
@@ -242,11 +243,15 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     const Documents& documents = pass.documents;
     saved.pass = pass;
     saved.options = options_of_pass(ctx, pass.key_at(layer + 1).at(2));
-    // In a packed call, attention's dropout numbers the documents and not the windows.
-    if (documents) saved.options.dropout_key.first_sample *= documents.per_window();
-    saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     std::int64_t& left = saved.options.window.left;
     if (pass.max_window > 0 && (left < 0 || left >= pass.max_window)) left = pass.max_window - 1;
+    saved.options.causal = !documents.row_ranges.defined();  // ranges are the whole mask
+    check(saved.options.causal || (left < 0 && !alibi), "multi_head_attention: row ranges with a window or ",
+          "ALiBi, which count rows and not positions; expected neither");
+    saved.options.row_ranges = documents.row_ranges;
+    // In a packed call, attention's dropout numbers the documents and not the windows.
+    if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();
+    saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
     return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
                               operand(documents, in.v), saved.options, saved.attention);
 }
@@ -255,9 +260,10 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
 Tensor MultiHeadAttention::attend(const Context& ctx, const CachedPass& pass, const Heads& in, Saved&) const {
     const KeyValueCache::Layer& cache = pass.cache.layers[static_cast<std::size_t>(layer)];
     const Tensor o = empty(ctx, in.q.shape(), in.q.dtype());
-    const attention::Options pass_options = options_of_pass(ctx, {});
+    attention::Options pass_options = options_of_pass(ctx, {});
     for (const EqualTexts& texts : pass.texts) {
         const auto& [slot, start, length] = texts.first;
+        pass_options.causal = !has_prefix || start > 0;
         copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(in.k));
         copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(in.v));
         attention::Saved unused;

@@ -57,7 +57,8 @@ struct MultiHeadAttention {
     double norm_epsilon;
     std::optional<RMSNorm> q_norm, k_norm;  // unless qk_norm has no gain
     std::optional<Rope> rope;               // rotates the first rope->head_dim() columns of a head
-    bool has_window_angles;                 // the rope is that of layers with a window
+    bool has_prefix;         // a text's first tokens in a cached pass see each other (ModelConfig::prefix)
+    bool has_window_angles;  // the rope is that of layers with a window
     std::optional<DeviceCopies> alibi;
     Parameter sinks;
     std::optional<ValueEmbedding> value_embedding;
@@ -68,7 +69,7 @@ struct MultiHeadAttention {
                        std::int64_t layer = 0, const TrainingOptions& training = {});
 
     /// Computes y for a pass's tokens; x and y are [B,T,C], [1,N,C] or [1,R,C]. Only a training pass saves
-    /// what backward needs; with packed documents, its q, k, v and o are [B T,H,D].
+    /// what backward needs; with packed sequences, its q, k, v and o are [B T,H,D].
     Tensor forward(const Context& ctx, const Normed& x, const Pass& pass, Saved& saved) const;
     /// Returns the stream's sum with dropout(y), see Linear::forward_onto().
     Residual forward_onto(const Context& ctx, const Residual& stream, const Normed& x, const Pass& pass,

@@ -32,8 +32,7 @@ struct LayerAngles {
 /// values. A backward pass may follow.
 struct TrainingPass {
     DropoutKey dropout = {};  ///< the default key drops nothing
-    /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
-    /// each batch row is one document.
+    /// Packed documents, or answers that share a prompt. Undefined: each batch row is one causal document.
     Documents documents = {};
     std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     Embedding::Saved tokens = {};  ///< int32 [B,T], which value embeddings read
@@ -47,7 +46,8 @@ struct TrainingPass {
 };
 
 /// The next tokens of several texts, in one row [1, N]. Attention appends their keys and values to the cache
-/// and reads each text's part of it.
+/// and reads each text's part of it. With ModelConfig::prefix, the tokens of a text that has none in the
+/// cache are its prompt and see each other.
 struct CachedPass {
     std::vector<EqualTexts> texts;
     TokenPositions positions;

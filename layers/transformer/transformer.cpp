@@ -223,10 +223,10 @@ Tensor Transformer::target_losses(const Context& ctx, const Tensor& tokens, cons
     return head.losses(ctx, features(ctx, tokens, documents), targets);
 }
 
-Tensor Transformer::logits(const Context& ctx, const Tensor& tokens) const {
+Tensor Transformer::logits(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check(tokens.rank() == 2 && tokens.size(1) >= 1, "transformer: logits after ", tokens,
           "; expected [B, T] with at least one token");
-    return head.logits(ctx, features(ctx, tokens).select(1, tokens.size(1) - 1));
+    return head.logits(ctx, features(ctx, tokens, documents).select(1, tokens.size(1) - 1));
 }
 
 LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPositions& positions,

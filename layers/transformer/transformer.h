@@ -19,9 +19,7 @@ struct ForwardOptions {
     Tensor target_count = {};
     DropoutKey dropout = {};  ///< the default key drops nothing
     ForwardHooks hooks = {};
-    /// Packed documents: attention stays within each document, and positions count from its start. Undefined:
-    /// each batch row is one document.
-    Documents documents = {};
+    Documents documents = {};     ///< see TrainingPass
     std::int64_t max_window = 0;  ///< see TrainingPass
 };
 
@@ -83,7 +81,7 @@ struct Transformer {
     Tensor target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                          const Documents& documents = {}) const;
     /// Returns next-token logits [B,V] after tokens [B,T], in float32 (float64 for float64 weights).
-    Tensor logits(const Context& ctx, const Tensor& tokens) const;
+    Tensor logits(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
     /// Returns the logits [texts,V] after packed texts, and writes their keys and values into the cache.
     /// Throws Error when a text's cached and new tokens together are more than the context, or when a text's
     /// slot is outside the cache.

@@ -33,6 +33,26 @@ void require_windows(const Examples& examples) {
     }
 }
 
+/// Every window's row ranges are inside the window, and each token sees itself.
+void require_row_ranges(const Examples& examples) {
+    constexpr std::int64_t context = 50;
+    for (const DocumentMask mask : {DocumentMask::ranges, DocumentMask::prefix_ranges}) {
+        const Packing packing{{DocumentRule::Kind::examples}, 4, mask};
+        for (const TokenWindow& window : windows_of(examples, context, packing)) {
+            std::vector<std::int32_t> positions(context), ranges(4 * context);
+            write_row_ranges(examples, window, context, mask,
+                             {nullptr, nullptr, positions.data(), ranges.data()});
+            for (std::int32_t i = 0; i < context; ++i) {
+                const std::int32_t* const r = ranges.data() + 4 * i;
+                const bool is_used = i < window.end - window.begin;
+                const bool sees_itself = (r[0] <= i && i < r[1]) || (r[2] <= i && i < r[3]);
+                require(sees_itself == is_used && positions[static_cast<std::size_t>(i)] < context);
+                for (int end = 0; end < 4; ++end) require(r[end] >= 0 && r[end] <= window.end - window.begin);
+            }
+        }
+    }
+}
+
 void read_documents(const std::string& path, ChatTemplate chat_template, TrainOn train_on) {
     DocumentReader reader({path});
     const DocumentEncoder encoder(Tokenizer::bytes(),
@@ -50,7 +70,11 @@ void read_documents(const std::string& path, ChatTemplate chat_template, TrainOn
         examples.is_target.insert(examples.is_target.end(), encoded.is_target.begin(),
                                   encoded.is_target.end());
     }
-    if (examples.count() > 0) require_windows(examples);
+    if (examples.count() == 0) return;
+    require_windows(examples);
+    if (reader.kind() == DocumentKind::conversations) return;
+    examples.kind = reader.kind();
+    require_row_ranges(examples);
 }
 
 /// Documents with their places, as bytes.

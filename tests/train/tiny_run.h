@@ -2,6 +2,7 @@
 /// A short trainer run.
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,36 @@ inline std::string some_conversations(int count) {
         lines += line + "]}\n";
     }
     return lines;
+}
+
+/// Returns prompts with one to three completions as JSON Lines, from some_text()'s words.
+inline std::string some_shared_prompts(int count) {
+    std::string lines, words = some_text(40 * count);
+    std::erase(words, '\n');
+    const auto take = [&](int characters) {
+        const std::string text = words.substr(0, static_cast<std::size_t>(characters));
+        words.erase(0, text.size());
+        return text;
+    };
+    for (int i = 0; i < count; ++i) {
+        nlohmann::json row{{"prompt", take(2 + i % 5)}, {"completions", nlohmann::json::array()}};
+        for (int answer = 0; answer <= i % 3; ++answer)
+            row["completions"].push_back(take(1 + (i + answer) % 4));
+        lines += row.dump() + "\n";
+    }
+    return lines;
+}
+
+/// Returns the rows of some_shared_prompts() with a row for each completion.
+inline std::string separate_completions(const std::string& rows) {
+    std::istringstream lines(rows);
+    std::string separate;
+    for (std::string line; std::getline(lines, line);) {
+        const nlohmann::json row = nlohmann::json::parse(line);
+        for (const nlohmann::json& completion : row["completions"])
+            separate += nlohmann::json{{"prompt", row["prompt"]}, {"completion", completion}}.dump() + "\n";
+    }
+    return separate;
 }
 
 /// Writes rows to several files in a folder, of which every third row goes to the same file.
@@ -261,6 +292,24 @@ inline constexpr RunSetting run_settings[] = {
                    c.packed = true;
                    c.chat_template = ChatTemplate::chatml;
                    c.micro_batch = 2;
+               }},
+    RunSetting{"prefix",
+               [](TrainConfig& c) {
+                   std::ofstream(c.data + ".jsonl") << some_shared_prompts(60);
+                   c.data += ".jsonl";
+                   c.model.context = 31;  // rows that are not a multiple of 16 bytes
+                   c.model.prefix = true;
+                   c.micro_batch = 1;
+                   c.training.attention_dropout = 0.1;
+               }},
+    RunSetting{"packed_shared_prompts",
+               [](TrainConfig& c) {
+                   std::ofstream(c.data + ".jsonl") << some_shared_prompts(60);
+                   c.data += ".jsonl";
+                   c.model.context = 33;
+                   c.model.positions = Positions::rope;
+                   c.packed = true;
+                   c.micro_batch = 1;
                }},
     RunSetting{"stream",
                [](TrainConfig& c) {

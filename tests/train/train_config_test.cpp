@@ -267,6 +267,36 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
     }
 }
 
+TEST(TrainConfig, SettingsThatRowRangesDoNotSupportAreNamed) {
+    const struct {
+        void (*change)(TrainConfig&);
+        const char* message;
+    } examples[] = {
+        {[](TrainConfig& c) { c.model.window = 8; },
+         "window: 8 with prefix; expected 0, because windows count rows and not positions"},
+        {[](TrainConfig& c) {
+             c.window_start = 8;
+             c.window_warmup = 100;
+         },
+         "window-start: 8 with prefix; expected 0, because windows count rows and not positions"},
+        {[](TrainConfig& c) { c.model.positions = Positions::alibi; },
+         "positions: \"alibi\" with prefix; expected learned or rope, because ALiBi counts rows and not "
+         "positions"},
+        {[](TrainConfig& c) { c.train_on = TrainOn::all; },
+         "train-on: \"all\" with prefix; expected answers, because a prompt's tokens see what they would "
+         "predict, or are shared"},
+    };
+    ASSERT_EQ(std::size(examples), refused_with_row_ranges().size());
+    for (std::size_t i = 0; i < std::size(examples); ++i) {
+        TrainConfig config;
+        examples[i].change(config);
+        EXPECT_TRUE(refused_with_row_ranges()[i].is_in(config)) << examples[i].message;
+        EXPECT_NO_THROW(validate(config));
+        config.model.prefix = true;
+        EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
+    }
+}
+
 TEST(TrainConfig, AFirstBatchThatProcessesCannotShareIsNamed) {
     TrainConfig config;
     config.batch = 24;

@@ -18,6 +18,7 @@
 #include <gradtile/tools/evaluation/multiple_choice.h>
 #include <gradtile/tools/formats/safetensors.h>
 #include <gradtile/train/data/dataset.h>
+#include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/readers/byte_source.h>
 
 namespace gradtile::cli {
@@ -69,6 +70,8 @@ void eval_text(const Flags& flags, const LanguageModel& model) {
                      .chat_template = model.chat_template,
                      .train_on = model.train_on,
                      .text_column = flags.text_column});
+    check(flags.logits.empty() || !model.transformer.config.prefix, "logits: ", flags.logits,
+          " with a model with prefix; expected none, because a window does not say where its prompt ends");
     if (!flags.logits.empty()) write_logits(flags.logits, model, data.tokens);
     LineProgress progress;
     const Evaluation result = evaluate(model, data.tokens,
@@ -82,6 +85,11 @@ void eval_text(const Flags& flags, const LanguageModel& model) {
     progress.end();
     if (flags.json) return print_json(result);
     std::cout << printable(concat(flags.data, ": ", data.description)) << '\n' << std::flush;
+    const Packing packing = packing_for(model.packing, document_kind_of(data.tokens), flags.data);
+    if (const std::string note =
+            note_on_long_examples(data.tokens, model.transformer.config.context, packing);
+        !note.empty())
+        std::cout << printable(note) << '\n' << std::flush;
     std::printf("loss %.4f nats per token over %lld tokens, perplexity %.3f\n", result.loss,
                 static_cast<long long>(result.targets), result.perplexity);
     if (result.bits_per_byte) {

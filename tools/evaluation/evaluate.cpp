@@ -50,7 +50,7 @@ Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens, con
         for (; !loader.done(); loader.skip(options.batch)) {
             const Shape shape = loader.next_shape(options.batch);
             if (!planned.emplace(shape[0], shape[1]).second) continue;
-            const Batch batch = empty_batch(dry, shape[0], shape[1], options.packing);
+            const Batch batch = empty_batch(dry, shape[0], shape[1], loader.packing());
             model.transformer.target_losses(dry, batch.tokens, batch.targets, batch.documents);
         }
     });
@@ -71,7 +71,7 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
         // The rows are as long as these windows need, so that the work is in proportion to the tokens.
         if (const Shape shape = loader.next_shape(options.batch);
             !batch.tokens.defined() || batch.tokens.shape() != shape)
-            batch = empty_batch(host_of(ctx), shape[0], shape[1], options.packing);
+            batch = empty_batch(host_of(ctx), shape[0], shape[1], loader.packing());
         const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
                                                     static_cast<std::size_t>(batch.targets.elements()));
         counted += loader.next(batch);

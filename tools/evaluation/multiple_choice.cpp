@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 
+#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
@@ -101,6 +103,23 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
     return rows;
 }
 
+/// The documents of a model with prefix, whose prompts are the contexts; none for other models.
+Documents documents_of(const Context& ctx, const LanguageModel& model, std::span<const ChoiceRow> rows,
+                       std::int64_t length) {
+    if (!model.transformer.config.prefix) return {};
+    Documents documents{.positions = empty(ctx, {std::ssize(rows), length}, DType::i32),
+                        .row_ranges = empty(ctx, {std::ssize(rows), 1, length, 4}, DType::i32)};
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(length));
+    std::iota(positions.begin(), positions.end(), 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        const std::int64_t prompt = std::ssize(rows[i].ids) - rows[i].targets;
+        copy(ctx, documents.positions.slice(0, row, 1), from_host(ctx, positions, {1, length}));
+        copy(ctx, documents.row_ranges.slice(0, row, 1), attention::masks::prefix(ctx, length, prompt));
+    }
+    return documents;
+}
+
 /// Returns each row's summed loss. Rows are padded to the longest row's length.
 std::vector<double> sums_of(const Context& ctx, const LanguageModel& model, std::span<const ChoiceRow> rows) {
     std::int64_t length = 0;
@@ -116,9 +135,10 @@ std::vector<double> sums_of(const Context& ctx, const LanguageModel& model, std:
         targets.resize(end, ignored_target);
     }
     const Shape shape{std::ssize(rows), length};
-    const std::vector<double> losses = to_host(
-        ctx,
-        model.transformer.target_losses(ctx, from_host(ctx, tokens, shape), from_host(ctx, targets, shape)));
+    const std::vector<double> losses =
+        to_host(ctx, model.transformer.target_losses(ctx, from_host(ctx, tokens, shape),
+                                                     from_host(ctx, targets, shape),
+                                                     documents_of(ctx, model, rows, length)));
     std::vector<double> sums;
     for (std::size_t row = 0; row < rows.size(); ++row) {
         double sum = 0.0;
@@ -135,8 +155,10 @@ Context choice_context(const LanguageModel& model, std::int64_t rows) {
     return with_arena_for(
         model.ctx.with_deterministic(true),
         [&](const Context& dry) {
-            const Tensor tokens = empty(dry, {rows, model.transformer.config.context}, DType::i32);
-            model.transformer.target_losses(dry, tokens, tokens);
+            const std::int64_t context = model.transformer.config.context;
+            const Tensor tokens = empty(dry, {rows, context}, DType::i32);
+            const std::vector<ChoiceRow> like(static_cast<std::size_t>(rows), {.ids = {0}, .targets = 0});
+            model.transformer.target_losses(dry, tokens, tokens, documents_of(dry, model, like, context));
         },
         /*slack=*/2.0);
 }

@@ -78,6 +78,7 @@ ChatSession::ChatSession(const LanguageModel& model, ChatOptions options)
       format_(chat_format(model, options_)),
       tokenizer_(chat_tokenizer(model)),
       end_tokens_(end_tokens_of(model)),
+      is_prefix_(model.transformer.config.prefix),
       sampler_(model, options_.sampling) {}
 
 /// The tokens before the next answer.
@@ -123,6 +124,7 @@ ChatAnswer ChatSession::answer(const std::string& message,
     ChatAnswer answer;
     std::vector<std::int32_t> text = prompt_for(message, answer), drawn;
     const std::uint64_t number = answers_++;
+    if (is_prefix_) sampler_.begin_text(0);  // all messages are the answer's prompt
     GrowingAnswer growing(format_, tokenizer_, end_tokens_, options_.sampling.stop, on_text);
     using End = ChatAnswer::End;
     while (!growing.turn_ended() && !growing.stopped() && std::ssize(drawn) < options_.sampling.tokens) {
@@ -131,7 +133,7 @@ ChatAnswer ChatSession::answer(const std::string& message,
             break;
         }
         const std::size_t messages = history_.size();
-        while (std::ssize(text) > context_ && drop_oldest_turn()) {
+        while (std::ssize(text) > context_ && !is_prefix_ && drop_oldest_turn()) {
             text = prompt();
             text.insert(text.end(), drawn.begin(), drawn.end());
         }

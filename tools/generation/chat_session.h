@@ -61,6 +61,7 @@ class ChatSession {
     ChatFormat format_;
     Tokenizer tokenizer_;
     std::vector<std::int32_t> end_tokens_;
+    bool is_prefix_;  // ModelConfig::prefix
     TokenSampler sampler_;
     std::vector<ChatMessage> history_;
     std::uint64_t answers_ = 0;

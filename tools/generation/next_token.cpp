@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/tools/generation/recycling_allocator.h>
 
@@ -115,7 +117,14 @@ TextToRead NextToken::unread_part(const Text& text) {
         const auto from = std::min(static_cast<std::size_t>(slot.begin), text.tokens.size());
         return std::ranges::mismatch(text.tokens.subspan(from), slot.read).in2 == slot.read.end();
     };
-    if (!continues()) slot.window = TextWindow(context_);
+    const bool is_prefix = model_.transformer.config.prefix;
+    check(!is_prefix || std::ssize(text.tokens) <= context_, "next token: a text of ", text.tokens.size(),
+          " tokens; a model with prefix keeps its prompt, so expected at most its context, ", context_);
+    if (!continues()) {
+        slot.window = TextWindow(context_);
+        if (is_prefix) slot.read.clear();  // its keys depend on the whole prompt
+    }
+    if (slot.read.empty()) slot.prompt = std::ssize(text.tokens);
     slot.begin = slot.window.begin_of(std::ssize(text.tokens));
     const auto window = text.tokens.subspan(static_cast<std::size_t>(slot.begin));
     // A key depends only on its token's position in the window and on the tokens before it.
@@ -147,15 +156,23 @@ NextToken::Parts NextToken::parts_of(std::span<const Text> texts) {
     return parts;
 }
 
+Tensor NextToken::logits_without_cache(const TextToRead& text) {
+    const std::int64_t length = std::ssize(text.tokens);
+    Documents documents;
+    if (model_.transformer.config.prefix) {
+        std::vector<std::int32_t> positions(text.tokens.size());
+        std::iota(positions.begin(), positions.end(), 0);
+        documents = {.positions = from_host(ctx_, positions, {1, length}),
+                     .row_ranges = attention::masks::prefix(ctx_, length, slot_at(text.slot).prompt)};
+    }
+    return model_.transformer.logits(ctx_, from_host(ctx_, text.tokens, {1, length}), documents);
+}
+
 /// Without a cache, a pass has one text.
 std::vector<std::vector<double>> NextToken::logits_of(const Parts::Pass& pass) {
-    const auto whole_window = [&] {
-        const std::span<const std::int32_t> tokens = pass.texts.front().tokens;
-        return model_.transformer.logits(ctx_, from_host(ctx_, tokens, {1, std::ssize(tokens)}));
-    };
     std::vector<double> logits =
         to_host(ctx_, cache_ ? model_.transformer.logits(ctx_, packed_texts(ctx_, pass.texts), *cache_)
-                             : whole_window());
+                             : logits_without_cache(pass.texts.front()));
     const auto vocabulary = model_.transformer.config.vocabulary;
     std::vector<std::vector<double>> all;
     if (pass.texts.size() == 1) {

@@ -48,6 +48,9 @@ class TextWindow {
 /// Several texts are computed together, because a pass reads every weight once for all of them. Each text has
 /// a slot, with its own cache and TextWindow. Gives the same logits with a cache and without, and for a text
 /// alone and among others, up to rounding.
+///
+/// With ModelConfig::prefix, a text's tokens in the slot's first call are its prompt, which the model reads
+/// in both directions. Such a text keeps its prompt: texts longer than the context are refused.
 class NextToken {
   public:
     /// For `slots` texts. Without a cache, every call computes whole windows. Keeps a reference to the model.
@@ -76,6 +79,7 @@ class NextToken {
         explicit Slot(std::int64_t context) : window(context) {}
         TextWindow window;
         std::int64_t begin = 0;          // the window's first token
+        std::int64_t prompt = 0;         // tokens in the first call
         std::vector<std::int32_t> read;  // the window's tokens, which the cache holds
     };
     /// The parts of a call: texts that read one token, which are a step on a GPU, and the other texts in
@@ -95,6 +99,7 @@ class NextToken {
     TextToRead unread_part(const Text& text);
     Parts parts_of(std::span<const Text> texts);
     std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);
+    Tensor logits_without_cache(const TextToRead& text);
 
     const LanguageModel& model_;
     std::int64_t context_;

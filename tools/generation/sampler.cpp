@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 
@@ -205,6 +206,9 @@ std::vector<std::int32_t> TokenSampler::next(std::span<const GrowingText> texts)
 void check_prompt(const LanguageModel& model, std::span<const std::int32_t> prompt) {
     check(!prompt.empty(), "sample: the prompt has no token");
     const std::int64_t vocabulary = model.transformer.config.vocabulary;
+    const ModelConfig& config = model.transformer.config;
+    check(!config.prefix || std::ssize(prompt) <= config.context, "sample: a prompt of ", prompt.size(),
+          " tokens; a model with prefix reads at most its context, ", config.context);
     for (const std::int32_t token : prompt)
         check(token >= 0 && token < vocabulary, "sample: token ", token,
               " of the prompt is outside the vocabulary of ", vocabulary);
@@ -225,6 +229,8 @@ class BatchSampler {
                  const SampleOptions& options, std::int64_t slots, const BatchTokenHandler& handler)
         : requests_(requests),
           tokens_(options.tokens),
+          longest_(model.transformer.config.prefix ? model.transformer.config.context
+                                                   : std::numeric_limits<std::int64_t>::max()),
           handler_(handler),
           sampler_(model, options, slots),
           slots_(static_cast<std::size_t>(slots)) {
@@ -281,7 +287,7 @@ class BatchSampler {
         ++text.drawn;
         text.tokens.push_back(token);
         const bool goes_on = !handler_.on_token || handler_.on_token(text.request, token);
-        return goes_on && text.drawn < tokens_;
+        return goes_on && text.drawn < tokens_ && std::ssize(text.tokens) <= longest_;
     }
 
     void end(std::size_t request) const {
@@ -290,6 +296,7 @@ class BatchSampler {
 
     std::span<const TokenRequest> requests_;
     std::int64_t tokens_;
+    std::int64_t longest_;  // text that the model can read
     const BatchTokenHandler& handler_;
     TokenSampler sampler_;
     std::vector<std::optional<Text>> slots_;

@@ -121,7 +121,8 @@ struct BatchTokenHandler {
 /// request takes its slot. A text has the same tokens as sample_tokens() for its prompt and number, up to
 /// rounding: another token may be drawn only where two tokens' probabilities are equal up to rounding.
 /// Ignores options.number, prompt and stop. Throws Error before the first draw for an empty prompt, for ids
-/// outside the vocabulary, and for options outside their ranges.
+/// outside the vocabulary, and for options outside their ranges. With ModelConfig::prefix, a text ends when
+/// the context is full, because the model must not lose its prompt; a longer prompt is an Error.
 void sample_token_batch(const LanguageModel& model, std::span<const TokenRequest> requests,
                         const SampleOptions& options, std::int64_t batch, const BatchTokenHandler& handler);
 

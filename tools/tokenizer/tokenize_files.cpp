@@ -76,6 +76,9 @@ TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions&
     std::vector<std::int64_t> starts;  // of documents, if they are to be split
     std::int64_t documents = 0;
     encoder.encode_all(reader, [&](const EncodedDocument& document) {
+        check(reader.kind() != DocumentKind::shared_prompts, files.front(),
+              ": holds completions that share a prompt, which a token file cannot express; expected one "
+              "completion in each row");
         if (options.val_fraction > 0.0) starts.push_back(training.count());
         training.append(document.ids);
         ++documents;

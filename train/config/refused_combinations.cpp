@@ -62,4 +62,23 @@ std::span<const RefusedCombination> refused_combinations() {
     return list;
 }
 
+std::span<const RefusedCombination> refused_with_row_ranges() {
+    static constexpr const char* by_rows = "expected 0, because windows count rows and not positions";
+    static constexpr RefusedCombination list[] = {
+        {"window", [](const TrainConfig& c) { return c.model.window > 0; }, by_rows},
+        {"window-start", [](const TrainConfig& c) { return c.window_start > 0; }, by_rows},
+        {"positions", [](const TrainConfig& c) { return c.model.positions == Positions::alibi; },
+         "expected learned or rope, because ALiBi counts rows and not positions"},
+        {"train-on", [](const TrainConfig& c) { return c.train_on == TrainOn::all; },
+         "expected answers, because a prompt's tokens see what they would predict, or are shared"},
+    };
+    return list;
+}
+
+void check_row_ranges(const TrainConfig& config, const char* what) {
+    for (const RefusedCombination& refused : refused_with_row_ranges())
+        check(!refused.is_in(config), refused.setting, ": ", to_json(config)[refused.setting], " with ", what,
+              "; ", refused.reason);
+}
+
 }  // namespace gradtile

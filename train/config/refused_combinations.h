@@ -16,4 +16,10 @@ struct RefusedCombination {
 /// config has.
 std::span<const RefusedCombination> refused_combinations();
 
+/// Settings that row ranges do not support: attention's mask of a model with prefix, and of completions that
+/// share a prompt.
+std::span<const RefusedCombination> refused_with_row_ranges();
+/// Throws Error "setting: value with WHAT; expected ..." for the first one that a config has.
+void check_row_ranges(const TrainConfig& config, const char* what);
+
 }  // namespace gradtile

@@ -132,6 +132,12 @@ void visit_architecture_settings(Config& c, Visit& visit) {
                   "every N-th layer sees the whole context instead of the window; 0: no layer", architecture,
                   model_limits::window_pattern, model_users},
           c.model.window_pattern);
+    visit(
+        Setting{"prefix",
+                "prefix-LM, for prompts with completions: the tokens of a prompt see each other, completions "
+                "stay causal",
+                architecture},
+        c.model.prefix);
     visit(Setting{"softcap", "attention scores s become softcap*tanh(s/softcap); 0: off", architecture,
                   model_limits::softcap, model_users},
           c.model.softcap);

@@ -167,6 +167,10 @@ std::int64_t max_documents_of(const TrainConfig& c) {
 }
 
 Packing packing_of(const TrainConfig& c, const std::optional<Tokenizer>& tokenizer) {
+    if (c.model.prefix)
+        return {{.kind = DocumentRule::Kind::examples},
+                c.packed ? max_documents_of(c) : 1,
+                DocumentMask::prefix_ranges};
     if (!c.packed) return {};
     const bool finds_none = c.document_token < 0 && (!tokenizer || tokenizer->kind() == TokenizerKind::bpe);
     if (finds_none) return {{.kind = DocumentRule::Kind::examples}, max_documents_of(c)};
@@ -237,6 +241,7 @@ void check_end(const TrainConfig& c) {
 void check_combinations(const TrainConfig& c) {
     for (const RefusedCombination& refused : refused_combinations())
         check(!refused.is_in(c), refused.setting, ": ", to_json(c)[refused.setting], ' ', refused.reason);
+    if (c.model.prefix) check_row_ranges(c, "prefix");
 }
 
 void check_optimization(const TrainConfig& c) {

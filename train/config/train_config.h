@@ -127,7 +127,8 @@ constexpr DType storage_dtype(TrainDType dtype) {
 std::int64_t max_documents_of(const TrainConfig& config);
 
 /// Returns the packing for a run's windows; none unless config.packed. If neither the settings nor the
-/// tokenizer say where documents begin, examples alone are documents.
+/// tokenizer say where documents begin, examples alone are documents. With config.model.prefix, windows have
+/// row ranges, and hold one example each unless config.packed.
 Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 /// Returns the seconds of a time budget: "90s", "5m", "1h30m", "0.5h". Throws Error for any other text, and

@@ -56,7 +56,10 @@ std::int64_t fill_window(const WindowSource& source, const TokenWindow& inputs, 
     }
     std::fill(row.tokens + length, row.tokens + options.context, 0);
     std::fill(row.targets + length, row.targets + options.context, ignored_target);
-    if (options.packing && options.packing.rule.kind == DocumentRule::Kind::separator && !examples) {
+    if (options.packing.has_ranges()) {
+        if (row.ranges != nullptr)
+            write_row_ranges(*examples, inputs, options.context, options.packing.mask, row);
+    } else if (options.packing && options.packing.rule.kind == DocumentRule::Kind::separator && !examples) {
         divide_at_separators(options.packing, window, length, options.context, row, starts);
     } else if (options.packing) {
         divide_at_documents(source.borders, inputs, options, row, starts);
@@ -107,10 +110,14 @@ class BatchRows {
               "data loader: ", tokens.size(), " tokens and ", targets.size(),
               " targets; expected the same multiple of context ", context);
         if (!options.packing) return;
-        const std::int64_t offsets = options.packing.documents_of(count()) + 1;
-        check(documents.positions.size() == tokens.size() && std::ssize(documents.offsets) == offsets,
-              "data loader: ", documents.positions.size(), " positions and ", documents.offsets.size(),
-              " offsets of documents; expected ", tokens.size(), " and ", offsets);
+        const bool has_ranges = options.packing.has_ranges();
+        const std::int64_t found = std::ssize(has_ranges ? documents.ranges : documents.offsets);
+        const std::int64_t expected =
+            has_ranges ? 4 * std::ssize(tokens) : options.packing.offsets_of(count());
+        check(documents.positions.size() == tokens.size() && found == expected,
+              "data loader: ", documents.positions.size(), " positions and ", found,
+              has_ranges ? " numbers of row ranges" : " offsets", " of documents; expected ", tokens.size(),
+              " and ", expected);
     }
     std::int64_t count() const { return std::ssize(tokens_) / options_.context; }
     std::int64_t fill(const WindowSource& source, std::int64_t row, const TokenWindow& inputs,
@@ -120,9 +127,10 @@ class BatchRows {
         const std::int64_t counted =
             fill_window(source, inputs, options_, window,
                         {tokens_.data() + first, targets_.data() + first,
-                         options_.packing ? documents_.positions.data() + first : nullptr},
+                         options_.packing ? documents_.positions.data() + first : nullptr,
+                         options_.packing.has_ranges() ? documents_.ranges.data() + 4 * first : nullptr},
                         starts_);
-        if (options_.packing) write_offsets(row);
+        if (options_.packing && !options_.packing.has_ranges()) write_offsets(row);
         return counted;
     }
 
@@ -152,9 +160,12 @@ std::span<std::int32_t> host_elements(const Tensor& x, std::int64_t context) {
 
 DocumentSpans spans_of(const Documents& documents, std::int64_t context) {
     if (!documents) return {};
-    const Tensor& offsets = documents.offsets;
-    return {host_elements(documents.positions, context),
-            {offsets.data<std::int32_t>(), static_cast<std::size_t>(offsets.elements())}};
+    const auto elements = [](const Tensor& x) {
+        return x.defined() ? std::span(x.data<std::int32_t>(), static_cast<std::size_t>(x.elements()))
+                           : std::span<std::int32_t>();
+    };
+    return {host_elements(documents.positions, context), elements(documents.offsets),
+            elements(documents.row_ranges)};
 }
 
 }  // namespace
@@ -170,14 +181,18 @@ struct DataLoader::Tokens {
 Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context, const Packing& packing) {
     const Shape shape{batch_size, context};
     Batch batch{empty(ctx, shape, DType::i32), empty(ctx, shape, DType::i32)};
-    if (packing)
-        batch.documents = {.offsets = empty(ctx, {packing.documents_of(batch_size) + 1}, DType::i32),
-                           .positions = empty(ctx, shape, DType::i32)};
+    if (packing) batch.documents.positions = empty(ctx, shape, DType::i32);
+    if (packing.has_ranges()) {
+        batch.documents.row_ranges = empty(ctx, {batch_size, 1, context, 4}, DType::i32);
+    } else if (packing) {
+        batch.documents.offsets = empty(ctx, {packing.offsets_of(batch_size)}, DType::i32);
+    }
     return batch;
 }
 
 DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options) : options_(options) {
     check_options();
+    options_.packing = packing_for(options.packing, document_kind_of(tokens), tokens.source());
     check(tokens.examples() || tokens.size() > options.context, tokens.source(), ": ", tokens.size(),
           " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
     const std::shared_ptr<const Tokens> all = tokens_of(std::move(tokens));
@@ -190,6 +205,7 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options) : option
 DataLoader::DataLoader(std::shared_ptr<DocumentStream> stream, DataLoaderOptions options)
     : options_(options), stream_(std::move(stream)) {
     check_options();
+    options_.packing = packing_for(options.packing, stream_->kind(), stream_->source());
     cursor_ = start_of_block({});
 }
 
@@ -373,7 +389,8 @@ DataLoader::Cursor DataLoader::place_in_stream(const JsonValue& state) const {
 SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
                                    const SequentialOptions& options)
     : tokens_(std::move(tokens)),
-      options_{context, options.ignore_token, options.packing},
+      options_{context, options.ignore_token,
+               packing_for(options.packing, document_kind_of(tokens_), tokens_.source())},
       stride_(options.stride == 0 ? context : options.stride) {
     check(context >= 1, "data loader: context ", context, "; expected at least 1");
     check(tokens_.size() >= 2, tokens_.source(), ": ", tokens_.size(),
@@ -381,10 +398,10 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
     check(stride_ >= 1 && stride_ <= context, "data loader: stride ", stride_, "; expected 1 to context (",
           context, ")");
     const Examples* const examples = tokens_.examples();
-    check(stride_ == context || (!examples && !options.packing), tokens_.source(),
+    check(stride_ == context || (!examples && !options_.packing), tokens_.source(),
           ": a stride other than the context; conversations and packed documents have none");
     if (examples) {
-        example_windows_ = windows_of(*examples, context, options.packing);
+        example_windows_ = windows_of(*examples, context, options_.packing);
         check(!example_windows_.empty(), tokens_.source(), ": has no target to validate on");
     }
     borders_ = borders_of(tokens_, options_.packing);

@@ -28,9 +28,9 @@ struct Batch {
 Batch empty_batch(const Context& ctx, std::int64_t batch_size, std::int64_t context,
                   const Packing& packing = {});
 
-/// Host memory for Documents: positions [B T] and offsets [B * max_documents + 1].
+/// Host memory for Documents: positions [B T], and offsets [B * max_documents + 1] or ranges [B T 4].
 struct DocumentSpans {
-    std::span<std::int32_t> positions = {}, offsets = {};
+    std::span<std::int32_t> positions = {}, offsets = {}, ranges = {};
 };
 
 /// How a loader fills rows of T tokens.

@@ -144,8 +144,10 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
 
 /// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
 std::string description_of(const TokenizedDocuments& documents, std::size_t files) {
-    constexpr std::array one{"document", "prompt with its completion", "conversation"};
-    constexpr std::array many{"documents", "prompts with completions", "conversations"};
+    constexpr std::array one{"document", "prompt with its completion", "conversation",
+                             "prompt with its list of completions"};
+    constexpr std::array many{"documents", "prompts with completions", "conversations",
+                              "prompts with lists of completions"};
     const auto kind = static_cast<std::size_t>(documents.kind);
     const bool is_chat = documents.kind == DocumentKind::conversations;
     std::string text = concat(files > 1 ? concat(files, " files, ") : "", grouped(documents.count()), ' ',
@@ -290,7 +292,8 @@ void check_stream(const DatasetOptions& options, const std::optional<Tokenizer>&
 
 /// "3 files of documents, shuffled in blocks of 10,000"
 std::string description_of(const DocumentStream& stream) {
-    constexpr std::array kinds{"documents", "prompts with completions", "conversations"};
+    constexpr std::array kinds{"documents", "prompts with completions", "conversations",
+                               "prompts with lists of completions"};
     const std::int64_t files = stream.files().count();
     return concat(stream.source(), ": ", grouped(files), files == 1 ? " file of " : " files of ",
                   kinds[static_cast<std::size_t>(stream.kind())], ", encoded during training in blocks of ",
@@ -336,6 +339,10 @@ void take_validation(Dataset& dataset) {
 }
 
 }  // namespace
+
+DocumentKind document_kind_of(const Dataset& dataset) {
+    return dataset.stream ? dataset.stream->kind() : document_kind_of(dataset.train);
+}
 
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options) {

@@ -12,6 +12,7 @@
 #include <gradtile/core/random.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/train/data/chat_template.h>
+#include <gradtile/train/data/documents.h>
 #include <gradtile/train/data/token_sequence.h>
 #include <gradtile/train/tokenizers/tokenizer.h>
 
@@ -86,6 +87,9 @@ struct Dataset {
     /// One line for each file: "train.bin: headerless uint16, 1,003,854 tokens, largest id 64".
     std::vector<std::string> description{};
 };
+
+/// The kind of the training documents; text for token files and plain text, too.
+DocumentKind document_kind_of(const Dataset& dataset);
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
 /// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N documents. A story text (see

@@ -12,6 +12,10 @@ std::size_t bytes_of(const Document& document) {
     if (const auto* const completion = std::get_if<Completion>(&document))
         return completion->prompt.size() + completion->completion.size();
     std::size_t bytes = 0;
+    if (std::holds_alternative<SharedPrompt>(document)) {
+        for (const std::string& text : texts_of(document)) bytes += text.size();
+        return bytes;
+    }
     for (const ChatMessage& message : std::get<Conversation>(document)) bytes += message.content.size();
     return bytes;
 }
@@ -59,19 +63,48 @@ EncodedDocument DocumentEncoder::encode_text(std::string_view text, std::string_
     return encoded;
 }
 
+/// An answer's tokens and its end.
+std::vector<std::int32_t> DocumentEncoder::encode_answer(const std::string& answer,
+                                                         std::string_view where) const {
+    const EncodeOptions how{.threads = 1};
+    std::vector<std::int32_t> ids = tokenizer_.encode(answer, where, how);
+    const std::vector<std::int32_t> end = options_.separator
+                                              ? std::vector{*options_.separator}
+                                              : tokenizer_.encode(options_.text_end, where, how);
+    ids.insert(ids.end(), end.begin(), end.end());
+    return ids;
+}
+
 EncodedDocument DocumentEncoder::encode_completion(const Completion& completion,
                                                    std::string_view where) const {
     const EncodeOptions how{.threads = 1};
     EncodedDocument encoded{.ids = tokenizer_.encode(completion.prompt, where, how), .is_target = {}};
     encoded.is_target.assign(encoded.ids.size(), options_.train_on == TrainOn::all);
-    const auto add_targets = [&](const std::vector<std::int32_t>& ids) {
-        encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
-        encoded.is_target.resize(encoded.ids.size(), true);
-    };
-    add_targets(tokenizer_.encode(completion.completion, where, how));
-    add_targets(options_.separator ? std::vector{*options_.separator}
-                                   : tokenizer_.encode(options_.text_end, where, how));
+    const std::vector<std::int32_t> answer = encode_answer(completion.completion, where);
+    encoded.ids.insert(encoded.ids.end(), answer.begin(), answer.end());
+    encoded.is_target.resize(encoded.ids.size(), true);
     if (!encoded.ids.empty()) encoded.is_target.front() = false;
+    return encoded;
+}
+
+/// The prompt without its last token, and then for each answer this token, which predicts the answer's first
+/// token, and the answer.
+EncodedDocument DocumentEncoder::encode_shared_prompt(const SharedPrompt& shared,
+                                                      std::string_view where) const {
+    check(options_.train_on == TrainOn::answers, where, ": completions with train-on ",
+          name_of(options_.train_on), "; expected answers, because they share the prompt's tokens");
+    EncodedDocument encoded{.ids = tokenizer_.encode(shared.prompt, where, {.threads = 1}), .is_target = {}};
+    check(!encoded.ids.empty(), where, ": prompt: has no token; expected at least one for completions");
+    const std::int32_t last = encoded.ids.back();
+    encoded.ids.pop_back();
+    encoded.is_target.assign(encoded.ids.size(), false);
+    for (const std::string& completion : shared.completions) {
+        const std::vector<std::int32_t> answer = encode_answer(completion, where);
+        encoded.ids.push_back(last);
+        encoded.is_target.push_back(false);
+        encoded.ids.insert(encoded.ids.end(), answer.begin(), answer.end());
+        encoded.is_target.resize(encoded.ids.size(), true);
+    }
     return encoded;
 }
 
@@ -80,6 +113,8 @@ EncodedDocument DocumentEncoder::encode(const Document& document, std::string_vi
         return encode_text(*text, where, threads);
     if (const auto* const completion = std::get_if<Completion>(&document))
         return encode_completion(*completion, where);
+    if (const auto* const shared = std::get_if<SharedPrompt>(&document))
+        return encode_shared_prompt(*shared, where);
     return format_.encode(std::get<Conversation>(document), where, options_.train_on);
 }
 

@@ -48,7 +48,9 @@ class DocumentEncoder {
 
   private:
     EncodedDocument encode_text(std::string_view text, std::string_view where, int threads) const;
+    std::vector<std::int32_t> encode_answer(const std::string& answer, std::string_view where) const;
     EncodedDocument encode_completion(const Completion& completion, std::string_view where) const;
+    EncodedDocument encode_shared_prompt(const SharedPrompt& shared, std::string_view where) const;
 
     Tokenizer tokenizer_;
     DocumentEncoderOptions options_;

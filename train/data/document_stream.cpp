@@ -177,7 +177,7 @@ TokenSequence DocumentStream::join(std::vector<EncodedDocument> documents) const
     for (const EncodedDocument& document : documents) count += document.ids.size();
     std::vector<std::int32_t> ids;
     ids.reserve(count);
-    Examples examples;
+    Examples examples{.kind = kind()};
     for (EncodedDocument& document : documents) {
         ids.insert(ids.end(), document.ids.begin(), document.ids.end());
         examples.begins.push_back(std::ssize(ids));

@@ -133,6 +133,20 @@ bool has_no_tools(const JsonValue& tools) {
     return tools.text().empty() || (list.is_array() && list.size() == 0);
 }
 
+Document shared_prompt_of(const JsonValue& row, const std::string& where) {
+    SharedPrompt shared{.prompt = text_member(row, "prompt", where), .completions = {}};
+    const JsonValue& completions = row["completions"];
+    check(completions.is_array() && completions.size() > 0, where,
+          ": completions: ", completions.is_array() ? "none" : json_excerpt(completions),
+          "; expected a list with at least one text");
+    for (const JsonValue& completion : completions.elements()) {
+        check(completion.is_string(), where, ": completions: a list with ", json_excerpt(completion),
+              "; expected texts");
+        shared.completions.push_back(completion.text());
+    }
+    return shared;
+}
+
 std::vector<std::string> names_of(const JsonValue& row) {
     std::vector<std::string> names;
     if (!row.is_object()) return names;
@@ -156,6 +170,8 @@ std::vector<std::string> RowColumns::columns_in(const std::vector<std::string>& 
         if (has("system")) found.emplace_back("system");
     } else if (has("prompt") && has("completion")) {
         found = {"prompt", "completion"};
+    } else if (has("prompt") && has("completions")) {
+        found = {"prompt", "completions"};
     } else if (has("text")) {
         found = {"text"};
     }
@@ -172,7 +188,7 @@ void RowColumns::choose(const std::vector<std::string>& members, const std::stri
     check(text_column_.empty(), where, ": has no column '", text_column_, "' (text-column); it has: ", list);
     throw Error(concat(where,
                        ": expected an object with an array named messages or conversations, with prompt and "
-                       "completion, or with text (another name: --text-column NAME)",
+                       "completion or completions, or with text (another name: --text-column NAME)",
                        members.empty() ? "" : "; it has: ", list));
 }
 
@@ -200,6 +216,9 @@ void RowColumns::read(const JsonValue& row, const std::string& where, std::deque
         documents.push_back(messages_of(row[first], where, "messages"));
     } else if (first == "conversations") {
         documents.push_back(sharegpt_of(row, where));
+    } else if (chosen_[1] == "completions") {
+        check(row.contains("completions"), where, ": completions: missing; expected a list of texts");
+        documents.push_back(shared_prompt_of(row, where));
     } else {
         check(row.contains("completion"), where, ": completion: missing; expected a text");
         documents.push_back(completion_of(row, where));
@@ -320,7 +339,8 @@ DataContent DocumentReader::content(std::int64_t file) const {
 
 /// Refuses a document of another kind than the documents before it.
 void DocumentReader::require_one_kind(const Document& document) {
-    constexpr std::array names{"a text", "a prompt with a completion", "a conversation"};
+    constexpr std::array names{"a text", "a prompt with a completion", "a conversation",
+                               "a prompt with a list of completions"};
     if (!kind_) kind_ = document.index();
     if (document.index() == *kind_) return;
     throw Error(concat(where(), ": holds ", names[document.index()], ", but the documents before it are ",
@@ -396,6 +416,11 @@ std::vector<std::string> texts_of(const Document& document) {
     if (const auto* const completion = std::get_if<Completion>(&document))
         return {completion->prompt, completion->completion};
     std::vector<std::string> texts;
+    if (const auto* const shared = std::get_if<SharedPrompt>(&document)) {
+        texts = shared->completions;
+        texts.push_back(shared->prompt);
+        return texts;
+    }
     for (const ChatMessage& message : std::get<Conversation>(document)) texts.push_back(message.content);
     return texts;
 }

@@ -1,5 +1,6 @@
 #pragma once
-/// Documents: texts, prompts with completions, and conversations, from data files of every format.
+/// Documents: texts, prompts with one or more completions, and conversations, from data files of every
+/// format.
 #include <algorithm>
 #include <compare>
 #include <cstdint>
@@ -21,15 +22,21 @@ namespace gradtile {
 struct Completion {
     std::string prompt, completion;
 };
-using Document = std::variant<std::string, Completion, Conversation>;
+/// Several answers to one prompt, each of which sees the prompt and itself.
+struct SharedPrompt {
+    std::string prompt;
+    std::vector<std::string> completions;  ///< at least one
+};
+using Document = std::variant<std::string, Completion, Conversation, SharedPrompt>;
 /// In the order of Document's alternatives.
-enum class DocumentKind { text, completions, conversations };
+enum class DocumentKind { text, completions, conversations, shared_prompts };
 
 /// Which members of a row hold a document. A row is a line of a JSON Lines file or a row of a Parquet file.
 ///
 ///     messages                [{"role": ..., "content": ..., "tool_calls": [...], "train": false}, ...]
 ///     conversations           [{"from": ..., "value": ...}, ...], and "system" (ShareGPT)
 ///     prompt and completion   two texts, or two lists of messages
+///     prompt and completions  a text, and a list of texts
 ///     text                    a text, or a list of texts: one document each
 ///
 /// The first of these that the first row has is read; other members are ignored. A named column is read as

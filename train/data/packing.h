@@ -32,16 +32,27 @@ struct DocumentRule {
     bool predicts_first_token() const { return kind != Kind::blank_lines; }
 };
 
+/// How a batch says which tokens see each other (Documents).
+enum class DocumentMask {
+    offsets,       ///< attention is causal within each document
+    ranges,        ///< row ranges: an answer sees its prompt and itself up to each token
+    prefix_ranges  ///< the same, and the tokens of a prompt see each other (ModelConfig::prefix)
+};
+
 /// How a batch's windows are divided into packed documents.
 struct Packing {
     DocumentRule rule = {};
     /// The largest document count in a window. If a window has more, the targets after the last counted
     /// document are ignored.
     std::int64_t max_documents = 1;
+    DocumentMask mask = DocumentMask::offsets;  ///< row ranges need examples with prompts
 
+    bool has_ranges() const { return mask != DocumentMask::offsets; }
     explicit operator bool() const { return rule.kind != DocumentRule::Kind::none; }
-    /// The largest document count in `windows` windows; 0 if windows are not packed.
-    std::int64_t documents_of(std::int64_t windows) const { return *this ? windows * max_documents : 0; }
+    /// How many offsets of documents a batch of `windows` windows has; 0 if it has none.
+    std::int64_t offsets_of(std::int64_t windows) const {
+        return *this && !has_ranges() ? windows * max_documents + 1 : 0;
+    }
 };
 
 /// The id with which a tokenizer's documents begin: BPE's <|endoftext|>, if it has this token.
@@ -55,11 +66,13 @@ DocumentRule document_rule(std::int64_t document_token, const std::optional<Toke
 std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const DocumentRule& rule,
                                           std::int64_t count);
 
-/// One batch row: inputs, targets and, if packed, each token's position in its document.
+/// One batch row: inputs, targets and, if packed, each token's position in its document, and its row ranges
+/// [context, 4] if the packing has them.
 struct WindowRow {
     std::int32_t* tokens;
     std::int32_t* targets;
     std::int32_t* positions = nullptr;
+    std::int32_t* ranges = nullptr;
 };
 /// Divides the first `length` tokens in a row of `context` into documents: ignores targets in other
 /// documents, writes the positions, and appends to `starts` where documents begin. `read` holds the row's

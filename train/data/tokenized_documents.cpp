@@ -105,7 +105,8 @@ void set_tokens(TokenizedDocuments& to, TokenSequence tokens, std::vector<bool> 
     to.tokens = std::move(tokens);
     if (to.kind == DocumentKind::text) return;
     to.tokens = TokenSequence::from_examples(
-        std::move(to.tokens), Examples{.begins = to.begins, .is_target = std::move(is_target)});
+        std::move(to.tokens),
+        Examples{.begins = to.begins, .is_target = std::move(is_target), .kind = to.kind});
 }
 
 /// An entry of the cache: NAME.bin holds the ids, as a token file without a header; NAME.documents the rest:
@@ -244,7 +245,7 @@ std::optional<TokenizedDocuments> CacheEntry::read(const std::optional<Tokenizer
 
     TokenizedDocuments documents;
     const int kind = description["kind"].get<int>();
-    require(kind >= 0 && kind <= 2, "the documents' kind");
+    require(kind >= 0 && kind <= static_cast<int>(DocumentKind::shared_prompts), "the documents' kind");
     documents.kind = static_cast<DocumentKind>(kind);
     for (const JsonValue& content : description["contents"].elements())
         documents.contents.push_back({content["bytes"].get<std::int64_t>(), content["hash"].text()});

@@ -6,6 +6,7 @@
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/tools/evaluation/evaluate.h>
 #include <gradtile/tools/evaluation/multiple_choice.h>
+#include <gradtile/train/data/examples.h>
 
 #include <support/error_message.h>
 
@@ -16,11 +17,16 @@ using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::unique_ptr<LanguageModel> byte_model() {
-    auto model = std::make_unique<LanguageModel>(
-        Context(Device::cpu(), 1),
-        ModelConfig{.layers = 1, .heads = 2, .width = 16, .context = 12, .vocabulary = 256}, DType::f64,
-        Tokenizer::bytes());
+/// In a model of one layer no token after a prompt depends on what the prompt's tokens see.
+std::unique_ptr<LanguageModel> byte_model(bool prefix = false) {
+    auto model = std::make_unique<LanguageModel>(Context(Device::cpu(), 1),
+                                                 ModelConfig{.layers = prefix ? 2 : 1,
+                                                             .heads = 2,
+                                                             .width = 16,
+                                                             .context = 12,
+                                                             .vocabulary = 256,
+                                                             .prefix = prefix},
+                                                 DType::f64, Tokenizer::bytes());
     model->parameters.initialize(model->ctx, Seed{4});
     // Larger weights than the initial ones, so that choices have different losses.
     for (const Parameter& parameter : model->parameters.parameters())
@@ -77,6 +83,28 @@ TEST(MultipleChoice, ScoresTheTokensOfEachChoiceAfterTheContext) {
     EXPECT_DOUBLE_EQ(result.accuracy, static_cast<double>(right) / 3);
     EXPECT_DOUBLE_EQ(result.chance, (1.0 / 3 + 0.5 + 0.5) / 3);
     EXPECT_NEAR(result.centred(), (result.accuracy - result.chance) / (1 - result.chance), 1e-15);
+}
+
+/// The loss is that of the context as the prompt and the choice as its completion.
+TEST(MultipleChoice, AModelWithPrefixReadsTheContextInBothDirections) {
+    const auto model = byte_model(/*prefix=*/true);
+    const ChoiceEvaluation result =
+        evaluate_choices(*model, std::vector<ChoiceQuestion>{{"abc", {"de", "f"}, 0}}, {.batch = 2});
+    const char* const texts[] = {"abc de", "abc f"};
+    for (std::size_t choice = 0; choice < 2; ++choice) {
+        const std::vector<std::int32_t> ids = model->tokenizer->encode(texts[choice], "test");
+        Examples examples{.begins = {0, std::ssize(ids)},
+                          .is_target = std::vector<bool>(ids.size(), true),
+                          .kind = DocumentKind::completions};
+        std::fill_n(examples.is_target.begin(), 3, false);
+        const Evaluation expected =
+            evaluate(*model, TokenSequence::from_examples(ids, std::move(examples), "choice"),
+                     {.packing = {{DocumentRule::Kind::examples}, 1, DocumentMask::prefix_ranges}});
+        const ChoiceLoss& found = result.answers[0].losses[choice];
+        EXPECT_EQ(found.tokens, expected.targets);
+        EXPECT_NEAR(found.sum, expected.loss * static_cast<double>(expected.targets), 1e-10);
+        EXPECT_GT(std::abs(found.sum - loss_of_end(*model, texts[choice], 3)), 1e-6) << "causal";
+    }
 }
 
 TEST(MultipleChoice, WhiteSpaceAfterTheContextBelongsToTheChoice) {

@@ -147,6 +147,9 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
                 HasSubstr("unet-skips true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.attention_gate = true; })),
                 HasSubstr("attention-gate true cannot be stored in a model of type"));
+    for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::gguf})
+        EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.prefix = true; }), format),
+                    HasSubstr("prefix true cannot be stored in a model of type llama"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.value_embeddings = true; }), ExportFormat::gguf),
                 HasSubstr("value-embeddings true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_llama(),

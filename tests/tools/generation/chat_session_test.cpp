@@ -14,8 +14,9 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-std::unique_ptr<LanguageModel> random_model(std::int64_t context) {
-    const ModelConfig config{.layers = 1, .heads = 2, .width = 16, .context = context, .vocabulary = 256};
+std::unique_ptr<LanguageModel> random_model(std::int64_t context, bool prefix = false) {
+    const ModelConfig config{
+        .layers = 1, .heads = 2, .width = 16, .context = context, .vocabulary = 256, .prefix = prefix};
     auto model =
         std::make_unique<LanguageModel>(Context(Device::cpu(), 1), config, DType::f32, Tokenizer::bytes());
     model->parameters.initialize(model->ctx, Seed{3});
@@ -54,6 +55,24 @@ TEST(ChatSession, AnswersAreWhatTheModelWritesAfterThePrompt) {
         sampling);
     EXPECT_EQ(second.text, model->tokenizer->decode(again));
     EXPECT_EQ(session.history().size(), 4u);
+}
+
+/// All messages before an answer are its prompt, which a model with prefix reads in both directions.
+TEST(ChatSession, AModelWithPrefixReadsAllMessagesInBothDirections) {
+    const auto model = random_model(400, /*prefix=*/true);
+    ChatSession session(*model, greedy(12));
+    const ChatAnswer first = session.answer("Hi"), second = session.answer("And now?");
+    const SampleOptions sampling{.tokens = 12, .temperature = 0.0, .use_cache = false};
+    const auto expected = sample_tokens(
+        *model,
+        encoded(session.format(),
+                {{ChatRole::user, "Hi"}, {ChatRole::assistant, first.text}, {ChatRole::user, "And now?"}}),
+        sampling);
+    EXPECT_EQ(second.text, model->tokenizer->decode(expected));
+    // Messages are dropped before an answer only.
+    const auto small = random_model(100, /*prefix=*/true);
+    ChatSession full(*small, greedy(100));
+    EXPECT_EQ(full.answer("Hello").end, ChatAnswer::End::context);
 }
 
 TEST(ChatSession, TheOldestTurnsAreDroppedAndTheSystemMessageStays) {
@@ -130,7 +149,9 @@ TEST(ChatSession, AnAnswerEndsAtAStopTextAndWhenItIsInterrupted) {
 }
 
 TEST(ChatSession, NeedsATokenizer) {
-    const ModelConfig config{.layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 16};
+    // In a model of one layer no token after a prompt depends on what the prompt's tokens see.
+    const ModelConfig config{
+        .layers = prefix ? 2 : 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 16};
     const LanguageModel model(Context(Device::cpu(), 1), config, DType::f32, std::nullopt);
     EXPECT_THAT(message_of([&] { ChatSession(model, {}); }), HasSubstr("has no tokenizer"));
 }

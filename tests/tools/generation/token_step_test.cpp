@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/attention.h>
+#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/tools/generation/next_token.h>
 #include <gradtile/tools/generation/sampler.h>
@@ -163,6 +165,7 @@ const std::vector<GenerationCase> field_changes{
          c.window = 3;
          c.window_pattern = 2;
      }},
+    {"prefix", [](ModelConfig& c) { c.prefix = true; }},
     {"softcap", [](ModelConfig& c) { c.softcap = 0.5; }},
     {"sinks", [](ModelConfig& c) { c.sinks = true; }},
     {"logit_softcap", [](ModelConfig& c) { c.logit_softcap.limit = 2; }},
@@ -176,7 +179,8 @@ std::vector<std::string> config_fields() {
                                   rope_scaling, window_rope_base, rope_pattern, norm_epsilon, bias, qkv_bias,
                                   tied_head, scaled_embedding, embedding_norm, x0_lambdas, unet_skips,
                                   attention_gate, value_embeddings, qk_norm, qk_norm_kind, query_scalar,
-                                  window, window_pattern, softcap, sinks, logit_softcap] = ModelConfig{};
+                                  window, window_pattern, prefix, softcap, sinks, logit_softcap] =
+        ModelConfig{};
     return {"layers",
             "heads",
             "kv_heads",
@@ -210,13 +214,23 @@ std::vector<std::string> config_fields() {
             "query_scalar",
             "window",
             "window_pattern",
+            "prefix",
             "softcap",
             "sinks",
             "logit_softcap"};
 }
 
+/// The documents of one text of a model with prefix, whose first `prompt` tokens are the prompt.
+Documents documents_of(const LanguageModel& model, std::int64_t length, std::int64_t prompt) {
+    if (!model.transformer.config.prefix) return {};
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(length));
+    std::iota(positions.begin(), positions.end(), 0);
+    return {.positions = from_host(model.ctx, positions, {1, length}),
+            .row_ranges = attention::masks::prefix(model.ctx, length, prompt)};
+}
+
 /// Two texts in parts of several tokens: the cached passes' logits against those from one pass over the whole
-/// text.
+/// text. A prompt is what the first part reads.
 void expect_logits_of_cached_passes(const LanguageModel* model) {
     const Context& ctx = model->ctx;
     const KeyValueCache cache(ctx, model->transformer.config, DType::f64, 2);
@@ -234,10 +248,13 @@ void expect_logits_of_cached_passes(const LanguageModel* model) {
         }
         const auto logits = to_host(ctx, model->transformer.logits(ctx, packed_texts(ctx, unread), cache));
         std::vector<double> expected;
-        for (const auto& text : texts)
-            for (const double logit :
-                 to_host(ctx, model->transformer.logits(ctx, from_host(ctx, text, {1, std::ssize(text)}))))
+        for (std::int64_t i = 0; i < 2; ++i) {
+            const auto& text = texts[static_cast<std::size_t>(i)];
+            const Tensor tokens = from_host(ctx, text, {1, std::ssize(text)});
+            const Documents documents = documents_of(*model, std::ssize(text), /*prompt=*/1 + i);
+            for (const double logit : to_host(ctx, model->transformer.logits(ctx, tokens, documents)))
                 expected.push_back(logit);
+        }
         ASSERT_EQ(logits.size(), expected.size());
         // As in expect_logits_of_steps().
         const double largest =

@@ -69,6 +69,15 @@ TEST_F(DataParallelTraining, ConversationsHaveTheLossCurveOfOneProcess) {
     expect_same_curve(train(1, packed), train(2, packed));
 }
 
+TEST_F(DataParallelTraining, PromptsHaveTheLossCurveOfOneProcess) {
+    stories_ = place_.write("prompts.jsonl", some_shared_prompts(70));
+    const Arguments prefix{"--prefix", "--context", "40"}, packed{"--packed", "--context", "64"};
+    const auto one_process = train(1, prefix);
+    expect_same_curve(one_process, train(2, prefix));
+    expect_same_curve(one_process, train(4, prefix + Arguments{"--micro-batch", "1"}));
+    expect_same_curve(train(1, packed), train(2, packed));
+}
+
 /// 50 steps are several epochs. Resumes begin inside blocks.
 TEST_F(DataParallelTraining, AStreamHasTheLossCurveOfOneProcess) {
     const Arguments stream{"--data",          folder_of_rows((place_ / "rows").string(), some_rows(3'000)),

@@ -12,6 +12,7 @@ namespace gradtile::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class Eval : public testing::Test {
   protected:
@@ -80,6 +81,41 @@ TEST_F(Eval, ConversationsCountTheAnswersOnly) {
     const auto last = steps_of(out).back().at("val_loss").get<double>();
     EXPECT_NEAR(result["loss"].get<double>(), last, 1e-6 * last);
     EXPECT_NEAR(result["bits_per_byte"].get<double>(), last / std::log(2.0), 1e-5);
+}
+
+/// A run with prefix from its data to its texts. Its model says how prompts are read.
+TEST_F(Eval, PromptsAreReadAsTheModelWasTrained) {
+    const std::string rows = some_shared_prompts(40), data = place_.write("shared.jsonl", rows),
+                      separate = place_.write("separate.jsonl", separate_completions(rows));
+    const auto trained = [&](const std::string& name, const Arguments& flags) {
+        const std::string out = place_ / name;
+        expect_success(run(tiny_training(data, out) +
+                           Arguments{"--val-data", separate, "--context", "40", "--quiet"} + flags));
+        const nlohmann::json shared = nlohmann::json::parse(run({"eval", out, "--data", data, "--json"}).out),
+                             alone =
+                                 nlohmann::json::parse(run({"eval", out, "--data", separate, "--json"}).out);
+        EXPECT_EQ(shared["targets"], alone["targets"]);
+        const auto loss = alone["loss"].get<double>(),
+                   last = steps_of(out).back().at("val_loss").get<double>();
+        EXPECT_NEAR(shared["loss"].get<double>(), loss, 1e-5 * loss);
+        EXPECT_NEAR(last, loss, 1e-5 * loss);
+        return out;
+    };
+    expect_refused(run({"tokenize", data, "--tokenizer", "bytes", "--out", (place_ / "t.bin").string()}),
+                   {"shared.jsonl: holds completions that share a prompt"});
+    trained("causal", {});
+    const std::string out = trained("prefix", {"--prefix", "--sample-every", "4"});
+    const Arguments sample{"sample", out, "--prompt", "the cat", "--temperature", "0", "--tokens", "90"};
+    const Outcome text = run(sample);
+    expect_success(text);
+    EXPECT_THAT(text.out, StartsWith("the cat"));
+    const std::string text_file = place_.write("text.txt", some_text(200));
+    expect_refused(run({"eval", out, "--data", text_file}),
+                   {"text.txt: holds no prompts with completions; expected them for a model with prefix"});
+    expect_refused(run({"eval", out, "--data", separate, "--logits", (place_ / "l").string()}),
+                   {"logits", "prefix"});
+    expect_refused(run({"export", out, "--out", (place_ / "exported").string()}),
+                   {"prefix true cannot be stored"});
 }
 
 TEST_F(Eval, BitsPerByteAreNotKnownWithoutATokenizer) {

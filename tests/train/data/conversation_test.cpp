@@ -178,17 +178,18 @@ TEST(Examples, PackedWindowsHoldWholeExamples) {
 }
 
 struct ExampleRows {
-    std::vector<std::int32_t> tokens, targets, positions, offsets;
+    std::vector<std::int32_t> tokens, targets, positions, offsets, ranges;
 };
 
 template <class Loader>
 std::int64_t next(Loader& loader, std::int64_t rows, std::int64_t context, ExampleRows& to) {
     const auto count = static_cast<std::size_t>(rows * context);
-    to = {std::vector<std::int32_t>(count, -7), std::vector<std::int32_t>(count, -7), {}, {}};
+    to = {std::vector<std::int32_t>(count, -7), std::vector<std::int32_t>(count, -7), {}, {}, {}};
     if (!loader.packing()) return loader.next(to.tokens, to.targets);
     to.positions.assign(count, -7);
-    to.offsets.assign(static_cast<std::size_t>(loader.packing().documents_of(rows) + 1), -7);
-    return loader.next(to.tokens, to.targets, DocumentSpans{to.positions, to.offsets});
+    to.offsets.assign(static_cast<std::size_t>(loader.packing().offsets_of(rows)), -7);
+    if (loader.packing().has_ranges()) to.ranges.assign(4 * count, -7);
+    return loader.next(to.tokens, to.targets, DocumentSpans{to.positions, to.offsets, to.ranges});
 }
 
 TEST(Examples, RowsIgnoreTargetsThatAreNotMarkedAndPadding) {
@@ -217,6 +218,82 @@ TEST(Examples, PackedRowsDivideWindowsAtExamples) {
     EXPECT_EQ(next(loader, 2, 8, rows), 3) << "one window is left";
     EXPECT_THAT(rows.positions, ElementsAre(0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7));
     EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 8, 16, 16, 16));
+}
+
+/// A prompt of ids 1 to 3, whose last one stands before each of two answers, and one of ids 1 and 2.
+TokenSequence prompts_with_answers() {
+    const std::vector<std::int32_t> ids{1, 2, 3, 11, 12, 3, 21, 1, 2, 31, 32, 33};
+    Examples examples{.begins = {0, 7, 12},
+                      .is_target = {false, false, false, true, true, false, true,  //
+                                    false, false, true, true, true},
+                      .kind = DocumentKind::shared_prompts};
+    return TokenSequence::from_examples(ids, std::move(examples), "prompts");
+}
+
+/// Which tokens row `row` of a window sees, as "x" and ".".
+std::string seen_by(const ExampleRows& rows, std::int64_t row, std::int64_t context) {
+    std::string seen;
+    for (std::int64_t key = 0; key < context; ++key) {
+        const std::int32_t* const r = rows.ranges.data() + 4 * key;
+        seen += (row >= r[0] && row < r[1]) || (row >= r[2] && row < r[3]) ? 'x' : '.';
+    }
+    return seen;
+}
+
+TEST(Examples, AnAnswerSeesItsPromptAndItselfAndGoesOnFromThePromptsEnd) {
+    SequentialLoader loader(prompts_with_answers(), 12, {.packing = {{DocumentRule::Kind::examples}, 2}});
+    ExampleRows rows;
+    EXPECT_EQ(next(loader, 1, 12, rows), 6);
+    EXPECT_THAT(rows.tokens, ElementsAre(1, 2, 3, 11, 12, 3, 21, 1, 2, 31, 32, 0));
+    EXPECT_THAT(rows.targets, ElementsAre(-1, -1, 11, 12, -1, 21, -1, -1, 31, 32, 33, -1));
+    EXPECT_THAT(rows.positions, ElementsAre(0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3, 0));
+    const char* const seen[] = {"x...........", "xx..........", "xxx.........", "xxxx........",
+                                "xxxxx.......", "xx...x......", "xx...xx.....", ".......x....",
+                                ".......xx...", ".......xxx..", ".......xxxx.", "............"};
+    for (std::int64_t row = 0; row < 12; ++row) EXPECT_EQ(seen_by(rows, row, 12), seen[row]) << row;
+}
+
+TEST(Examples, AllTokensOfAPrefixSeeItsLastOneWhichStandsBeforeEachAnswer) {
+    SequentialLoader loader(prompts_with_answers(), 7,
+                            {.packing = {{DocumentRule::Kind::examples}, 1, DocumentMask::prefix_ranges}});
+    ExampleRows rows;
+    EXPECT_EQ(next(loader, 2, 7, rows), 6);
+    const char* const seen[] = {"xxx....", "xxx....", "xxx....", "xxxx...", "xxxxx..", "xx...x.", "......."};
+    for (std::int64_t row = 0; row < 7; ++row) EXPECT_EQ(seen_by(rows, row, 7), seen[row]) << row;
+    // The second window.
+    EXPECT_THAT(std::vector(rows.positions.begin() + 7, rows.positions.end()),
+                ElementsAre(0, 1, 2, 3, 0, 0, 0));
+    rows.ranges.erase(rows.ranges.begin(), rows.ranges.begin() + 28);
+    const char* const second[] = {"xx.....", "xx.....", "xxx....", "xxxx...", "......."};
+    for (std::int64_t row = 0; row < 5; ++row) EXPECT_EQ(seen_by(rows, row, 7), second[row]) << row;
+}
+
+/// A part of an answer would lack its prompt.
+TEST(Examples, ALongExampleWithRowRangesIsLeftOutAndCounted) {
+    const TokenSequence tokens = prompts_with_answers();
+    const Packing ranges = packing_for({}, document_kind_of(tokens), "prompts");
+    EXPECT_EQ(ranges.mask, DocumentMask::ranges);
+    EXPECT_EQ(windows_of(*tokens.examples(), 6, ranges).size(), 2u);
+    EXPECT_EQ(note_on_long_examples(tokens, 6, ranges), "");
+    EXPECT_EQ(windows_of(*tokens.examples(), 5, ranges).size(), 1u);
+    EXPECT_EQ(
+        note_on_long_examples(tokens, 5, ranges),
+        "prompts: 1 of 2 prompts are left out, because they have, with all their completions, more than "
+        "6 tokens (context + 1)");
+    EXPECT_THAT(message_of([&] { SequentialLoader(tokens, 3); }),
+                HasSubstr("prompts: has no target to validate on"));
+}
+
+TEST(Examples, OnlyPromptsWithCompletionsHaveAPrefix) {
+    const Packing prefix{{DocumentRule::Kind::examples}, 1, DocumentMask::prefix_ranges};
+    EXPECT_THAT(
+        message_of([&] { SequentialLoader(numbered_examples(), 8, {.packing = prefix}); }),
+        HasSubstr("examples: holds no prompts with completions; expected them for a model with pref"));
+    EXPECT_THAT(message_of([&] {
+                    DataLoader(TokenSequence(std::vector<std::int32_t>(50, 1), "text"),
+                               {.context = 8, .seed = {1}, .packing = prefix});
+                }),
+                HasSubstr("text: holds no prompts"));
 }
 
 /// In every epoch each target counts once, for any number of ranks.

@@ -110,7 +110,8 @@ TEST(Documents, TheLineThatIsWrongIsNamed) {
     EXPECT_THAT(
         message_of([] { conversations_in("{\"body\": \"a\"}"); }),
         HasSubstr("c.jsonl: line 1: expected an object with an array named messages or conversations, with "
-                  "prompt and completion, or with text (another name: --text-column NAME); it has: body"));
+                  "prompt and completion or completions, or with text (another name: --text-column NAME); it "
+                  "has: body"));
 }
 
 TEST(Documents, ToolCallsHaveTheFormsThatOpenAiAndTransformersWrite) {

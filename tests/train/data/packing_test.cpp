@@ -31,7 +31,7 @@ PackedRows next_rows(Loader& loader, std::int64_t rows, std::int64_t context) {
                    .targets = std::vector<std::int32_t>(count, 99),
                    .positions = std::vector<std::int32_t>(count, 99),
                    .offsets = std::vector<std::int32_t>(
-                       static_cast<std::size_t>(loader.packing().documents_of(rows) + 1), 99)};
+                       static_cast<std::size_t>(loader.packing().offsets_of(rows)), 99)};
     all.counted = loader.next(all.tokens, all.targets, DocumentSpans{all.positions, all.offsets});
     return all;
 }
