@@ -19,6 +19,19 @@ Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
     return flat.slice(0, offset, shape.elements()).reshape(shape);
 }
 
+/// Draws a parameter's initial value.
+void draw(const Context& ctx, const Parameter& parameter, const Tensor& target, Seed seed) {
+    switch (parameter.init().kind) {
+        case Init::Kind::constant:
+            fill(ctx, target, parameter.init().value);
+            break;
+        case Init::Kind::normal:
+            fill_normal(ctx, target, 0.0, parameter.init().value,
+                        Seed{mix_seed(seed.value, hash_of(parameter.name()))});
+            break;
+    }
+}
+
 }  // namespace
 
 Tensor ready_to_add(const Context& ctx, const GradientTarget& target) {
@@ -29,6 +42,13 @@ Tensor ready_to_add(const Context& ctx, const GradientTarget& target) {
 GradientTarget Parameter::begin_gradient_write() const {
     if (!defined()) return {};
     return {entry_->grad, std::exchange(entry_->next_write, GradientWrite::accumulate)};
+}
+
+Tensor Parameter::dequantized(const Context& ctx) const {
+    if (!is_quantized()) return value();
+    const Tensor full = empty(ctx, shape(), dtype());
+    dequantize_weights(ctx, full, codes(), format());
+    return full;
 }
 
 Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
@@ -46,11 +66,33 @@ Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, s
     return parameters_.back();
 }
 
+void ParameterStore::quantize(std::span<const Parameter> chosen, WeightFormat format) {
+    check(!allocated(), "parameter store: quantized after the store was allocated");
+    for (const Parameter& parameter : chosen) {
+        check(names_.contains(parameter.name()), "parameter store: '", parameter.name(),
+              "' to quantize is not one of its parameters");
+        quantized_layout(format, parameter.shape().elements());  // throws for WeightFormat::same
+        parameter.entry().format = format;
+    }
+    flat_elements_ = code_words_ = 0;
+    for (const Parameter& parameter : parameters_) {
+        Parameter::Entry& entry = parameter.entry();
+        std::int64_t& end = entry.format == WeightFormat::same ? flat_elements_ : code_words_;
+        entry.offset = end;
+        const std::int64_t length = entry.format == WeightFormat::same
+                                        ? entry.padded_shape.elements()
+                                        : quantized_layout(entry.format, entry.shape.elements()).words;
+        end += rounded_up(length, parameter_alignment);
+    }
+}
+
 void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions& options) {
     check(!allocated(), "parameter store: allocated twice");
     check(options.multiple >= 1 && options.multiple % parameter_alignment == 0,
           "parameter store: blocks of a multiple of ", options.multiple, " elements; expected a multiple of ",
           parameter_alignment);
+    check(code_words_ == 0 || !options.gradients,
+          "parameter store: quantized parameters and gradients; expected FlatOptions::gradients = false");
     dtype_ = dtype;
     flat_elements_ = rounded_up(flat_elements_, options.multiple);
     const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
@@ -58,8 +100,16 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
     if (options.gradients) gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
     if (is_16_bit(dtype) && options.masters && options.gradients)
         master_ = zeros(ctx, {flat_elements_}, DType::f32);
+    if (code_words_ > 0) codes_ = zeros(blocks, {code_words_}, DType::i32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;
+        entry.dtype = dtype;
+        if (entry.format != WeightFormat::same) {
+            entry.codes =
+                codes_.slice(0, entry.offset, quantized_layout(entry.format, entry.shape.elements()).words);
+            entry.frozen = true;
+            continue;
+        }
         entry.value = view_of(values_, entry.offset, entry.shape);
         entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
         entry.frozen = !options.gradients;
@@ -75,18 +125,22 @@ void ParameterStore::initialize(const Context& ctx, Seed seed) {
     if (is_16_bit(dtype_) && !has_master())
         drawn = gradients_.defined() ? gradients_ : zeros(ctx, {flat_elements_}, DType::f32);
     for (const Parameter& parameter : parameters_) {
-        const Tensor target = view_of(drawn, parameter.offset(), parameter.shape());
-        switch (parameter.init().kind) {
-            case Init::Kind::constant:
-                fill(ctx, target, parameter.init().value);
-                break;
-            case Init::Kind::normal:
-                fill_normal(ctx, target, 0.0, parameter.init().value,
-                            Seed{mix_seed(seed.value, hash_of(parameter.name()))});
-                break;
+        if (parameter.is_quantized()) {
+            initialize_quantized(ctx, parameter, seed);
+        } else {
+            draw(ctx, parameter, view_of(drawn, parameter.offset(), parameter.shape()), seed);
         }
     }
     if (is_16_bit(dtype_)) round_masters(ctx, drawn, values_);
+}
+
+void ParameterStore::initialize_quantized(const Context& ctx, const Parameter& parameter, Seed seed) const {
+    const Context host = host_of(ctx);
+    const Tensor drawn = zeros(host, parameter.shape(), DType::f32);
+    draw(host, parameter, drawn, seed);
+    const Tensor codes = empty(host, parameter.codes().shape(), DType::i32);
+    quantize_weights(host, codes, drawn, parameter.format());
+    copy(ctx, parameter.codes(), to_device(ctx, codes));
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {

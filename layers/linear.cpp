@@ -19,8 +19,8 @@ Shape with_last_axis(Shape shape, std::int64_t length) {
 }
 
 void check_features(const char* what, const Tensor& x, std::int64_t features, const Parameter& weight) {
-    check(x.rank() >= 1 && x.size(-1) == features && x.dtype() == weight.value().dtype(), "linear ",
-          weight.name(), ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.value().dtype());
+    check(x.rank() >= 1 && x.size(-1) == features && x.dtype() == weight.dtype(), "linear ", weight.name(),
+          ": ", what, " is ", x, "; expected [.., ", features, "] ", weight.dtype());
 }
 
 void check_saved(const Linear& linear, const Linear::Saved& saved) {
@@ -51,7 +51,7 @@ Tensor Linear::forward(const Context& ctx, const Normed& normed, Saved& saved) c
     if (const std::optional<Tensor> y = forward_in_one_kernel(ctx, normed)) return *y;
     const Tensor x = normed.value(ctx);
     const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features()), x.dtype());
-    gemm(ctx, rows_of(y), rows_of(x), weight.value(), {.trans_b = true, .bias = bias_value()});
+    gemm(ctx, rows_of(y), rows_of(x), weight.dequantized(ctx), {.trans_b = true, .bias = bias_value()});
     if (adapter) adapter->add_forward(ctx, rows_of(y), rows_of(x));
     saved.x = backward_needs_x() ? x : Tensor{};
     return y;
@@ -75,7 +75,7 @@ std::optional<Tensor> Linear::forward_in_one_kernel(const Context& ctx, const No
                                                     std::optional<Activation> activation,
                                                     const Tensor& residual) const {
     const Tensor& x = normed.x;
-    if (!normed.inference || adapter || !fuses_products(ctx, x)) return std::nullopt;
+    if (!normed.inference || adapter || weight.is_quantized() || !fuses_products(ctx, x)) return std::nullopt;
     const bool gated = activation && traits_of(*activation).gated;
     const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features() / (gated ? 2 : 1)), x.dtype());
     const bool computed = fused_linear_in_one_kernel(ctx, y, x,
@@ -112,7 +112,7 @@ Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, cons
     check_saved(*this, saved);
     accumulate_own_gradients(ctx, gradient, saved);
     const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
-    gemm(ctx, rows_of(dx), rows_of(dy), weight.value());
+    gemm(ctx, rows_of(dx), rows_of(dy), weight.dequantized(ctx));
     if (adapter) adapter->add_backward(ctx, rows_of(dx), rows_of(dy), rows_of(saved.x));
     return dx;
 }

@@ -65,6 +65,8 @@ struct LinearOptions {
 ///   x [.., in], y [.., out] in the parameters' dtype; weight [out, in], bias [out] or none.
 ///   dx = dy W,  dW += dy^T x,  db += sum over rows of dy.
 /// With an adapter, y and the gradients also have LowRankAdapter's terms. Frozen parameters get no gradient.
+/// A quantized weight (ParameterStore::quantize) is dequantized in each pass, and the memory for it is free
+/// again after the product.
 /// Sums, and the gradients of weight and bias, are float32 (float64 for float64 values). Results do not
 /// depend on the number of threads. Throws Error on other shapes or dtypes.
 struct Linear {
@@ -96,7 +98,7 @@ struct Linear {
     Residual forward_onto(const Context& ctx, const Residual& stream, const Tensor& x, Saved& saved) const;
     /// Returns f(y) + residual, computed in one kernel together with x's norm; f and the residual may be
     /// absent. Returns nothing if a backward pass may follow (Normed::inference), and if the device has no
-    /// such kernel. A product with an adapter has none.
+    /// such kernel. A product with an adapter or a quantized weight has none.
     std::optional<Tensor> forward_in_one_kernel(const Context& ctx, const Normed& x,
                                                 std::optional<Activation> activation = {},
                                                 const Tensor& residual = {}) const;

@@ -4,7 +4,7 @@
 # Installs the packages of tests/judge/requirements.txt in build/judge; exit code 77 when that is not possible.
 # The pages of `gradtile lab --html` and `gradtile report` are judged in Chromium, if that is installed.
 # With --torch also PyTorch and transformers, 5 GB, in build/judge-torch: they train the models of tests/reference/training_losses.json
-# again, and check imported and exported weights, the meaning of every member of config files, the figures of
+# again, and check imported and exported weights, quantized weights with bitsandbytes, the meaning of every member of config files, the figures of
 # `gradtile eval`, and chat templates. With
 # --llama-cpp also llama.cpp, which pip compiles in build/judge-llama-cpp: it must read exported GGUF files
 # and compute the same.
@@ -71,7 +71,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for program in tests/judge/*_judge.py; do
   case $program in
-    */chat_judge.py | */eval_judge.py | */members_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
+    */chat_judge.py | */eval_judge.py | */members_judge.py | */quantized_judge.py | */training_judge.py | */weights_judge.py) if $with_torch; then judge build/judge-torch "$program"; else echo "== $program: only with --torch"; fi ;;
     */llama_cpp_judge.py) if $with_llama_cpp; then judge build/judge-llama-cpp "$program"; else echo "== $program: only with --llama-cpp"; fi ;;
     */lab_page_judge.py | */report_page_judge.py) if command -v chromium google-chrome >/dev/null; then judge build/judge "$program"; else echo "== $program: only with chromium"; fi ;;
     *) judge build/judge "$program" ;;

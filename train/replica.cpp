@@ -130,6 +130,7 @@ Tensor Replica::workspace(const StateTensor& part) const {
 
 void Replica::initialize(Seed seed) {
     if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
+    frozen_values_ = frozen_codes_ = {};
     draw_weights(seed);
 }
 
@@ -150,6 +151,8 @@ void Replica::start_from(const Checkpoint& checkpoint, const std::string& source
 void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& source) {
     if (is_root()) copy_parameters(model.ctx, model.frozen, checkpoint, source);
     communicator_.broadcast(model.ctx, model.frozen.values());
+    if (model.frozen.codes().defined()) communicator_.broadcast(model.ctx, model.frozen.codes());
+    frozen_values_ = frozen_codes_ = {};  // a copy of other weights
 }
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
@@ -162,7 +165,7 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
-    if (is_root()) check_saved_dtypes(checkpoint, model.parameters.dtype(), source);
+    if (is_root()) check_saved_dtypes(checkpoint, model.parameters.dtype(), model.frozen, source);
     if (model.has_adapters()) {
         load_frozen(weights_of(checkpoint, model.frozen, Membership::inside), source);
         load_weights(weights_of(checkpoint, model.frozen, Membership::outside), source);
@@ -207,12 +210,31 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
     clear_workspace();
 }
 
+void Replica::add_frozen(Checkpoint& checkpoint) {
+    if (!model.has_adapters() || !is_root()) return;
+    const bool on_gpu = model.ctx.device().is_cuda();
+    if (!frozen_values_.defined()) {
+        const auto on_host = [&](const std::string& name, const Tensor& block) {
+            return on_gpu && block.defined() ? to_host_memory(name, block) : block;
+        };
+        frozen_values_ = on_host("frozen values", model.frozen.values());
+        frozen_codes_ = on_host("frozen codes", model.frozen.codes());
+        if (on_gpu) cuda::synchronize(model.ctx.device(), model.ctx.stream());
+    }
+    for (const Parameter& parameter : model.frozen.parameters()) {
+        const std::string& name = parameter.name();
+        checkpoint.params[name] = parameter.is_quantized()
+                                      ? view_of(frozen_codes_, parameter, parameter.codes().shape())
+                                      : view_of(frozen_values_, parameter, parameter.shape());
+        checkpoint.constant_params.insert(name);
+    }
+}
+
 void Replica::save_into(Checkpoint& checkpoint) {
     const Context& ctx = model.ctx;
     const ParameterStore& parameters = model.parameters;
     if (!parallel.is_sharded()) {
-        for (const Parameter& parameter : model.frozen.parameters())
-            checkpoint.params[parameter.name()] = parameter.value();
+        add_frozen(checkpoint);
         for (const Parameter& parameter : parameters.parameters()) {
             checkpoint.params[parameter.name()] = parameter.value();
             if (parameters.has_master())

@@ -60,6 +60,8 @@ class Replica {
     /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
     /// is kept from call to call.
     const Tensor& host_memory(const std::string& name, const Tensor& x);
+    /// Adds the frozen parameters, which all checkpoints share in host memory.
+    void add_frozen(Checkpoint& checkpoint);
     /// Enqueues a copy of x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
     void draw_weights(Seed seed);
@@ -76,6 +78,7 @@ class Replica {
     std::vector<FlatRange> ranges_;  // this process's part of the flat blocks
     Tensor masters_;                 // packed, see OptimizerShard; undefined if the store has the masters
     std::map<std::string, Tensor> on_host_;
+    Tensor frozen_values_, frozen_codes_;  // the frozen store's blocks in host memory
 };
 
 }  // namespace gradtile

@@ -71,17 +71,18 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     // In addition to all its own gradients, a process stores the summed gradients for its part.
     const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
+    const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count() + frozen.count(),
                     .frozen = frozen.count(),
-                    .values = (elements + frozen_elements) * size_of(request.dtype),
+                    .values = (elements + frozen_elements) * size_of(request.dtype) + code_bytes,
                     .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
                     .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
                     .optimizer = part.state_bytes,
                     .activations = activation_bytes(ctx, request)};
-    if (request.snapshot)  // a checkpoint has float32 masters
-        plan.snapshot =
-            plan.values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
+    if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
+        plan.snapshot = elements * size_of(request.dtype) + plan.optimizer +
+                        (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
     return plan;
 }
 
@@ -138,6 +139,8 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const ModelConfig& model = plan.request.model;
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype;
     if (plan.frozen > 0) out << " (" << plan.parameters - plan.frozen << " trained)";
+    if (plan.frozen > 0 && plan.request.adapters.frozen != WeightFormat::same)
+        out << ", the blocks' frozen matrices in " << name_of(plan.request.adapters.frozen);
     out << ", micro-batch " << plan.request.micro_batch << " x " << model.context << " tokens"
         << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.optimizer_shards > 1)

@@ -42,12 +42,12 @@ struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding
     std::int64_t frozen = 0;      ///< elements that training does not change, without padding
-    std::size_t values = 0;       ///< parameters in the run's dtype
+    std::size_t values = 0;       ///< parameters in the run's dtype, and quantized ones
     std::size_t masters = 0;      ///< of 16-bit parameters: float32, or 16 bits beside the value
     std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward
-    std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores
+    std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes
     std::size_t total() const { return values + masters + gradients + optimizer + activations + snapshot; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);

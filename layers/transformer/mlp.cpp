@@ -46,8 +46,8 @@ void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved)
         saved.hidden = empty(ctx, shape, x.dtype());
         shape[-1] = down.in_features();
         saved.down.x = empty(ctx, shape, x.dtype());
-        linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.value(), up.bias_value(),
-                                  activation);
+        linear_activation_forward(ctx, saved.down.x, saved.hidden, x, up.weight.dequantized(ctx),
+                                  up.bias_value(), activation);
     }
 }
 
@@ -78,7 +78,8 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
         d_hidden = empty(ctx, saved.hidden.shape(), saved.hidden.dtype());
         if (up.bias_has_gradient() && !traits_of(activation).gated)
             d_hidden.column_sums = empty_column_sums(ctx, saved.hidden);
-        linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.value(), saved.hidden, activation);
+        linear_activation_backward(ctx, d_hidden, dy.dy, down.weight.dequantized(ctx), saved.hidden,
+                                   activation);
     }
     Tensor dx = up.backward(ctx, d_hidden, saved.up);
     up.notify_complete(hooks);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <gradtile/core/enum_names.h>
+#include <gradtile/core/quantized_weights.h>
 #include <gradtile/core/range.h>
 #include <gradtile/layers/activation.h>
 #include <gradtile/layers/cross_entropy_head.h>
@@ -155,6 +156,9 @@ struct AdapterOptions {
     std::int64_t rank = 0;   ///< 0: no adapters
     double alpha = 0.0;      ///< the adapters' term has the factor alpha / rank; 0: alpha is the rank
     std::string on = "all";  ///< the matrices that have adapters; see adapted_matrices()
+    /// How the blocks' matrices, with and without adapters, are kept in a store of frozen parameters
+    /// (Transformer).
+    WeightFormat frozen = WeightFormat::same;
 
     /// The factor alpha / rank on the adapters' term.
     double scale() const { return alpha == 0.0 ? 1.0 : alpha / static_cast<double>(rank); }

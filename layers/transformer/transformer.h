@@ -60,7 +60,8 @@ struct Transformer {
     Transformer(const ModelConfig& config, ParameterStore& parameters, const TrainingOptions& training = {},
                 const AdapterOptions& adapters = {});
     /// Declares the adapters in `parameters` and everything else in `frozen`, whose parameters the caller can
-    /// allocate without gradients. Without adapters, declares everything in `parameters`.
+    /// allocate without gradients, and quantizes the blocks' matrices if adapters.frozen says so. Without
+    /// adapters, declares everything in `parameters`.
     Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen,
                 const TrainingOptions& training, const AdapterOptions& adapters);
 
@@ -105,6 +106,7 @@ struct Transformer {
   private:
     Parameter last_parameter_;
     void add_adapters(ParameterStore& parameters, const AdapterOptions& chosen);
+    void quantize_blocks(ParameterStore& frozen) const;
     void check_tokens(const Tensor& tokens) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const;
     Residual forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,

@@ -157,5 +157,69 @@ TEST(ParameterStore, MatricesDecayAndVectorsDoNot) {
     EXPECT_FALSE(store.bias.decays());
 }
 
+/// A frozen store whose middle parameter is quantized.
+struct QuantizedStore : ParameterStore {
+    Parameter first = add("first", {3, 5}, Init::normal(0.02));
+    Parameter matrix = add("matrix", {70, 65}, Init::normal(0.5));
+    Parameter last = add("last", {5}, Init::ones());
+    explicit QuantizedStore(WeightFormat format, DType dtype) {
+        if (format != WeightFormat::same) quantize({&matrix, 1}, format);
+        allocate(ctx, dtype, {.gradients = false});
+        initialize(ctx, Seed{1});
+    }
+};
+
+TEST(ParameterStore, QuantizedParametersTakeNoPlaceAmongTheValues) {
+    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::int8})
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+            const QuantizedStore store(format, dtype), plain(WeightFormat::same, dtype),
+                drawn(WeightFormat::same, DType::f32);
+            EXPECT_EQ(store.count(), plain.count());
+            EXPECT_EQ(store.flat_elements(), 2 * 64);
+            EXPECT_EQ(store.code_words(), rounded_up(quantized_layout(format, 70 * 65).words, 64));
+            EXPECT_EQ(store.codes().shape(), Shape{store.code_words()});
+            EXPECT_EQ(to_host(ctx, store.first.value()), to_host(ctx, plain.first.value()));
+            EXPECT_EQ(to_host(ctx, store.last.value()), to_host(ctx, plain.last.value()));
+            EXPECT_TRUE(store.matrix.is_quantized() && store.matrix.is_frozen() &&
+                        !store.first.is_quantized());
+            EXPECT_EQ(store.matrix.dtype(), dtype);
+
+            const Tensor words = empty(ctx, store.matrix.codes().shape(), DType::i32);
+            quantize_weights(ctx, words, drawn.matrix.value(), format);
+            EXPECT_EQ(to_host(ctx, store.matrix.codes()), to_host(ctx, words));
+            const Tensor expected = empty(ctx, {70, 65}, dtype);
+            dequantize_weights(ctx, expected, words, format);
+            EXPECT_EQ(to_host(ctx, store.matrix.dequantized(ctx)), to_host(ctx, expected));
+            EXPECT_EQ(store.matrix.dequantized(ctx).dtype(), dtype);
+            EXPECT_EQ(store.last.dequantized(ctx).raw_data(), store.last.value().raw_data()) << "no copy";
+            EXPECT_EQ(test::message_of([&] { store.matrix.value(); }),
+                      "parameter matrix: has no value; it is quantized");
+        }
+}
+
+TEST(ParameterStore, RefusesToQuantizeWhatCannotBe) {
+    ParameterStore store, other;
+    const Parameter own = store.add("own", {64, 64}, Init::zeros()),
+                    foreign = other.add("foreign", {1}, Init::zeros());
+    const auto refusal = [&](const auto& action) { return test::message_of(action); };
+    EXPECT_THAT(refusal([&] {
+                    store.quantize({&foreign, 1}, WeightFormat::nf4);
+                }),
+                testing::HasSubstr("'foreign' to quantize is not one of its parameters"));
+    EXPECT_THAT(refusal([&] {
+                    store.quantize({&own, 1}, WeightFormat::same);
+                }),
+                testing::HasSubstr("expected nf4 or int8"));
+    EXPECT_THAT(refusal([&] { own.dtype(); }), testing::HasSubstr("its store is not allocated"));
+    store.quantize({&own, 1}, WeightFormat::nf4);
+    EXPECT_THAT(refusal([&] { store.allocate(ctx, DType::f32); }),
+                testing::HasSubstr("expected FlatOptions::gradients = false"));
+    store.allocate(ctx, DType::f32, {.gradients = false});
+    EXPECT_THAT(refusal([&] {
+                    store.quantize({&own, 1}, WeightFormat::nf4);
+                }),
+                testing::HasSubstr("quantized after the store was allocated"));
+}
+
 }  // namespace
 }  // namespace gradtile

@@ -34,6 +34,12 @@ SmallModel with_lora(SmallModel small) {
     return small;
 }
 
+SmallModel with_frozen(WeightFormat format, const SmallModel& small) {
+    SmallModel quantized = with_lora(small);
+    quantized.adapters.frozen = format;
+    return quantized;
+}
+
 MemoryRequest request_for(const SmallModel& small, DType dtype = DType::f32, std::int64_t micro_batch = 1) {
     return {.model = small.config,
             .training = small.training,
@@ -66,7 +72,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"options_bf16_block", with_attention_options(Recompute::block), DType::bf16},
         Case{"lora_f32", with_lora(gpt2_style(Recompute::none)), DType::f32},
         Case{"lora_bf16_activations", with_lora(llama_style(Recompute::activations)), DType::bf16},
-        Case{"lora_f32_block", with_lora(with_attention_options(Recompute::block)), DType::f32}),
+        Case{"lora_f32_block", with_lora(with_attention_options(Recompute::block)), DType::f32},
+        Case{"nf4_f32", with_frozen(WeightFormat::nf4, gpt2_style(Recompute::none)), DType::f32},
+        Case{"nf4_bf16_block", with_frozen(WeightFormat::nf4, llama_style(Recompute::block)), DType::bf16},
+        Case{"int8_bf16", with_frozen(WeightFormat::int8, llama_style(Recompute::none)), DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
 /// The families in turn with each level.
@@ -201,13 +210,40 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     EXPECT_EQ(plan.masters, 4 * trained);
     EXPECT_EQ(plan.gradients, 4 * trained);
     EXPECT_EQ(plan.optimizer, 8 * trained);
-    EXPECT_EQ(plan.snapshot, plan.values + plan.masters + plan.optimizer);
+    EXPECT_EQ(plan.snapshot, 2 * trained + plan.masters + plan.optimizer);
     // The MLP matrices' inputs are not saved: one and four times x in each layer.
     const std::size_t x = 40 * 32 * size_of(DType::bf16), layers = 3;
     EXPECT_GE(full.activations, plan.activations + layers * 5 * x);
     std::ostringstream out;
     out << plan;
     EXPECT_THAT(out.str(), testing::HasSubstr(concat("(", adapters.count(), " trained)")));
+}
+
+/// Quantized matrices count with the words of their codes, and a step needs one of them at a time in full: in
+/// this model, whose other activations are small, the largest.
+TEST(MemoryPlan, CountsTheCodesOfQuantizedMatricesAndOneDequantizedMatrix) {
+    const Context ctx(Device::cpu(), 1);
+    SmallModel small = with_lora(gpt2_style(Recompute::none));
+    small.config.context = 1;
+    const MemoryPlan plain = plan_memory(ctx, request_for(small, DType::bf16));
+    const BlockMatrices matrices = block_matrices(small.config);
+    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::int8}) {
+        const MemoryPlan plan = plan_memory(ctx, request_for(with_frozen(format, small), DType::bf16));
+        std::int64_t words = 0, elements = 0;
+        for (const MatrixShape& matrix : {matrices.qkv, matrices.proj, matrices.up, matrices.down}) {
+            elements += matrix.elements();
+            words += rounded_up(quantized_layout(format, matrix.elements()).words, parameter_alignment);
+        }
+        EXPECT_EQ(plan.values, plain.values - static_cast<std::size_t>(3 * 2 * elements - 3 * 4 * words));
+        EXPECT_EQ(plan.gradients, plain.gradients);
+        const auto largest = static_cast<std::size_t>(2 * matrices.up.elements());
+        EXPECT_GT(plan.activations, largest);
+        EXPECT_LE(plan.activations, plain.activations + largest);
+        std::ostringstream out;
+        out << plan;
+        EXPECT_THAT(out.str(),
+                    testing::HasSubstr(concat("the blocks' frozen matrices in ", name_of(format))));
+    }
 }
 
 /// Shards have equal sizes, in multiples of 64 elements. A process stores all gradients, and its shard's

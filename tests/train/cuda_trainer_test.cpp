@@ -86,9 +86,14 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
     run.config.steps = 20;
     run.config.lr = 1e-2;
     const auto out = [&](const std::string& name) { return (run.directory / name).string(); };
-    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
-        const std::string suffix(name_of(dtype));
+    const std::pair<TrainDType, WeightFormat> cases[] = {{TrainDType::f32, WeightFormat::same},
+                                                         {TrainDType::bf16, WeightFormat::same},
+                                                         {TrainDType::f32, WeightFormat::int8},
+                                                         {TrainDType::bf16, WeightFormat::nf4}};
+    for (const auto& [dtype, format] : cases) {
+        const std::string suffix = concat(name_of(dtype), '-', name_of(format));
         run.config.dtype = dtype;
+        run.config.adapters.frozen = format;
         run.config.device = DeviceChoice::cpu;
         run.config.out = out("cpu-" + suffix);
         const std::vector<StepReport> on_cpu = reports_of(run.config);

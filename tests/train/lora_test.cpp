@@ -62,6 +62,12 @@ void expect_equal_bits(const Tensor& a, const Tensor& b, const std::string& name
     EXPECT_EQ(std::memcmp(a.raw_data(), b.raw_data(), a.bytes()), 0) << name;
 }
 
+/// The codes of the quantized matrices.
+std::vector<double> codes_of(const Trainer& trainer) {
+    const LanguageModel& model = trainer.model();
+    return model.frozen.codes().defined() ? to_host(model.ctx, model.frozen.codes()) : std::vector<double>();
+}
+
 class LoraWithOptimizer : public testing::TestWithParam<OptimizerKind> {};
 INSTANTIATE_TEST_SUITE_P(All, LoraWithOptimizer,
                          testing::Values(kind_of<AdamWSettings>, kind_of<LionSettings>,
@@ -100,8 +106,15 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(test::RunSetting{"float32", [](TrainConfig&) {}},
                     test::RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
                     test::RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
+                    test::RunSetting{"nf4", [](TrainConfig& c) { c.adapters.frozen = WeightFormat::nf4; }},
+                    test::RunSetting{"int8_bfloat16",
+                                     [](TrainConfig& c) {
+                                         c.dtype = TrainDType::bf16;
+                                         c.adapters.frozen = WeightFormat::int8;
+                                     }},
                     test::RunSetting{"everything",
                                      [](TrainConfig& c) {
+                                         c.adapters.frozen = WeightFormat::nf4;
                                          c.dtype = TrainDType::bf16;
                                          c.training.dropout = 0.1;
                                          c.training.attention_dropout = 0.1;
@@ -129,6 +142,8 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     EXPECT_EQ(state_of(second), state_of(uninterrupted));
     EXPECT_EQ(to_host(second.model().ctx, second.model().frozen.values()),
               to_host(uninterrupted.model().ctx, uninterrupted.model().frozen.values()));
+    EXPECT_EQ(codes_of(second), codes_of(uninterrupted));
+    EXPECT_EQ(codes_of(second).empty(), run.config.adapters.frozen == WeightFormat::same);
     EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(uninterrupted_config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
@@ -253,6 +268,174 @@ TEST(Lora, RefusesACheckpointWhoseAdaptersDoNotFit) {
                 HasSubstr("a.h5: lora-rank"));
     EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-rank", -4); }), HasSubstr("lora-rank: -4"));
     EXPECT_THAT(refusal([](Checkpoint& c) { c.config.set("lora-on", "x"); }), HasSubstr("lora-on: 'x'"));
+}
+
+// ---- Quantized matrices ----
+
+/// A checkpoint's tensor, quantized and dequantized.
+Tensor rounded_to(WeightFormat format, const Tensor& weights) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor codes = empty(ctx, {quantized_layout(format, weights.elements()).words}, DType::i32);
+    quantize_weights(ctx, codes, weights, format);
+    Tensor result = empty(ctx, weights.shape(), DType::f32);
+    dequantize_weights(ctx, result, codes, format);
+    return result;
+}
+
+bool is_block_matrix(const std::string& name, const Tensor& x) {
+    return name.starts_with("h.") && x.rank() == 2 && !is_adapter(name);
+}
+
+class LoraOnQuantized : public testing::TestWithParam<std::tuple<WeightFormat, TrainDType>> {};
+INSTANTIATE_TEST_SUITE_P(Formats, LoraOnQuantized,
+                         testing::Combine(testing::Values(WeightFormat::nf4, WeightFormat::int8),
+                                          testing::Values(TrainDType::f32, TrainDType::bf16)),
+                         [](const auto& info) {
+                             return concat(name_of(std::get<0>(info.param)), '_',
+                                           name_of(std::get<1>(info.param)));
+                         });
+
+/// The base's masters are quantized, if it has any: its 16-bit weights have already been rounded once.
+TEST_P(LoraOnQuantized, LearnsAndSavesTheCodesOfTheBase) {
+    const auto [format, dtype] = GetParam();
+    LoraRun run(dtype);
+    run.config.adapters.frozen = format;
+    Trainer trainer(run.config, run.on_message);
+    std::vector<double> losses;
+    trainer.on_step([&](const StepReport& report) { losses.push_back(report.loss); });
+    const std::vector<double> before = codes_of(trainer);
+    trainer.run();
+    EXPECT_LT(losses.back(), 0.8 * losses.front());
+    EXPECT_EQ(codes_of(trainer), before);
+    const Checkpoint base = read_checkpoint(run.base), after = newest(run.config.out);
+    const Context ctx(Device::cpu(), 1);
+    int matrices = 0;
+    for (const auto& [name, x] : base.params) {
+        const Tensor& saved = after.params.at(name);
+        if (!is_block_matrix(name, x)) {
+            expect_equal_bits(saved, x, name);
+            continue;
+        }
+        ++matrices;
+        const Tensor codes = empty(ctx, {quantized_layout(format, x.elements()).words}, DType::i32);
+        quantize_weights(ctx, codes, dtype == TrainDType::bf16 ? base.master.at(name) : x, format);
+        expect_equal_bits(saved, codes, name);
+    }
+    EXPECT_EQ(matrices, 2 * 4);
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+TEST_P(LoraOnQuantized, MergesIntoDequantizedMatrices) {
+    const auto [format, dtype] = GetParam();
+    LoraRun run(dtype);
+    run.config.adapters.frozen = format;
+    run.config.adapters.on = "attn";
+    Trainer(run.config, run.on_message).run();
+    const Checkpoint base = read_checkpoint(run.base), adapted = newest(run.config.out);
+    const Checkpoint merged = merged_adapters(adapted, "run");
+    const Context ctx(Device::cpu(), 1);
+    const bool has_masters = dtype == TrainDType::bf16;
+    for (const auto& [name, x] : base.params) {
+        if (!is_block_matrix(name, x)) continue;
+        const Tensor expected = rounded_to(format, has_masters ? base.master.at(name) : x);
+        const Tensor &value = merged.params.at(name), &full = has_masters ? merged.master.at(name) : value;
+        EXPECT_EQ(value.dtype(), storage_dtype(dtype)) << name;
+        EXPECT_EQ(to_host(ctx, value), to_host(ctx, cast(ctx, full, value.dtype()))) << name;
+        if (name.find(".mlp.") != std::string::npos) {
+            expect_equal_bits(full, expected, name);
+            continue;
+        }
+        const std::string module = name.substr(0, name.rfind('.'));
+        const NamedTensors& adapters = has_masters ? adapted.master : adapted.params;
+        const auto w = to_host(ctx, expected), sum = to_host(ctx, full),
+                   a = to_host(ctx, adapters.at(module + ".lora_a")),
+                   b = to_host(ctx, adapters.at(module + ".lora_b"));
+        double change = 0;
+        for (std::size_t i = 0; i < w.size(); ++i) {
+            double exact = w[i], size = std::abs(w[i]);
+            for (std::size_t r = 0; r < 4; ++r) {
+                exact += b[i / 32 * 4 + r] * a[r * 32 + i % 32];
+                size += std::abs(b[i / 32 * 4 + r] * a[r * 32 + i % 32]);
+            }
+            ASSERT_NEAR(sum[i], exact, 6 * 0x1p-24 * size) << name;
+            change = std::max(change, std::abs(exact - w[i]));
+        }
+        EXPECT_GT(change, 1e-3) << name << " has learned";
+    }
+    EXPECT_EQ(merged.config["frozen-dtype"], "same");
+    for (const auto& [name, x] : merged.params) EXPECT_TRUE(is_floating(x.dtype())) << name;
+
+    // What the run's own model computes, to rounding, and a run that begins with the merged model.
+    const auto loaded = load_model(run.config.out);
+    TrainConfig further = run.config;
+    further.init_from = run.config.out;
+    further.out = (run.directory / "further").string();
+    const Trainer second(further, run.on_message);
+    const std::string name = "h.1.attn.proj.weight";
+    EXPECT_EQ(
+        to_host(ctx, second.model().frozen.find(name).dequantized(ctx)),
+        to_host(ctx,
+                cast(ctx, rounded_to(format, has_masters ? merged.master.at(name) : merged.params.at(name)),
+                     storage_dtype(dtype))));
+    // A loaded model is made from the weights alone, without masters.
+    const Checkpoint weights =
+        merged_adapters(load_checkpoint(run.config.out, {.training_state = false}), "run");
+    EXPECT_EQ(to_host(ctx, loaded->parameters.find(name).value()), to_host(ctx, weights.params.at(name)));
+}
+
+TEST(Lora, ALoadedModelOfAQuantizedRunComputesWhatTheRunComputes) {
+    LoraRun run;
+    run.config.adapters.frozen = WeightFormat::nf4;
+    run.config.adapters.alpha = 10;
+    Trainer trainer(run.config, run.on_message);
+    trainer.run();
+    const LanguageModel& adapted = trainer.model();
+    const auto merged = load_model(run.config.out);
+    const Tensor tokens = from_host(adapted.ctx, std::vector<std::int32_t>{1, 5, 2, 7, 3, 3, 0, 8}, {1, 8});
+    const auto expected = to_host(adapted.ctx, adapted.transformer.logits_of_all(adapted.ctx, tokens)),
+               found = to_host(merged->ctx, merged->transformer.logits_of_all(merged->ctx, tokens));
+    double largest = 0;
+    for (const double x : expected) largest = std::max(largest, std::abs(x));
+    // As in ALoadedModelHasTheMergedWeights.
+    for (std::size_t i = 0; i < expected.size(); ++i)
+        ASSERT_NEAR(found[i], expected[i], 2 * 2 * 128 * 0x1p-24 * largest);
+    EXPECT_EQ(sample(*merged, {.prompt = "the cat", .tokens = 20, .temperature = 0}),
+              sample(adapted, {.prompt = "the cat", .tokens = 20, .temperature = 0}));
+}
+
+TEST(Lora, RefusesACheckpointWhoseCodesDoNotFit) {
+    LoraRun run;
+    run.config.adapters.frozen = WeightFormat::nf4;
+    Trainer(run.config, run.on_message).run();
+    const Checkpoint sound = newest(run.config.out);
+    const Context ctx(Device::cpu(), 1);
+    const auto refusal = [&](const auto& change) {
+        Checkpoint checkpoint = sound;
+        change(checkpoint);
+        return message_of([&] { merged_adapters(checkpoint, "a.h5"); });
+    };
+    const std::string name = "h.1.mlp.fc.weight";  // [128, 32]: 64 blocks
+    EXPECT_EQ(refusal([&](Checkpoint& c) { c.params[name] = zeros(ctx, {500}, DType::i32); }),
+              "a.h5: parameter 'h.1.mlp.fc.weight' is [500] in nf4; this model's is [530]");
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.config.set("frozen-dtype", "int8"); }),
+                HasSubstr("in int8; this model's is"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.config.set("frozen-dtype", "same"); }),
+                HasSubstr("'h.0.attn.qkv.weight' is [398]; this model's is [96, 32]"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.config.set("frozen-dtype", "nf5"); }),
+                HasSubstr("expected same, nf4 or int8"));
+    EXPECT_THAT(refusal([&](Checkpoint& c) { c.params["wte.weight"] = zeros(ctx, {64}, DType::i32); }),
+                HasSubstr("parameter 'wte.weight' is [64]"));
+
+    // A resumed run needs codes: quantizing dequantized weights again may round differently.
+    Checkpoint changed = sound;
+    changed.params[name] = zeros(ctx, {128, 32}, DType::f32);
+    ParameterStore adapters, frozen;
+    TrainConfig config;
+    apply_json(config, sound.config, "a.h5");
+    const Transformer model(config.model, adapters, frozen, {}, config.adapters);
+    EXPECT_EQ(message_of([&] { check_saved_dtypes(changed, DType::f32, frozen, "a.h5"); }),
+              "a.h5: parameter 'h.1.mlp.fc.weight' is float32; expected int32");
+    EXPECT_EQ(message_of([&] { check_saved_dtypes(sound, DType::f32, frozen, "a.h5"); }), "no error");
 }
 
 /// The head and the embeddings are frozen, so the blocks' adapters must do all the work. The base has

@@ -8,6 +8,7 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/gradcheck.h>
+#include <gradtile/core/quantized_weights.h>
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation.h>
@@ -60,6 +61,16 @@ void Operators::add_core(std::vector<OperandRow>& all) const {
                    {x},
                    [&](const Operands& t) { to_string(ctx, t[0]); },
                    {0}});
+    const Tensor matrix = numbers({1, 64});
+    const Tensor words = zeros(ctx, {quantized_layout(WeightFormat::int8, 64).words}, DType::i32);
+    all.push_back({"core/quantized_weights.h: quantize_weights",
+                   "quantize_weights: ",
+                   {words, matrix},
+                   [&](const Operands& t) { quantize_weights(ctx, t[0], t[1], WeightFormat::int8); }});
+    all.push_back({"core/quantized_weights.h: dequantize_weights",
+                   "dequantize_weights: ",
+                   {matrix, words},
+                   [&](const Operands& t) { dequantize_weights(ctx, t[0], t[1], WeightFormat::int8); }});
     unary("core/random.h: fill_normal",
           "fill_normal: ", [&](const T& a) { fill_normal(ctx, a, 0, 1, Seed{1}); });
     unary("core/tensor.h: empty_like", "empty_like: ", [&](const T& a) { empty_like(ctx, a); });

@@ -8,6 +8,7 @@
 #include <gradtile/attention/attention.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/symmetric_product.h>
+#include <gradtile/core/quantized_weights.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/activation.h>
@@ -81,6 +82,15 @@ void test_axpy(const Context& ctx) {
     const auto views = shifted(ctx);
     const Tensor &first = views.first, &second = views.second;
     expect_refused([&] { axpy(ctx, first, 1.0, second); });
+}
+
+void test_quantized_weights(const Context& ctx) {
+    const Tensor memory = numbers(ctx, {40}), weights = memory.slice(0, 0, 32).reshape({32});
+    const std::int64_t words = quantized_layout(WeightFormat::int8, 32).words;
+    const Tensor shared = as_i32(memory.slice(0, 40 - words, words), {words});
+    expect_refused([&] { dequantize_weights(ctx, weights, shared, WeightFormat::int8); });
+    if (ctx.device().is_cpu())
+        expect_refused([&] { quantize_weights(ctx, shared, weights, WeightFormat::int8); });
 }
 
 void test_activation_forward(const Context& ctx) {
@@ -370,6 +380,8 @@ const OperatorRow operator_table[] = {
     {"core/gradcheck.h: gradient_check_layer", returns_new},
     {"core/parameter_store.h: ready_to_add", in_place},
     {"core/compare.h: to_string", returns_new},
+    {"core/quantized_weights.h: dequantize_weights", checked, test_quantized_weights},
+    {"core/quantized_weights.h: quantize_weights", checked, test_quantized_weights},
     {"core/random.h: fill_normal", in_place},
     {"core/tensor.h: empty_like", returns_new},
     {"core/tensor_math.h: add", returns_new},

@@ -179,12 +179,13 @@ GradientReport check_embedding(const Context& ctx) {
 }
 
 /// A linear layer with an adapter. Its own weight and bias are frozen, as in training.
-GradientReport check_lora(const Context& ctx) {
+GradientReport check_lora(const Context& ctx, WeightFormat format) {
     ParameterStore frozen, adapters;
-    Linear layer(frozen, "layer", 6, 9);
+    Linear layer(frozen, "layer", 6, 9, {.init = Init::normal(0.5)});
     layer.add_adapter(adapters, {.rank = 3, .alpha = 5.0});
+    if (format != WeightFormat::same) frozen.quantize({&layer.weight, 1}, format);
     frozen.allocate(ctx, DType::f64, {.gradients = false});
-    fill_normal(ctx, frozen.values(), 0.5, 0.5, Seed{98});
+    frozen.initialize(ctx, Seed{98});
     draw_parameters(ctx, adapters);
     return gradient_check_layer(ctx, layer, input(ctx, {3, 5, 6}, 1), adapters.parameters());
 }
@@ -323,7 +324,9 @@ std::vector<CheckedOperator> make_operators() {
          [](const Context& c) {
              return check_layer<Linear>(c, {3, 5, 6}, 6, 9);
          }},
-        {"lora", check_lora},
+        {"lora", [](const Context& ctx) { return check_lora(ctx, WeightFormat::same); }},
+        {"lora-nf4", [](const Context& ctx) { return check_lora(ctx, WeightFormat::nf4); }},
+        {"lora-int8", [](const Context& ctx) { return check_lora(ctx, WeightFormat::int8); }},
         {"layer-norm",
          [](const Context& c) {
              return check_layer<LayerNorm>(c, {3, 5, 17}, 17, true);

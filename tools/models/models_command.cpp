@@ -24,6 +24,7 @@ struct Flags {
     DeviceChoice device = DeviceChoice::automatic;
     TrainDType dtype = TrainDType::bf16;
     Recompute recompute = Recompute::none;
+    WeightFormat frozen = WeightFormat::same;
     std::int64_t context = 2048, batch = 1;
     double gpu_memory = 0;  // in GiB; 0: this machine's device
     bool json = false;
@@ -99,6 +100,7 @@ TrainConfig training_config(const ModelConfig& model, const Flags& flags, std::i
     config.model = model;
     config.training.recompute = flags.recompute;
     config.adapters.rank = rank;
+    if (rank > 0) config.adapters.frozen = flags.frozen;
     config.dtype = flags.dtype;
     config.batch = flags.batch;
     return config;
@@ -143,6 +145,9 @@ void add_row(Table& table, const PublishedModel& model, const Target& target, co
 void print_notes(const Target& target, const Flags& flags) {
     std::cout << "A model without tokens/s does not fit. sample: keys and values of " << flags.batch
               << (flags.batch == 1 ? " text" : " texts") << "; LoRA: rank " << adapter_rank
+              << (flags.frozen == WeightFormat::same
+                      ? std::string()
+                      : concat(", the blocks' frozen matrices in ", name_of(flags.frozen)))
               << "; train: all weights, AdamW.\n"
               << (flags.gpu_memory > 0 ? "tokens/s: the cost model of `gradtile plan`, fitted to an H200.\n"
                                        : "tokens/s: the cost model of `gradtile plan`, with this machine's "
@@ -179,6 +184,7 @@ void add_models(CommandLine& program) {
     command.add_value("--batch", flags->batch, "texts at once");
     command.add_value("--dtype", flags->dtype, "type of weights and activations");
     command.add_value("--recompute", flags->recompute, "what training recomputes to save memory");
+    command.add_value("--frozen-dtype", flags->frozen, "LoRA: type of the blocks' frozen matrices");
     command.add_switch("--json", flags->json, "print one JSON object per model");
     command.set_action([flags] { return models(*flags); });
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,8 +24,11 @@ class JsonWriter;
 using NamedTensors = std::map<std::string, Tensor>;
 
 struct Checkpoint {
-    std::int64_t step = 0;        ///< completed optimizer steps
-    NamedTensors params = {};     ///< weights in the model's dtype, [out, in], vocabulary without padding
+    std::int64_t step = 0;     ///< completed optimizer steps
+    NamedTensors params = {};  ///< weights in the model's dtype, [out, in], vocabulary without padding
+    /// Names of params that are on the host and do not change while saves run: a SnapshotWriter reads them
+    /// in place. Not a part of the file.
+    std::set<std::string> constant_params = {};
     NamedTensors master = {};     ///< float32 masters for 16-bit weights; empty otherwise
     NamedTensors optimizer = {};  ///< the optimizer's moments
     JsonValue config = {};        ///< model and run settings

@@ -37,12 +37,20 @@ void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
     visit(live.optimizer, staged.optimizer);
 }
 
-std::uint64_t staged_bytes(const Checkpoint& live) {
+bool is_constant(const Checkpoint& live, const NamedTensors& tensors, const std::string& name) {
+    return &tensors == &live.params && live.constant_params.contains(name);
+}
+
+std::uint64_t total_bytes(const Checkpoint& live, bool with_constants) {
     std::uint64_t bytes = kAlignment;  // never 0
     for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer}) {
-        for (const auto& [name, x] : *tensors) bytes += staged_bytes(x);
+        for (const auto& [name, x] : *tensors)
+            if (with_constants || !is_constant(live, *tensors, name)) bytes += staged_bytes(x);
     }
     return bytes;
+}
+std::uint64_t staged_bytes(const Checkpoint& live) {
+    return total_bytes(live, false);
 }
 
 }  // namespace
@@ -142,6 +150,11 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
                 copies.emplace(name, x);  // write_checkpoint() refuses this tensor and names it
                 continue;
             }
+            if (is_constant(live, tensors, name)) {
+                check(x.device().is_cpu(), name, ": a constant on ", x.device(), "; expected the cpu");
+                copies.emplace(name, x);
+                continue;
+            }
             copies.emplace_hint(
                 copies.end(), name,
                 Tensor(staging_, free, Device::cpu(), x.dtype(), x.shape(), contiguous_strides(x.shape())));
@@ -194,7 +207,7 @@ SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) co
     report.best = best;
     report.step = checkpoint.step;
     report.path = directory_.path_of(checkpoint.step);
-    report.bytes = staged_bytes(checkpoint);
+    report.bytes = total_bytes(checkpoint, true);
     return report;
 }
 

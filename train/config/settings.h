@@ -226,6 +226,11 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
                   adapters},
           c.adapters.on);
+    visit(Setting{"frozen-dtype",
+                  "with lora-rank: type of the blocks' frozen matrices; same: dtype, nf4: 4 bits (QLoRA), "
+                  "int8: 8 bits",
+                  adapters},
+          c.adapters.frozen);
     visit(Setting{"zero-init",
                   "matrices whose output is added to the residual stream, and an output head that is not "
                   "tied, start at zero",

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/internal/master_weights.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/with_source.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/model/merged_adapters.h>
@@ -12,37 +13,58 @@ namespace gradtile {
 namespace {
 
 /// `what` is "parameter" or "master", for messages.
-void check_weights(const ParameterStore& parameters, const NamedTensors& tensors, const char* what,
+void check_weights(std::span<const Parameter> parameters, const NamedTensors& tensors, const char* what,
                    const std::string& source) {
-    for (const Parameter& parameter : parameters.parameters()) {
+    for (const Parameter& parameter : parameters) {
         const auto found = tensors.find(parameter.name());
         check(found != tensors.end(), source, ": has no ", what, " '", parameter.name(), "'; expected ",
               parameter.shape());
         const Tensor& x = found->second;
+        if (parameter.is_quantized() && x.dtype() == DType::i32) {
+            const Shape codes{quantized_layout(parameter.format(), parameter.shape().elements()).words};
+            check(x.shape() == codes, source, ": ", what, " '", parameter.name(), "' is ", x.shape(), " in ",
+                  name_of(parameter.format()), "; this model's is ", codes);
+            continue;
+        }
         check(x.shape() == parameter.shape(), source, ": ", what, " '", parameter.name(), "' is ", x.shape(),
               "; this model's is ", parameter.shape());
         check(is_floating(x.dtype()), source, ": ", what, " '", parameter.name(), "' is ", x.dtype(),
               "; expected a floating-point dtype");
     }
     std::set<std::string_view> known;
-    for (const Parameter& parameter : parameters.parameters()) known.insert(parameter.name());
+    for (const Parameter& parameter : parameters) known.insert(parameter.name());
     for (const auto& entry : tensors)
         check(known.contains(entry.first), source, ": ", what, " '", entry.first,
               "' is not one of this model's");
+}
+
+/// Copies codes, or quantizes weights on the host.
+void copy_quantized(const Context& ctx, const Parameter& parameter, const Tensor& weights) {
+    Tensor codes = weights;
+    if (is_floating(weights.dtype())) {
+        const Context host = host_of(ctx);
+        codes = empty(host, parameter.codes().shape(), DType::i32);
+        const Tensor packed = weights.is_contiguous() ? weights : cast(host, weights, weights.dtype());
+        with_source(concat("parameter '", parameter.name(), "'"),
+                    [&] { quantize_weights(host, codes, packed, parameter.format()); });
+    }
+    copy(ctx, parameter.codes(), to_device(ctx, codes));
 }
 
 }  // namespace
 
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source,
                  const AdapterOptions& adapters) {
-    ParameterStore parameters;
+    ParameterStore parameters, frozen;
     try {
         validate(config);
-        const Transformer model(config, parameters, {}, adapters);
+        const Transformer model(config, parameters, frozen, {}, adapters);
     } catch (const Error& error) {
         throw Error(concat(source, ": its config: ", error.what()));
     }
-    check_weights(parameters, checkpoint.params, "parameter", source);
+    std::vector<Parameter> all(parameters.parameters().begin(), parameters.parameters().end());
+    all.insert(all.end(), frozen.parameters().begin(), frozen.parameters().end());
+    check_weights(all, checkpoint.params, "parameter", source);
 }
 
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
@@ -75,12 +97,17 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
                      const Checkpoint& checkpoint, const std::string& source) {
     const bool apart = masters.raw_data() != parameters.values().raw_data();
-    check_weights(parameters, checkpoint.params, "parameter", source);
-    if (!checkpoint.master.empty()) check_weights(parameters, checkpoint.master, "master", source);
+    check_weights(parameters.parameters(), checkpoint.params, "parameter", source);
+    if (!checkpoint.master.empty())
+        check_weights(parameters.parameters(), checkpoint.master, "master", source);
     for (const Parameter& parameter : parameters.parameters()) {
         const auto master = checkpoint.master.find(parameter.name());
         const bool has_master = master != checkpoint.master.end();
         const Tensor& value = checkpoint.params.at(parameter.name());
+        if (parameter.is_quantized()) {
+            copy_quantized(ctx, parameter, has_master ? master->second : value);
+            continue;
+        }
         const Tensor& weights = has_master && value.dtype() != masters.dtype() ? master->second : value;
         const Shape& shape = parameter.shape();
         const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
@@ -102,14 +129,17 @@ Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store,
     return chosen;
 }
 
-void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source) {
-    const auto check_all = [&](const NamedTensors& tensors, const char* what, DType expected) {
-        for (const auto& [name, x] : tensors)
-            check(x.dtype() == expected, source, ": ", what, " '", name, "' is ", x.dtype(), "; expected ",
-                  expected);
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const ParameterStore& frozen,
+                        const std::string& source) {
+    std::set<std::string_view> quantized;
+    for (const Parameter& parameter : frozen.parameters())
+        if (parameter.is_quantized()) quantized.insert(parameter.name());
+    const auto check_dtype = [&](const char* what, const std::string& name, DType found, DType expected) {
+        check(found == expected, source, ": ", what, " '", name, "' is ", found, "; expected ", expected);
     };
-    check_all(checkpoint.params, "parameter", dtype);
-    check_all(checkpoint.master, "master", DType::f32);
+    for (const auto& [name, x] : checkpoint.params)
+        check_dtype("parameter", name, x.dtype(), quantized.contains(name) ? DType::i32 : dtype);
+    for (const auto& [name, x] : checkpoint.master) check_dtype("master", name, x.dtype(), DType::f32);
     const bool has_masters = !checkpoint.master.empty();
     check(has_masters == is_16_bit(dtype), source, ": has ", has_masters ? "" : "no ", "masters of its ",
           dtype, " weights; expected ", has_masters ? "none" : "float32 masters");

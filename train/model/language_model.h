@@ -74,8 +74,9 @@ std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
 std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 
 /// Copies a checkpoint's weights into an allocated store, between any floating-point dtypes: from its masters
-/// if it has them, else from its values. Throws Error "SOURCE: ..." naming the first parameter or master that
-/// is missing, unknown, not floating-point or has another shape. After an error nothing has been copied.
+/// if it has them, else from its values. A quantized parameter is copied if the checkpoint has its codes,
+/// else it is quantized on the host. Throws Error "SOURCE: ..." naming the first parameter or master that is
+/// missing, unknown, not floating-point or has another shape. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
 /// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
@@ -92,9 +93,11 @@ Checkpoint weights_of(const Checkpoint& checkpoint, const ParameterStore& store,
 void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const std::string& source,
                  const AdapterOptions& adapters = {});
 
-/// Checks what a resumed run needs in addition: parameters of `dtype`, and float32 masters exactly if `dtype`
-/// has 16 bits. Throws Error "SOURCE: ..." naming the tensor, the dtype found and the dtype expected.
-void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const std::string& source);
+/// Checks what a resumed run needs in addition: parameters of `dtype`, codes of the quantized parameters in
+/// `frozen`, and float32 masters exactly if `dtype` has 16 bits. Throws Error "SOURCE: ..." naming the
+/// tensor, the dtype found and the dtype expected.
+void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const ParameterStore& frozen,
+                        const std::string& source);
 
 /// Loads a checkpoint file, or the newest sound one in a run's directory (or in its checkpoints/). Throws
 /// Error when there is none. on_message receives a line for each damaged file that is skipped.

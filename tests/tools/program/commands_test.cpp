@@ -315,6 +315,34 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
                    {"lora-rank: 2 without init-from"});
 }
 
+TEST_F(Commands, AQloraRunIsResumedEvaluatedAndExportedInFullPrecision) {
+    const std::string folder = place_ / "exported", again = place_ / "again", qlora = place_ / "qlora";
+    expect_success(run(tiny_training(stories_, out_)));
+    const Arguments tuning =
+        Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", qlora} +
+        Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"};
+    const Arguments nf4{"--lora-rank", "2", "--lora-on", "attn.qkv,mlp", "--frozen-dtype", "nf4"};
+    const Outcome plan = run(tuning + nf4 + Arguments{"--memory"});
+    expect_success(plan);
+    EXPECT_THAT(plan.out, HasSubstr(" trained), the blocks' frozen matrices in nf4"));
+    expect_refused(run(tuning + Arguments{"--frozen-dtype", "nf4"}),
+                   {"frozen-dtype: \"nf4\" without lora-rank, so that no matrix is frozen; expected same"});
+    expect_refused(run(tuning + Arguments{"--lora-rank", "2", "--frozen-dtype", "fp4"}),
+                   {"frozen-dtype", "fp4", "same, nf4 or int8"});
+    expect_success(run(tuning + nf4));
+    expect_refused(run({"train", "--resume", qlora, "--frozen-dtype", "int8"}),
+                   {"--frozen-dtype: cannot change when a run is resumed"});
+    std::filesystem::remove_all(out_);  // the run's checkpoints contain the base
+    expect_success(run({"train", "--resume", qlora, "--steps", "22"}));
+    EXPECT_THAT(run({"inspect", qlora}).out, HasSubstr("h.0.attn.proj.weight"));
+    const std::string evaluated = run({"eval", qlora, "--data", stories_, "--json"}).out;
+    EXPECT_THAT(evaluated, HasSubstr("loss"));
+    expect_success(run({"export", qlora, "--out", folder}));
+    expect_success(run({"import", folder, "--out", again}));
+    EXPECT_EQ(run({"eval", again, "--data", stories_, "--json"}).out, evaluated);
+    EXPECT_EQ(run({"sample", again, "--prompt", "The "}).out, run({"sample", qlora, "--prompt", "The "}).out);
+}
+
 TEST_F(Commands, TokenizeSplitsDocumentsAtTheSeparator) {
     const std::string tokenizer = place_ / "tokenizer.json";
     const std::string text =

@@ -120,8 +120,8 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWhileTheBatchGrows) {
 /// The processes sum only the adapters' gradients. The base is broadcast at a start and at a resume.
 TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const auto base = train(1);
-    const Arguments lora{"--init-from", base.string(), "--lora-rank", "4",
-                         "--lr",        "1e-2",        "--dropout",   "0.1"};
+    const Arguments lora = Arguments{"--init-from", base.string(), "--lora-rank", "4"} +
+                           Arguments{"--lr", "1e-2", "--dropout", "0.1", "--frozen-dtype", "nf4"};
     const auto one_process = train(1, lora);
     expect_same_curve(one_process, train(2, lora));
     const auto out = train(4, lora + Arguments{"--micro-batch", "1", "--stop-after", "20"});

@@ -66,6 +66,22 @@ TEST(Models, AgreesWithPlan) {
     EXPECT_NEAR(gpt2.at("training_tokens_per_s").get<double>(), speed, 1e-8 * speed);
 }
 
+/// The figures of docs/fine_tuning.md.
+TEST(Models, QuantizedMatricesLetAModelOfSevenBillionBeTunedIn12GiB) {
+    const auto lora_of = [](const Arguments& more) {
+        return row_of(rows_of(Arguments{"--gpu-memory", "12", "--recompute", "block"} + more), "Llama-2-7B");
+    };
+    const json plain = lora_of({}), int8 = lora_of({"--frozen-dtype", "int8"}),
+               nf4 = lora_of({"--frozen-dtype", "nf4"});
+    EXPECT_GT(plain.at("lora_gib"), 12);
+    EXPECT_LT(nf4.at("lora_gib"), int8.at("lora_gib"));
+    EXPECT_LT(nf4.at("lora_gib"), 12);
+    EXPECT_FALSE(nf4.at("lora_tokens_per_s").is_null());
+    EXPECT_EQ(nf4.at("training_gib"), plain.at("training_gib"))
+        << "trains all weights, so that none is frozen";
+    EXPECT_EQ(nf4.at("generation_gib"), plain.at("generation_gib"));
+}
+
 TEST(Models, FlagsChangeWhatFits) {
     const auto training_gib = [](const Arguments& more) {
         return row_of(rows_of(Arguments{"--gpu-memory", "80"} + more), "Llama-3.2-1B")

@@ -126,6 +126,38 @@ TEST(SnapshotWriter, SavesInPlaceWithoutACopy) {
     EXPECT_EQ(writer.poll().size(), 2u);
 }
 
+/// The writing thread changes tensors after the copy and before it writes: only a tensor that was not copied
+/// has the new elements in the file.
+TEST(SnapshotWriter, ReadsConstantParametersInPlace) {
+    const Context ctx;
+    Checkpoint live;
+    live.params["constant"] = zeros(ctx, {70, 3}, DType::i32);
+    live.params["changing"] = zeros(ctx, {70, 3}, DType::f32);
+    live.master["constant"] = zeros(ctx, {5}, DType::f32);  // only the parameter is constant
+    live.constant_params = {"constant"};
+    test::MemoryFileSystem memory;
+    std::atomic<bool> changed = false;
+    test::FaultyFileSystem disk(memory, [&](test::FaultyFileSystem::Call, std::size_t) -> std::int64_t {
+        const Context own(Device::cpu(), 1);
+        if (!changed.exchange(true))
+            for (const NamedTensors* tensors : {&live.params, &live.master})
+                for (const auto& [name, x] : *tensors) fill(own, x, 7.0);
+        return 0;
+    });
+    SnapshotWriter writer(CheckpointDirectory("checkpoints", {}, disk), ctx);
+    ASSERT_FALSE(changed);
+    writer.reserve(live);
+    writer.save(live);
+    writer.wait();
+    const auto reports = writer.poll();
+    ASSERT_TRUE(reports.at(0).saved) << reports.at(0).message;
+    const Checkpoint found = read_checkpoint(reports.at(0).path, {}, memory);
+    EXPECT_THAT(to_host(ctx, found.params.at("constant")), testing::Each(7.0));
+    EXPECT_THAT(to_host(ctx, found.params.at("changing")), testing::Each(0.0));
+    EXPECT_THAT(to_host(ctx, found.master.at("constant")), testing::Each(0.0));
+    EXPECT_GE(reports.at(0).bytes, live.params["constant"].bytes() + live.params["changing"].bytes());
+}
+
 TEST(SnapshotWriter, FinishesTheRunningSaveOnDestruction) {
     const Context ctx;
     const TemporaryDirectory place;
