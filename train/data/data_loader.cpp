@@ -8,6 +8,7 @@
 
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
+#include <gradtile/train/data/permutation.h>
 
 namespace gradtile {
 namespace {
@@ -231,10 +232,11 @@ DataLoader::Cursor DataLoader::start_of(std::shared_ptr<const Tokens> tokens, st
     const Philox::Counter words =
         Philox::draw({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
                      philox_key(mix_seed(options_.seed.value, phase_purpose)));
-    const std::uint64_t order_seed = mix_seed(mix_seed(options_.seed.value, order_purpose), counter);
-    Cursor cursor{.tokens = std::move(tokens), .epoch = epoch};
-    if (const std::size_t windows = cursor.tokens->example_windows.size(); windows > 0) {
-        cursor.order = Permutation(windows, order_seed);
+    Cursor cursor{.tokens = std::move(tokens),
+                  .epoch = epoch,
+                  .order_seed = mix_seed(mix_seed(options_.seed.value, order_purpose), counter)};
+    if (!cursor.tokens->example_windows.empty()) {
+        cursor.windows = std::ssize(cursor.tokens->example_windows);
         return cursor;
     }
     const std::int64_t predictions = cursor.tokens->sequence.size() - 1;
@@ -242,8 +244,7 @@ DataLoader::Cursor DataLoader::start_of(std::shared_ptr<const Tokens> tokens, st
     // A stream's block may be shorter than the context.
     const std::int64_t phases = std::min(options_.context, predictions);
     cursor.phase = static_cast<std::int64_t>(draw % static_cast<std::uint64_t>(phases));
-    const std::int64_t after_phase = ceil_div(predictions - cursor.phase, options_.context);
-    cursor.order = Permutation(static_cast<std::uint64_t>((cursor.phase > 0) + after_phase), order_seed);
+    cursor.windows = (cursor.phase > 0) + ceil_div(predictions - cursor.phase, options_.context);
     return cursor;
 }
 
@@ -263,7 +264,7 @@ DataLoader::Cursor DataLoader::start_of_block(const StreamPlace& first) const {
 
 /// Moves to the next window.
 void DataLoader::advance(Cursor& cursor) const {
-    if (++cursor.position < cursor.windows()) return;
+    if (++cursor.position < cursor.windows) return;
     if (stream_) {
         cursor = start_of_block(cursor.tokens->end);
         return;
@@ -274,7 +275,8 @@ void DataLoader::advance(Cursor& cursor) const {
 
 TokenWindow DataLoader::window_at(const Cursor& cursor) const {
     const std::int64_t context = options_.context;
-    const auto window = static_cast<std::int64_t>(cursor.order(static_cast<std::uint64_t>(cursor.position)));
+    const Permutation order(static_cast<std::uint64_t>(cursor.windows), cursor.order_seed);
+    const auto window = static_cast<std::int64_t>(order(static_cast<std::uint64_t>(cursor.position)));
     const Tokens& tokens = *cursor.tokens;
     if (!tokens.example_windows.empty()) return tokens.example_windows[static_cast<std::size_t>(window)];
     // Window borders are phase + k * context; the window that would begin before token 0 is the short first
@@ -355,8 +357,8 @@ void DataLoader::restore(const JsonValue& state) {
           "data position: belongs to another seed than ", options_.seed.value);
     Cursor cursor = stream_ ? place_in_stream(state) : place_in(state);
     const std::int64_t position = number_in(state, "position");
-    check(position >= 0 && position < cursor.windows(), "data position: window ", position, " of ",
-          cursor.windows());
+    check(position >= 0 && position < cursor.windows, "data position: window ", position, " of ",
+          cursor.windows);
     cursor.position = position;
     cursor_ = std::move(cursor);
 }

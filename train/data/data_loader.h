@@ -11,7 +11,6 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/documents.h>
 #include <gradtile/train/data/packing.h>
-#include <gradtile/train/data/permutation.h>
 #include <gradtile/train/data/token_sequence.h>
 
 namespace gradtile {
@@ -103,8 +102,8 @@ class DataLoader {
         std::int64_t epoch = 0;
         std::int64_t position = 0;
         std::int64_t phase = 0;
-        Permutation order{1, 0};
-        std::int64_t windows() const { return static_cast<std::int64_t>(order.size()); }
+        std::int64_t windows = 1;  ///< how many the order has
+        std::uint64_t order_seed = 0;
     };
     void check_options() const;
     std::shared_ptr<Tokens> tokens_of(TokenSequence sequence) const;

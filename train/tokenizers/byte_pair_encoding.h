@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
-#include <gradtile/train/tokenizers/encode_options.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
 

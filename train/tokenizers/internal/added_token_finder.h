@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
-#include <gradtile/train/tokenizers/encode_options.h>
 #include <gradtile/train/tokenizers/internal/word_borders.h>
+#include <gradtile/train/tokenizers/tokenizer.h>
 
 namespace gradtile {
 
