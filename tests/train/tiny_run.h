@@ -304,7 +304,7 @@ inline constexpr RunSetting run_settings[] = {
                }},
     RunSetting{"packed_shared_prompts",
                [](TrainConfig& c) {
-                   std::ofstream(c.data + ".jsonl") << some_shared_prompts(60);
+                   std::ofstream(c.data + ".jsonl") << some_shared_prompts(150);
                    c.data += ".jsonl";
                    c.model.context = 33;
                    c.model.positions = Positions::rope;

@@ -15,8 +15,13 @@ using test::message_of;
 using testing::HasSubstr;
 
 std::unique_ptr<LanguageModel> random_model(std::int64_t context, bool prefix = false) {
-    const ModelConfig config{
-        .layers = 1, .heads = 2, .width = 16, .context = context, .vocabulary = 256, .prefix = prefix};
+    // In a model of one layer no token after a prompt depends on what the prompt's tokens see.
+    const ModelConfig config{.layers = prefix ? 2 : 1,
+                             .heads = 2,
+                             .width = 16,
+                             .context = context,
+                             .vocabulary = 256,
+                             .prefix = prefix};
     auto model =
         std::make_unique<LanguageModel>(Context(Device::cpu(), 1), config, DType::f32, Tokenizer::bytes());
     model->parameters.initialize(model->ctx, Seed{3});
@@ -149,9 +154,7 @@ TEST(ChatSession, AnAnswerEndsAtAStopTextAndWhenItIsInterrupted) {
 }
 
 TEST(ChatSession, NeedsATokenizer) {
-    // In a model of one layer no token after a prompt depends on what the prompt's tokens see.
-    const ModelConfig config{
-        .layers = prefix ? 2 : 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 16};
+    const ModelConfig config{.layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 16};
     const LanguageModel model(Context(Device::cpu(), 1), config, DType::f32, std::nullopt);
     EXPECT_THAT(message_of([&] { ChatSession(model, {}); }), HasSubstr("has no tokenizer"));
 }
