@@ -51,7 +51,7 @@ class Parameter {
     /// The store's compute dtype, once the store is allocated.
     DType dtype() const {
         check(entry().value.defined() || entry().codes.defined(), "parameter ", name(),
-              ": has no dtype; its store is not allocated");
+              ": has no value; its store is not allocated");
         return entry().dtype;
     }
     /// Whether codes() take the place of the value (ParameterStore::quantize).
