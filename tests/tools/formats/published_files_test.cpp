@@ -64,8 +64,8 @@ Pipeline pipeline_named(std::string_view name) {
 }
 
 /// The members and values of a published model's files, without those that say how large it is. config.json
-/// of SmolLM2, Llama 3, Qwen2.5, SmolLM3, Gemma 2, Gemma 3 and Phi-4-mini was compared with copies of the
-/// published files; the other files only with transformers' classes.
+/// of SmolLM2, Llama 3, Qwen2.5, SmolLM3, Gemma 2, Gemma 3 and Phi-4-mini was compared with copies in other
+/// repositories, some of them partial; the other files only with transformers' classes.
 struct PublishedFolder {
     const char *name, *family, *pipeline;
     std::vector<const char*> tokens;  ///< added tokens beside those that `file` has
