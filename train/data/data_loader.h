@@ -85,7 +85,7 @@ class DataLoader {
     std::int64_t epoch() const { return cursor_.epoch; }  ///< counted from 0
     /// Returns how many windows all ranks together have taken in this epoch, or in a stream's block.
     std::int64_t position() const { return cursor_.position; }
-    std::int64_t windows() const { return cursor_.windows(); }  ///< windows in this epoch, or in the block
+    std::int64_t windows() const { return cursor_.windows; }  ///< windows in this epoch, or in the block
 
     /// Returns the state for a checkpoint: {"epoch", "position", "tokens", "context", "seed"}; for a stream
     /// {"epoch", "position", "file", "row", "block", "buffer", "context", "seed"}. Equal on every rank.
