@@ -12,6 +12,7 @@
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/vocabulary.h>
+#include <gradtile/train/data/permutation.h>
 #include <gradtile/train/data/token_file.h>
 
 #include <support/error_message.h>

@@ -9,6 +9,7 @@
 
 #include <gradtile/core/io/checksum.h>
 #include <gradtile/core/io/data_file.h>
+#include <gradtile/core/philox.h>
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/document_stream.h>
