@@ -245,9 +245,12 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     saved.options = options_of_pass(ctx, pass.key_at(layer + 1).at(2));
     std::int64_t& left = saved.options.window.left;
     if (pass.max_window > 0 && (left < 0 || left >= pass.max_window)) left = pass.max_window - 1;
-    saved.options.causal = !documents.row_ranges.defined();  // ranges are the whole mask
-    check(saved.options.causal || (left < 0 && !alibi), "multi_head_attention: row ranges with a window or ",
-          "ALiBi, which count rows and not positions; expected neither");
+    if (documents.row_ranges.defined()) {
+        check(left < 0 && !alibi,
+              "multi_head_attention: row ranges with a window or ALiBi, which count rows ",
+              "and not positions; expected neither");
+        saved.options.causal = false;  // the ranges are the whole mask
+    }
     saved.options.row_ranges = documents.row_ranges;
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();

@@ -316,11 +316,15 @@ TEST_F(Commands, ALoraRunIsSampledEvaluatedAndExportedWithMergedAdapters) {
 }
 
 TEST_F(Commands, AQloraRunIsResumedEvaluatedAndExportedInFullPrecision) {
-    const std::string folder = place_ / "exported", again = place_ / "again", qlora = place_ / "qlora";
-    expect_success(run(tiny_training(stories_, out_)));
+    const std::string tokenizer = place_ / "tokenizer.json", folder = place_ / "exported",
+                      again = place_ / "again", qlora = place_ / "qlora";
+    expect_success(
+        run({"tokenizer", "train", "--data", stories_, "--vocabulary", "300", "--out", tokenizer}));
+    expect_success(run(tiny_training(stories_, out_) + Arguments{"--tokenizer", tokenizer}));
     const Arguments tuning =
         Arguments{"train", "--init-from", out_.string(), "--data", stories_, "--out", qlora} +
-        Arguments{"--steps", "20", "--batch", "4", "--lr", "3e-2", "--device", "cpu"};
+        Arguments{"--tokenizer", tokenizer, "--steps", "20",       "--batch",
+                  "4",           "--lr",    "3e-2",    "--device", "cpu"};
     const Arguments nf4{"--lora-rank", "2", "--lora-on", "attn.qkv,mlp", "--frozen-dtype", "nf4"};
     const Outcome plan = run(tuning + nf4 + Arguments{"--memory"});
     expect_success(plan);
