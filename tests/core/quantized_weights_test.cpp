@@ -114,12 +114,13 @@ std::vector<Weights> some_weights() {
     Tensor sparse = randn(ctx, {300, 64}, DType::f32, Seed{3});
     fill(ctx, sparse.slice(0, 40, 200), 0.0);
     Tensor huge = randn(ctx, {9, 65}, DType::f32, Seed{4}), tiny = cast(ctx, huge, DType::f32);
-    for (const auto& [x, factor] : {std::pair{huge, 5e37}, {tiny, 1e-36}})
-        copy(ctx, x, [&] {
-            auto values = to_host(ctx, x);
-            for (double& value : values) value *= factor;
-            return from_host(ctx, values, x.shape(), DType::f32);
-        }());
+    const auto multiply = [](const Tensor& x, double factor) {
+        auto values = to_host(ctx, x);
+        for (double& value : values) value *= factor;
+        copy(ctx, x, from_host(ctx, values, x.shape(), DType::f32));
+    };
+    multiply(huge, 5e37);
+    multiply(tiny, 1e-36);
     return {{"normal", randn(ctx, {97, 129}, DType::f32, Seed{1})},
             {"outlier", outlier},
             {"zero blocks", sparse},
