@@ -305,6 +305,9 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
             const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
             for (const int ranks : {1, 2, 3, 4})
                 for (const char* zero : {"0", "1"}) {
+                    // Three shards of a format have every kind of border: within a block, and padding at the
+                    // end.
+                    if (!format.empty() && (ranks != 3 || *zero == '0')) continue;
                     ProcessOptions options = processes(ranks);
                     options.program = GRADTILE_REPLICA_PROCESS;
                     const Outcome outcome = run({checkpoint, "cpu", zero}, options);
