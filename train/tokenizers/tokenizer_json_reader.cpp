@@ -151,7 +151,7 @@ void TokenizerJsonReader::read_unknown(const JsonValue& model) {
         return;
     }
     if (!unknown->is_string()) refuse("model.unk_token", *unknown, "a text");
-    PackedTexts::Reader names(names_);
+    JoinedTexts::Reader names(names_);
     for (const std::int32_t id : ids_)
         if (names.next() == unknown->text()) vocabulary_.unknown = id;
     if (vocabulary_.unknown < 0) refuse("model.unk_token", *unknown, "a token of the vocabulary");
@@ -236,7 +236,7 @@ void TokenizerJsonReader::add_merge(std::string_view line) {
 BytePairVocabulary TokenizerJsonReader::take_vocabulary() {
     add_tokens();
     const TokenIndex index(vocabulary_.tokens);
-    PackedTexts::Reader names(added_names_);
+    JoinedTexts::Reader names(added_names_);
     for (std::size_t i = 0; i < added_names_.size(); ++i) {
         const std::string_view name = names.next();
         const std::optional<std::string> bytes = bytes_of_characters(name);
@@ -253,7 +253,7 @@ void TokenizerJsonReader::add_tokens() {
     tokens.resize(static_cast<std::size_t>(largest + 1));
     std::vector<bool> seen(tokens.size());
     const AddedTexts added(vocabulary_.added);
-    PackedTexts::Reader names(names_);
+    JoinedTexts::Reader names(names_);
     for (const std::int32_t id : ids_) {
         const std::string_view name = names.next();
         const auto index = static_cast<std::size_t>(id);
@@ -306,7 +306,7 @@ void TokenizerJsonReader::add_merges(const TokenIndex& index) {
         return id;
     };
     vocabulary_.merges.reserve(merge_parts_.size() / 2);
-    PackedTexts::Reader parts(merge_parts_);
+    JoinedTexts::Reader parts(merge_parts_);
     for (std::size_t i = 0; i < merge_parts_.size(); i += 2) {
         const std::string_view left = parts.next(), right = parts.next();
         BytePairMerge merge;

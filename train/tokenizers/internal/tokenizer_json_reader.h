@@ -10,7 +10,7 @@
 
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/tokenizers/byte_pair_vocabulary.h>
-#include <gradtile/train/tokenizers/internal/packed_texts.h>
+#include <gradtile/train/tokenizers/internal/joined_texts.h>
 #include <gradtile/train/tokenizers/internal/token_index.h>
 
 namespace gradtile {
@@ -61,10 +61,10 @@ class TokenizerJsonReader {
     void read_template(const JsonValue& value);
 
     BytePairVocabulary vocabulary_;
-    PackedTexts names_;              // the tokens as the file spells them
+    JoinedTexts names_;              // the tokens as the file spells them
     std::vector<std::int32_t> ids_;  // the tokens' ids, in the order of names_
-    PackedTexts added_names_;        // added tokens' names in the vocabulary
-    PackedTexts merge_parts_;        // each merge's left and right part, as the file spells them
+    JoinedTexts added_names_;        // added tokens' names in the vocabulary
+    JoinedTexts merge_parts_;        // each merge's left and right part, as the file spells them
     bool is_byte_level_ = false;
 
     /// BPE's vocabulary is an object with each token's id. Unigram's is a list of tokens and their scores.

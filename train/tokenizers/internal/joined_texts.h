@@ -6,7 +6,7 @@
 
 namespace gradtile {
 
-class PackedTexts {
+class JoinedTexts {
   public:
     std::size_t size() const { return size_; }
     /// Removes all texts and releases their memory, which an assignment would keep.
@@ -27,7 +27,7 @@ class PackedTexts {
     /// Returns the texts in the order in which they were added.
     class Reader {
       public:
-        explicit Reader(const PackedTexts& texts) : rest_(texts.bytes_) {}
+        explicit Reader(const JoinedTexts& texts) : rest_(texts.bytes_) {}
         /// Must be called at most size() times.
         std::string_view next() {
             std::size_t length = 0;
