@@ -34,9 +34,6 @@ function(gradtile_unity_by_folder target is_on)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${is_on} UNITY_BUILD_MODE GROUP)
 endfunction()
 set(GRADTILE_LIGHTLY_OPTIMISED $<$<CONFIG:Release>:-O1>)
-if(GRADTILE_SANITIZE)
-  set(GRADTILE_LIGHTLY_OPTIMISED -O0)  # with sanitizers a third of the compile time of -O1
-endif()
 # Headers that nearly every source includes.
 set(GRADTILE_PRECOMPILED_HEADERS <algorithm> <filesystem> <functional> <optional> <sstream> <gradtile/core/tensor.h>)
 # Adds sources to gradtile_cold, whose objects become part of the library.
