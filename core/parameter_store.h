@@ -48,8 +48,8 @@ class ParameterStore {
     /// allocate().
     Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
-    /// Declares that the `chosen` parameters of this store are kept in this format, in a block of codes of
-    /// their own. The store must then be allocated without gradients. Throws Error after allocate(), and for
+    /// Declares that the `chosen` parameters of this store are kept in this format, in a separate
+    /// code block. The store must then be allocated without gradients. Throws Error after allocate(), and for
     /// WeightFormat::same.
     void quantize(std::span<const Parameter> chosen, WeightFormat format);
 

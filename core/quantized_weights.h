@@ -11,8 +11,8 @@
 ///
 /// int8: a weight is an integer from -127 to 127 times its block's float32 scale, the block's largest
 /// magnitude / 127. 8.5 bits a weight. The scales are not quantised further: their error would exceed that of
-/// the integers. The dynamic codes of bitsandbytes and of moments (MomentFormat::int8) are for numbers of
-/// many magnitudes. In a block of weights most are near the largest, where the integers are nearer: within
+/// the integers. bitsandbytes' dynamic code and the moments' (MomentFormat::int8) are for numbers with many
+/// magnitudes. In a weight block most are near the largest, where the integers are nearer: within
 /// 1/254 of the largest, and those codes within 1/142 and 1/32.
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/tensor.h>

@@ -1,5 +1,7 @@
 #pragma once
 /// Documents that lie one after the other in a batch of token windows.
+#include <span>
+
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -29,5 +31,9 @@ struct Documents {
         return documents / windows;
     }
 };
+
+/// Returns the documents of a model with prefix: row i of [rows,tokens] is a text whose first prompts[i]
+/// tokens are its prompt. Throws Error if a prompt is longer than `tokens`.
+Documents prefix_documents(const Context& ctx, std::span<const std::int64_t> prompts, std::int64_t tokens);
 
 }  // namespace gradtile

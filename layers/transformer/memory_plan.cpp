@@ -139,8 +139,8 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const ModelConfig& model = plan.request.model;
     out << "memory for " << plan.parameters << " parameters in " << plan.request.dtype;
     if (plan.frozen > 0) out << " (" << plan.parameters - plan.frozen << " trained)";
-    if (plan.frozen > 0 && plan.request.adapters.frozen != WeightFormat::same)
-        out << ", the blocks' frozen matrices in " << name_of(plan.request.adapters.frozen);
+    if (plan.frozen > 0 && plan.request.adapters.frozen_format != WeightFormat::same)
+        out << ", the blocks' frozen matrices in " << name_of(plan.request.adapters.frozen_format);
     out << ", micro-batch " << plan.request.micro_batch << " x " << model.context << " tokens"
         << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.optimizer_shards > 1)

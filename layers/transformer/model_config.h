@@ -158,7 +158,7 @@ struct AdapterOptions {
     std::string on = "all";  ///< the matrices that have adapters; see adapted_matrices()
     /// How the blocks' matrices, with and without adapters, are kept in a store of frozen parameters
     /// (Transformer).
-    WeightFormat frozen = WeightFormat::same;
+    WeightFormat frozen_format = WeightFormat::same;
 
     /// The factor alpha / rank on the adapters' term.
     double scale() const { return alpha == 0.0 ? 1.0 : alpha / static_cast<double>(rank); }
@@ -192,6 +192,7 @@ AdaptedMatrices adapted_matrices(const ModelConfig& config, const AdapterOptions
 std::int64_t adapter_elements(const ModelConfig& config, const AdapterOptions& adapters);
 
 /// The number of keys that a token sees, averaged over layers and over a sequence with `sequence` tokens.
+/// Attention is causal here also with ModelConfig::prefix, because the length of prompts is not known.
 double mean_visible_keys(const ModelConfig& config, std::int64_t sequence);
 
 /// Floating-point operations per token in a training step (forward 1/3, backward 2/3). Each weight matrix

@@ -66,7 +66,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
                          const TrainingOptions& training, const AdapterOptions& adapter_options)
     : Transformer(model_config, adapter_options.rank > 0 ? frozen : parameters, training) {
     add_adapters(parameters, adapter_options);
-    if (adapters.rank > 0 && adapters.frozen != WeightFormat::same) quantize_blocks(frozen);
+    if (adapters.rank > 0 && adapters.frozen_format != WeightFormat::same) quantize_blocks(frozen);
 }
 
 Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters,
@@ -132,7 +132,7 @@ void Transformer::quantize_blocks(ParameterStore& frozen) const {
     for (const TransformerBlock& block : blocks)
         for (const Linear* linear : {&block.attn.qkv, &block.attn.proj, &block.mlp.up, &block.mlp.down})
             matrices.push_back(linear->weight);
-    frozen.quantize(matrices, adapters.frozen);
+    frozen.quantize(matrices, adapters.frozen_format);
 }
 
 void Transformer::check_tokens(const Tensor& tokens) const {

@@ -36,7 +36,7 @@ SmallModel with_lora(SmallModel small) {
 
 SmallModel with_frozen(WeightFormat format, const SmallModel& small) {
     SmallModel quantized = with_lora(small);
-    quantized.adapters.frozen = format;
+    quantized.adapters.frozen_format = format;
     return quantized;
 }
 

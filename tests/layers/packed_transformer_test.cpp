@@ -10,6 +10,7 @@
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/layers/transformer/transformer.h>
 
+#include <support/equal_sums.h>
 #include <support/error_message.h>
 #include <support/small_models.h>
 
@@ -132,17 +133,11 @@ struct PackedModel {
     }
 };
 
-/// Packed and separate documents add in different orders. The bound allows about a thousand roundings, each
-/// 2^-24 times the largest gradient in float32.
 void expect_equal_to_documents_one_by_one(const SmallModel& model) {
     for (const DType dtype : {DType::f64, DType::f32}) {
         PackedModel f(model, dtype);
-        const std::vector<double> packed = f.packed(), expected = f.one_by_one();
-        double largest = 0;
-        for (const double x : expected) largest = std::max(largest, std::abs(x));
-        const double bound = 1000 * (dtype == DType::f64 ? 0x1p-53 : 0x1p-24) * largest;
-        ASSERT_EQ(packed.size(), expected.size());
-        for (std::size_t i = 0; i < packed.size(); ++i) ASSERT_NEAR(packed[i], expected[i], bound) << i;
+        const std::vector<double> packed = f.packed();
+        test::expect_equal_sums(packed, f.one_by_one(), dtype);
     }
 }
 

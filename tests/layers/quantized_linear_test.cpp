@@ -109,7 +109,7 @@ TEST(QuantizedLinear, AdaptersPassTheGradientCheck) {
 // ---- In a model ----
 
 SmallModel quantized_model(const ModelConfig& config, WeightFormat format, const char* on) {
-    return {config, {}, {.rank = 2, .alpha = 3.0, .on = on, .frozen = format}};
+    return {config, {}, {.rank = 2, .alpha = 3.0, .on = on, .frozen_format = format}};
 }
 ModelConfig gpt2_config() {
     return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
@@ -154,7 +154,7 @@ void expect_models_of_dequantized_matrices(const Context& ctx) {
                         SmallModel small = quantized_model(config, format, on);
                         small.training.recompute = recompute;
                         const FrozenModel quantized(ctx, small, dtype);
-                        small.adapters.frozen = WeightFormat::same;
+                        small.adapters.frozen_format = WeightFormat::same;
                         const FrozenModel plain(ctx, small, dtype);
                         draw_equal_values(ctx, quantized.frozen, plain.frozen);
                         EXPECT_EQ(quantized.run(ctx), plain.run(ctx))
@@ -183,8 +183,8 @@ TEST(QuantizedModel, OnlyTheMatricesOfTheBlocksAreQuantized) {
     }
     // Without adapters nothing is frozen, and without a store of their own frozen parameters are as `same`.
     ParameterStore parameters, frozen, whole;
-    const Transformer trained(gpt2_config(), parameters, frozen, {}, {.frozen = WeightFormat::nf4});
-    const Transformer together(gpt2_config(), whole, {}, {.rank = 2, .frozen = WeightFormat::nf4});
+    const Transformer trained(gpt2_config(), parameters, frozen, {}, {.frozen_format = WeightFormat::nf4});
+    const Transformer together(gpt2_config(), whole, {}, {.rank = 2, .frozen_format = WeightFormat::nf4});
     EXPECT_EQ(parameters.code_words() + frozen.code_words() + whole.code_words(), 0);
 }
 

@@ -93,7 +93,7 @@ TEST_F(CudaTrainer, AdaptersAreTrainedResumedAndMergedAsOnTheCpu) {
     for (const auto& [dtype, format] : cases) {
         const std::string suffix = concat(name_of(dtype), '-', name_of(format));
         run.config.dtype = dtype;
-        run.config.adapters.frozen = format;
+        run.config.adapters.frozen_format = format;
         run.config.device = DeviceChoice::cpu;
         run.config.out = out("cpu-" + suffix);
         const std::vector<StepReport> on_cpu = reports_of(run.config);

@@ -106,15 +106,15 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(test::RunSetting{"float32", [](TrainConfig&) {}},
                     test::RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
                     test::RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
-                    test::RunSetting{"nf4", [](TrainConfig& c) { c.adapters.frozen = WeightFormat::nf4; }},
+                    test::RunSetting{"nf4", [](TrainConfig& c) { c.adapters.frozen_format = WeightFormat::nf4; }},
                     test::RunSetting{"int8_bfloat16",
                                      [](TrainConfig& c) {
                                          c.dtype = TrainDType::bf16;
-                                         c.adapters.frozen = WeightFormat::int8;
+                                         c.adapters.frozen_format = WeightFormat::int8;
                                      }},
                     test::RunSetting{"everything",
                                      [](TrainConfig& c) {
-                                         c.adapters.frozen = WeightFormat::nf4;
+                                         c.adapters.frozen_format = WeightFormat::nf4;
                                          c.dtype = TrainDType::bf16;
                                          c.training.dropout = 0.1;
                                          c.training.attention_dropout = 0.1;
@@ -143,7 +143,7 @@ TEST_P(LoraResume, ResumedRunWithOtherThreadCountEqualsUninterruptedRun) {
     EXPECT_EQ(to_host(second.model().ctx, second.model().frozen.values()),
               to_host(uninterrupted.model().ctx, uninterrupted.model().frozen.values()));
     EXPECT_EQ(codes_of(second), codes_of(uninterrupted));
-    EXPECT_EQ(codes_of(second).empty(), run.config.adapters.frozen == WeightFormat::same);
+    EXPECT_EQ(codes_of(second).empty(), run.config.adapters.frozen_format == WeightFormat::same);
     EXPECT_EQ(TinyRun::losses(run.config.out), TinyRun::losses(uninterrupted_config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
@@ -299,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, LoraOnQuantized,
 TEST_P(LoraOnQuantized, LearnsAndSavesTheCodesOfTheBase) {
     const auto [format, dtype] = GetParam();
     LoraRun run(dtype);
-    run.config.adapters.frozen = format;
+    run.config.adapters.frozen_format = format;
     Trainer trainer(run.config, run.on_message);
     std::vector<double> losses;
     trainer.on_step([&](const StepReport& report) { losses.push_back(report.loss); });
@@ -328,7 +328,7 @@ TEST_P(LoraOnQuantized, LearnsAndSavesTheCodesOfTheBase) {
 TEST_P(LoraOnQuantized, MergesIntoDequantizedMatrices) {
     const auto [format, dtype] = GetParam();
     LoraRun run(dtype);
-    run.config.adapters.frozen = format;
+    run.config.adapters.frozen_format = format;
     run.config.adapters.on = "attn";
     Trainer(run.config, run.on_message).run();
     const Checkpoint base = read_checkpoint(run.base), adapted = newest(run.config.out);
@@ -385,7 +385,7 @@ TEST_P(LoraOnQuantized, MergesIntoDequantizedMatrices) {
 
 TEST(Lora, ALoadedModelOfAQuantizedRunComputesWhatTheRunComputes) {
     LoraRun run;
-    run.config.adapters.frozen = WeightFormat::nf4;
+    run.config.adapters.frozen_format = WeightFormat::nf4;
     run.config.adapters.alpha = 10;
     Trainer trainer(run.config, run.on_message);
     trainer.run();
@@ -405,7 +405,7 @@ TEST(Lora, ALoadedModelOfAQuantizedRunComputesWhatTheRunComputes) {
 
 TEST(Lora, RefusesACheckpointWhoseCodesDoNotFit) {
     LoraRun run;
-    run.config.adapters.frozen = WeightFormat::nf4;
+    run.config.adapters.frozen_format = WeightFormat::nf4;
     Trainer(run.config, run.on_message).run();
     const Checkpoint sound = newest(run.config.out);
     const Context ctx(Device::cpu(), 1);

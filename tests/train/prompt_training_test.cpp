@@ -19,6 +19,7 @@
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/train/data/examples.h>
 
+#include <support/equal_sums.h>
 #include <support/error_message.h>
 #include <support/small_models.h>
 
@@ -145,16 +146,6 @@ class PromptModels : public testing::TestWithParam<PromptCase> {};
 INSTANTIATE_TEST_SUITE_P(Models, PromptModels, testing::ValuesIn(prompt_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// As in the tests of packed documents: the sums have other orders, and the bound allows about a thousand
-/// roundings of the largest number.
-void expect_near(const std::vector<double>& found, const std::vector<double>& expected, DType dtype) {
-    double largest = 0;
-    for (const double x : expected) largest = std::max(largest, std::abs(x));
-    const double bound = 1000 * (dtype == DType::f64 ? 0x1p-53 : 0x1p-24) * largest;
-    ASSERT_EQ(found.size(), expected.size());
-    for (std::size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], bound) << i;
-}
-
 /// One prompt with its answers, and several such examples in one window, against a row for each answer. The
 /// loss is a mean over all targets, so the rows have weights by their numbers of targets.
 TEST_P(PromptModels, SharedPromptsHaveTheLossAndGradientsOfSeparateRows) {
@@ -170,7 +161,7 @@ TEST_P(PromptModels, SharedPromptsHaveTheLossAndGradientsOfSeparateRows) {
                 PromptModel found(GetParam().model, shared(), packed(documents, mask), dtype);
                 EXPECT_EQ(found.batch.tokens.size(0), documents == 1 ? 3 : 2);
                 EXPECT_EQ(found.counted, expected.counted);
-                expect_near(found.loss_and_gradients(), right, dtype);
+                test::expect_equal_sums(found.loss_and_gradients(), right, dtype);
                 const std::vector<double> sums =
                     to_host(found.ctx, found.model.evaluate(found.ctx, found.batch.tokens,
                                                             found.batch.targets, found.batch.documents));
@@ -203,7 +194,7 @@ TEST_P(PromptModels, APrefixHasTheLossAndGradientsOfItsMaskMatrix) {
         block.attn.options.biases[0] = bias;
     }
     expected.batch.documents = {};
-    expect_near(ranges, expected.loss_and_gradients(), DType::f64);
+    test::expect_equal_sums(ranges, expected.loss_and_gradients(), DType::f64);
     PromptModel causal(GetParam().model, separate(), {});
     EXPECT_GT(std::abs(causal.loss_and_gradients().front() - ranges.front()), 1e-4);
 }

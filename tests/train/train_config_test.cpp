@@ -209,7 +209,7 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.average_decay = 0.9;
          },
          "masters: \"split\" with average-decay; expected f32"},
-        {[](TrainConfig& c) { c.adapters.frozen = WeightFormat::nf4; },
+        {[](TrainConfig& c) { c.adapters.frozen_format = WeightFormat::nf4; },
          "frozen-dtype: \"nf4\" without lora-rank, so that no matrix is frozen; expected same"},
         {[](TrainConfig& c) { c.batch_start = 6; },
          "batch-start: 6 without batch-warmup; expected the steps in which the batch grows"},

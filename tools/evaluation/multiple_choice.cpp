@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <numeric>
 
-#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/utf8.h>
@@ -107,17 +105,9 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
 Documents documents_of(const Context& ctx, const LanguageModel& model, std::span<const ChoiceRow> rows,
                        std::int64_t length) {
     if (!model.transformer.config.prefix) return {};
-    Documents documents{.positions = empty(ctx, {std::ssize(rows), length}, DType::i32),
-                        .row_ranges = empty(ctx, {std::ssize(rows), 1, length, 4}, DType::i32)};
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(length));
-    std::iota(positions.begin(), positions.end(), 0);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        const auto row = static_cast<std::int64_t>(i);
-        const std::int64_t prompt = std::ssize(rows[i].ids) - rows[i].targets;
-        copy(ctx, documents.positions.slice(0, row, 1), from_host(ctx, positions, {1, length}));
-        copy(ctx, documents.row_ranges.slice(0, row, 1), attention::masks::prefix(ctx, length, prompt));
-    }
-    return documents;
+    std::vector<std::int64_t> prompts;
+    for (const ChoiceRow& row : rows) prompts.push_back(std::ssize(row.ids) - row.targets);
+    return prefix_documents(ctx, prompts, length);
 }
 
 /// Returns each row's summed loss. Rows are padded to the longest row's length.

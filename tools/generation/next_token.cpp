@@ -1,10 +1,9 @@
 #include <gradtile/tools/generation/next_token.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <numeric>
 
-#include <gradtile/attention/row_ranges.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/tools/generation/recycling_allocator.h>
 
@@ -159,12 +158,8 @@ NextToken::Parts NextToken::parts_of(std::span<const Text> texts) {
 Tensor NextToken::logits_without_cache(const TextToRead& text) {
     const std::int64_t length = std::ssize(text.tokens);
     Documents documents;
-    if (model_.transformer.config.prefix) {
-        std::vector<std::int32_t> positions(text.tokens.size());
-        std::iota(positions.begin(), positions.end(), 0);
-        documents = {.positions = from_host(ctx_, positions, {1, length}),
-                     .row_ranges = attention::masks::prefix(ctx_, length, slot_at(text.slot).prompt)};
-    }
+    if (model_.transformer.config.prefix)
+        documents = prefix_documents(ctx_, std::array{slot_at(text.slot).prompt}, length);
     return model_.transformer.logits(ctx_, from_host(ctx_, text.tokens, {1, length}), documents);
 }
 

@@ -26,12 +26,12 @@ std::size_t generation_bytes(const Context& dry, Device device, const ModelConfi
 
 /// Memory traffic to dequantize a block's frozen matrices once: reading the codes, writing the weights.
 double dequantized_bytes(const TrainConfig& config) {
-    if (config.adapters.frozen == WeightFormat::same) return 0.0;
+    if (config.adapters.frozen_format == WeightFormat::same) return 0.0;
     const BlockMatrices matrices = block_matrices(config.model);
     double bytes = as_double(matrices.elements()) * static_cast<double>(size_of(storage_dtype(config.dtype)));
     for (const MatrixShape& matrix : {matrices.qkv, matrices.proj, matrices.up, matrices.down})
         bytes += static_cast<double>(size_of(DType::i32)) *
-                 as_double(quantized_layout(config.adapters.frozen, matrix.elements()).words);
+                 as_double(quantized_layout(config.adapters.frozen_format, matrix.elements()).words);
     return bytes;
 }
 

@@ -100,7 +100,7 @@ TrainConfig training_config(const ModelConfig& model, const Flags& flags, std::i
     config.model = model;
     config.training.recompute = flags.recompute;
     config.adapters.rank = rank;
-    if (rank > 0) config.adapters.frozen = flags.frozen;
+    if (rank > 0) config.adapters.frozen_format = flags.frozen;
     config.dtype = flags.dtype;
     config.batch = flags.batch;
     return config;

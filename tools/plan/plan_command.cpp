@@ -52,6 +52,8 @@ TrainConfig config_of(const Flags& flags) {
     rethrow_as_usage_error([&] { validate(config, flags.gpus); });
     check_usage(config.adapters.rank == 0, "lora-rank: ", config.adapters.rank,
                 "; the cost model has no adapters, expected 0 (gradtile train --memory plans their memory)");
+    check_usage(!config.model.prefix,
+                "prefix: true; the cost model has causal attention only, expected false");
     check_usage(config.device != DeviceChoice::cpu,
                 "device: cpu; expected cuda, because plan predicts GPUs only");
     return config;

@@ -37,20 +37,17 @@ void visit_tensors(const Checkpoint& live, Checkpoint& staged, Visit&& visit) {
     visit(live.optimizer, staged.optimizer);
 }
 
-bool is_constant(const Checkpoint& live, const NamedTensors& tensors, const std::string& name) {
-    return &tensors == &live.params && live.constant_params.contains(name);
-}
-
-std::uint64_t total_bytes(const Checkpoint& live, bool with_constants) {
+std::uint64_t total_bytes(const Checkpoint& live) {
     std::uint64_t bytes = kAlignment;  // never 0
-    for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer}) {
-        for (const auto& [name, x] : *tensors)
-            if (with_constants || !is_constant(live, *tensors, name)) bytes += staged_bytes(x);
-    }
+    for (const NamedTensors* tensors : {&live.params, &live.master, &live.optimizer})
+        for (const auto& [name, x] : *tensors) bytes += staged_bytes(x);
     return bytes;
 }
+/// Constants are not copied.
 std::uint64_t staged_bytes(const Checkpoint& live) {
-    return total_bytes(live, false);
+    std::uint64_t bytes = total_bytes(live);
+    for (const std::string& name : live.constant_params) bytes -= staged_bytes(live.params.at(name));
+    return bytes;
 }
 
 }  // namespace
@@ -150,7 +147,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
                 copies.emplace(name, x);  // write_checkpoint() refuses this tensor and names it
                 continue;
             }
-            if (is_constant(live, tensors, name)) {
+            if (&tensors == &live.params && live.constant_params.contains(name)) {
                 check(x.device().is_cpu(), name, ": a constant on ", x.device(), "; expected the cpu");
                 copies.emplace(name, x);
                 continue;
@@ -207,7 +204,7 @@ SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) co
     report.best = best;
     report.step = checkpoint.step;
     report.path = directory_.path_of(checkpoint.step);
-    report.bytes = total_bytes(checkpoint, true);
+    report.bytes = total_bytes(checkpoint);
     return report;
 }
 

@@ -46,9 +46,9 @@ class SnapshotWriter {
     /// Allocates memory for checkpoints like this one, so that the first save does not wait for the
     /// allocation. Does not read the tensors' elements.
     void reserve(const Checkpoint& like);
-    /// Copies the state and starts to save it. The state, without constant_params, may change once this
-    /// function returns. `best` also
-    /// links the checkpoint as best.h5. Memory and file errors do not throw here; poll() reports them.
+    /// Copies the state and starts to save it. The state, except constant_params, may change once this
+    /// function returns. `best` also links the checkpoint as best.h5. Memory and file errors do not throw
+    /// here; poll() reports them.
     void save(const Checkpoint& live, bool best = false);
     /// Starts to save the state without a copy. The tensors are on the host and must not change before wait()
     /// returns.

@@ -230,7 +230,7 @@ void visit_block_training_settings(Config& c, Visit& visit) {
                   "with lora-rank: type of the blocks' frozen matrices; same: dtype, nf4: 4 bits (QLoRA), "
                   "int8: 8 bits",
                   adapters},
-          c.adapters.frozen);
+          c.adapters.frozen_format);
     visit(Setting{"zero-init",
                   "matrices whose output is added to the residual stream, and an output head that is not "
                   "tied, start at zero",

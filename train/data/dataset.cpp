@@ -142,16 +142,17 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
     return source;
 }
 
+constexpr std::array names_of_one{"document", "prompt with its completion", "conversation",
+                                  "prompt with its list of completions"};
+constexpr std::array names_of_many{"documents", "prompts with completions", "conversations",
+                                   "prompts with lists of completions"};
+
 /// "1,000 conversations in the template chatml, 52,000 characters, 20,000 of them targets".
 std::string description_of(const TokenizedDocuments& documents, std::size_t files) {
-    constexpr std::array one{"document", "prompt with its completion", "conversation",
-                             "prompt with its list of completions"};
-    constexpr std::array many{"documents", "prompts with completions", "conversations",
-                              "prompts with lists of completions"};
     const auto kind = static_cast<std::size_t>(documents.kind);
     const bool is_chat = documents.kind == DocumentKind::conversations;
     std::string text = concat(files > 1 ? concat(files, " files, ") : "", grouped(documents.count()), ' ',
-                              documents.count() == 1 ? one[kind] : many[kind],
+                              documents.count() == 1 ? names_of_one[kind] : names_of_many[kind],
                               is_chat ? concat(" in the template ", name_of(documents.chat_template)) : "",
                               ", ", grouped(documents.tokens.size()), ' ', unit_of(*documents.tokenizer));
     if (const Examples* const examples = documents.tokens.examples())
@@ -292,12 +293,10 @@ void check_stream(const DatasetOptions& options, const std::optional<Tokenizer>&
 
 /// "3 files of documents, shuffled in blocks of 10,000"
 std::string description_of(const DocumentStream& stream) {
-    constexpr std::array kinds{"documents", "prompts with completions", "conversations",
-                               "prompts with lists of completions"};
     const std::int64_t files = stream.files().count();
     return concat(stream.source(), ": ", grouped(files), files == 1 ? " file of " : " files of ",
-                  kinds[static_cast<std::size_t>(stream.kind())], ", encoded during training in blocks of ",
-                  grouped(stream.buffer()));
+                  names_of_many[static_cast<std::size_t>(stream.kind())],
+                  ", encoded during training in blocks of ", grouped(stream.buffer()));
 }
 
 /// Opens documents that are encoded during training. Sets everything but the validation data.

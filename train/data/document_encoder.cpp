@@ -12,8 +12,9 @@ std::size_t bytes_of(const Document& document) {
     if (const auto* const completion = std::get_if<Completion>(&document))
         return completion->prompt.size() + completion->completion.size();
     std::size_t bytes = 0;
-    if (std::holds_alternative<SharedPrompt>(document)) {
-        for (const std::string& text : texts_of(document)) bytes += text.size();
+    if (const auto* const shared = std::get_if<SharedPrompt>(&document)) {
+        bytes = shared->prompt.size();
+        for (const std::string& completion : shared->completions) bytes += completion.size();
         return bytes;
     }
     for (const ChatMessage& message : std::get<Conversation>(document)) bytes += message.content.size();

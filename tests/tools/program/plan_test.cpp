@@ -188,6 +188,17 @@ TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--batch", "1000000000000000000"}), {"1000000000000000000", "expected 1 to"});
 }
 
+TEST(Plan, ModelsThatItCannotPredictAreRefused) {
+    const TemporaryDirectory place;
+    const auto plan = [&](const char* config) {
+        return run({"plan", "--config", place.write("config.json", config)});
+    };
+    expect_refused(plan(R"({"preset": "gpt2-124m", "lora-rank": 8})"),
+                   {"lora-rank: 8; the cost model has no adapters"});
+    expect_refused(plan(R"({"preset": "gpt2-124m", "prefix": true})"),
+                   {"prefix: true; the cost model has causal attention only"});
+}
+
 /// Run directories whose losses follow a law: four depths with three step counts each.
 Arguments write_runs(const TemporaryDirectory& place) {
     Arguments runs;

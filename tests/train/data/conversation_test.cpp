@@ -220,7 +220,7 @@ TEST(Examples, PackedRowsDivideWindowsAtExamples) {
     EXPECT_THAT(rows.offsets, ElementsAre(0, 2, 8, 8, 16, 16, 16));
 }
 
-/// A prompt of ids 1 to 3, whose last one stands before each of two answers, and one of ids 1 and 2.
+/// A prompt with ids 1 to 3, whose last id stands before both answers, and a prompt with ids 1 and 2.
 TokenSequence prompts_with_answers() {
     const std::vector<std::int32_t> ids{1, 2, 3, 11, 12, 3, 21, 1, 2, 31, 32, 33};
     Examples examples{.begins = {0, 7, 12},
