@@ -21,10 +21,9 @@ Tensor prefix(const Context& ctx, std::int64_t tokens, std::int64_t prefix);
 /// Several answers to one prompt, which follow it in one sequence: a row sees the prompt and its own answer,
 /// no key after its own position. The positions of every answer must continue the prompt's.
 Tensor shared_prompt(const Context& ctx, std::int64_t prompt, std::span<const std::int64_t> answers);
-/// A sliding window with global tokens (Beltagy et al. 2020, "Longformer"): row i sees the keys j with i -
-/// left
-/// <= j <= i + right, where -1 is unbounded. All rows see the first `global` keys, and the first `global`
-/// rows see all keys. Options::causal makes it the mask of a language model.
+/// A sliding window with global tokens (Beltagy et al. 2020, "Longformer"): row i sees the keys j with
+/// i - left <= j <= i + right, where -1 is unbounded. All rows see the first `global` keys, and the first
+/// `global` rows see all keys. Options::causal makes it the mask of a language model.
 Tensor sliding_window(const Context& ctx, std::int64_t tokens, const Window& window, std::int64_t global);
 /// Drafts that form a tree (Miao et al. 2024, "SpecInfer"): node n sees the first `context` keys, its
 /// ancestors and itself. Rows are the nodes, and keys are the context and then the nodes. parents[n] is node

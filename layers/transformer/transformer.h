@@ -60,8 +60,8 @@ struct Transformer {
     Transformer(const ModelConfig& config, ParameterStore& parameters, const TrainingOptions& training = {},
                 const AdapterOptions& adapters = {});
     /// Declares the adapters in `parameters` and everything else in `frozen`, whose parameters the caller can
-    /// allocate without gradients, and quantizes the blocks' matrices if adapters.frozen_format says so. Without
-    /// adapters, declares everything in `parameters`.
+    /// allocate without gradients, and quantizes the blocks' matrices if adapters.frozen_format says so.
+    /// Without adapters, declares everything in `parameters`.
     Transformer(const ModelConfig& config, ParameterStore& parameters, ParameterStore& frozen,
                 const TrainingOptions& training, const AdapterOptions& adapters);
 

@@ -106,7 +106,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(test::RunSetting{"float32", [](TrainConfig&) {}},
                     test::RunSetting{"bfloat16", [](TrainConfig& c) { c.dtype = TrainDType::bf16; }},
                     test::RunSetting{"muon", [](TrainConfig& c) { c.optimizer = kind_of<MuonSettings>; }},
-                    test::RunSetting{"nf4", [](TrainConfig& c) { c.adapters.frozen_format = WeightFormat::nf4; }},
+                    test::RunSetting{"nf4",
+                                     [](TrainConfig& c) { c.adapters.frozen_format = WeightFormat::nf4; }},
                     test::RunSetting{"int8_bfloat16",
                                      [](TrainConfig& c) {
                                          c.dtype = TrainDType::bf16;

@@ -29,7 +29,9 @@ std::span<const RefusedCombination> refused_combinations() {
          [](const TrainConfig& c) { return c.masters == MasterFormat::split && c.average_decay > 0.0; },
          "with average-decay; expected f32"},
         {"frozen-dtype",
-         [](const TrainConfig& c) { return c.adapters.frozen_format != WeightFormat::same && c.adapters.rank == 0; },
+         [](const TrainConfig& c) {
+             return c.adapters.frozen_format != WeightFormat::same && c.adapters.rank == 0;
+         },
          "without lora-rank, so that no matrix is frozen; expected same"},
         {"batch-start", [](const TrainConfig& c) { return c.batch_start > 0 && c.batch_warmup == 0; },
          "without batch-warmup; expected the steps in which the batch grows"},
