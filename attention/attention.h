@@ -92,8 +92,14 @@ struct Options {
     /// [Hq] float32 (Press et al. 2022, "ALiBi"), or [B, Hq] with slopes for each batch or packed sequence.
     Tensor alibi_slopes = {};
     /// Score terms [B, Hq, Sq, Sk], float32 or q's dtype; each axis may have length 1. -inf hides a key.
+    /// In packed calls a bias is [sequences, Hq, rows, keys], as in the padded batch that the packed call
+    /// replaces: rows and keys count from each sequence's start, so that sequences can share one bias of
+    /// relative positions. The last two axes must have length 1 or at least the longest sequence's. The CPU
+    /// throws Error on a longer sequence; on a GPU its results are undefined, but no memory beyond the bias
+    /// is read. Or a bias is [Hq, total keys], one number per key of k; each axis may have length 1.
     std::array<Tensor, max_biases> biases = {};
     /// With a bias of batch B and q of batch B * batch_divisor, q's batch b reads batch b / batch_divisor.
+    /// The same holds for packed sequences.
     std::int64_t batch_divisor = 1;
     Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a zero value vector
     double dropout_p = 0;         ///< probability that P_ij is dropped; the other elements are scaled up
@@ -109,7 +115,7 @@ struct Options {
     /// from its start. Lengths may be 0. Rows and keys after the last sequence belong to no sequence: their O
     /// and gradients are 0, and LSE is -inf. The first offset must be 0, and offsets must not decrease. The
     /// CPU throws Error on other offsets. A GPU reads the offsets only when its kernels run, and limits them
-    /// to the tensors' lengths. Biases are refused.
+    /// to the tensors' lengths.
     Tensor cumulative_q = {}, cumulative_k = {};
 };
 
@@ -137,7 +143,8 @@ struct Gradients {
     Tensor v;  ///< [B, Sk, Hkv, Dv]
     /// Bias gradients, in the biases' dtypes and shapes. Along an axis of length 1 or stride 0 the gradient
     /// is a sum over that axis, computed in float32 (float64 for float64 inputs) in a fixed order. A gradient
-    /// has stride 0 where its bias has.
+    /// has stride 0 where its bias has. In packed calls it is 0 where no sequence has a pair, and a GPU
+    /// computes it pair by pair, without tensor cores.
     std::array<Tensor, max_biases> biases = {};
     Tensor sink = {};  ///< [Hq] float32
 };

@@ -106,10 +106,15 @@ struct ScoreOptions {
         DType dtype = DType::f32;
         std::array<std::int64_t, 4> strides{};  ///< [batch, head, row, column], in elements
         std::int64_t batch_divisor = 1;
+        /// Columns are positions in k. Otherwise rows and columns count from the sequence's start.
+        bool has_packed_keys = false;
 
-        GRADTILE_HOST_DEVICE BiasRows rows_of(std::int64_t batch, std::int64_t head) const {
+        /// `first_key` is the sequence's first key in k.
+        GRADTILE_HOST_DEVICE BiasRows rows_of(std::int64_t batch, std::int64_t head,
+                                              std::int64_t first_key = 0) const {
             if (data == nullptr) return {};
-            const std::int64_t first = batch / batch_divisor * strides[0] + head * strides[1];
+            std::int64_t first = batch / batch_divisor * strides[0] + head * strides[1];
+            if (has_packed_keys) first += first_key * strides[3];
             return {data + first * static_cast<std::int64_t>(size_of(dtype)), dtype, strides[2], strides[3]};
         }
     };
@@ -151,13 +156,16 @@ struct ScoreOptions {
                 static_cast<A>(alibi_slopes[batch * alibi_batch_stride + head * alibi_stride]);
         return formula;
     }
-    /// Returns one head's rule.
+    /// Returns one head's rule. For packed sequences, `batch` is the sequence's number, and `first_key` is
+    /// its first key in k.
     template <class A>
-    GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head) const {
+    GRADTILE_HOST_DEVICE ScoreRule<A> rule_of(std::int64_t batch, std::int64_t head,
+                                              std::int64_t first_key = 0) const {
         ScoreRule<A> rule;
         rule.formula = formula_of<A>(batch, head);
         rule.offset = offset;
-        for (std::size_t n = 0; n < max_biases; ++n) rule.biases[n] = biases[n].rows_of(batch, head);
+        for (std::size_t n = 0; n < max_biases; ++n)
+            rule.biases[n] = biases[n].rows_of(batch, head, first_key);
         if (sink != nullptr) rule.sink = static_cast<A>(sink[head * sink_stride]);
         rule.dropout_threshold = dropout.threshold;
         rule.dropout_scale = static_cast<A>(dropout.scale);

@@ -107,7 +107,8 @@ SeenBackward::SeenBackward(const Context& ctx, const ResolvedOptions& options, c
     seen_into_.k = slice(into.k, 1, keys_);
     seen_into_.v = slice(into.v, 1, keys_);
     for (Tensor& gradient : seen_into_.biases)
-        if (gradient.defined() && gradient.size(3) != 1) gradient = slice(gradient, 3, keys_);
+        if (gradient.defined() && gradient.size(3) != 1 && !options.packed)
+            gradient = slice(gradient, 3, keys_);
 }
 
 void SeenBackward::load(const Context& ctx) const {
@@ -124,6 +125,7 @@ void SeenBackward::store(const Context& ctx) const {
     if (ctx.is_planning()) return;
     clear_outside(ctx, into_.k, 1, keys_);
     clear_outside(ctx, into_.v, 1, keys_);
+    if (options().packed) return;
     for (const Tensor& gradient : into_.biases)
         if (gradient.defined() && !is_broadcast(gradient, 3)) clear_outside(ctx, gradient, 3, keys_);
 }

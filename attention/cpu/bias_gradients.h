@@ -22,6 +22,7 @@ class BiasGradients {
             Bias& bias = biases_[n];
             bias.into = into.biases[n];
             bias.batch_divisor = scores.biases[n].batch_divisor;
+            bias.has_packed_keys = scores.biases[n].has_packed_keys;
             for (int axis = 0; axis < 4; ++axis)
                 if (bias.into.stride(axis) == 0 && bias.into.size(axis) > 1)
                     bias.into = bias.into.slice(axis, 0, 1);
@@ -46,6 +47,20 @@ class BiasGradients {
         return groups;
     }
 
+    /// The same for packed sequences, of which a group has one or all: consecutive ones have any numbers.
+    Groups packed_groups(std::int64_t sequences, std::int64_t heads, std::int64_t key_blocks) const {
+        Groups packed = groups(sequences, heads, key_blocks);
+        packed.batches = 1;
+        for (const Bias& bias : biases_) {
+            if (!bias.sums.defined()) continue;
+            const bool has_own_sums = bias.has_packed_keys
+                                          ? bias.sums.size(3) != 1
+                                          : bias.sums.size(0) != 1 && bias.batch_divisor == 1;
+            if (!has_own_sums) packed.batches = std::max<std::int64_t>(1, sequences);
+        }
+        return packed;
+    }
+
     bool any() const {
         return std::ranges::any_of(biases_, [](const Bias& bias) { return bias.sums.defined(); });
     }
@@ -53,15 +68,16 @@ class BiasGradients {
         for (const Bias& bias : biases_)
             if (bias.sums.defined()) fill(ctx, bias.sums, 0.0);
     }
-    BiasGradientsOfHead<A> for_head(std::int64_t batch, std::int64_t head) const {
+    /// `first_key` is a packed sequence's first key in k.
+    BiasGradientsOfHead<A> for_head(std::int64_t batch, std::int64_t head, std::int64_t first_key = 0) const {
         BiasGradientsOfHead<A> rows{};
         for (std::size_t n = 0; n < max_biases; ++n) {
             const Tensor& sums = biases_[n].sums;
             if (!sums.defined()) continue;
             const auto stride = [&](int axis) { return sums.size(axis) == 1 ? 0 : sums.stride(axis); };
-            rows[n] = {
-                sums.template data<A>() + batch / biases_[n].batch_divisor * stride(0) + head * stride(1),
-                stride(2), stride(3)};
+            std::int64_t first = batch / biases_[n].batch_divisor * stride(0) + head * stride(1);
+            if (biases_[n].has_packed_keys) first += first_key * stride(3);
+            rows[n] = {sums.template data<A>() + first, stride(2), stride(3)};
         }
         return rows;
     }
@@ -76,6 +92,7 @@ class BiasGradients {
     struct Bias {
         Tensor into = {}, sums = {};
         std::int64_t batch_divisor = 1;
+        bool has_packed_keys = false;
     };
     std::array<Bias, max_biases> biases_;
 };

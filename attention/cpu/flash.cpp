@@ -51,7 +51,7 @@ std::vector<ScoreRule<A>> rules_of(const ResolvedOptions& options, const std::ve
     if (scores.plain) return rules;
     for (const Sequence& s : sequences) {
         scores.offset = s.mask.offset;
-        for (std::int64_t h = 0; h < heads; ++h) rules.push_back(scores.rule_of<A>(s.index, h));
+        for (std::int64_t h = 0; h < heads; ++h) rules.push_back(scores.rule_of<A>(s.index, h, s.first_key));
     }
     return rules;
 }
@@ -206,7 +206,8 @@ KeyBlockOrder order_of_key_blocks(const std::vector<std::int64_t>& blocks_of_seq
     for (std::int64_t first_block = 0; first_block < most; first_block += blocks_of_group)
         for (std::int64_t first = 0; first < sequences; first += sequences_of_group) {
             const std::int64_t begin = std::ssize(order.blocks);
-            for (std::int64_t block = first_block; block < first_block + blocks_of_group; ++block)
+            for (std::int64_t block = first_block; block < std::min(first_block + blocks_of_group, most);
+                 ++block)
                 for (std::int64_t s = first; s < std::min(first + sequences_of_group, sequences); ++s)
                     if (const auto position = static_cast<std::size_t>(s);
                         block < blocks_of_sequences[position])
@@ -263,7 +264,7 @@ struct BackwardMemory {
           turns(empty(call.ctx, {call.heads, call.max_row_blocks()}, DType::i32)),
           bias_gradients(call.ctx, call.options.scores, call.into),
           ranges(call.ctx, call.options, call.saved.q),
-          groups(bias_gradients.groups(call.batch, call.key_heads, call.key_blocks)),
+          groups(groups_of(call)),
           head_groups(ceil_div(call.key_heads, groups.heads)),
           products(call.options, call.full_geometry, call.saved.q, call.saved.k, call.blocks.backward_keys),
           kernel_bytes(ceil_div(call.kernels.backward_scratch_bytes(call.full_geometry), std::size_t{64}) *
@@ -271,6 +272,12 @@ struct BackwardMemory {
           scratch(call.ctx, concurrent_tasks(call.ctx, call.options, batch_tasks(call)),
                   kernel_bytes + products.scratch_bytes()) {}
 
+    /// Packed sequences are sorted by their lengths, and may have smaller blocks than the whole tensor.
+    typename BiasGradients<A>::Groups groups_of(const BackwardCall<T>& call) const {
+        return call.options.packed ? bias_gradients.packed_groups(call.options.packed.count, call.key_heads,
+                                                                  call.saved.k.size(1))
+                                   : bias_gradients.groups(call.batch, call.key_heads, call.key_blocks);
+    }
     /// Returns how many key block tasks a call without packed sequences has.
     std::int64_t batch_tasks(const BackwardCall<T>& call) const {
         return ceil_div(call.key_blocks, groups.key_blocks) * ceil_div(call.batch, groups.batches) *
@@ -312,7 +319,7 @@ class BackwardPass {
         if (!memory.bias_gradients.any()) return;
         for (const Sequence& s : sequences_)
             for (std::int64_t h = 0; h < call.heads; ++h)
-                bias_gradients_.push_back(memory.bias_gradients.for_head(s.index, h));
+                bias_gradients_.push_back(memory.bias_gradients.for_head(s.index, h, s.first_key));
     }
 
     void load_inputs() const {

@@ -78,7 +78,7 @@ Visible visible_pairs(const Context& ctx, const ResolvedOptions& options, const 
     const std::vector<Sequence> sequences = sequences_of(options, q);
     const auto mark = [&](const Sequence& s, std::int64_t head) {
         const std::int64_t key_head = head / (heads / key_heads);
-        const auto rule = options.scores.rule_of<A>(s.index, head);
+        const auto rule = options.scores.rule_of<A>(s.index, head, s.first_key);
         for (std::int64_t i = 0; i < s.mask.queries; ++i) {
             const IndexRange seen = s.mask.visible_keys(i);
             for (std::int64_t j = seen.begin; j < seen.end; ++j) {

@@ -191,8 +191,10 @@ class NaiveBackward {
     static constexpr DType sum_type = dtype_of<A>;
 
   public:
+    /// Adds to `bias_gradients` as the call's sequences from number first.index on.
     NaiveBackward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                  const OutputGradients& d_out, const Gradients& into)
+                  const OutputGradients& d_out, const Gradients& into, const BiasGradients<A>& bias_gradients,
+                  const Sequence& first)
         : ctx_(ctx),
           options_(options),
           saved_(saved),
@@ -210,7 +212,8 @@ class NaiveBackward {
           d_k_sum_(empty(ctx, {batch_, key_heads_, keys_, d_qk_}, sum_type)),
           d_v_sum_(empty(ctx, {batch_, key_heads_, keys_, d_v_}, sum_type)),
           block_sums_(empty(ctx, {batch_, key_heads_, keys_, d_qk_ + d_v_}, sum_type)),
-          bias_gradients_(ctx, options.scores, into),
+          bias_gradients_(bias_gradients),
+          first_(first),
           derivatives_(empty(ctx, changes_products_ ? d_s_.shape() : Shape{0}, sum_type)),
           d_scores_(changes_products_ && bias_gradients_.any() ? empty_like(ctx, d_s_) : d_s_),
           d_lse_(empty(ctx, d_out.lse.defined() ? saved.lse.shape() : Shape{0}, sum_type)),
@@ -242,15 +245,13 @@ class NaiveBackward {
         copy(ctx_, by_head(into_.v), d_v_sum_);
     }
 
-    void compute_bias_gradients() const {
+    void add_bias_gradients() const {
         if (!bias_gradients_.any()) return;
-        bias_gradients_.clear(ctx_);
         for (std::int64_t row = 0; row < batch_ * heads_ * queries_; ++row)
-            for (const BiasGradientRows<A>& rows :
-                 bias_gradients_.for_head(row / queries_ / heads_, row / queries_ % heads_))
+            for (const BiasGradientRows<A>& rows : bias_gradients_.for_head(
+                     first_.index + row / queries_ / heads_, row / queries_ % heads_, first_.first_key))
                 if (rows.data != nullptr)
                     rows.add(row % queries_, 0, keys_, d_scores_.data<A>() + row * keys_);
-        bias_gradients_.store(ctx_);
     }
 
     /// For packed sequences, into.sink is a float64 sum over the sequences. Otherwise into.sink is the
@@ -386,34 +387,12 @@ class NaiveBackward {
     Tensor p_, d_s_;  // [B, Hq, Sq, Sk]; p_ holds the probabilities that multiply V
     Tensor d_q_, d_k_sum_, d_v_sum_;
     Tensor block_sums_;  // dK and dV, summed over one row block
-    BiasGradients<A> bias_gradients_;
+    const BiasGradients<A>& bias_gradients_;
+    const Sequence& first_;
     Tensor derivatives_;  // d score / d product
     Tensor d_scores_;     // dS before it is multiplied by the score's derivative, for bias gradients
     Tensor d_lse_, deltas_;
 };
-
-template <class T>
-void naive_backward_typed(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                          const OutputGradients& d_out, const Gradients& into) {
-    const NaiveBackward<T> pass(ctx, options, saved, d_out, into);
-    if (ctx.is_planning()) return;
-    pass.load_inputs();
-    pass.differentiate_rows();
-    pass.differentiate_keys();
-    pass.store_gradients();
-    pass.compute_bias_gradients();
-    pass.compute_sink_gradient();
-}
-
-void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
-    visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
-}
-void naive_backward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
-                             const OutputGradients& d_out, const Gradients& into) {
-    visit_floating(saved.q.dtype(),
-                   [&]<class T>(TypeTag<T>) { naive_backward_typed<T>(ctx, options, saved, d_out, into); });
-}
 
 /// Returns a packed sequence's rows in q, o or one of their gradients.
 Tensor rows_of(const Sequence& s, const Tensor& x) {
@@ -438,6 +417,51 @@ Saved saved_of(const Sequence& s, const Saved& x) {
             .lse_remainder = lse_of(s, x.lse_remainder)};
 }
 
+template <class T>
+void differentiate(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                   const OutputGradients& d_out, const Gradients& into,
+                   const BiasGradients<Accumulator<T>>& bias_gradients, const Sequence& first) {
+    const NaiveBackward<T> pass(ctx, options, saved, d_out, into, bias_gradients, first);
+    if (ctx.is_planning()) return;
+    pass.load_inputs();
+    pass.differentiate_rows();
+    pass.differentiate_keys();
+    pass.store_gradients();
+    pass.add_bias_gradients();
+    pass.compute_sink_gradient();
+}
+
+template <class T>
+void differentiate_sequences(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
+                             const OutputGradients& d_out, const Gradients& into,
+                             const BiasGradients<Accumulator<T>>& bias_gradients) {
+    Gradients gradients = into;
+    if (into.sink.defined()) gradients.sink = empty(ctx, into.sink.shape(), DType::f64);
+    if (ctx.is_planning()) return differentiate<T>(ctx, options, saved, d_out, gradients, bias_gradients, {});
+    std::vector<double> sink_sums(static_cast<std::size_t>(saved.q.size(2)));
+    for (const Sequence& s : sequences_of(options, saved.q)) {
+        gradients.q = rows_of(s, into.q);
+        gradients.k = keys_of(s, into.k);
+        gradients.v = keys_of(s, into.v);
+        differentiate<T>(ctx, options_of(options, s), saved_of(s, saved),
+                         {rows_of(s, d_out.o), lse_of(s, d_out.lse)}, gradients, bias_gradients, s);
+        if (into.sink.defined())
+            for (std::size_t h = 0; h < sink_sums.size(); ++h)
+                sink_sums[h] += gradients.sink.data<double>()[h];
+    }
+    fill(ctx, rows_after_last(options.packed, into.q), 0);
+    fill(ctx, keys_after_last(options.packed, into.k), 0);
+    fill(ctx, keys_after_last(options.packed, into.v), 0);
+    if (!into.sink.defined()) return;
+    for (std::size_t h = 0; h < sink_sums.size(); ++h)
+        into.sink.data<float>()[static_cast<std::int64_t>(h) * into.sink.stride(0)] =
+            static_cast<float>(sink_sums[h]);
+}
+
+void naive_forward_of_batch(const Context& ctx, const ResolvedOptions& options, const Saved& saved) {
+    visit_floating(saved.q.dtype(),
+                   [&]<class T>(TypeTag<T>) { naive_forward_typed<T>(ctx, options, saved); });
+}
 }  // namespace
 
 // Packed sequences are computed one after the other, each like a separate call. A dry run does not know their
@@ -452,28 +476,16 @@ void naive_forward(const Context& ctx, const ResolvedOptions& options, const Sav
 
 void naive_backward(const Context& ctx, const ResolvedOptions& options, const Saved& saved,
                     const OutputGradients& d_out, const Gradients& into) {
-    if (!options.packed) return naive_backward_of_batch(ctx, options, saved, d_out, into);
-    Gradients gradients = into;
-    if (into.sink.defined()) gradients.sink = empty(ctx, into.sink.shape(), DType::f64);
-    if (ctx.is_planning()) return naive_backward_of_batch(ctx, options, saved, d_out, gradients);
-    std::vector<double> sink_sums(static_cast<std::size_t>(saved.q.size(2)));
-    for (const Sequence& s : sequences_of(options, saved.q)) {
-        gradients.q = rows_of(s, into.q);
-        gradients.k = keys_of(s, into.k);
-        gradients.v = keys_of(s, into.v);
-        naive_backward_of_batch(ctx, options_of(options, s), saved_of(s, saved),
-                                {rows_of(s, d_out.o), lse_of(s, d_out.lse)}, gradients);
-        if (into.sink.defined())
-            for (std::size_t h = 0; h < sink_sums.size(); ++h)
-                sink_sums[h] += gradients.sink.data<double>()[h];
-    }
-    fill(ctx, rows_after_last(options.packed, into.q), 0);
-    fill(ctx, keys_after_last(options.packed, into.k), 0);
-    fill(ctx, keys_after_last(options.packed, into.v), 0);
-    if (!into.sink.defined()) return;
-    for (std::size_t h = 0; h < sink_sums.size(); ++h)
-        into.sink.data<float>()[static_cast<std::int64_t>(h) * into.sink.stride(0)] =
-            static_cast<float>(sink_sums[h]);
+    visit_floating(saved.q.dtype(), [&]<class T>(TypeTag<T>) {
+        const BiasGradients<Accumulator<T>> bias_gradients(ctx, options.scores, into);
+        if (!ctx.is_planning()) bias_gradients.clear(ctx);
+        if (options.packed) {
+            differentiate_sequences<T>(ctx, options, saved, d_out, into, bias_gradients);
+        } else {
+            differentiate<T>(ctx, options, saved, d_out, into, bias_gradients, {});
+        }
+        if (!ctx.is_planning()) bias_gradients.store(ctx);
+    });
 }
 
 }  // namespace gradtile::attention::cpu

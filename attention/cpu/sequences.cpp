@@ -45,6 +45,10 @@ std::vector<Sequence> sequences_of(const ResolvedOptions& options, const Tensor&
         Mask mask = options.mask;
         mask.queries = rows[s + 1] - rows[s];
         mask.keys = keys[s + 1] - keys[s];
+        check(mask.queries <= packed.max_queries, "attention: sequence ", s, " has ", mask.queries,
+              " rows; expected at most ", packed.max_queries, ", the rows of a bias");
+        check(mask.keys <= packed.max_keys, "attention: sequence ", s, " has ", mask.keys,
+              " keys; expected at most ", packed.max_keys, ", the keys of a bias");
         mask.offset = packed.top_left ? 0 : mask.keys - mask.queries;
         sequences.push_back({.index = static_cast<std::int64_t>(s),
                              .mask = mask,
@@ -65,6 +69,12 @@ ResolvedOptions options_of(const ResolvedOptions& options, const Sequence& seque
     own.scores.dropout.first_sample += sequence.index;
     if (own.scores.alibi_slopes != nullptr)
         own.scores.alibi_slopes += sequence.index * own.scores.alibi_batch_stride;
+    for (ScoreOptions::Bias& bias : own.scores.biases) {
+        bias.data = bias.rows_of(sequence.index, 0, sequence.first_key).data;
+        bias.strides[0] = 0;
+        bias.batch_divisor = 1;
+        bias.has_packed_keys = false;
+    }
     return own;
 }
 

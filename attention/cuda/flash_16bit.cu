@@ -211,11 +211,25 @@ void flash_16bit_backward(const Context& ctx, const FlashPlan& plan, const Resol
         }
     }
     x.store(ctx);
+    if (options.packed) {
+        visit_16bit(dtype, [&]<class T>(TypeTag<T>) {
+            launch_bias_gradients<T>(ctx, options,
+                                     {.q = x.q.tensor(),
+                                      .k = x.k.tensor(),
+                                      .v = x.v.tensor(),
+                                      .o = x.o.tensor(),
+                                      .d_o = x.d_o.tensor(),
+                                      .lse = parameters.lse,
+                                      .lse_remainder = parameters.lse_remainder,
+                                      .d_lse = parameters.d_lse},
+                                     into);
+        });
+    }
     const BiasGradientParts parts{plan.schedule.pair_bias_parts,
                                   x.scratch[ScratchUse::bias_sums].data<float>()};
     for (std::size_t n = 0; n < max_biases; ++n) {
         const Tensor& d_bias = into.biases[n];
-        if (!d_bias.defined() || d_bias.elements() == 0) continue;
+        if (!d_bias.defined() || d_bias.elements() == 0 || options.packed) continue;
         const BiasGradient gradient(d_bias, options.scores.biases[n], saved.q.size(0), saved.q.size(2));
         const bool is_pair_bias = plan.schedule.pair_bias == static_cast<int>(n);
         visit_16bit(dtype, [&]<class T>(TypeTag<T>) {

@@ -174,6 +174,55 @@ __global__ void sum_bias_gradient_kernel(const T* d_s, const __grid_constant__ B
     if (threadIdx.x == 0) block.store(g, 0, 0, sum, queries, keys);
 }
 
+/// The same for packed sequences, whose rows and keys are parts of dS [1, H, rows, keys].
+template <class T>
+__global__ void sum_packed_bias_gradient_kernel(const T* d_s,
+                                                const __grid_constant__ device::PackedBiasGradient packed,
+                                                const __grid_constant__ Mask mask) {
+    using A = Accumulator<T>;
+    const BiasGradient& g = packed.gradient;
+    const device::BiasBlock block(g, packed.rows, packed.keys, 1, 1);
+    const IndexRange sequences = packed.sequences_of(block);
+    A sum = 0;
+    for (std::int64_t s = sequences.begin; s < sequences.end; ++s) {
+        const auto sequence = device::SequenceOfPair::from_index(mask, packed.packed, static_cast<int>(s));
+        const auto [rows, keys] = packed.pairs_of(block, sequence);
+        if (rows.end > sequence.mask.queries || keys.begin < 0 || keys.end > sequence.mask.keys) continue;
+        const std::int64_t of_head = (rows.end - rows.begin) * (keys.end - keys.begin);
+        for (std::int64_t n = threadIdx.x; n < g.summed_heads * of_head; n += threads_per_row) {
+            const std::int64_t head = block.head * g.summed_heads + n / of_head,
+                               i = rows.begin + n % of_head / (keys.end - keys.begin),
+                               j = keys.begin + n % (keys.end - keys.begin);
+            sum += core_device::convert<A>(
+                d_s[(head * mask.queries + sequence.first_query + i) * mask.keys + sequence.first_key + j]);
+        }
+    }
+    sum = reduce_over_block(sum, [](A a, A b) { return a + b; });
+    if (threadIdx.x == 0) block.store(g, 0, 0, sum, packed.rows, packed.keys);
+}
+
+/// Computes the bias gradients for which `into` has tensors from dS [B, H, Sq, Sk].
+template <class T>
+void sum_bias_gradients(const Context& ctx, const ResolvedOptions& options, const T* d_s, const Tensor& q,
+                        const Gradients& into) {
+    const std::int64_t heads = q.size(2), queries = options.mask.queries, keys = options.mask.keys;
+    for (std::size_t n = 0; n < max_biases; ++n) {
+        const Tensor& d_bias = into.biases[n];
+        if (!d_bias.defined() || d_bias.elements() == 0) continue;
+        if (options.packed) {
+            const device::PackedBiasGradient packed(d_bias, options.scores.biases[n], options, heads);
+            gradtile::cuda::launch(ctx, sum_packed_bias_gradient_kernel<T>,
+                                   dim3(device::bias_blocks(packed.gradient, packed.rows, packed.keys, 1, 1)),
+                                   {.threads = threads_per_row}, d_s, packed, options.mask);
+            continue;
+        }
+        const BiasGradient gradient(d_bias, options.scores.biases[n], q.size(0), heads);
+        gradtile::cuda::launch(
+            ctx, sum_bias_gradient_kernel<T>, dim3(device::bias_blocks(gradient, queries, keys, 1, 1)),
+            {.threads = threads_per_row}, d_s, gradient, static_cast<int>(heads), queries, keys);
+    }
+}
+
 /// Launches a kernel with one thread block per row.
 template <class Kernel, class... Arguments>
 void for_every_row(const Context& ctx, std::int64_t rows, Kernel kernel, Arguments... arguments) {
@@ -251,7 +300,7 @@ template <class T>
 void naive_backward_typed(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
                           const Saved& saved, const OutputGradients& d_out, const Gradients& into) {
     using A = Accumulator<T>;
-    const std::int64_t key_heads = saved.k.size(2), queries = saved.q.size(1), keys = saved.k.size(1);
+    const std::int64_t key_heads = saved.k.size(2), queries = saved.q.size(1);
     const ByHead q(ctx, saved.q, key_heads), k(ctx, saved.k, key_heads), v(ctx, saved.v, key_heads),
         d_o(ctx, d_out.o, key_heads);
     const ByHead d_q(ctx, into.q, key_heads), d_k(ctx, into.k, key_heads), d_v(ctx, into.v, key_heads);
@@ -278,15 +327,7 @@ void naive_backward_typed(const Context& ctx, const FlashPlan& plan, const Resol
                   static_cast<const A*>(saved.lse.data<A>()),
                   d_out.lse.defined() ? static_cast<const A*>(d_lse.tensor().data<A>()) : nullptr,
                   into.sink.defined() ? delta.data<A>() : nullptr, rules);
-    for (std::size_t n = 0; n < max_biases; ++n) {
-        if (!into.biases[n].defined() || into.biases[n].elements() == 0) continue;
-        const BiasGradient gradient(into.biases[n], options.scores.biases[n], saved.q.size(0),
-                                    saved.q.size(2));
-        gradtile::cuda::launch(ctx, sum_bias_gradient_kernel<T>,
-                               dim3(device::bias_blocks(gradient, queries, keys, 1, 1)),
-                               {.threads = threads_per_row}, static_cast<const T*>(d_s.data<T>()), gradient,
-                               static_cast<int>(saved.q.size(2)), queries, keys);
-    }
+    sum_bias_gradients<T>(ctx, options, d_s.data<T>(), saved.q, into);
     if (into.sink.defined())
         launch_sink_gradient<A>(ctx, options.scores, saved.lse, delta.data<A>(), queries, 1.0, into.sink);
     if (changes_products)

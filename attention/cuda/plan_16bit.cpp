@@ -104,6 +104,7 @@ struct Call16 : Call {
         // bias: eight Hopper kernels took 0.59 to 0.75 ms, the kernel for all GPUs 0.58 to 0.62. In the
         // backward pass, with the pair bias gradient, the kernel for all GPUs took 2.35 to 2.77 ms, the
         // Hopper kernels 1.31 to 1.56.
+        if (is_packed()) return "the call has biases and packed sequences";
         if (is_forward) return "with biases the kernel for all GPUs is as fast";
         if (scores.has_formula() || scores.drops()) return "the scores have biases and other rules";
         if (problem.head_dim() > hopper_biases_max_head_dim)

@@ -2,6 +2,7 @@
 /// INTERNAL. The functions that each device implements for attention.h. The caller has checked the arguments
 /// and resolved the options. The functions are also called in dry runs: they allocate scratch memory from ctx
 /// and then return if ctx.is_planning().
+#include <limits>
 #include <vector>
 
 #include <gradtile/attention/attention.h>
@@ -16,6 +17,8 @@ struct PackedSequences {
     Tensor q_offsets, k_offsets;  ///< int32 [count + 1], contiguous; undefined: the call is not packed
     std::int64_t count = 0;
     bool top_left = false;  ///< the mask's offset is 0, else the sequence's keys minus its rows
+    /// The most rows and keys of a sequence for which the biases have numbers.
+    std::int64_t max_queries = std::numeric_limits<std::int32_t>::max(), max_keys = max_queries;
 
     explicit operator bool() const { return q_offsets.defined(); }
 };

@@ -18,6 +18,12 @@ inline Tensor with_batch_axis(const Tensor& x, int batched_rank) {
                              : x.expand({1, x.size(0), x.size(1), x.size(2)});
 }
 
+/// A bias or its gradient as backends see it: [B, Hq, Sq, Sk], or [1, Hq, 1, total keys] for rank 2, which
+/// packed sequences have. An undefined x stays undefined.
+inline Tensor with_bias_axes(const Tensor& x) {
+    return x.defined() && x.rank() == 2 ? x.expand({1, 1, x.size(0), x.size(1)}).transpose(1, 2) : x;
+}
+
 /// x's shape with the columns rounded up to a multiple of `multiple`.
 inline Shape with_padded_columns(const Tensor& x, std::int64_t multiple) {
     Shape shape = x.shape();

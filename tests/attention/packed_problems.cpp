@@ -1,5 +1,7 @@
 #include "packed_problems.h"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <support/sanitized.h>
@@ -28,6 +30,32 @@ Tensor tokens_of(const Tensor& x, std::int64_t first, std::int64_t length) {
     return x.slice(0, first, length).expand({1, length, x.size(1), x.size(2)});
 }
 
+std::int64_t longest(const std::vector<std::int32_t>& lengths) {
+    return lengths.empty() ? 0 : std::ranges::max(lengths);
+}
+std::int64_t own_length(std::int64_t axis, std::int64_t length) {
+    return axis == 1 ? 1 : length;
+}
+
+/// The part of a bias, or of its gradient, that belongs to sequence s, [1, heads, rows, keys].
+Tensor part_of_bias(const PackedProblem& p, const Tensor& bias, std::size_t s) {
+    const std::int64_t rows = p.queries[s], keys = p.keys[s];
+    if (bias.rank() == 2) {
+        const Tensor own = bias.size(1) == 1 ? bias : bias.slice(1, start(p.keys, s), keys);
+        return own.expand({1, 1, own.size(0), own.size(1)}).transpose(1, 2);
+    }
+    const std::int64_t batch = static_cast<std::int64_t>(s) * bias.size(0) / std::ssize(p.queries);
+    return bias.slice(0, batch, 1)
+        .slice(2, 0, own_length(bias.size(2), rows))
+        .slice(3, 0, own_length(bias.size(3), keys));
+}
+/// The same for a shape.
+Shape part_of_bias(const PackedProblem& p, const Shape& bias, std::size_t s) {
+    if (bias.rank() == 0) return bias;
+    if (bias.rank() == 2) return {1, bias[0], 1, own_length(bias[1], p.keys[s])};
+    return {1, bias[1], own_length(bias[2], p.queries[s]), own_length(bias[3], p.keys[s])};
+}
+
 /// Concatenates the sequences' results. Tokens that belong to no sequence get zeros, and their LSE is
 /// `unused_lse`.
 class Assembly {
@@ -43,6 +71,8 @@ class Assembly {
                 .d_k = make(p_.key_count() * each.key_heads * each.d_qk),
                 .d_v = make(p_.key_count() * each.key_heads * each.d_v),
                 .d_sink = make(each.sink ? each.heads : 0)};
+        for (std::size_t n = 0; n < max_biases; ++n)
+            if (each.biases[n].rank() > 0) d_biases_[n] = zeros(ctx_, each.biases[n], DType::f64);
     }
     void put(std::size_t s, const Result& part) {
         const Problem& each = p_.each;
@@ -58,15 +88,58 @@ class Assembly {
         for (std::int64_t h = 0; h < each.heads; ++h)
             std::copy_n(part.lse.begin() + h * rows, rows, all_.lse.begin() + h * p_.rows() + row);
         for (std::size_t h = 0; h < all_.d_sink.size(); ++h) all_.d_sink[h] += part.d_sink[h];
+        add_bias_gradient(0, s, part.d_bias_0);
+        add_bias_gradient(1, s, part.d_bias_1);
     }
-    Result take() { return std::move(all_); }
+    Result take() {
+        all_.d_bias_0 = accuracy::numbers_of(ctx_, d_biases_[0]);
+        all_.d_bias_1 = accuracy::numbers_of(ctx_, d_biases_[1]);
+        return std::move(all_);
+    }
 
   private:
+    void add_bias_gradient(std::size_t n, std::size_t s, const std::vector<double>& part) {
+        if (!d_biases_[n].defined()) return;
+        const Tensor own = part_of_bias(p_, d_biases_[n], s);
+        axpy(ctx_, own, 1, from_host(ctx_, part, own.shape(), DType::f64));
+    }
+
     const PackedProblem& p_;
+    const Context ctx_{Device::cpu(), 1};
     Result all_;
+    std::array<Tensor, max_biases> d_biases_;
 };
 
+/// Every broadcast of both forms of a bias: [heads, keys], and [sequences, heads, rows, keys].
+void add_bias_forms(std::vector<PackedProblem>& problems, const PackedProblem& base) {
+    const std::int64_t count = std::ssize(base.queries), heads = base.each.heads, keys = base.key_count(),
+                       longest_rows = longest(base.queries), longest_keys = longest(base.keys);
+    for (const auto& biases : std::vector<std::array<Shape, max_biases>>{
+             {Shape{heads, keys}},
+             {Shape{heads, 1}, Shape{1, keys}},
+             {Shape{count, heads, longest_rows + 3, longest_keys + 9}},
+             {Shape{count, 1, longest_rows, longest_keys}, Shape{1, 1, longest_rows, longest_keys}},
+             {Shape{count, heads, 1, longest_keys}, Shape{1, heads, 1, longest_keys}},
+             {Shape{count, 1, longest_rows, 1}, Shape{1, 1, 1, 1}}})
+        for (const bool is_causal : {false, true}) {
+            PackedProblem p = base;
+            p.each.biases = biases;
+            p.each.causal = is_causal;
+            problems.push_back(p);
+        }
+    PackedProblem divided = base;
+    divided.each.batch_divisor = 2;
+    divided.each.biases = {Shape{count / 2, heads, longest_rows, longest_keys}, Shape{heads, keys}};
+    problems.push_back(divided);
+}
+
 }  // namespace
+
+void use_packed_biases(PackedProblem& p) {
+    if (p.each.biases[0].rank() > 0) p.each.biases[0] = {1, p.key_count()};
+    if (p.each.biases[1].rank() > 0)
+        p.each.biases[1] = {1, p.each.heads, longest(p.queries), longest(p.keys)};
+}
 
 std::int64_t PackedProblem::rows() const {
     return sum(queries) + unused_rows;
@@ -80,6 +153,8 @@ Problem PackedProblem::sequence(std::size_t s) const {
     problem.queries = queries[s];
     problem.keys = keys[s];
     problem.first_sample = static_cast<std::int64_t>(s);
+    problem.batch_divisor = 1;
+    for (Shape& bias : problem.biases) bias = part_of_bias(*this, bias, s);
     return problem;
 }
 
@@ -130,6 +205,8 @@ Inputs inputs_of_sequence(const PackedProblem& p, const PackedInputs& packed, st
     in.d_o = tokens_of(in.d_o, row, p.queries[s]);
     in.k = tokens_of(in.k, key, p.keys[s]);
     in.v = tokens_of(in.v, key, p.keys[s]);
+    for (Tensor& bias : in.biases)
+        if (bias.defined()) bias = part_of_bias(p, bias, s);
     if (in.d_lse.defined())
         in.d_lse = in.d_lse.slice(1, row, p.queries[s]).expand({1, p.each.heads, p.queries[s]});
     return in;
@@ -162,11 +239,21 @@ Reference float64_reference(const Context& ctx, const PackedProblem& problem, co
         root_mean_square.put(s, part.root_mean_square);
         systematic.put(s, part.systematic);
     }
-    return {.value = value.take(),
-            .floor = floor.take(),
-            .root_mean_square = root_mean_square.take(),
-            .systematic = systematic.take(),
-            .d_q_by_d = {}};
+    Reference all{.value = value.take(),
+                  .floor = floor.take(),
+                  .root_mean_square = root_mean_square.take(),
+                  .systematic = systematic.take(),
+                  .d_q_by_d = {}};
+    // A sum over sequences is rounded to the bias's dtype at its end, too.
+    const auto add_storage = [&](const Tensor& bias, std::vector<double> Result::*part) {
+        if (!bias.defined()) return;
+        const double u = roundoff_of(bias.dtype(), Device::cpu()).storage;
+        for (std::size_t i = 0; i < (all.floor.*part).size(); ++i)
+            (all.floor.*part)[i] += u * std::abs((all.value.*part)[i]);
+    };
+    add_storage(in.in.biases[0], &Result::d_bias_0);
+    add_storage(in.in.biases[1], &Result::d_bias_1);
+    return all;
 }
 
 std::vector<PackedProblem> packed_problems() {
@@ -176,6 +263,7 @@ std::vector<PackedProblem> packed_problems() {
     const auto add = [&](auto&& change) {
         PackedProblem p{each, queries, keys};
         change(p);
+        use_packed_biases(p);
         problems.push_back(std::move(p));
     };
     const auto add_option = [&](auto&& change) { add([&](PackedProblem& p) { change(p.each); }); };
@@ -188,14 +276,13 @@ std::vector<PackedProblem> packed_problems() {
     add_option([](Problem& p) { p.sink = p.d_lse = true; });
     add_option([](Problem& p) { p.d_lse = p.causal = true; });
     add_option([](Problem& p) { p.scale = -0.3; });
-    // Packed sequences take no biases.
     for (const NamedProblem& option : score_option_problems(each))
-        add_option([&](Problem& p) { p = option.problem, p.biases = {}; });
+        add_option([&](Problem& p) { p = option.problem; });
     for (const NamedProblem& option : row_range_problems(each))
-        add_option([&](Problem& p) { p = option.problem, p.biases = {}; });
+        add_option([&](Problem& p) { p = option.problem; });
+    add_bias_forms(problems, {each, queries, keys});
     const auto set_all = [](Problem& p) {
         p = score_option_problems(p).back().problem;
-        p.biases = {};
         p.causal = true;
         p.window.left = 50;
         p.row_ranges = {1, p.heads};

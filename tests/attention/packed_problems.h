@@ -4,7 +4,8 @@
 
 namespace gradtile::attention::test {
 
-/// The shapes and options of `each` apply to every sequence; its lengths and batch are unused.
+/// The shapes and options of `each` apply to every sequence; its lengths and batch are unused. Its biases
+/// have the shapes of packed calls.
 struct PackedProblem {
     Problem each;
     std::vector<std::int32_t> queries, keys;        ///< each sequence's lengths
@@ -16,6 +17,9 @@ struct PackedProblem {
     Problem sequence(std::size_t s) const;
 };
 std::ostream& operator<<(std::ostream& out, const PackedProblem& problem);
+/// Replaces the dense biases of score_option_problems() by one bias per key, and one that all sequences
+/// share.
+void use_packed_biases(PackedProblem& problem);
 
 /// Tensors without batch axis, [rows, H, D]; d_lse is [H, rows].
 struct PackedInputs {

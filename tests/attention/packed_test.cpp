@@ -177,7 +177,18 @@ PackedProblem with_fully_seen_sequences(const PackedProblem& problem) {
         seen.queries.push_back(problem.queries[s]);
         seen.keys.push_back(problem.keys[s]);
     }
+    seen.each.batch_divisor = 1;
+    for (Shape& bias : seen.each.biases) {
+        if (bias.rank() == 2 && bias[1] != 1) bias[1] = seen.key_count();
+        if (bias.rank() == 4 && bias[0] != 1) bias[0] = std::ssize(seen.queries);
+    }
     return seen;
+}
+
+/// Whether an element of a bias belongs to several sequences.
+bool sequences_share(const PackedProblem& problem, const Shape& bias) {
+    return bias.rank() == 2 ? bias[1] == 1
+                            : bias.rank() == 4 && (bias[0] == 1 || problem.each.batch_divisor > 1);
 }
 
 /// For each block in a sequence, a packed call and a dense call run the same kernel on the same numbers.
@@ -198,6 +209,9 @@ TEST(PackedAttentionOnTheCpu, EqualsDenseCallsToTheBit) {
                     EXPECT_NEAR(packed.d_sink[h], dense.d_sink[h],
                                 static_cast<double>(problem.queries.size()) * 0x1p-22 * (1 + largest));
                 packed.d_sink = dense.d_sink = {};
+                // Sums over sequences are rounded in another order; IsAsAccurateAsNaive compares them.
+                if (sequences_share(problem, problem.each.biases[0])) packed.d_bias_0 = dense.d_bias_0 = {};
+                if (sequences_share(problem, problem.each.biases[1])) packed.d_bias_1 = dense.d_bias_1 = {};
                 EXPECT_TRUE(packed == dense);
             });
 }
@@ -220,7 +234,8 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
     const Context plain(Device::cpu(), 2);
     const auto tensors = [](const Context& ctx, DType dtype) {
         return std::array{zeros(ctx, {600, 2, 16}, dtype), zeros(ctx, {620, 1, 16}, dtype),
-                          zeros(ctx, {2}, DType::f32)};
+                          zeros(ctx, {2}, DType::f32), zeros(ctx, {2, 620}, DType::f32),
+                          zeros(ctx, {1, 1, 600, 600}, dtype)};
     };
     const auto run_passes = [&](const Context& ctx, DType dtype, Algorithm algorithm, const Tensor& offsets) {
         const auto inputs = tensors(ctx, dtype);
@@ -228,6 +243,7 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
         const auto& k = inputs[1];
         const Options options{.algorithm = algorithm,
                               .causal = true,
+                              .biases = {inputs[3], inputs[4]},
                               .sink = inputs[2],
                               .cumulative_q = offsets,
                               .cumulative_k = offsets};
@@ -236,7 +252,8 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
         const Gradients gradients = backward(ctx, q, options, saved);
         if (ctx.is_planning()) return 0.0;
         double sum = 0;
-        for (const Tensor& x : {o, gradients.q, gradients.k, gradients.v, gradients.sink})
+        for (const Tensor& x : {o, gradients.q, gradients.k, gradients.v, gradients.biases[0],
+                                gradients.biases[1], gradients.sink})
             for (const double element : to_host(plain, x)) sum += element;
         return sum;
     };
@@ -262,46 +279,55 @@ TEST(PackedAttentionOnTheCpu, ADryRunPlansForAllLengths) {
         });
 }
 
-/// Packed attention as a function of q, k, v; the LSE is an output.
+/// Packed attention as a function of q, k, v and two biases.
 struct PackedOperator {
     Options options;
     Saved saved = {};
 
     Tensor forward(const Context& ctx, const std::vector<Tensor>& x) {
+        options.biases = {x[3], x[4]};
         return attention::forward(ctx, x[0], x[1], x[2], options, saved);
     }
     std::vector<Tensor> backward(const Context& ctx, const std::vector<Tensor>&, const Tensor& d_o) {
         const Gradients g = attention::backward(ctx, d_o, options, saved);
-        return {g.q, g.k, g.v};
+        return {g.q, g.k, g.v, g.biases[0], g.biases[1]};
     }
 };
 
 TEST(PackedAttentionOnTheCpu, GradientsAreThoseOfFiniteDifferences) {
     const Context ctx(Device::cpu(), 2);
-    const PackedProblem problem{{.d_qk = 8,
-                                 .d_v = 6,
-                                 .causal = true,
-                                 .heads = 4,
-                                 .key_heads = 2,
-                                 .window = {.left = 30},
-                                 .softcap = 2,
-                                 .alibi = true,
-                                 .sink = true,
-                                 .dropout_p = 0.25},
-                                {40, 3, 0, 9, 70},
-                                {40, 9, 4, 0, 33},
-                                /*unused_rows=*/2,
-                                /*unused_keys=*/3};
-    const PackedInputs in = random_inputs(ctx, problem, DType::f64);
-    for (const Algorithm algorithm : packed_algorithms) {
-        SCOPED_TRACE(::testing::Message() << algorithm);
-        Options options = in.in.with_tensors(problem.each.options(algorithm));
-        options.cumulative_q = in.cumulative_q;
-        options.cumulative_k = in.cumulative_k;
-        const GradientReport report =
-            gradient_check(ctx, PackedOperator{options}, {in.in.q, in.in.k, in.in.v},
-                           {.elements = 48, .names = {"q", "k", "v"}});
-        EXPECT_TRUE(report.ok()) << report;
+    PackedProblem problem{{.d_qk = 8,
+                           .d_v = 6,
+                           .causal = true,
+                           .heads = 4,
+                           .key_heads = 2,
+                           .window = {.left = 30},
+                           .softcap = 2,
+                           .alibi = true,
+                           .sink = true,
+                           .dropout_p = 0.25},
+                          {40, 3, 0, 9, 70},
+                          {40, 9, 4, 0, 33},
+                          /*unused_rows=*/2,
+                          /*unused_keys=*/3};
+    const std::int64_t count = 5, heads = 4, rows = 70, keys = 40;
+    for (const auto& biases : {std::array{Shape{heads, problem.key_count()}, Shape{1, heads, rows, keys}},
+                               std::array{Shape{1, problem.key_count()}, Shape{count, 1, rows, keys}},
+                               std::array{Shape{heads, 1}, Shape{count, heads, 1, keys}}}) {
+        problem.each.biases = biases;
+        const PackedInputs in = random_inputs(ctx, problem, DType::f64);
+        for (const Algorithm algorithm : packed_algorithms) {
+            SCOPED_TRACE(::testing::Message() << problem << ' ' << algorithm);
+            Options options = in.in.with_tensors(problem.each.options(algorithm));
+            options.cumulative_q = in.cumulative_q;
+            options.cumulative_k = in.cumulative_k;
+            const GradientReport report =
+                gradient_check(ctx, PackedOperator{options},
+                               {in.in.q, in.in.k, in.in.v, cast(ctx, in.in.biases[0], DType::f64),
+                                cast(ctx, in.in.biases[1], DType::f64)},
+                               {.elements = 24, .names = {"q", "k", "v", "bias per key", "bias per pair"}});
+            EXPECT_TRUE(report.ok()) << report;
+        }
     }
 }
 
@@ -311,12 +337,10 @@ TEST(PackedAttentionOnTheCpu, WrongOffsetsAreRefusedByNameIndexAndValue) {
     const auto offsets = [&](std::vector<std::int32_t> list) {
         return from_host(ctx, list, {std::ssize(list)});
     };
-    const auto message = [&](const Tensor& q, const Tensor& k, Algorithm algorithm = Algorithm::flash,
-                             const Tensor& bias = {}) {
+    const auto message = [&](const Tensor& q, const Tensor& k, Algorithm algorithm = Algorithm::flash) {
         return message_of([&] {
             Saved saved;
-            forward(ctx, x, x, x,
-                    {.algorithm = algorithm, .biases = {bias}, .cumulative_q = q, .cumulative_k = k}, saved);
+            forward(ctx, x, x, x, {.algorithm = algorithm, .cumulative_q = q, .cumulative_k = k}, saved);
         });
     };
     const Tensor good = offsets({0, 4, 10});
@@ -335,8 +359,6 @@ TEST(PackedAttentionOnTheCpu, WrongOffsetsAreRefusedByNameIndexAndValue) {
     EXPECT_THAT(message(good, {}), HasSubstr("cumulative_k is not set"));
     EXPECT_THAT(message({}, good), HasSubstr("cumulative_q is not set"));
     EXPECT_THAT(message(zeros(ctx, {3}, DType::f32), good), HasSubstr("expected contiguous int32"));
-    EXPECT_THAT(message(good, good, Algorithm::flash, zeros(ctx, {1, 1, 1, 1}, DType::f32)),
-                HasSubstr("biases are not available for packed sequences"));
 }
 
 /// Backward reads the offsets, too.

@@ -315,6 +315,19 @@ TEST(FlashPlan, IsTheOneInTheTable) {
     }
 }
 
+/// Only these kernels find the biases of a packed sequence, and no kernel reads them in tiles.
+TEST(FlashPlan, OfPackedSequencesWithBiasesHasTheKernelsOfAllGpusForAnyRule) {
+    for (const Call& base : {evoformer, gpt2.with(add_pair_bias), gpt2.with(add_pair_bias).with(drop)})
+        for (const Call& call : {base.with(pack), base.with(pack).backward()})
+            for (const GpuLimits* gpu : {&h100, &a100, &rtx_4090, &unknown}) {
+                const FlashPlan made = plan(call.problem, call.options, *gpu);
+                EXPECT_EQ(made.family, Family::sm80) << made;
+                EXPECT_EQ(made.rule, RuleKind::any) << made;
+                EXPECT_EQ(made.schedule.pair_bias, -1) << made;
+                EXPECT_EQ(made.schedule.pair_bias_parts, 1) << made;
+            }
+}
+
 /// A dry run knows no GPU, so its plan needs at least as much scratch memory as the plan for any GPU.
 TEST(FlashPlan, OfADryRunHasEnoughScratchMemoryForEveryGpu) {
     for (const Row& row : table) {

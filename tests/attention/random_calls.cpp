@@ -109,6 +109,26 @@ void draw_biases(Draw& draw, Problem& p) {
         if (bias.rank() > 0 && bias[0] == p.batch && draw.one_in(2)) bias[0] /= 2;
 }
 
+/// Both forms that packed calls take. The last two axes may be longer than the longest sequence.
+void draw_packed_biases(Draw& draw, PackedProblem& packed) {
+    Problem& p = packed.each;
+    const std::int64_t count = std::ssize(packed.queries);
+    const bool is_divided = count % 2 == 0 && draw.one_in(3);
+    if (is_divided) p.batch_divisor = 2;
+    for (Shape& bias : p.biases) {
+        if (!draw.one_in(2)) continue;
+        if (draw.one_in(2)) {
+            bias = {draw.one_in(2) ? 1 : p.heads, draw.one_in(5) ? 1 : packed.key_count()};
+            continue;
+        }
+        bias = {count, p.heads, std::ranges::max(packed.queries) + draw.between(0, 3),
+                std::ranges::max(packed.keys) + draw.between(0, 3)};
+        for (int axis = 0; axis < 4; ++axis)
+            if (draw.one_in(3)) bias[axis] = 1;
+        if (is_divided && bias[0] == count && draw.one_in(2)) bias[0] /= 2;
+    }
+}
+
 /// A call's work. Length 0 counts as 1, because the other side's tensors are still copied.
 double work_of(const Problem& p) {
     const auto length = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(1, n)); };
@@ -213,6 +233,20 @@ class PlacedOutput {
     Tensor view_;
 };
 
+/// The shape of a bias that is not broadcast.
+Shape expanded_bias(const Problem& p, const Shape& bias) {
+    return {bias[0] > 1 ? bias[0] : p.batch, p.heads, p.queries, p.keys};
+}
+Shape expanded_bias(const PackedProblem& p, const Shape& bias) {
+    const auto longest = [](std::int64_t own, const std::vector<std::int32_t>& lengths) {
+        return own == 1 ? std::max<std::int64_t>(1, std::ranges::max(lengths)) : own;
+    };
+    if (bias.rank() == 2)
+        return {p.each.heads, bias[1] == 1 ? std::max<std::int64_t>(1, p.key_count()) : bias[1]};
+    return {bias[0] > 1 ? bias[0] : std::ssize(p.queries), p.each.heads, longest(bias[2], p.queries),
+            longest(bias[3], p.keys)};
+}
+
 /// Memory for a bias gradient: one number for each bias number.
 Tensor bias_like(const Context& ctx, const Tensor& bias, const Shape& expanded) {
     const Tensor x = empty(ctx, bias.shape(), bias.dtype());
@@ -257,6 +291,7 @@ RandomCall random_call(std::uint64_t seed, double max_work) {
     call.is_packed = draw.one_in(4);
     if (call.is_packed) {
         draw_sequences(draw, call, max_work);
+        if (draw.one_in(2)) draw_packed_biases(draw, call.packed);
     } else {
         if (draw.one_in(3)) draw_biases(draw, call.problem);
         call.shares_keys = draw.one_in(8);
@@ -299,7 +334,12 @@ RandomCall large_random_call(std::uint64_t seed, std::int64_t max_scores) {
 }
 
 RandomInputs inputs_of(const Context& cpu, const RandomCall& call, DType dtype) {
-    if (call.is_packed) return {{}, random_inputs(cpu, call.packed, dtype)};
+    if (call.is_packed) {
+        RandomInputs packed{{}, random_inputs(cpu, call.packed, dtype)};
+        for (Tensor& bias : packed.packed.in.biases)
+            if (call.typed_biases && bias.defined()) bias = cast(cpu, bias, dtype);
+        return packed;
+    }
     Inputs in = accuracy::random_inputs(cpu, call.problem, dtype);
     if (call.shares_keys && call.problem.batch > 1)
         for (Tensor* x : {&in.k, &in.v}) *x = x->slice(0, 0, 1).expand(x->shape());
@@ -341,10 +381,9 @@ Result run(const Context& ctx, const RandomCall& call, const RandomInputs& input
     for (std::size_t n = 0; n < max_biases; ++n) {
         if (!in.biases[n].defined()) continue;
         Shape full_shape;
-        if (call.expands_biases) {
-            full_shape = {p.batch, p.heads, p.queries, p.keys};
-            if (in.biases[n].size(0) > 1) full_shape[0] = in.biases[n].size(0);
-        }
+        if (call.expands_biases)
+            full_shape = call.is_packed ? expanded_bias(call.packed, in.biases[n].shape())
+                                        : expanded_bias(p, in.biases[n].shape());
         options.biases[n] = place_option(in.biases[n]);
         if (full_shape.rank() > 0) options.biases[n] = options.biases[n].expand(full_shape);
         if (call.has_option_gradients) into.biases[n] = bias_like(ctx, in.biases[n], full_shape);

@@ -194,6 +194,7 @@ class TensorFields : public EveryDevice {
                        .d_lse = random({4, 50}, accumulator_of(dtype()), 5)};
         call.options = {.causal = true, .deterministic = true};
         call.options.alibi_slopes = random({4}, DType::f32, 6);
+        call.options.biases = {random({4, 90}, dtype(), 7), random({3, 1, 37, 59}, DType::f32, 8)};
         call.options.sink = random({4}, DType::f32, 9);
         call.options.cumulative_q = integers({0, 13, 13, 50});
         call.options.cumulative_k = integers({0, 20, 31, 90});
@@ -428,6 +429,8 @@ FieldCall part_of(const Context& ctx, const FieldCall& call, std::int64_t batch)
         return static_cast<double>(end - begin);
     };
     range_of(keys, part.v, 0);
+    range_of(keys, options.biases[0], 1);
+    options.biases[1] = options.biases[1].slice(0, batch, 1);
     if (options.row_ranges.defined()) range_of(keys, options.row_ranges, 1);
     const double key_count = range_of(keys, part.k, 0), row_count = range_of(rows, part.q, 0);
     range_of(rows, part.d_o, 0);

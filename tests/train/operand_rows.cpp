@@ -124,16 +124,18 @@ void Operators::add_attention(std::vector<OperandRow>& all) const {
                        attention::Saved saved;
                        attention::forward(ctx, t[0], t[1], t[2], {}, saved, t[3]);
                    }});
-    all.push_back({"attention/attention.h: forward of packed sequences",
-                   "attention: ",
-                   {numbers({3, 2, 8}), numbers({3, 2, 8}), numbers({3, 2, 8}),
-                    from_host(ctx, std::vector<std::int32_t>{0, 3}, {2}),
-                    from_host(ctx, std::vector<std::int32_t>{0, 3}, {2})},
-                   [&](const Operands& t) {
-                       attention::Saved saved;
-                       attention::forward(ctx, t[0], t[1], t[2], {.cumulative_q = t[3], .cumulative_k = t[4]},
-                                          saved);
-                   }});
+    all.push_back(
+        {"attention/attention.h: forward of packed sequences",
+         "attention: ",
+         {numbers({3, 2, 8}), numbers({3, 2, 8}), numbers({3, 2, 8}),
+          from_host(ctx, std::vector<std::int32_t>{0, 3}, {2}),
+          from_host(ctx, std::vector<std::int32_t>{0, 3}, {2}), numbers({2, 3}), numbers({1, 2, 3, 3})},
+         [&](const Operands& t) {
+             attention::Saved saved;
+             attention::forward(ctx, t[0], t[1], t[2],
+                                {.biases = {t[5], t[6]}, .cumulative_q = t[3], .cumulative_k = t[4]}, saved);
+         },
+         {5, 6}});
     all.push_back({"attention/attention.h: explain_forward",
                    "attention: ",
                    {heads(), heads(), heads()},

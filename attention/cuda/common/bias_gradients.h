@@ -32,7 +32,8 @@ struct BiasGradientInputs {
     const int* enabled = nullptr;  ///< the kernels do nothing if this is 0; null: they compute
 };
 
-/// Computes the bias gradients for which `into` has tensors.
+/// Computes the bias gradients for which `into` has tensors. Packed sequences have no faster kernels, in no
+/// dtype.
 template <class T>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
                            const BiasGradientInputs<T>& inputs, const Gradients& into);

@@ -2,6 +2,7 @@
 /// The part of a bias gradient that one thread block computes, and the pair tiles that it sums.
 #include <gradtile/attention/cuda/common/bias_gradients.h>
 #include <gradtile/core/check.h>
+#include <gradtile/attention/cuda/common/block_sequence.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -85,6 +86,48 @@ struct BiasBlock {
   private:
     __device__ int row_steps() const { return static_cast<int>((end_row - row + tile_rows - 1) / tile_rows); }
     __device__ int key_steps() const { return static_cast<int>((end_key - key + tile_keys - 1) / tile_keys); }
+};
+
+/// The gradient of a bias of packed sequences, and the sequences that add to one tile of it. Its rows and
+/// keys count from a sequence's start, or its keys are positions in k.
+struct PackedBiasGradient {
+    BiasGradient gradient;
+    std::int64_t rows, keys;  ///< lengths of the gradient's last two axes
+    bool has_packed_keys;
+    PackedOffsets packed;
+
+    PackedBiasGradient(const Tensor& into, const ScoreOptions::Bias& bias, const ResolvedOptions& options,
+                       std::int64_t query_heads)
+        : gradient(into, bias, options.packed.count, query_heads),
+          rows(into.size(2)),
+          keys(into.size(3)),
+          has_packed_keys(bias.has_packed_keys),
+          packed(options) {}
+
+    __device__ IndexRange sequences_of(const BiasBlock& block) const {
+        if (has_packed_keys && !gradient.sums_keys) {
+            const int last = static_cast<int>(min(block.key + block.tile_keys, keys)) - 1;
+            return {packed.sequence_of_key(static_cast<int>(block.key)),
+                    min(packed.sequence_of_key(last) + 1, packed.count)};
+        }
+        const int first = block.batch * gradient.summed_batches;
+        return {first, min(first + gradient.summed_batches, packed.count)};
+    }
+    /// The pairs of one sequence that add to a tile, counted from the sequence's start. The ranges of a tile
+    /// that does not sum may exceed the sequence.
+    struct Pairs {
+        IndexRange rows, keys;
+    };
+    __device__ Pairs pairs_of(const BiasBlock& block, const SequenceOfPair& sequence) const {
+        Pairs pairs{{block.row, block.row + block.tile_rows}, {block.key, block.key + block.tile_keys}};
+        if (has_packed_keys) {
+            pairs.keys.begin -= sequence.first_key;
+            pairs.keys.end -= sequence.first_key;
+        }
+        if (gradient.sums_rows) pairs.rows = {0, sequence.mask.queries};
+        if (gradient.sums_keys) pairs.keys = {0, sequence.mask.keys};
+        return pairs;
+    }
 };
 
 }  // namespace gradtile::attention::cuda::device

@@ -46,7 +46,7 @@ struct BlockSequence {
     }
     template <class A>
     __device__ ScoreRule<A> rule_of(const ScoreOptions& scores, int head) const {
-        ScoreRule<A> rule = scores.rule_of<A>(index, head);
+        ScoreRule<A> rule = scores.rule_of<A>(index, head, first_key);
         rule.offset = mask.offset;
         if (is_rest) rule.sink = -static_cast<A>(HUGE_VAL);
         return rule;
@@ -70,6 +70,10 @@ struct SequenceOfPair {
         return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
                       : SequenceOfPair{mask, batch};
     }
+    /// A packed sequence.
+    __device__ static SequenceOfPair from_index(const Mask& mask, const PackedOffsets& packed, int index) {
+        return SequenceOfPair(mask, packed, index);
+    }
     /// Returns the keys in this sequence that row i sees. If row i belongs to another sequence, the range is
     /// empty.
     __device__ IndexRange visible_keys(std::int64_t i) const {
@@ -80,7 +84,7 @@ struct SequenceOfPair {
     __device__ IndexRange queries() const { return {first_query, first_query + mask.queries}; }
     template <class A>
     __device__ ScoreRule<A> rule_of(const ScoreOptions& scores, std::int64_t head) const {
-        ScoreRule<A> rule = scores.rule_of<A>(index, head);
+        ScoreRule<A> rule = scores.rule_of<A>(index, head, first_key);
         rule.offset = mask.offset;
         if (is_rest) rule.sink = -static_cast<A>(HUGE_VAL);
         return rule;

@@ -19,6 +19,7 @@ struct PackedOffsets {
     const std::int32_t *q = nullptr, *k = nullptr;  ///< [count + 1] each; null if sequences are not packed
     int count = 0;
     int total_queries = 0, total_keys = 0;
+    int max_queries = 0, max_keys = 0;  ///< longer sequences are cut: the biases have no numbers beyond
     bool top_left = false;
 
     PackedOffsets() = default;
@@ -29,6 +30,8 @@ struct PackedOffsets {
         count = static_cast<int>(options.packed.count);
         total_queries = static_cast<int>(options.mask.queries);
         total_keys = static_cast<int>(options.mask.keys);
+        max_queries = static_cast<int>(options.packed.max_queries);
+        max_keys = static_cast<int>(options.packed.max_keys);
         top_left = options.packed.top_left;
     }
     GRADTILE_HOST_DEVICE explicit operator bool() const { return q != nullptr; }
@@ -36,16 +39,17 @@ struct PackedOffsets {
     struct Range {
         int begin, end;
     };
-    __device__ Range queries(int sequence) const { return range(q, sequence, total_queries); }
-    __device__ Range keys(int sequence) const { return range(k, sequence, total_keys); }
+    __device__ Range queries(int sequence) const { return range(q, sequence, total_queries, max_queries); }
+    __device__ Range keys(int sequence) const { return range(k, sequence, total_keys, max_keys); }
     /// Returns the sequence that contains q row `row`.
     __device__ int sequence_of_query(int row) const { return sequence_of(q, row); }
     __device__ int sequence_of_key(int key) const { return sequence_of(k, key); }
 
   private:
-    __device__ Range range(const std::int32_t* offsets, int sequence, int total) const {
+    __device__ Range range(const std::int32_t* offsets, int sequence, int total, int longest) const {
         const int begin = max(0, min(offsets[sequence], total));
-        return {begin, sequence == count ? total : max(begin, min(offsets[sequence + 1], total))};
+        if (sequence == count) return {begin, total};
+        return {begin, max(begin, min(offsets[sequence + 1], begin + min(longest, total - begin)))};
     }
     /// The last sequence that begins at or before `position`.
     __device__ int sequence_of(const std::int32_t* offsets, int position) const {
