@@ -9,6 +9,7 @@
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/internal/hidden_by_biases.h>
 #include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/attention/internal/max_logits_backend.h>
 #include <gradtile/attention/internal/seen_part.h>
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/internal/overlap.h>
@@ -266,21 +267,27 @@ Algorithm algorithm_named(std::string_view text, std::string_view setting) {
 }
 
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
-             Saved& saved, const Tensor& o) {
+             Saved& saved, const Tensor& o, const Tensor& max_logits) {
     refuse_unavailable_options(ctx.device(), options);
     check_inputs(options, q, k, v);
     check_output("o", o, output_shape(q, v), q.dtype());
-    check_sharing(ctx, "attention", {"o", o},
-                  {{"q", q},
-                   {"k", k},
-                   {"v", v},
-                   {"biases[0]", options.biases[0]},
-                   {"biases[1]", options.biases[1]},
-                   {"alibi_slopes", options.alibi_slopes},
-                   {"sink", options.sink},
-                   {"row_ranges", options.row_ranges},
-                   {"cumulative_q", options.cumulative_q},
-                   {"cumulative_k", options.cumulative_k}});
+    if (max_logits.defined()) {
+        check_per_head("max_logits", max_logits, with_batch_axis(q, 4));
+        check_distinct_elements("attention", {"max_logits", max_logits});
+    }
+    for (const Operand& output : {Operand{"o", o}, {"max_logits", max_logits}})
+        check_sharing(ctx, "attention", output,
+                      {{"q", q},
+                       {"k", k},
+                       {"v", v},
+                       {"biases[0]", options.biases[0]},
+                       {"biases[1]", options.biases[1]},
+                       {"alibi_slopes", options.alibi_slopes},
+                       {"sink", options.sink},
+                       {"row_ranges", options.row_ranges},
+                       {"cumulative_q", options.cumulative_q},
+                       {"cumulative_k", options.cumulative_k}});
+    check_sharing(ctx, "attention", {"max_logits", max_logits}, {{"o", o}});
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};
     if (keeps_remainder(ctx, options)) saved.lse_remainder = empty_like(ctx, saved.lse);
@@ -298,6 +305,9 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
     if (ctx.device().is_cpu() && cpu::may_spread(ctx, seen.options(), {batched.o}))
         compute_forward(ctx, seen.options(),
                         cpu::without_hidden(ctx, seen.options(), {seen.saved(), {}}).saved);
+    if (max_logits.defined())
+        (ctx.device().is_cpu() ? cpu::max_logits : cuda::max_logits)(ctx, resolved, batched.q, batched.k,
+                                                                     max_logits);
 }
 
 Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,

@@ -163,8 +163,14 @@ Tensor forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tenso
                Saved& saved);
 /// Computes O like the function above, but writes it to `o`: any view with that shape and dtype whose
 /// elements do not overlap. Throws Error if `o` shares memory with another operand.
+///
+/// If `max_logits` is defined, float32 [Hq], it receives each head's largest scale * q.k over all visible
+/// pairs: before softcap, slopes and biases, and also over pairs that a bias of -inf hides. QK-clip needs
+/// these numbers (Kimi Team 2025, "Kimi K2", section 2.1). A head without a visible pair has -inf; a NaN
+/// product of a visible pair gives NaN. They cost a pass of their own, q.k once more for every visible pair
+/// without matrix instructions, which may take several times as long as the rest of the call.
 void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
-             Saved& saved, const Tensor& o);
+             Saved& saved, const Tensor& o, const Tensor& max_logits = {});
 
 /// Returns whether attention computes this dtype on this device: every floating dtype, but float16 on a GPU
 /// only in a build with -DGRADTILE_FLOAT16=ON.

@@ -119,11 +119,12 @@ void Operators::add_attention(std::vector<OperandRow>& all) const {
                    {3, 4, 5}});
     all.push_back({"attention/attention.h: forward into o",
                    "attention: ",
-                   {heads(), heads(), heads(), heads()},
+                   {heads(), heads(), heads(), heads(), numbers({2})},
                    [&](const Operands& t) {
                        attention::Saved saved;
-                       attention::forward(ctx, t[0], t[1], t[2], {}, saved, t[3]);
-                   }});
+                       attention::forward(ctx, t[0], t[1], t[2], {}, saved, t[3], t[4]);
+                   },
+                   {4}});
     all.push_back(
         {"attention/attention.h: forward of packed sequences",
          "attention: ",

@@ -12,6 +12,13 @@ void test_attention_forward(const Context& ctx) {
                  v = numbers(ctx, {1, 3, 2, 8});
     attention::Saved saved;
     for (const Tensor& o : {q, k, v}) expect_refused([&] { attention::forward(ctx, q, k, v, {}, saved, o); });
+    const Tensor o = numbers(ctx, {1, 3, 2, 8}), logits = numbers(ctx, {2});
+    attention::forward(ctx, q, k, v, {}, saved, o, logits);
+    for (const Tensor& shared : {q, k, v, o})
+        expect_refused([&] {
+            attention::forward(ctx, q, k, v, {}, saved, o, shared.select(0, 0).select(0, 0).select(1, 0));
+        });
+    expect_refused([&] { attention::forward(ctx, q, k, v, {.sink = logits}, saved, o, logits); });
     // Interleaved columns in one matrix are separate.
     const Tensor packed = numbers(ctx, {1, 3, 8, 8});
     attention::forward(ctx, packed.slice(2, 0, 2), packed.slice(2, 2, 2), packed.slice(2, 4, 2), {}, saved,
