@@ -41,6 +41,17 @@ std::array<std::int64_t, 2> zigzag_chunks(std::int64_t tokens, int rank, int ran
     return {rank * chunk, (2 * ranks - 1 - rank) * chunk};
 }
 
+std::array<std::int32_t, 4> zigzag_row_ranges(std::int64_t begin, std::int64_t end, std::int64_t tokens,
+                                              int rank, int ranks) {
+    const std::array<std::int64_t, 2> chunks = zigzag_chunks(tokens, rank, ranks);
+    const std::int64_t chunk = tokens / (2 * ranks);
+    const auto row = [&](std::size_t i, std::int64_t position) {
+        return static_cast<std::int32_t>(static_cast<std::int64_t>(i) * chunk +
+                                         std::clamp<std::int64_t>(position - chunks[i], 0, chunk));
+    };
+    return {row(0, begin), row(0, end), row(1, begin), row(1, end)};
+}
+
 namespace {
 
 /// Refuses options that count rows or keys from the sequence's start, or that one call per pair of parts does
@@ -48,13 +59,15 @@ namespace {
 /// option that is new is refused until it is listed here.
 void refuse_options(const char* op, const Options& options) {
     static constexpr std::string_view supported[] = {"scale",         "causal",  "top_left", "softcap",
-                                                     "deterministic", "kernels", "sink"};
+                                                     "deterministic", "kernels", "sink",     "row_ranges"};
     for (const OptionState& option : option_states(options))
         check(!option.is_set || std::ranges::find(supported, option.name) != std::end(supported), op, ": ",
-              option.name, " is set; expected only a scale, causal, a softcap and a sink with flash2");
+              option.name,
+              " is set; expected only a scale, causal or row_ranges, a softcap and a sink with flash2");
 }
 
-void check_parts(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
+void check_parts(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Options& options,
+                 const Ring& ring) {
     refuse_options(op, options);
     for (const auto& [name, x] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}})
         check(x->defined() && x->rank() == 4 && x->size(0) == q.size(0) && x->size(1) == q.size(1) &&
@@ -63,6 +76,12 @@ void check_parts(const char* op, const Tensor& q, const Tensor& k, const Tensor&
               ", expected [batch, rows, heads, head_dim] with q's batch, rows and ", "dtype: ", q);
     check(!options.causal || q.size(1) % 2 == 0, op, ": ", q.size(1),
           " rows; expected two chunks of equal length, because the call is causal");
+    const Tensor& ranges = options.row_ranges;
+    if (!ranges.defined()) return;
+    check(!options.causal, op, ": causal is set with row_ranges; expected the whole mask in the ranges");
+    check(ranges.rank() == 4 && (ranges.size(0) == ring.size() || ranges.size(0) == ring.size() * q.size(0)),
+          op, ": row_ranges is ", ranges, ", expected the keys of ", ring.size(), " ranks, [", ring.size(),
+          " or ", ring.size() * q.size(0), ", heads or 1, ", q.size(1), ", 4]");
 }
 
 /// The call of the operator with the keys of one process: rows from `first_row` on see keys [0, keys).
@@ -73,6 +92,10 @@ struct PartialCall {
     /// The keys are those of rank `source`.
     PartialCall(const Ring& ring, int source, std::int64_t tokens, const Options& all)
         : rows(tokens), keys(tokens), options(all) {
+        if (all.row_ranges.defined()) {
+            const std::int64_t batch = all.row_ranges.size(0) / ring.size();
+            options.row_ranges = all.row_ranges.slice(0, source * batch, batch);
+        }
         if (source == ring.rank()) return;  // local order is the sequence's order
         options.causal = false;
         options.sink = {};  // counts once
@@ -131,7 +154,7 @@ Tensor in_dtype(const Context& ctx, const Tensor& x, DType dtype) {
 
 Tensor ring_forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                     const Options& options, const Ring& ring, Saved& saved) {
-    check_parts("ring_forward", q, k, v, options);
+    check_parts("ring_forward", q, k, v, options, ring);
     if (ring.size() == 1) return forward(ctx, q, k, v, options, saved);
     const DType sums = accumulator_of(q.dtype());
     TravellingKeys keys(ctx, k, v, ring);
@@ -159,9 +182,9 @@ Tensor ring_forward(const Context& ctx, const Tensor& q, const Tensor& k, const 
 
 namespace {
 
-void check_backward(const Context& ctx, const Tensor& d_o, const Options& options, const Saved& saved,
-                    const Gradients& into) {
-    check_parts("ring_backward", saved.q, saved.k, saved.v, options);
+void check_backward(const Context& ctx, const Tensor& d_o, const Options& options, const Ring& ring,
+                    const Saved& saved, const Gradients& into) {
+    check_parts("ring_backward", saved.q, saved.k, saved.v, options, ring);
     const Tensor &q = saved.q, &o = saved.o, &lse = saved.lse;
     check(o.defined() && o.shape() == Shape{q.size(0), q.size(1), q.size(2), saved.v.size(3)} &&
               o.dtype() == q.dtype(),
@@ -193,7 +216,7 @@ void check_backward(const Context& ctx, const Tensor& d_o, const Options& option
 
 void ring_backward(const Context& ctx, const Tensor& d_o, const Options& options, const Ring& ring,
                    const Saved& saved, const Gradients& into) {
-    check_backward(ctx, d_o, options, saved, into);
+    check_backward(ctx, d_o, options, ring, saved, into);
     if (ring.size() == 1) return backward(ctx, d_o, options, saved, into);
     const DType sums = accumulator_of(saved.q.dtype());
     TravellingKeys keys(ctx, saved.k, saved.v, ring);

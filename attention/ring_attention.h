@@ -43,11 +43,20 @@ class Ring {
 /// sequence. Throws Error unless `tokens` is a multiple of 2 * ranks.
 std::array<std::int64_t, 2> zigzag_chunks(std::int64_t tokens, int rank, int ranks);
 
+/// The row ranges (Options::row_ranges) of a key that the rows [begin, end) of a sequence of `tokens` tokens
+/// see, in the rows that rank `rank` holds: one range for each of its two chunks.
+std::array<std::int32_t, 4> zigzag_row_ranges(std::int64_t begin, std::int64_t end, std::int64_t tokens,
+                                              int rank, int ranks);
+
 /// Computes O [B,S,Hq,Dv] of this process's queries q [B,S,Hq,Dqk] over all processes' keys k [B,S,Hkv,Dqk]
 /// and values v [B,S,Hkv,Dv]. All processes call it with equal shapes, dtypes and options, and with
 /// options.causal in zigzag order, with S even. The algorithm is flash2, with the options scale, causal,
 /// top_left, softcap, sink, deterministic and kernels; throws Error naming another option that is set.
 /// saved.o and saved.lse are the results over all keys, without a remainder.
+///
+/// Instead of causal, options.row_ranges may be the mask, with the ranges of every rank's keys in rank order:
+/// int32 [N B or N, Hq or 1, S, 4], in which rows are those of this process. The processes then may have
+/// different work.
 ///
 /// Each process sends the bytes of its k and v N - 1 times. O is merged in float32 (float64 for float64), so
 /// a 16-bit O has the errors of one rounding in each part and one of the sum.

@@ -8,8 +8,8 @@
 namespace gradtile {
 
 /// Which tokens of a window see each other, and each token's position. All tensors have fixed shapes, so that
-/// a captured CUDA graph can be replayed with other documents. One of `offsets`, `row_ranges` and `ring` is
-/// set: with offsets attention is causal within each document, and positions start again at 0 in each.
+/// a captured CUDA graph can be replayed with other documents. With `offsets` attention is causal within each
+/// document, and positions start again at 0 in each; `row_ranges` are another mask. At most one is set.
 struct Documents {
     /// int32 [B D + 1]. Window b has D documents, which may be empty: documents b D to (b + 1) D - 1.
     /// Document d has tokens offsets[d] to offsets[d + 1] - 1 in the batch [B,T], in row-major order. The
@@ -20,7 +20,9 @@ struct Documents {
     /// tokens of a document may have the same position.
     Tensor row_ranges = {};
     /// The processes that share each sequence: a row [T] is this process's part of a causal sequence of T *
-    /// ring->size() tokens, in zigzag order, and `positions` are their indices in the sequence.
+    /// ring->size() tokens, in zigzag order, and `positions` are their indices in the sequence or document.
+    /// With a ring, row_ranges are those of all ranks' keys (attention::ring_forward), and offsets are
+    /// refused.
     const attention::Ring* ring = nullptr;
 
     explicit operator bool() const { return positions.defined(); }

@@ -60,7 +60,7 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       schedule_(Schedule::of(config)),
       shapes_(StepShapes::of(config, group.size())),
       input_(ctx, training_data(dataset, config, shared_, packing()),
-             {.shapes = shapes_, .seed = config.seed}),
+             {.shapes = shapes_, .seed = config.seed, .shared = &shared_}),
       validation_(validation_data(ctx, dataset.validation, config, group.size(), shared_, packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(
@@ -76,7 +76,8 @@ void StepRunner::plan_arena() {
     const Context dry = ctx.plan(counting);
     for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {
-        const Batch batch = shared_.part_of(dry, upload(dry, validation_->batch));
+        const Batch batch =
+            shared_.part_of(dry, upload(dry, shared_.with_row_ranges(dry, validation_->batch)));
         replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
     }
     activation_bytes_ = counting->peak_bytes();

@@ -344,8 +344,9 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
     const DocumentKind kind = document_kind_of(dataset);
     if (kind == DocumentKind::shared_prompts) {
         check_row_ranges(config_, "completions that share a prompt");
-        check(config_.context_parallel == 1, "context-parallel: ", config_.context_parallel,
-              " with completions that share a prompt, whose mask is not causal; expected 1");
+        check(
+            config_.context_parallel == 1, "context-parallel: ", config_.context_parallel,
+            " with completions that share a prompt, whose mask has two ranges of rows for a key; expected 1");
     }
     return packing_for(packing_of(config_, dataset.tokenizer), kind, config_.data);
 }

@@ -29,7 +29,8 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
         if (!loader.done()) {
             const std::int64_t targets = loader.next(batch);
             if (shared.is_first()) sum.targets += targets;
-            const Batch on_device = shared.part_of(ctx, upload(ctx, batch));
+            const Batch on_device =
+                shared.part_of(ctx, upload(ctx, shared.with_row_ranges(host_of(ctx), batch)));
             // The host adds the losses in order in float64, so the sum depends on the batch size only by
             // rounding.
             sum.loss += item(

@@ -48,15 +48,18 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request, c
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
     ForwardOptions training{.dropout = DropoutKey::from_step(0, 1, 0)};
-    if (request.row_ranges) {
+    if (request.ring > 1) {
+        training.documents = {.positions = empty(outside, batch, DType::i32), .ring = &ring};
+        if (request.max_documents > 0)
+            training.documents.row_ranges =
+                empty(outside, {request.ring * batch[0], 1, batch[1], 4}, DType::i32);
+    } else if (request.row_ranges) {
         training.documents = {.positions = empty(outside, batch, DType::i32),
                               .row_ranges = empty(outside, {batch[0], 1, batch[1], 4}, DType::i32)};
     } else if (request.max_documents > 0) {
         const std::int64_t documents = request.micro_batch * request.max_documents;
         training.documents = {.offsets = empty(outside, {documents + 1}, DType::i32),
                               .positions = empty(outside, batch, DType::i32)};
-    } else if (request.ring > 1) {
-        training.documents = {.positions = empty(outside, batch, DType::i32), .ring = &ring};
     }
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);

@@ -255,7 +255,7 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
-    if (documents.ring != nullptr)
+    if (documents.ring != nullptr)  // refuses offsets
         return attention::ring_forward(ctx, in.q, in.k, in.v, saved.options, *documents.ring,
                                        saved.attention);
     return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),

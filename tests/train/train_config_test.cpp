@@ -261,14 +261,9 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          "val-fraction: 0.2 with stream-buffer; expected 0, or none: one row in 100 is for validation"},
         {[](TrainConfig& c) {
              c.context_parallel = 2;
-             c.packed = true;
-         },
-         "context-parallel: 2 with packed, whose documents begin inside sequences; expected 1"},
-        {[](TrainConfig& c) {
-             c.context_parallel = 2;
              c.model.prefix = true;
          },
-         "context-parallel: 2 with prefix, whose mask is not causal; expected 1"},
+         "context-parallel: 2 with prefix, whose mask has two ranges of rows for a key; expected 1"},
         {[](TrainConfig& c) {
              c.context_parallel = 2;
              c.model.window = 8;

@@ -68,10 +68,8 @@ std::span<const RefusedCombination> refused_combinations() {
                     c.val_fraction != TrainConfig().val_fraction;
          },
          "with stream-buffer; expected 0, or none: one row in 100 is for validation"},
-        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.packed; },
-         "with packed, whose documents begin inside sequences; expected 1"},
         {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.prefix; },
-         "with prefix, whose mask is not causal; expected 1"},
+         "with prefix, whose mask has two ranges of rows for a key; expected 1"},
         {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.window > 0; },
          "with window, which would need part of a chunk; expected 1"},
         {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.window_start > 0; },

@@ -174,6 +174,19 @@ TEST_F(DataParallelTraining, SharedConversationsHaveTheLossCurveOfOneProcess) {
     expect_same_curve(one_process, train(4, {"--context-parallel", "2", "--micro-batch", "1"}));
 }
 
+TEST_F(DataParallelTraining, SharedPackedSequencesHaveTheLossCurveOfOneProcess) {
+    const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
+    const auto one_process = train(1, packed);
+    expect_same_curve(one_process, train(2, packed + Arguments{"--context-parallel", "2"}));
+    expect_same_curve(one_process, train(4, packed + Arguments{"--context-parallel", "2", "--micro-batch",
+                                                               "2", "--zero", "1"}));
+    stories_ = place_.write("c.jsonl", some_conversations(70));
+    const Arguments conversations{"--packed", "--context",   "96",  "--chat-template",
+                                  "chatml",   "--positions", "rope"};
+    expect_same_curve(train(1, conversations),
+                      train(4, conversations + Arguments{"--context-parallel", "4"}));
+}
+
 TEST_F(DataParallelTraining, ResumesWithSequencesSharedByOtherNumbersOfProcesses) {
     const auto uninterrupted = train(1);
     const auto out = train(4, {"--context-parallel", "2", "--stop-after", "10"});
