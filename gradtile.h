@@ -15,6 +15,7 @@
 
 // Attention as a separate operator.
 #include <gradtile/attention/attention.h>
+#include <gradtile/attention/ring_attention.h>
 #include <gradtile/attention/row_ranges.h>
 
 // Layers and the transformer made of them.

@@ -1,4 +1,4 @@
-#include <gradtile/core/event.h>
+#include <gradtile/core/side_stream.h>
 
 #include <gradtile/core/internal/cuda_check.h>
 

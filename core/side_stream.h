@@ -1,14 +1,35 @@
 #pragma once
 /// SideStream: a second stream for work that runs concurrently with a context's stream, and the
 /// synchronisation between both streams. On the CPU, every call finishes its work before it returns, so
-/// nothing needs to synchronise.
+/// nothing needs to synchronise. Event: a mark in a stream.
 #include <memory>
 #include <optional>
 
 #include <gradtile/core/context.h>
-#include <gradtile/core/event.h>
 
 namespace gradtile {
+namespace cuda {
+
+/// Another stream can wait for an event, and the time between two events can be measured.
+class Event {
+  public:
+    explicit Event(Device device);
+    ~Event();
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+
+    /// Marks the end of the work that is enqueued on a stream (cudaStream_t) so far.
+    void record(void* stream) const;
+    /// Work that is enqueued on `stream` later waits for the work before the mark.
+    void wait_in(void* stream) const;
+    /// Waits until the device has reached this mark. Returns the time since `start`.
+    double milliseconds_since(const Event& start) const;
+
+  private:
+    void* event_ = nullptr;  // cudaEvent_t
+};
+
+}  // namespace cuda
 
 class SideStream {
   public:

@@ -17,6 +17,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
             .micro_batch = config.micro_batch_size(ranks),
             .max_documents = max_documents_of(config),
             .row_ranges = config.model.prefix,
+            .ring = static_cast<int>(config.context_parallel),
             .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
             .optimizer_shards = shards,
             .optimizer_part = optimizer_part};

@@ -6,6 +6,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/layers/dropout.h>
+#include <gradtile/train/shared_sequences.h>
 
 namespace gradtile {
 namespace {
@@ -25,7 +26,7 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     : loader_(std::move(loader)),
       options_(options),
       tokens_(options.shapes.sequences.full * loader_.context()),
-      ranges_(loader_.packing().has_ranges() ? 4 * tokens_ : 0),
+      ranges_(loader_.packing().has_ranges() || shares_documents() ? 4 * tokens_ : 0),
       offsets_(loader_.packing().offsets_of(options.shapes.micro_batch)),
       state_(loader_.state()) {
     const std::int64_t micro_steps = options.shapes.sequences.full / options.shapes.micro_batch;
@@ -44,6 +45,10 @@ StepInput::StepInput(const Context& ctx, DataLoader loader, const StepInputOptio
     seed_tensor_ = view(device_, seed_at, DType::i32, {2});
 }
 
+bool StepInput::shares_documents() const {
+    return options_.shared != nullptr && options_.shared->needs_row_ranges(loader_.packing());
+}
+
 std::int64_t StepInput::tokens_at() const {
     return ranges_at + ranges_;
 }
@@ -58,9 +63,10 @@ Batch StepInput::micro_batch(const StepShape& shape, std::int64_t i) const {
     const Packing& packing = loader_.packing();
     if (!packing) return batch;
     batch.documents.positions = view(device_, first + 2 * tokens_, DType::i32, rows);
-    if (packing.has_ranges()) {
+    if (ranges_ > 0) {
+        const std::int64_t parts = shares_documents() ? options_.shared->processes() : 1;
         batch.documents.row_ranges =
-            view(device_, ranges_at + 4 * done, DType::i32, {rows[0], 1, rows[1], 4});
+            view(device_, ranges_at + 4 * done, DType::i32, {parts * rows[0], 1, rows[1] / parts, 4});
     } else {
         batch.documents.offsets =
             view(device_, offsets_at(i), DType::i32, {packing.offsets_of(shape.micro_batch)});
@@ -109,6 +115,9 @@ std::int64_t StepInput::draw_windows(const StepShape& shape) {
         if (packing.has_ranges())
             documents.ranges = {words + ranges_at + 4 * i * micro_step_tokens, 4 * count};
         target_count += loader_.next({tokens, count}, {tokens + tokens_, count}, documents);
+        if (shares_documents())
+            options_.shared->write_row_ranges(documents.offsets, loader_.context(),
+                                              {words + ranges_at + 4 * i * micro_step_tokens, 4 * count});
     }
     return target_count;
 }

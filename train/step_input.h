@@ -10,9 +10,13 @@
 
 namespace gradtile {
 
+class SharedSequences;
+
 struct StepInputOptions {
     StepShapes shapes = {};
     std::uint64_t seed = 0;  ///< the run's seed
+    /// Whose part_of() takes the micro-batches; null: nobody shares sequences. Must outlive the input.
+    const SharedSequences* shared = nullptr;
 };
 
 /// On a GPU the host prepares the next step's input in page-locked memory while the device works on the
@@ -40,7 +44,8 @@ class StepInput {
     const Tensor& target_count() const { return target_count_; }  ///< [1] float64: targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
     /// Micro-batch i of a step of this shape. If its rows are shorter than the loader's windows, each window
-    /// is cut into rows; packed windows cannot be cut.
+    /// is cut into rows; packed windows cannot be cut. Packed windows that are shared have row ranges of all
+    /// ranks' keys instead of offsets.
     Batch micro_batch(const StepShape& shape, std::int64_t i) const;
 
     /// Returns the data position after the current step, even if the next step is prepared.
@@ -52,6 +57,7 @@ class StepInput {
         std::int64_t step;
         JsonValue state_after;
     };
+    bool shares_documents() const;
     void draw(std::int64_t step);
     std::int64_t draw_windows(const StepShape& shape);
     void put_target_count(double count);

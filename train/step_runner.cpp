@@ -18,15 +18,15 @@ using Clock = std::chrono::steady_clock;
 // it means that a process failed.
 constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
-DataLoader training_data(Dataset& dataset, const TrainConfig& config, const ProcessGroup& group,
+DataLoader training_data(Dataset& dataset, const TrainConfig& config, const SharedSequences& shared,
                          const Packing& packing) {
     check(config.context_start == 0 || document_kind_of(dataset) == DocumentKind::text,
           "context-start: ", config.context_start,
           " with conversations or completions; expected 0, because an answer needs its whole prompt");
     const DataLoaderOptions options{.context = config.model.context,
                                     .seed = Seed{config.seed},
-                                    .rank = group.rank(),
-                                    .ranks = group.size(),
+                                    .rank = shared.group(),
+                                    .ranks = shared.groups(),
                                     .ignore_token = config.ignore_token,
                                     .packing = packing};
     if (dataset.stream) return DataLoader(dataset.stream, options);
@@ -35,12 +35,13 @@ DataLoader training_data(Dataset& dataset, const TrainConfig& config, const Proc
 
 std::unique_ptr<EvaluationData> validation_data(const Context& ctx, const TokenSequence& tokens,
                                                 const TrainConfig& config, std::int64_t ranks,
-                                                const Packing& packing) {
+                                                const SharedSequences& shared, const Packing& packing) {
     if (tokens.size() == 0) return nullptr;
     SequentialLoader loader(tokens, config.model.context,
                             {.ignore_token = config.ignore_token, .packing = packing});
     const std::int64_t windows = std::min(config.micro_batch_size(ranks), loader.windows());
-    Batch batch = empty_batch(host_of(ctx), windows, loader.longest_window(), loader.packing());
+    Batch batch =
+        empty_batch(host_of(ctx), windows, shared.row_length(loader.longest_window()), loader.packing());
     return std::make_unique<EvaluationData>(EvaluationData{std::move(loader), std::move(batch)});
 }
 
@@ -54,11 +55,13 @@ StepRunner::StepRunner(const Context& ctx, const TrainConfig& config, Dataset da
       on_message_(std::move(on_message)),
       group_(group),
       communicator_(std::move(communicator)),
+      shared_(ctx, *communicator_, config.context_parallel, config.model.context),
       replica_(ctx, config, std::move(dataset.tokenizer), *communicator_),
       schedule_(Schedule::of(config)),
       shapes_(StepShapes::of(config, group.size())),
-      input_(ctx, training_data(dataset, config, group, packing()), {.shapes = shapes_, .seed = config.seed}),
-      validation_(validation_data(ctx, dataset.validation, config, group.size(), packing())),
+      input_(ctx, training_data(dataset, config, shared_, packing()),
+             {.shapes = shapes_, .seed = config.seed, .shared = &shared_}),
+      validation_(validation_data(ctx, dataset.validation, config, group.size(), shared_, packing())),
       result_(zeros(ctx, {3}, DType::f64)),
       host_result_(
           ctx.device().is_cpu()
@@ -73,7 +76,8 @@ void StepRunner::plan_arena() {
     const Context dry = ctx.plan(counting);
     for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {
-        const Batch batch = upload(dry, validation_->batch);
+        const Batch batch =
+            shared_.part_of(dry, upload(dry, shared_.with_row_ranges(dry, validation_->batch)));
         replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
     }
     activation_bytes_ = counting->peak_bytes();
@@ -87,15 +91,16 @@ void StepRunner::plan_arena() {
 StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape& shape) {
     DataParallel& parallel = replica_.parallel;
     LanguageModel& model = replica_.model;
-    const std::int64_t ranks = communicator_->size(), micro_steps = shape.micro_steps;
+    const std::int64_t micro_steps = shape.micro_steps;
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
     model.parameters.reset_gradients();
     const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-        const Batch batch = input_.micro_batch(shape, micro_step);
-        const std::int64_t first_sample = (micro_step * ranks + communicator_->rank()) * batch.tokens.size(0);
+        const Batch batch = shared_.part_of(ctx, input_.micro_batch(shape, micro_step));
+        const std::int64_t first_sample =
+            (micro_step * shared_.groups() + shared_.group()) * batch.tokens.size(0);
         const bool last = micro_step + 1 == micro_steps;
         Transformer::Saved saved;
         const Tensor micro_batch_loss = model.transformer.forward(
@@ -117,7 +122,7 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
         }
     }
     model.parameters.zero_unwritten_gradients(ctx);
-    if (ranks > 1) copy(ctx, votes, input_.vote());
+    if (communicator_->size() > 1) copy(ctx, votes, input_.vote());
     parallel.finish_gradients(ctx);
     parallel.sum(ctx, result_.slice(0, 0, 2));
     ClipOptions clipping{.max_norm = config_.clip, .loss = loss};
@@ -233,7 +238,8 @@ std::optional<double> StepRunner::evaluate(std::int64_t step) {
         return vote_on_stopping(*arena_ctx_) == Outcome::completed;
     };
     try {
-        return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, go_on);
+        return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, shared_,
+                         go_on);
     } catch (const std::exception& error) {
         failure_ = error.what();
         vote_on_stopping(*arena_ctx_);  // the other processes wait for this process's vote after the batch

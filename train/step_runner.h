@@ -15,6 +15,7 @@
 #include <gradtile/train/replica.h>
 #include <gradtile/train/run/run_callbacks.h>
 #include <gradtile/train/schedule.h>
+#include <gradtile/train/shared_sequences.h>
 #include <gradtile/train/step_input.h>
 #include <gradtile/train/validation_loss.h>
 
@@ -59,7 +60,7 @@ class StepRunner {
     const StepShapes& shapes() const { return shapes_; }
     /// Tokens that all processes have trained on after a step.
     std::int64_t tokens_at(std::int64_t step) const {
-        return shapes_.sequences.sum(step) * group_.size() * config_.model.context;
+        return shapes_.sequences.sum(step) * shared_.groups() * config_.model.context;
     }
     /// Collects the values of a sharded replica in every process.
     void gather_values() { replica_.parallel.gather_values(*arena_ctx_); }
@@ -86,6 +87,7 @@ class StepRunner {
     MessageHandler on_message_;
     ProcessGroup& group_;
     std::unique_ptr<Communicator> communicator_;
+    SharedSequences shared_;
     Replica replica_;
     Schedule schedule_;
     StepShapes shapes_;

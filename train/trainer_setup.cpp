@@ -342,7 +342,12 @@ void Trainer::choose_document_token(const Dataset& dataset) {
 /// Returns the packing of the run's windows. Refuses data that it does not fit.
 Packing Trainer::packing_of_data(const Dataset& dataset) const {
     const DocumentKind kind = document_kind_of(dataset);
-    if (kind == DocumentKind::shared_prompts) check_row_ranges(config_, "completions that share a prompt");
+    if (kind == DocumentKind::shared_prompts) {
+        check_row_ranges(config_, "completions that share a prompt");
+        check(
+            config_.context_parallel == 1, "context-parallel: ", config_.context_parallel,
+            " with completions that share a prompt, whose mask has two ranges of rows for a key; expected 1");
+    }
     return packing_for(packing_of(config_, dataset.tokenizer), kind, config_.data);
 }
 

@@ -14,11 +14,12 @@ struct LossSum {
 
 using GoOn = std::function<bool(std::int64_t windows_done)>;
 
-/// Sums the losses over every `stride`-th batch, from batch number `first`. Returns nothing when go_on
+/// Sums the losses over this group's batches, or this process's part of them. Returns nothing when go_on
 /// returned false.
 std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, EvaluationData& data,
-                                  std::int64_t first, std::int64_t stride, const GoOn& go_on) {
+                                  const SharedSequences& shared, const GoOn& go_on) {
     LossSum sum;
+    const std::int64_t first = shared.group(), stride = shared.groups();
     auto& [loader, batch] = data;
     const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
     loader.rewind();
@@ -26,8 +27,10 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
     // A process without a batch in the last round still votes.
     for (std::int64_t done = 0; done < windows;) {
         if (!loader.done()) {
-            sum.targets += loader.next(batch);
-            const Batch on_device = upload(ctx, batch);
+            const std::int64_t targets = loader.next(batch);
+            if (shared.is_first()) sum.targets += targets;
+            const Batch on_device =
+                shared.part_of(ctx, upload(ctx, shared.with_row_ranges(host_of(ctx), batch)));
             // The host adds the losses in order in float64, so the sum depends on the batch size only by
             // rounding.
             sum.loss += item(
@@ -53,9 +56,9 @@ Batch upload(const Context& ctx, const Batch& host) {
 }
 
 std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
-                                const Communicator& communicator, const GoOn& go_on) {
-    const std::optional<LossSum> own =
-        sum_losses(ctx, model, data, communicator.rank(), communicator.size(), go_on);
+                                const Communicator& communicator, const SharedSequences& shared,
+                                const GoOn& go_on) {
+    const std::optional<LossSum> own = sum_losses(ctx, model, data, shared, go_on);
     if (!own) return std::nullopt;
     const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
     const Tensor sum =

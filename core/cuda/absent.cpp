@@ -2,7 +2,7 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/event.h>
+#include <gradtile/core/side_stream.h>
 
 namespace gradtile {
 

@@ -5,12 +5,12 @@
 #include <limits>
 #include <memory>
 
-#include <gradtile/core/event.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/cublas.h>
 #include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/internal/cuda_check.h>
+#include <gradtile/core/side_stream.h>
 
 namespace gradtile::cuda {
 namespace {

@@ -1,5 +1,6 @@
 #include <gradtile/layers/transformer/memory_plan.h>
 
+#include <algorithm>
 #include <iomanip>
 #include <ostream>
 #include <sstream>
@@ -22,22 +23,37 @@ std::string readable(std::size_t bytes) {
     return out.str();
 }
 
-/// Measures peak memory in forward and backward with one micro-batch. Parameters and inputs are allocated in
-/// another arena, so they are not counted.
-std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
+/// Exchanges nothing, because a dry run has no data.
+class PlannedRing final : public attention::Ring {
+  public:
+    PlannedRing(int rank, int size) : Ring(rank, size) {}
+
+  private:
+    void do_start_shift(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_finish_shifts(const Context&) const override {}
+};
+
+/// Measures one rank's peak memory in forward and backward with one micro-batch. Parameters and inputs are
+/// allocated in another arena, so they are not counted.
+std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request, const PlannedRing& ring) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(outside, request.dtype);
     frozen.allocate(outside, request.dtype, {.gradients = false});
-    const Shape batch{request.micro_batch, request.model.context};
+    const Shape batch{request.micro_batch, request.model.context / request.ring};
     const Tensor tokens = empty(outside, batch, DType::i32);
     const Tensor targets = empty(outside, batch, DType::i32);
 
     const auto arena = Arena::for_planning(ctx.device());
     const Context inside = ctx.plan(arena);
     ForwardOptions training{.dropout = DropoutKey::from_step(0, 1, 0)};
-    if (request.row_ranges) {
+    if (request.ring > 1) {
+        training.documents = {.positions = empty(outside, batch, DType::i32), .ring = &ring};
+        if (request.max_documents > 0)
+            training.documents.row_ranges =
+                empty(outside, {request.ring * batch[0], 1, batch[1], 4}, DType::i32);
+    } else if (request.row_ranges) {
         training.documents = {.positions = empty(outside, batch, DType::i32),
                               .row_ranges = empty(outside, {batch[0], 1, batch[1], 4}, DType::i32)};
     } else if (request.max_documents > 0) {
@@ -51,12 +67,22 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
     return arena->peak_bytes();
 }
 
+/// The largest of all ranks. The first and the last one have all kinds of calls between them.
+std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
+    const std::size_t first = activation_bytes(ctx, request, PlannedRing(0, request.ring));
+    if (request.ring == 1) return first;
+    return std::max(first, activation_bytes(ctx, request, PlannedRing(request.ring - 1, request.ring)));
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     check(request.micro_batch >= 1, "micro-batch: ", request.micro_batch, "; expected at least 1");
     check(request.optimizer_shards >= 1, "optimizer shards: ", request.optimizer_shards,
           "; expected at least 1");
+    check(request.ring >= 1 && (request.ring == 1 || request.model.context % (2 * request.ring) == 0),
+          "memory plan: ", request.ring, " processes share sequences of ", request.model.context,
+          " tokens; expected a multiple of two chunks for each");
     validate(request.model);
     check(activations_are_countable(request.model, request.micro_batch), "micro-batch: ", request.micro_batch,
           " is too large to plan");
@@ -143,6 +169,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         out << ", the blocks' frozen matrices in " << name_of(plan.request.adapters.frozen_format);
     out << ", micro-batch " << plan.request.micro_batch << " x " << model.context << " tokens"
         << ", recompute " << name_of(plan.request.training.recompute);
+    if (plan.request.ring > 1) out << ", a part of 1/" << plan.request.ring << " of each sequence";
     if (plan.request.optimizer_shards > 1)
         out << ", the optimizer's part of " << plan.request.optimizer_shards;
     out << '\n';

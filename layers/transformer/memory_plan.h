@@ -29,6 +29,7 @@ struct MemoryRequest {
     std::int64_t micro_batch = 1;    ///< sequences of model.context tokens, processed at once
     std::int64_t max_documents = 0;  ///< packed documents per window; 0: not packed
     bool row_ranges = false;         ///< attention's mask is Documents::row_ranges
+    int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;

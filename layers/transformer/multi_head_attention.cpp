@@ -255,6 +255,9 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
+    if (documents.ring != nullptr)  // refuses offsets
+        return attention::ring_forward(ctx, in.q, in.k, in.v, saved.options, *documents.ring,
+                                       saved.attention);
     return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
                               operand(documents, in.v), saved.options, saved.attention);
 }
@@ -308,11 +311,16 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     const Tensor d_sink = trains_sinks ? empty(ctx, {heads}, DType::f32) : Tensor();
     notify_before_attention(hooks);
     const Documents& documents = saved.pass.documents;
-    attention::backward(ctx, d_o.reshape(saved.attention.o.shape()), saved.options, operands_of(ctx, saved),
-                        {.q = operand(documents, dq),
-                         .k = operand(documents, dk),
-                         .v = operand(documents, dv),
-                         .sink = d_sink});
+    d_o = d_o.reshape(saved.attention.o.shape());
+    const attention::Gradients into{.q = operand(documents, dq),
+                                    .k = operand(documents, dk),
+                                    .v = operand(documents, dv),
+                                    .sink = d_sink};
+    if (documents.ring != nullptr) {
+        attention::ring_backward(ctx, d_o, saved.options, *documents.ring, operands_of(ctx, saved), into);
+    } else {
+        attention::backward(ctx, d_o, saved.options, operands_of(ctx, saved), into);
+    }
     d_o = {};
     if (trains_sinks) {
         add_gradient(ctx, sinks, d_sink);

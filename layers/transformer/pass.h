@@ -32,14 +32,15 @@ struct LayerAngles {
 /// values. A backward pass may follow.
 struct TrainingPass {
     DropoutKey dropout = {};  ///< the default key drops nothing
-    /// Packed documents, or answers that share a prompt. Undefined: each batch row is one causal document.
+    /// Packed documents, answers that share a prompt, or parts of sequences. Undefined: each batch row is one
+    /// causal document.
     Documents documents = {};
     std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     Embedding::Saved tokens = {};  ///< int32 [B,T], which value embeddings read
 
     TokenPositions token_positions() const {
         if (!documents) return {};
-        return {.each = documents.positions, .end = documents.positions.size(1)};
+        return {.each = documents.positions, .end = documents.end_position()};
     }
     /// The key for a place in the model: 0 are the embeddings, i + 1 is block i.
     DropoutKey key_at(std::int64_t place) const { return dropout.at(static_cast<std::uint64_t>(place)); }

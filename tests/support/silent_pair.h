@@ -4,6 +4,16 @@
 
 namespace gradtile::test {
 
+/// Process 1 of 2, which receives nothing.
+class SilentRing final : public attention::Ring {
+  public:
+    SilentRing() : Ring(1, 2) {}
+
+  private:
+    void do_start_shift(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_finish_shifts(const Context&) const override {}
+};
+
 /// Process 1 of 2, which exchanges nothing.
 class SilentPair final : public Communicator {
   public:
@@ -15,6 +25,9 @@ class SilentPair final : public Communicator {
     void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}
     void do_broadcast(const Context&, const Tensor&, int) const override {}
     void do_barrier(const Context&) const override {}
+    std::unique_ptr<attention::Ring> make_ring(const Context&, int) const override {
+        return std::make_unique<SilentRing>();
+    }
 };
 
 }  // namespace gradtile::test

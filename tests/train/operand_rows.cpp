@@ -186,6 +186,25 @@ void Operators::add_attention(std::vector<OperandRow>& all) const {
                    [&, other = heads(), lse](const Operands& t) {
                        attention::merge(ctx, {t[0], t[1]}, {other, lse}, {other, lse});
                    }});
+    all.push_back({"attention/ring_attention.h: start_shift",
+                   "shift: ",
+                   {numbers({8}), numbers({8})},
+                   [&](const Operands& t) { test::SilentRing().start_shift(ctx, t[0], t[1]); }});
+    all.push_back({"attention/ring_attention.h: ring_forward",
+                   "ring_forward: ",
+                   {heads(), heads(), heads()},
+                   [&](const Operands& t) {
+                       attention::Saved saved;
+                       attention::ring_forward(ctx, t[0], t[1], t[2], {}, test::SilentRing(), saved);
+                   }});
+    all.push_back({"attention/ring_attention.h: ring_backward",
+                   "ring_backward: ",
+                   {heads(), heads(), heads(), heads(), heads(), lse, heads(), heads(), heads()},
+                   [&](const Operands& t) {
+                       attention::ring_backward(ctx, t[0], {}, test::SilentRing(),
+                                                {.q = t[1], .k = t[2], .v = t[3], .o = t[4], .lse = t[5]},
+                                                {.q = t[6], .k = t[7], .v = t[8]});
+                   }});
     all.push_back({"attention/accuracy.h: numbers_of",
                    "to_host: ",
                    {heads()},

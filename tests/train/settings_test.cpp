@@ -79,7 +79,8 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
         {"device", "auto"},
         {"zero", 1},
         {"masters", "split"},
-        {"save-every", 2}};
+        {"save-every", 2},
+        {"context-parallel", 2}};
     const TrainConfig any = run.config;
     const JsonValue values = to_json(any);
     visit_settings(any, [&](const Setting& setting, const auto&) {
@@ -94,6 +95,14 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
             return;
         }
         EXPECT_NE(other->second, values[setting.name]);
+        if (setting.name == std::string("context-parallel")) {  // it may change, but needs processes
+            EXPECT_EQ(message_of([&] {
+                          Trainer(run.config.out, {.changes = JsonValue::object({{setting.name, 2}})},
+                                  run.on_message);
+                      }),
+                      "context-parallel: 2 does not divide the number of processes, 1");
+            return;
+        }
         const Trainer resumed(run.config.out, {.changes = JsonValue::object({{setting.name, other->second}})},
                               run.on_message);
         EXPECT_EQ(resumed.step(), 5);

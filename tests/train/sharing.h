@@ -46,6 +46,8 @@ inline Shifted shifted(const Context& ctx) {
 void test_attention_forward(const Context& ctx);
 void test_attention_backward(const Context& ctx);
 void test_merge(const Context& ctx);
+void test_shift(const Context& ctx);
+void test_ring_backward(const Context& ctx);
 void test_decode(const Context& ctx);
 void test_partitioned_forward(const Context& ctx);
 

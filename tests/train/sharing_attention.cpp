@@ -1,8 +1,10 @@
 // Attention's operators with operands that share memory.
 #include <gradtile/attention/attention.h>
 #include <gradtile/attention/decode.h>
+#include <gradtile/attention/ring_attention.h>
 #include <gradtile/tools/lab/warp_partition.h>
 
+#include <support/silent_pair.h>
 #include <train/sharing.h>
 
 namespace gradtile::test::sharing {
@@ -58,6 +60,43 @@ void test_merge(const Context& ctx) {
     const std::vector<double> expected = to_host(ctx, attention::merge(ctx, a, a).o);
     attention::merge(ctx, a, a, a);
     EXPECT_EQ(to_host(ctx, a.o), expected);
+}
+
+void test_shift(const Context& ctx) {
+    const Tensor memory = numbers(ctx, {8});
+    expect_refused(
+        [&] { test::SilentRing().start_shift(ctx, memory.slice(0, 0, 4), memory.slice(0, 2, 4)); });
+    expect_refused(
+        [&] { test::SilentRing().start_shift(ctx, memory.slice(0, 0, 4), memory.slice(0, 0, 4)); });
+}
+
+void test_ring_backward(const Context& ctx) {
+    const auto heads = [&] { return numbers(ctx, {1, 4, 2, 8}); };
+    const attention::Saved saved{
+        .q = heads(), .k = heads(), .v = heads(), .o = heads(), .lse = numbers(ctx, {1, 2, 4})};
+    const Tensor d_o = heads(), sink = numbers(ctx, {2});
+    const attention::Options options{.sink = sink};
+    const attention::Gradients good{.q = heads(), .k = heads(), .v = heads(), .sink = numbers(ctx, {2})};
+    const auto call = [&](const attention::Gradients& into) {
+        attention::ring_backward(ctx, d_o, options, test::SilentRing(), saved, into);
+    };
+    call(good);
+    for (Tensor attention::Gradients::*const written :
+         {&attention::Gradients::q, &attention::Gradients::k, &attention::Gradients::v})
+        for (const Tensor& shared : {saved.q, saved.k, saved.v, saved.o, d_o})
+            expect_refused([&] {
+                attention::Gradients into = good;
+                into.*written = shared;
+                call(into);
+            });
+    expect_refused([&] { call({.q = good.q, .k = good.q, .v = good.v}); });
+    expect_refused([&] { call({.q = good.q, .k = good.k, .v = good.k}); });
+    expect_refused([&] { call({.q = good.q, .k = good.k, .v = good.q}); });
+    expect_refused([&] {
+        attention::Gradients into = good;
+        into.sink = sink;
+        call(into);
+    });
 }
 
 void test_decode(const Context& ctx) {

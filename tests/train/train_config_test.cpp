@@ -259,6 +259,43 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.val_fraction = 0.2;
          },
          "val-fraction: 0.2 with stream-buffer; expected 0, or none: one row in 100 is for validation"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.model.prefix = true;
+         },
+         "context-parallel: 2 with prefix, whose mask has two ranges of rows for a key; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.model.window = 8;
+         },
+         "context-parallel: 2 with window, which would need part of a chunk; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.window_start = 8;
+             c.window_warmup = 100;
+         },
+         "context-parallel: 2 with window-start, which would need part of a chunk; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.model.positions = Positions::alibi;
+         },
+         "context-parallel: 2 with positions alibi, which counts rows and not positions; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.context_start = 16;
+             c.context_warmup = 100;
+         },
+         "context-parallel: 2 with context-start, whose short rows cut a sequence; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.training.dropout = 0.1;
+         },
+         "context-parallel: 2 with dropout, whose masks count rows and not positions; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.training.attention_dropout = 0.1;
+         },
+         "context-parallel: 2 with attention-dropout, whose masks count rows and not positions; expected 1"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {
@@ -297,6 +334,29 @@ TEST(TrainConfig, SettingsThatRowRangesDoNotSupportAreNamed) {
         config.model.prefix = true;
         EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
     }
+}
+
+TEST(TrainConfig, ProcessesThatCannotShareSequencesAreNamed) {
+    TrainConfig config;
+    config.batch = 12;
+    config.model.context = 24;
+    config.context_parallel = 2;
+    EXPECT_NO_THROW(validate(config, 2));
+    EXPECT_NO_THROW(validate(config, 4));
+    EXPECT_EQ(config.sequence_groups(4), 2);
+    EXPECT_EQ(config.micro_batch_size(4), 6);
+    config.micro_batch = 3;
+    EXPECT_EQ(config.accumulation_steps(4), 2);
+    for (const int ranks : {1, 3})
+        EXPECT_EQ(message_of([&] { validate(config, ranks); }),
+                  concat("context-parallel: 2 does not divide the number of processes, ", ranks));
+    EXPECT_EQ(message_of([&] { validate(config, 10); }),
+              "batch: 12 is not a multiple of the 5 groups of processes that share it");
+    config.context_parallel = 8;
+    EXPECT_EQ(message_of([&] { validate(config, 8); }),
+              "context: 24 with context-parallel 8; expected a multiple of 16, two chunks for each process");
+    config.context_parallel = 0;
+    EXPECT_THAT(message_of([&] { validate(config, 8); }), HasSubstr("context-parallel: 0"));
 }
 
 TEST(TrainConfig, AFirstBatchThatProcessesCannotShareIsNamed) {

@@ -8,9 +8,9 @@
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/event.h>
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/random.h>
+#include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::cli {

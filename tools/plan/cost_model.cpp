@@ -160,6 +160,8 @@ double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore
 }  // namespace
 
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
+    check(config.context_parallel == 1, "context-parallel: ", config.context_parallel,
+          "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
     const DType dtype = storage_dtype(config.dtype);
     const int shards = config.zero == 1 ? static_cast<int>(gpus) : 1;
     ParameterStore parameters;

@@ -49,6 +49,9 @@ TrainConfig config_of(const Flags& flags) {
     if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
     flags.settings.apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
+    check_usage(
+        config.context_parallel == 1, "context-parallel: ", config.context_parallel,
+        "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
     rethrow_as_usage_error([&] { validate(config, flags.gpus); });
     check_usage(config.adapters.rank == 0, "lora-rank: ", config.adapters.rank,
                 "; the cost model has no adapters, expected 0 (gradtile train --memory plans their memory)");

@@ -101,10 +101,12 @@ void print_setup(const Trainer& trainer, int ranks) {
     std::cout << trainer.memory_plan() << "training on "
               << (c.stream_buffer > 0 ? std::string("a stream of") : concat(trainer.train_tokens()))
               << " tokens, validating on " << trainer.validation_tokens() << "; vocabulary "
-              << c.model.vocabulary << ", " << (ranks > 1 ? concat(ranks, " x ") : "")
+              << c.model.vocabulary << ", "
+              << (c.sequence_groups(ranks) > 1 ? concat(c.sequence_groups(ranks), " x ") : "")
               << c.accumulation_steps(ranks) << " x " << c.micro_batch_size(ranks) << " sequences of "
-              << c.model.context << " tokens per step, " << name_of(c.dtype) << " on "
-              << trainer.model().ctx.device() << '\n';
+              << c.model.context << " tokens per step, "
+              << (c.context_parallel > 1 ? concat("each shared by ", c.context_parallel, " processes, ") : "")
+              << name_of(c.dtype) << " on " << trainer.model().ctx.device() << '\n';
 }
 
 /// Prints the loss of the grammar that generated the validation stories, for comparison with the model.

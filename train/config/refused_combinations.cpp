@@ -13,6 +13,11 @@ bool doubles_to(std::int64_t start, std::int64_t full) {
                           std::has_single_bit(static_cast<std::uint64_t>(full / start)));
 }
 
+/// Whether several processes share a sequence.
+bool is_shared(const TrainConfig& c) {
+    return c.context_parallel > 1;
+}
+
 }  // namespace
 
 std::span<const RefusedCombination> refused_combinations() {
@@ -63,6 +68,22 @@ std::span<const RefusedCombination> refused_combinations() {
                     c.val_fraction != TrainConfig().val_fraction;
          },
          "with stream-buffer; expected 0, or none: one row in 100 is for validation"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.prefix; },
+         "with prefix, whose mask has two ranges of rows for a key; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.window > 0; },
+         "with window, which would need part of a chunk; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.window_start > 0; },
+         "with window-start, which would need part of a chunk; expected 1"},
+        {"context-parallel",
+         [](const TrainConfig& c) { return is_shared(c) && c.model.positions == Positions::alibi; },
+         "with positions alibi, which counts rows and not positions; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.context_start > 0; },
+         "with context-start, whose short rows cut a sequence; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.training.dropout > 0.0; },
+         "with dropout, whose masks count rows and not positions; expected 1"},
+        {"context-parallel",
+         [](const TrainConfig& c) { return is_shared(c) && c.training.attention_dropout > 0.0; },
+         "with attention-dropout, whose masks count rows and not positions; expected 1"},
     };
     return list;
 }

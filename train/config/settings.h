@@ -465,6 +465,10 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"zero", "1: each rank holds a part of the optimizer's state and masters; 0: all of it", run,
                   Range{0, 1}, SettingUsers{.plan = true}, may_change},
           c.zero);
+    visit(Setting{"context-parallel",
+                  "number of neighbouring ranks that share each sequence, by ring attention", run,
+                  Range{1, 1 << 16}, train_only, may_change},
+          c.context_parallel);
     visit(Setting{"tf32", "f32 matrix products on GPUs may round operands to TF32", run, any_value,
                   product_kernel_users},
           c.tf32);

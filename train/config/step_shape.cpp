@@ -46,7 +46,8 @@ std::int64_t largest_window(const ModelConfig& model) {
 }
 
 StepShapes StepShapes::of(const TrainConfig& config, std::int64_t ranks) {
-    return {.sequences = {config.batch_start / ranks, config.batch / ranks, config.batch_warmup},
+    const std::int64_t groups = config.sequence_groups(ranks);
+    return {.sequences = {config.batch_start / groups, config.batch / groups, config.batch_warmup},
             .micro_batch = config.micro_batch_size(ranks),
             .row = {config.context_start, config.model.context, config.context_warmup},
             .window = {config.window_start, largest_window(config.model), config.window_warmup}};

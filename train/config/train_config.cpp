@@ -284,15 +284,22 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     validate(c.training);
     validate(c.adapters, c.model);
     check_combinations(c);
-    check(c.batch % ranks == 0, "batch: ", c.batch, " is not a multiple of the ", ranks,
-          " processes that share it");
-    const std::int64_t sequences = c.batch / ranks;
+    check(ranks % c.context_parallel == 0, "context-parallel: ", c.context_parallel,
+          " does not divide the number of processes, ", ranks);
+    check(c.context_parallel == 1 || c.model.context % (2 * c.context_parallel) == 0,
+          "context: ", c.model.context, " with context-parallel ", c.context_parallel,
+          "; expected a multiple of ", 2 * c.context_parallel, ", two chunks for each process");
+    const std::int64_t groups = c.sequence_groups(ranks);
+    const char* const sharers = c.context_parallel > 1 ? " groups of processes" : " processes";
+    check(c.batch % groups == 0, "batch: ", c.batch, " is not a multiple of the ", groups, sharers,
+          " that share it");
+    const std::int64_t sequences = c.batch / groups;
     check(sequences % c.micro_batch_size(ranks) == 0, "micro-batch: ", c.micro_batch, " does not divide ",
-          ranks == 1 ? concat("batch ", c.batch)
-                     : concat("the ", sequences, " sequences of each of ", ranks, " processes"));
-    check(c.batch_start % ranks == 0, "batch-start: ", c.batch_start, " is not a multiple of the ", ranks,
-          " processes that share it");
-    const std::int64_t first = c.batch_start / ranks, micro = c.micro_batch_size(ranks);
+          groups == 1 ? concat("batch ", c.batch)
+                      : concat("the ", sequences, " sequences of each of ", groups, sharers));
+    check(c.batch_start % groups == 0, "batch-start: ", c.batch_start, " is not a multiple of the ", groups,
+          sharers, " that share it");
+    const std::int64_t first = c.batch_start / groups, micro = c.micro_batch_size(ranks);
     check(first == 0 || first % micro == 0 || micro % first == 0, "batch-start: ", first, " sequences of a ",
           "process and micro-batch ", micro, "; expected that one divides the other");
     check(activations_are_countable(c.model, c.micro_batch_size(ranks)),

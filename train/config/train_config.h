@@ -1,6 +1,7 @@
 #pragma once
 /// A run's settings. A setting has the same name as a flag (--save-every), as a key of the JSON config file
 /// and as a key of the run's config.json; settings.h lists all settings.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -55,7 +56,8 @@ struct TrainConfig {
     std::string time_budget;
     std::string replay_clock;  ///< run whose metrics say how far the schedule is at each step; empty: none
     std::int64_t batch = 12;   ///< sequences per optimizer step, over all ranks
-    std::int64_t micro_batch = 0;  ///< sequences that a rank processes at once; 0: its part of the batch
+    /// Sequences that a rank, or the ranks that share them, process at once; 0: their part of the batch.
+    std::int64_t micro_batch = 0;
     OptimizerKind optimizer = kind_of<AdamWSettings>;
     OptimizerSettings optimizer_settings;  ///< every optimizer's settings
     double lr = 1e-3;
@@ -101,14 +103,19 @@ struct TrainConfig {
     std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
     std::int64_t memory_budget = 0;  ///< memory for a step, in MiB; 0: what the device has available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
-    std::int64_t zero = 0;   ///< 1: processes share masters and optimizer state between them (ZeRO-1)
+    std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
+    std::int64_t zero = 0;  ///< 1: processes share masters and optimizer state between them (ZeRO-1)
 
+    /// How many groups of `ranks` processes train on different sequences.
+    std::int64_t sequence_groups(std::int64_t ranks) const {
+        return std::max<std::int64_t>(ranks / context_parallel, 1);
+    }
     // Sequences of one micro-batch, and micro-batches of one step, if `ranks` processes share the step.
     std::int64_t micro_batch_size(std::int64_t ranks = 1) const {
-        return micro_batch == 0 ? batch / ranks : micro_batch;
+        return micro_batch == 0 ? batch / sequence_groups(ranks) : micro_batch;
     }
     std::int64_t accumulation_steps(std::int64_t ranks = 1) const {
-        return batch / (ranks * micro_batch_size(ranks));
+        return batch / (sequence_groups(ranks) * micro_batch_size(ranks));
     }
 };
 

@@ -15,9 +15,10 @@
 
 #include <gradtile/train/data/chat_template.h>
 #include <gradtile/train/data/readers/byte_source.h>
-#include <gradtile/train/data/readers/row_source.h>
 
 namespace gradtile {
+
+class RowSource;
 
 struct Completion {
     std::string prompt, completion;

@@ -32,6 +32,17 @@ class SingleProcessCommunicator final : public Communicator {
     void do_all_gather(const Context&, const Tensor&, const Tensor&) const override {}
     void do_broadcast(const Context&, const Tensor&, int) const override {}
     void do_barrier(const Context&) const override {}
+    std::unique_ptr<attention::Ring> make_ring(const Context&, int) const override { return nullptr; }
+};
+
+class SingleProcessRing final : public attention::Ring {
+  public:
+    SingleProcessRing() : Ring(0, 1) {}
+
+  private:
+    // These functions are never called, because Ring copies what a single process sends to itself.
+    void do_start_shift(const Context&, const Tensor&, const Tensor&) const override {}
+    void do_finish_shifts(const Context&) const override {}
 };
 
 }  // namespace
@@ -69,6 +80,13 @@ void Communicator::broadcast(const Context& ctx, const Tensor& x, int root) cons
 
 void Communicator::barrier(const Context& ctx) const {
     if (size_ > 1) do_barrier(ctx);
+}
+
+std::unique_ptr<attention::Ring> Communicator::ring(const Context& ctx, int processes) const {
+    check(processes >= 1 && size_ % processes == 0, "ring: ", processes, " of ", size_,
+          " processes; expected a divisor");
+    if (processes == 1) return std::make_unique<SingleProcessRing>();
+    return make_ring(ctx, processes);
 }
 
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group) {

@@ -9,6 +9,7 @@
 /// process. On GPUs the same holds with ctx.deterministic(), which fixes NCCL's algorithm.
 #include <memory>
 
+#include <gradtile/attention/ring_attention.h>
 #include <gradtile/core/tensor.h>
 #include <gradtile/train/parallel/process_group.h>
 
@@ -35,6 +36,12 @@ class Communicator {
     /// work.
     void barrier(const Context& ctx) const;
 
+    /// The ring of this process: ranks 0 to processes - 1 are a ring, the next `processes` ranks another one,
+    /// and so on. On a GPU a shift runs on the ring's own stream and can be captured; on the CPU MPI moves
+    /// the bytes while it is called, at the latest in finish_shifts(). The communicator must outlive the
+    /// ring. Throws Error unless `processes` divides size().
+    std::unique_ptr<attention::Ring> ring(const Context& ctx, int processes) const;
+
     /// Allocator for tensors that are exchanged often. Between GPUs on one host, reductions on tensors in
     /// such memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same
     /// sizes in the same order. Returns ctx's allocator if there is no symmetric memory.
@@ -49,6 +56,8 @@ class Communicator {
     virtual void do_all_gather(const Context& ctx, const Tensor& part, const Tensor& full) const = 0;
     virtual void do_broadcast(const Context& ctx, const Tensor& x, int root) const = 0;
     virtual void do_barrier(const Context& ctx) const = 0;
+    /// Called for at least two processes.
+    virtual std::unique_ptr<attention::Ring> make_ring(const Context& ctx, int processes) const = 0;
     int rank_, size_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <gradtile/core/event.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>

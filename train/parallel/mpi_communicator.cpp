@@ -50,6 +50,31 @@ void visit_summable(DType dtype, Visit&& visit) {
     }
 }
 
+/// `processes` neighbouring ranks.
+class MpiRing final : public attention::Ring {
+  public:
+    MpiRing(ProcessGroup& group, int processes)
+        : Ring(group.rank() % processes, processes), group_(group), first_(group.rank() - rank()) {}
+
+  private:
+    void do_start_shift(const Context&, const Tensor& sent, const Tensor& received) const override {
+        const auto bytes = static_cast<std::int64_t>(sent.bytes());
+        const int next = first_ + (rank() + 1) % size(), previous = first_ + (rank() + size() - 1) % size();
+        for (std::int64_t begin = 0; begin < bytes; begin += max_exchange_bytes)
+            mpi_check(mpi::functions().start_transfer(
+                          sent.raw_data() + begin, next, received.raw_data() + begin, previous,
+                          static_cast<int>(std::min(max_exchange_bytes, bytes - begin))),
+                      "start of a transfer");
+    }
+    void do_finish_shifts(const Context&) const override {
+        const auto waiting = group_.waiting("a shift in a ring");
+        mpi_check(mpi::functions().finish_transfers(), "transfer");
+    }
+
+    ProcessGroup& group_;
+    int first_;  // the ring's first rank in the group
+};
+
 class MpiCommunicator final : public Communicator {
   public:
     explicit MpiCommunicator(ProcessGroup& group) : Communicator(group.rank(), group.size()), group_(group) {}
@@ -100,6 +125,10 @@ class MpiCommunicator final : public Communicator {
     void do_barrier(const Context&) const override {
         const auto waiting = group_.waiting("a barrier");
         mpi_check(mpi::functions().barrier(), "barrier");
+    }
+
+    std::unique_ptr<attention::Ring> make_ring(const Context&, int processes) const override {
+        return std::make_unique<MpiRing>(group_, processes);
     }
 
     static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -42,6 +43,29 @@ int all_gather(void* data, const int* sizes, const int* offsets) {
     return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, data, sizes, offsets, MPI_BYTE, MPI_COMM_WORLD);
 }
 
+std::vector<MPI_Request>& started_transfers() {
+    static std::vector<MPI_Request> requests;
+    return requests;
+}
+
+int start_transfer(const void* sent, int to, void* received, int from, int size) {
+    constexpr int tag = 0;  // messages between two processes keep their order
+    MPI_Request request = MPI_REQUEST_NULL;
+    int status = MPI_Irecv(received, size, MPI_BYTE, from, tag, MPI_COMM_WORLD, &request);
+    if (status != MPI_SUCCESS) return status;
+    started_transfers().push_back(request);
+    status = MPI_Isend(sent, size, MPI_BYTE, to, tag, MPI_COMM_WORLD, &request);
+    if (status == MPI_SUCCESS) started_transfers().push_back(request);
+    return status;
+}
+
+int finish_transfers() {
+    std::vector<MPI_Request>& requests = started_transfers();
+    const int status = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+    requests.clear();
+    return status;
+}
+
 void describe(int status, char* text, int capacity) {
     char message[MPI_MAX_ERROR_STRING] = "unknown error";
     int length = 0;
@@ -59,7 +83,8 @@ constexpr bool is_open_mpi = false;
 
 const GradtileMpi* gradtile_mpi() {
     static const GradtileMpi functions{
-        GRADTILE_VERSION, is_open_mpi, start, barrier, broadcast, all_to_all, all_gather, describe,
+        GRADTILE_VERSION, is_open_mpi, start,          barrier,          broadcast,
+        all_to_all,       all_gather,  start_transfer, finish_transfers, describe,
     };
     return &functions;
 }

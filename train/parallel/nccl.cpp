@@ -27,6 +27,10 @@ Nccl load_nccl() {
     library.find("ncclReduceScatter", functions.reduce_scatter);
     library.find("ncclAllGather", functions.all_gather);
     library.find("ncclBroadcast", functions.broadcast);
+    library.find("ncclSend", functions.send);
+    library.find("ncclRecv", functions.receive);
+    library.find("ncclGroupStart", functions.group_start);
+    library.find("ncclGroupEnd", functions.group_end);
     library.find("ncclGetErrorString", functions.error_string);
     decltype(&ncclGetVersion) get_version = nullptr;
     library.find("ncclGetVersion", get_version);

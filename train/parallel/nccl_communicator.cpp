@@ -8,6 +8,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/cuda_check.h>
+#include <gradtile/core/side_stream.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
 #include <gradtile/train/parallel/internal/nccl.h>
 #include <gradtile/train/parallel/internal/nccl_memory.h>
@@ -90,6 +91,44 @@ ncclResult_t async_error(ncclComm_t comm) {
     return asked == ncclSuccess ? error : asked;
 }
 
+std::size_t count_of(const Tensor& x) {
+    return static_cast<std::size_t>(x.elements());
+}
+cudaStream_t stream_of(const Context& ctx) {
+    use_device(ctx.device());
+    return static_cast<cudaStream_t>(ctx.stream());
+}
+
+/// `processes` neighbouring ranks. Shifts run on a stream of the ring's own, beside attention.
+class NcclRing final : public attention::Ring {
+  public:
+    NcclRing(Device device, int rank, int processes, std::shared_ptr<ncclComm> comm)
+        : Ring(rank % processes, processes),
+          comm_(std::move(comm)),
+          first_(rank - rank % processes),
+          transfer_(device) {}
+
+  private:
+    void do_start_shift(const Context& ctx, const Tensor& sent, const Tensor& received) const override {
+        const cudaStream_t stream = stream_of(transfer_.after(ctx));
+        const int next = first_ + (rank() + 1) % size(), previous = first_ + (rank() + size() - 1) % size();
+        nccl_check(nccl().group_start(), "start of a shift");
+        const ncclResult_t sending =
+            nccl().send(sent.raw_data(), count_of(sent), nccl_type(sent.dtype()), next, comm_.get(), stream);
+        const ncclResult_t receiving =
+            nccl().receive(received.raw_data(), count_of(received), nccl_type(received.dtype()), previous,
+                           comm_.get(), stream);
+        nccl_check(nccl().group_end(), "shift");  // also after an error, so that no group stays open
+        nccl_check(sending, "send");
+        nccl_check(receiving, "receive");
+    }
+    void do_finish_shifts(const Context& ctx) const override { transfer_.join(ctx); }
+
+    std::shared_ptr<ncclComm> comm_;
+    int first_;  // the ring's first rank in the group
+    SideStream transfer_;
+};
+
 class NcclCommunicator final : public Communicator {
   public:
     NcclCommunicator(Device device, ProcessGroup& group, ncclComm_t comm)
@@ -137,11 +176,8 @@ class NcclCommunicator final : public Communicator {
         synchronize(ctx.device(), ctx.stream());
         nccl_check(async_error(comm_.get()), "barrier");
     }
-
-    static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
-    static cudaStream_t stream_of(const Context& ctx) {
-        use_device(ctx.device());
-        return static_cast<cudaStream_t>(ctx.stream());
+    std::unique_ptr<attention::Ring> make_ring(const Context& ctx, int processes) const override {
+        return std::make_unique<NcclRing>(ctx.device(), rank(), processes, comm_);
     }
 
     ProcessGroup& group_;

@@ -148,6 +148,82 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     expect_same_curve(bf16, train(2, {"--dtype", "bf16", "--zero", "1"}), 2e-3);
 }
 
+/// Ranks share sequences, alone and in groups that have different sequences. A merge of partial results
+/// rounds as often as one more block of keys, so the bound is that of other sums in another order.
+TEST_F(DataParallelTraining, SharedSequencesHaveTheLossCurveOfOneProcess) {
+    const Arguments llama = {"--positions", "rope",      "--norm", "rms",     "--qk-norm", "--kv-heads",
+                             "1",           "--softcap", "20",     "--sinks", "--no-bias"};
+    const Arguments blocks = {
+        "--recompute", "block", "--x0-lambdas", "--unet-skips", "--attention-gate", "--value-embeddings"};
+    for (const Arguments& model : {Arguments(), llama, blocks}) {
+        const auto one_process = train(1, model);
+        expect_same_curve(one_process, train(2, model + Arguments{"--context-parallel", "2"}));
+        expect_same_curve(one_process,
+                          train(4, model + Arguments{"--context-parallel", "2", "--micro-batch", "2"}));
+        expect_same_curve(one_process, train(4, model + Arguments{"--context-parallel", "4", "--zero", "1"}));
+    }
+    const Arguments bf16 = {"--dtype", "bf16"};
+    expect_same_curve(train(1, bf16), train(2, bf16 + Arguments{"--context-parallel", "2"}), 2e-3);
+}
+
+/// Rows end with ignored targets, so that the ranks of a group have different numbers of targets.
+TEST_F(DataParallelTraining, SharedConversationsHaveTheLossCurveOfOneProcess) {
+    stories_ = place_.write("c.jsonl", some_conversations(70));
+    const auto one_process = train(1);
+    expect_same_curve(one_process, train(2, {"--context-parallel", "2"}));
+    expect_same_curve(one_process, train(4, {"--context-parallel", "2", "--micro-batch", "1"}));
+}
+
+TEST_F(DataParallelTraining, SharedPackedSequencesHaveTheLossCurveOfOneProcess) {
+    const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
+    const auto one_process = train(1, packed);
+    expect_same_curve(one_process, train(2, packed + Arguments{"--context-parallel", "2"}));
+    expect_same_curve(one_process, train(4, packed + Arguments{"--context-parallel", "2", "--micro-batch",
+                                                               "2", "--zero", "1"}));
+    stories_ = place_.write("c.jsonl", some_conversations(70));
+    const Arguments conversations{"--packed", "--context",   "96",  "--chat-template",
+                                  "chatml",   "--positions", "rope"};
+    expect_same_curve(train(1, conversations),
+                      train(4, conversations + Arguments{"--context-parallel", "4"}));
+}
+
+TEST_F(DataParallelTraining, ResumesWithSequencesSharedByOtherNumbersOfProcesses) {
+    const auto uninterrupted = train(1);
+    const auto out = train(4, {"--context-parallel", "2", "--stop-after", "10"});
+    for (const auto& [ranks, shared_by, stop_after] :
+         {std::tuple{2, "2", "20"}, {1, "1", "30"}, {4, "4", "40"}, {2, "1", "50"}}) {
+        const Outcome outcome = run({"train", "--resume", out.string(), "--context-parallel", shared_by,
+                                     "--stop-after", stop_after, "--quiet"},
+                                    processes(ranks));
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    }
+    expect_same_curve(uninterrupted, out);
+    for (std::size_t i = 0; i < 50; ++i)
+        EXPECT_EQ(steps_of(out)[i]["tokens"], steps_of(uninterrupted)[i]["tokens"]);
+}
+
+TEST_F(DataParallelTraining, SharedSequencesAreReproducible) {
+    const Arguments flags = {"--context-parallel", "2", "--zero", "1"};
+    const auto once = train(4, flags), again = train(4, flags);
+    EXPECT_EQ(steps_of(once), steps_of(again));
+    EXPECT_EQ(tensors_of(once), tensors_of(again));
+}
+
+TEST_F(DataParallelTraining, RefusesSequencesThatCannotBeShared) {
+    const auto refused = [&](int ranks, const Arguments& flags, const std::string& message) {
+        const Outcome outcome = run(training(place_ / "run") + flags, processes(ranks));
+        EXPECT_NE(outcome.exit_code, 0);
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+        EXPECT_FALSE(exists(place_ / "run"));
+    };
+    refused(1, {"--context-parallel", "2"}, "context-parallel: 2 does not divide the number of processes, 1");
+    refused(2, {"--context-parallel", "2", "--context", "18"}, "context: 18 with context-parallel 2");
+    refused(2, {"--context-parallel", "2", "--dropout", "0.1"}, "context-parallel: 2 with dropout");
+    stories_ = place_.write("prompts.jsonl", some_shared_prompts(70));
+    refused(2, {"--context-parallel", "2", "--context", "64"},
+            "context-parallel: 2 with completions that share a prompt");
+}
+
 /// Which probabilities are dropped depends on the sample's index in the step's batch, so the same ones are
 /// dropped with any number of processes. Other masks would change the losses by far more than the bound.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttention) {
@@ -348,6 +424,14 @@ TEST_F(DataParallelOnGpus, ShardedOptimizersHaveTheLossCurveOfOneGpu) {
             expect_same_curve(one, train_on_gpus(2, flags), 2e-3);
             expect_same_curve(one, train_on_gpus(2, flags + Arguments{"--zero", "1"}), 2e-3);
         }
+}
+
+TEST_F(DataParallelOnGpus, SharedSequencesHaveTheLossCurveOfOneGpu) {
+    for (const char* dtype : {"f32", "bf16"}) {
+        const Arguments flags = {"--dtype", dtype, "--positions", "rope"};
+        expect_same_curve(train_on_gpus(1, flags),
+                          train_on_gpus(2, flags + Arguments{"--context-parallel", "2"}), 2e-3);
+    }
 }
 
 TEST_F(DataParallelOnGpus, ShardedMuonIsReproducible) {

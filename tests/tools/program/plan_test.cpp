@@ -195,6 +195,8 @@ TEST(Plan, ModelsThatItCannotPredictAreRefused) {
     };
     expect_refused(plan(R"({"preset": "gpt2-124m", "lora-rank": 8})"),
                    {"lora-rank: 8; the cost model has no adapters"});
+    expect_refused(plan(R"({"preset": "gpt2-124m", "context-parallel": 2})"),
+                   {"context-parallel: 2; the cost model has no ring attention"});
     expect_refused(plan(R"({"preset": "gpt2-124m", "prefix": true})"),
                    {"prefix: true; the cost model has causal attention only"});
 }

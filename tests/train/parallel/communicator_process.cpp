@@ -1,8 +1,11 @@
 // Compares every collective's results with values that each process computes alone. This program is one rank;
 // communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
 // with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
+#include <unistd.h>
+
 #include <cmath>
 #include <iostream>
+#include <optional>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/parallel/communicator.h>
@@ -78,6 +81,30 @@ class Checks {
         communicator_.broadcast(ctx_, y, size - 1);
         expect(y, "broadcast", [&](std::int64_t i) { return element(size - 1, i); });
     }
+    /// Checks the ring of `processes` neighbours: two shifts under way, then the next one with what arrived.
+    void check_ring(int processes, std::int64_t n) {
+        const auto ring = communicator_.ring(ctx_, processes);
+        const int rank = communicator_.rank(), first = rank - rank % processes;
+        const auto origin = [&](int shifts) {
+            return first + (rank - first + shifts * (processes - 1)) % processes;
+        };
+        const Tensor sent = own_values(DType::f32, n), other = own_values(DType::bf16, 3),
+                     received = zeros(ctx_, {n}, DType::f32), other_received = zeros(ctx_, {3}, DType::bf16);
+        ring->start_shift(ctx_, sent, received);
+        ring->start_shift(ctx_, other, other_received);
+        ring->finish_shifts(ctx_);
+        const auto values_of = [](int origin_rank) {
+            return [=](std::int64_t i) { return element(origin_rank, i); };
+        };
+        expect(received, "shift", values_of(origin(1)));
+        expect(other_received, "second shift", values_of(origin(1)));
+        ring->start_shift(ctx_, received, sent);
+        ring->finish_shifts(ctx_);
+        expect(sent, "next shift", values_of(origin(2)));
+        if (ring->rank() == rank - first && ring->size() == processes) return;
+        std::cout << "rank " << rank << ": rank " << ring->rank() << " of " << ring->size() << " in a ring\n";
+        ++wrong_results_;
+    }
     int wrong_results() const { return wrong_results_; }
 
   private:
@@ -123,18 +150,36 @@ int differences(const Context& ctx, const Communicator& communicator, ProcessGro
     return wrong_results;
 }
 
+/// Rank 1 leaves a ring of two without a word. The other one must end with the line that names it.
+void lose_a_neighbour(const Context& ctx, std::optional<ProcessGroup>& group) {
+    {
+        const auto communicator = make_communicator(ctx, *group);
+        const auto ring = communicator->ring(ctx, 2);
+        const Tensor sent = zeros(ctx, {1 << 20}, DType::f32), received = empty_like(ctx, sent);
+        for (int shift = 0; shift < (group->is_root() ? 2 : 1); ++shift) {
+            ring->start_shift(ctx, sent, received);
+            ring->finish_shifts(ctx);
+        }
+    }
+    group.reset();
+    for (;;) pause();  // until mpirun ends this process
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
         const RankEnvironment environment = read_rank_environment();
-        ProcessGroup group(environment, {.timeout = 60.0, .on_loss = [](const std::string& line) {
-                                             std::cerr << line << std::endl;
-                                             std::_Exit(101);
-                                         }});
+        std::optional<ProcessGroup> connected;
+        ProcessGroup& group = connected.emplace(
+            environment, ProcessGroupOptions{.timeout = 60.0, .on_loss = [](const std::string& line) {
+                                                 std::cerr << line << std::endl;
+                                                 std::_Exit(101);
+                                             }});
         const bool on_gpu = argc > 1 && std::string(argv[1]) == "cuda";
         const Context ctx = Context(on_gpu ? Device::cuda(environment.local_rank) : Device::cpu(), 1)
                                 .with_deterministic(true);
+        if (argc > 1 && std::string(argv[1]) == "lost") lose_a_neighbour(ctx, connected);
         int wrong_results = 0;
         {
             const auto communicator = make_communicator(ctx, group);
@@ -149,6 +194,11 @@ int main(int argc, char** argv) {
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
                     for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
                 checks.check_several_calls();
+                constexpr std::int64_t several_calls = (32 << 20) / sizeof(float) + 1000;
+                for (int processes = 1; processes <= group.size(); ++processes)
+                    if (group.size() % processes == 0)
+                        for (const std::int64_t n : {std::int64_t{1}, std::int64_t{1000}, several_calls})
+                            checks.check_ring(processes, n);
                 wrong_results += checks.wrong_results() + differences(context, *communicator, group);
             }
             communicator->barrier(ctx);

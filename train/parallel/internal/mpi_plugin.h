@@ -23,6 +23,11 @@ struct GradtileMpi {
                       const int* received_sizes, const int* received_at);
     /// Each process r contributes the sizes[r] bytes at `at[r]`; every process receives all bytes in place.
     int (*all_gather)(void* data, const int* sizes, const int* offsets);
+    /// Starts to send `size` bytes to process `to` and to receive as many from process `from`. The memory
+    /// belongs to MPI until finish_transfers() returns.
+    int (*start_transfer)(const void* sent, int to, void* received, int from, int size);
+    /// Returns when all transfers that were started are complete.
+    int (*finish_transfers)();
 
     /// Writes MPI's message for an error code to `text`, a buffer of `capacity` bytes.
     void (*describe)(int status, char* text, int capacity);

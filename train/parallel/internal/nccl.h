@@ -16,6 +16,10 @@ struct Nccl {
     decltype(&ncclReduceScatter) reduce_scatter;
     decltype(&ncclAllGather) all_gather;
     decltype(&ncclBroadcast) broadcast;
+    decltype(&ncclSend) send;
+    decltype(&ncclRecv) receive;
+    decltype(&ncclGroupStart) group_start;
+    decltype(&ncclGroupEnd) group_end;
     decltype(&ncclGetErrorString) error_string;
 
     // The functions for symmetric memory, which are null before NCCL 2.28. The types are spelled out because
