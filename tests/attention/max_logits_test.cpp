@@ -19,7 +19,7 @@ struct ExpectedLogits {
     std::vector<double> largest, magnitude;
 };
 /// A mask by its plain definition.
-bool sees(const Problem& p, std::int64_t i, std::int64_t j) {
+bool mask_sees(const Problem& p, std::int64_t i, std::int64_t j) {
     const std::int64_t diagonal = p.top_left ? i : i + p.keys - p.queries;
     return (!p.causal || j <= diagonal) && (p.window.left < 0 || j >= diagonal - p.window.left) &&
            (p.window.right < 0 || j <= diagonal + p.window.right);
@@ -42,7 +42,7 @@ void add_logits(const Context& ctx, const Problem& p, const Inputs& in, Expected
                         return ranges[index(number + first)] <= row &&
                                row < ranges[index(number + first + 1)];
                     };
-                    if (!sees(p, i, j) || (!ranges.empty() && !in_range(0) && !in_range(2))) continue;
+                    if (!mask_sees(p, i, j) || (!ranges.empty() && !in_range(0) && !in_range(2))) continue;
                     double sum = 0, magnitude = 0;
                     for (std::int64_t c = 0; c < p.d_qk; ++c) {
                         const double product =
