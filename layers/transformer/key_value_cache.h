@@ -19,12 +19,16 @@ struct KeyValueCache {
         Tensor k, v;  // [B, capacity, Hkv, D]
     };
     std::vector<Layer> layers;
+    /// With config.smear, [B, capacity + 1, 1, C]: the embedding of a text's token t at t + 1.
+    Tensor embeddings;
     std::int64_t capacity;
 
     /// Allocates memory for `batch` texts with `tokens` tokens each, from ctx's allocator; -1: config.context
     /// tokens, which is also the most.
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1,
                   std::int64_t tokens = -1);
+    /// Copies all that a cache with less capacity, for as many texts, holds.
+    void copy_from(const Context& ctx, const KeyValueCache& shorter) const;
     /// Bytes for one text's keys and values.
     static double bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens);
 };

@@ -93,6 +93,7 @@ struct ModelConfig {
     bool attention_gate = false;  ///< attention's heads have a sigmoid gate (HeadGate), from its input
     /// Every other layer, the last one included, adds a gated embedding of the token to its values.
     bool value_embeddings = false;
+    bool smear = false;    ///< a token's embedding has a gated part of the one before (Smear)
     bool qk_norm = false;  ///< RMSNorm of queries and keys; without it, qk_norm_kind has no effect
     QkNorm qk_norm_kind = QkNorm::head;
     double query_scalar = 0.0;  ///< attention's scores are q.k / sqrt(query_scalar); 0: the head's width

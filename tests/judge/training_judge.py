@@ -50,6 +50,7 @@ CASES = {
     "streams": LLAMA + ["--layers", "5", "--x0-lambdas", "--unet-skips", "--dropout", "0.1"],
     "gates": LLAMA + ["--attention-gate", "--value-embeddings", "--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32",
                       "--embedding-lr-factor", "2"],
+    "smear": ["--smear", "--packed", "--context", "48", "--norm", "rms", "--embedding-norm", "--vector-lr-factor", "10"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -278,6 +279,9 @@ def loss_of(p, config, tokens, targets, documents, masks):
     x = F.embedding(tokens, p["wte.weight"])
     if config["scaled-embedding"]:
         x = x * math.sqrt(width)
+    if config["smear"]:
+        before = F.pad(x[:, :-1], (0, 0, 1, 0)) * (documents.position > 0).unsqueeze(-1)
+        x = x + p["smear.lambda"] * head_gates("smear.gate", x).squeeze(-1) * before
     if config["positions"] == "learned":
         x = x + p["wpe.weight"][documents.position]
     if config["embedding-norm"]:

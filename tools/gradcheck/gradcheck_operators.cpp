@@ -304,6 +304,12 @@ ModelConfig gates_style() {
     config.attention_gate = config.value_embeddings = true;
     return config;
 }
+/// A model whose embeddings have a part of the token before.
+ModelConfig smear_style() {
+    ModelConfig config = small_llama();
+    config.smear = config.embedding_norm = true;
+    return config;
+}
 ModelConfig neox_style() {
     return {.layers = 2,
             .heads = 2,
@@ -365,6 +371,7 @@ std::vector<CheckedOperator> make_operators() {
         {"olmo2", [](const Context& c) { return check_transformer(c, olmo2_style()); }},
         {"neox", [](const Context& c) { return check_transformer(c, neox_style()); }},
         {"gates", [](const Context& c) { return check_transformer(c, gates_style()); }},
+        {"smear", [](const Context& c) { return check_transformer(c, smear_style()); }},
         {"streams", [](const Context& c) { return check_transformer(c, streams_style()); }},
     };
     operators.insert(operators.end(), layer_operators.begin(), layer_operators.end());
