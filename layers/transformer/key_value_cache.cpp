@@ -9,7 +9,8 @@ KeyValueCache::KeyValueCache(const Context& ctx, const ModelConfig& config, DTyp
     : capacity(tokens < 0 ? config.context : tokens) {
     check(capacity >= 1 && capacity <= config.context, "key/value cache: ", capacity,
           " tokens; expected 1 to the context, ", config.context);
-    const Shape shape{batch, capacity, config.key_value_heads(), config.head_dim()};
+    const Shape shape{batch, capacity + (config.key_offset ? 1 : 0), config.key_value_heads(),
+                      config.head_dim()};
     for (std::int64_t layer = 0; layer < config.layers; ++layer)
         layers.push_back({empty(ctx, shape, dtype), empty(ctx, shape, dtype)});
     if (config.smear) embeddings = empty(ctx, {batch, capacity + 1, 1, config.width}, dtype);
@@ -28,7 +29,8 @@ void KeyValueCache::copy_from(const Context& ctx, const KeyValueCache& shorter) 
 
 double KeyValueCache::bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens) {
     const std::int64_t heads = 2 * config.layers * config.key_value_heads() * config.head_dim();
-    const std::int64_t elements = tokens * heads + (config.smear ? (tokens + 1) * config.width : 0);
+    const std::int64_t elements =
+        (tokens + (config.key_offset ? 1 : 0)) * heads + (config.smear ? (tokens + 1) * config.width : 0);
     return static_cast<double>(elements) * static_cast<double>(size_of(dtype));
 }
 

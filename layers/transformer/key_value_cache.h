@@ -16,7 +16,9 @@ namespace gradtile {
 /// the last tokens, read the next token with a smaller PackedTexts::Text::start.
 struct KeyValueCache {
     struct Layer {
-        Tensor k, v;  // [B, capacity, Hkv, D]
+        // [B, capacity, Hkv, D]; with config.key_offset [B, capacity + 1, Hkv, D], because the columns that
+        // keys have from the token before are written with that token
+        Tensor k, v;
     };
     std::vector<Layer> layers;
     /// With config.smear, [B, capacity + 1, 1, C]: the embedding of a text's token t at t + 1.

@@ -225,7 +225,7 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 }
 
 PreviousTokens Transformer::previous_tokens(const Context& ctx, const Documents& documents) const {
-    return config.smear ? PreviousTokens(ctx, documents) : PreviousTokens();
+    return config.smear || config.key_offset ? PreviousTokens(ctx, documents) : PreviousTokens();
 }
 
 /// The last norm's output [B,T,C].

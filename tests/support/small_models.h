@@ -130,6 +130,18 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
         c.qk_norm = c.attention_gate = c.value_embeddings = true;
         c.head_width = 8;
     });
+    add("key_offset", [](ModelConfig& c) {
+        c.qk_norm = c.key_offset = true;
+        c.head_width = 8;
+        c.rope_scaling.kind = RopeKind::half_truncated;
+    });
+    add("key_offset_window", [](ModelConfig& c) {  // in the layers that see the whole context
+        c.key_offset = true;
+        c.head_width = 8;
+        c.rotary_width = 4;
+        c.window = 3;
+        c.window_pattern = 2;
+    });
     add("smear", [](ModelConfig& c) {
         c.positions = Positions::learned;
         c.head_width = 8;

@@ -117,6 +117,10 @@ void visit_architecture_settings(Config& c, Visit& visit) {
                   "every other layer adds a gated embedding of the token to attention's values", architecture,
                   any_value, model_users},
           c.model.value_embeddings);
+    visit(Setting{"key-offset",
+                  "keys have the unrotated columns of the token before, in layers that see the whole context",
+                  architecture, any_value, model_users},
+          c.model.key_offset);
     visit(Setting{"smear", "a token's embedding has a gated part of the embedding of the token before",
                   architecture, any_value, model_users},
           c.model.smear);
