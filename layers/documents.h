@@ -1,5 +1,6 @@
 #pragma once
-/// Documents that lie one after the other in a batch of token windows.
+/// Documents that lie one after the other in a batch of token windows, and rows of the token before each
+/// token.
 #include <span>
 
 #include <gradtile/attention/ring_attention.h>
@@ -43,5 +44,36 @@ struct Documents {
 /// Returns the documents of a model with prefix: row i of [rows,tokens] is a text whose first prompts[i]
 /// tokens are its prompt. Throws Error if a prompt is longer than `tokens`.
 Documents prefix_documents(const Context& ctx, std::span<const std::int64_t> prompts, std::int64_t tokens);
+
+/// Where each token's predecessor stands. Without tensors it is the token before in the same row, and a row's
+/// first token has none.
+struct PreviousTokens {
+    Tensor place = {};    ///< int32 [B,T]: the predecessor's index in the row, -1 if there is none
+    Tensor sibling = {};  ///< int32 [B,T]: the next token with the same predecessor, 0 if there is none
+
+    PreviousTokens() = default;
+    /// The predecessor is the nearest earlier token of the row whose position is one less. So a document's
+    /// first token has none, and the first tokens of all answers to a shared prompt have the same one. If
+    /// `documents` is empty, has no tensors.
+    PreviousTokens(const Context& ctx, const Documents& documents);
+};
+
+/// What a token without a predecessor receives.
+enum class FirstToken { zero, itself };
+
+/// y[t] = x[predecessor of t], for x [B,T,H,D] with a contiguous last axis. Returns a new tensor y,
+/// contiguous.
+Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous, FirstToken first);
+/// dx[t] = sum of dy[u] over the tokens u whose predecessor is t, and dy[t] if t has none and receives
+/// itself. Returns a new tensor, contiguous. Sums are in float32 (float64 for float64 values), in the tokens'
+/// order.
+Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous,
+                              FirstToken first);
+/// previous_rows() for one new token of each of R texts: x [1,R,H,D]. cache [slots,N+1,H,D] holds the row of
+/// token t of a text at t + 1. Text r has positions[r] tokens there, in slot slots[r] (int32 [R], all slots
+/// different); its new row is appended. A slot or position outside the cache is an Error on the CPU; on a GPU
+/// its y is 0 and the cache stays as it is.
+Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& cache,
+                             const Tensor& positions, const Tensor& slots, FirstToken first);
 
 }  // namespace gradtile

@@ -16,15 +16,21 @@ namespace gradtile {
 /// the last tokens, read the next token with a smaller PackedTexts::Text::start.
 struct KeyValueCache {
     struct Layer {
-        Tensor k, v;  // [B, capacity, Hkv, D]
+        // [B, capacity, Hkv, D]; with config.key_offset [B, capacity + 1, Hkv, D], because the columns that
+        // keys have from the token before are written with that token
+        Tensor k, v;
     };
     std::vector<Layer> layers;
+    /// With config.smear, [B, capacity + 1, 1, C]: the embedding of a text's token t at t + 1.
+    Tensor embeddings;
     std::int64_t capacity;
 
     /// Allocates memory for `batch` texts with `tokens` tokens each, from ctx's allocator; -1: config.context
     /// tokens, which is also the most.
     KeyValueCache(const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t batch = 1,
                   std::int64_t tokens = -1);
+    /// Copies all that a cache with less capacity, for as many texts, holds.
+    void copy_from(const Context& ctx, const KeyValueCache& shorter) const;
     /// Bytes for one text's keys and values.
     static double bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens);
 };

@@ -16,6 +16,16 @@ RopeFrequencies ModelConfig::rope_of(bool has_window) const {
     return rope_frequencies(rotated_width(), rope_base, context, rope_scaling);
 }
 
+std::vector<HeadColumns> ModelConfig::unrotated_columns(bool has_window) const {
+    const std::int64_t rotated = rotated_width(), all = head_dim();
+    const bool is_scaled = !has_window || window_rope_base == 0;
+    // Column i is rotated with column i + rotated / 2; half of these pairs have the frequency 0.
+    if (is_scaled && rope_scaling.kind == RopeKind::half_truncated)
+        return {{rotated / 4, rotated / 4}, {3 * rotated / 4, all - 3 * rotated / 4}};
+    if (rotated < all) return {{rotated, all - rotated}};
+    return {};
+}
+
 BlockMatrices block_matrices(const ModelConfig& c) {
     const std::int64_t hidden = c.hidden_width();
     return {.qkv = {.out = (c.heads + 2 * c.key_value_heads()) * c.head_dim(), .in = c.width},
@@ -85,7 +95,7 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence, const A
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
     // A gate is a product with HeadGate's columns.
-    double gates = 0.0;
+    double gates = config.smear ? real(std::min(config.width, gate_columns)) : 0.0;
     for (std::int64_t layer = 0; layer < config.layers; ++layer) {
         const std::int64_t gated = (config.attention_gate ? config.heads : 0) +
                                    (config.has_value_embedding(layer) ? config.key_value_heads() : 0);
@@ -182,6 +192,12 @@ void check_rotation(const ModelConfig& c) {
               c.head_dim());
     }
     check_rope_scaling(c);
+    for (std::int64_t layer = 0; layer < c.layers; ++layer)
+        check(!c.offsets_keys(layer) ||
+                  (rotates_heads(c.positions) && !c.unrotated_columns(c.window_of(layer) != 0).empty()),
+              "key-offset: requires positions rope, and columns that it does not rotate: rope-scaling "
+              "half-truncated, or a rotary-width below the head width ",
+              c.head_dim());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 /// The configuration of a transformer: its architecture, how it trains, and its adapters.
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <gradtile/core/enum_names.h>
 #include <gradtile/core/quantized_weights.h>
@@ -55,6 +56,11 @@ constexpr bool rotates_heads(Positions positions) {
 /// algorithms.
 enum class Recompute { none, activations, block };
 
+/// Columns [begin, begin + count) of a head.
+struct HeadColumns {
+    std::int64_t begin, count;
+};
+
 /// A model's architecture, which a checkpoint's weights depend on. GPT-2, Llama, Qwen, Gemma and other models
 /// differ only in these values.
 struct ModelConfig {
@@ -93,6 +99,10 @@ struct ModelConfig {
     bool attention_gate = false;  ///< attention's heads have a sigmoid gate (HeadGate), from its input
     /// Every other layer, the last one included, adds a gated embedding of the token to its values.
     bool value_embeddings = false;
+    /// Keys have the unrotated_columns() of the token before, in layers that see the whole context; in all
+    /// layers if none does. Requires such columns.
+    bool key_offset = false;
+    bool smear = false;    ///< a token's embedding has a gated part of the one before (Smear)
     bool qk_norm = false;  ///< RMSNorm of queries and keys; without it, qk_norm_kind has no effect
     QkNorm qk_norm_kind = QkNorm::head;
     double query_scalar = 0.0;  ///< attention's scores are q.k / sqrt(query_scalar); 0: the head's width
@@ -115,6 +125,9 @@ struct ModelConfig {
     bool rotates(std::int64_t layer) const {
         return rotates_heads(positions) && (rope_pattern == 0 || (layer + 1) % rope_pattern != 0);
     }
+    /// The columns of a head that rotary positions leave as they are, in layers with or without a window; so
+    /// none without `rotary_width` and RopeKind::half_truncated.
+    std::vector<HeadColumns> unrotated_columns(bool has_window) const;
     /// The rotary frequencies in layers with or without a window.
     RopeFrequencies rope_of(bool has_window) const;
     double norm_weight_offset() const { return norm_offset ? 1.0 : 0.0; }
@@ -131,6 +144,11 @@ struct ModelConfig {
     /// Whether layer `layer`, counted from 0, has a value embedding.
     bool has_value_embedding(std::int64_t layer) const {
         return value_embeddings && (layers - 1 - layer) % 2 == 0;
+    }
+    /// Whether key_offset concerns layer `layer`, counted from 0.
+    bool offsets_keys(std::int64_t layer) const {
+        const bool some_see_all = window == 0 || (window_pattern != 0 && window_pattern <= layers);
+        return key_offset && (window_of(layer) == 0 || !some_see_all);
     }
     std::int64_t hidden_width() const {
         if (hidden != 0) return hidden;

@@ -28,7 +28,10 @@ namespace gradtile {
 /// pass over memory if whole heads are; without a norm, in place. The config's window, softcap, sinks,
 /// dropout and Positions::alibi become attention operator options. With config.attention_gate, the heads of
 /// attention's output are gated (HeadGate) before proj; in layers with a value embedding, the values have a
-/// term of their own for each token (ValueEmbedding). The gates read x.
+/// term of their own for each token (ValueEmbedding). The gates read x. In layers with
+/// config.offsets_keys(), the keys' unrotated columns are those of the token before, which is the first
+/// token's own key where there is none: a query then compares itself with a key's token and with the one
+/// before.
 ///
 /// Parameters: name.qkv, name.proj (weight, bias), name.q_norm.weight and name.k_norm.weight ([D], or [Hq*D]
 /// and [Hkv*D]), name.sinks [Hq] (zeros at first), name.value_embedding, name.value_gate, name.gate.
@@ -60,6 +63,7 @@ struct MultiHeadAttention {
     bool has_prefix;         // a text's first tokens in a cached pass see each other (ModelConfig::prefix)
     bool has_window_angles;  // the rope is that of layers with a window
     std::optional<DeviceCopies> alibi;
+    std::vector<HeadColumns> offset_columns;  // of the keys, which have them from the token before
     Parameter sinks;
     std::optional<ValueEmbedding> value_embedding;
     std::optional<HeadGate> gate;  // of attention's output
@@ -101,6 +105,7 @@ struct MultiHeadAttention {
     struct Heads {
         Tensor q, k, v;
     };
+    void offset_keys(const Context& ctx, const Tensor& k, const Pass& pass) const;
     Tensor attended(const Context& ctx, const Normed& x, const Pass& pass, Saved& saved) const;
     Tensor attend(const Context& ctx, const TrainingPass& pass, const Heads& heads, Saved& saved) const;
     Tensor attend(const Context& ctx, const CachedPass& pass, const Heads& heads, Saved& saved) const;

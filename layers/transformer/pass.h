@@ -37,6 +37,7 @@ struct TrainingPass {
     Documents documents = {};
     std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     Embedding::Saved tokens = {};  ///< int32 [B,T], which value embeddings read
+    PreviousTokens previous = {};  ///< of `documents`, if the model reads predecessors
 
     TokenPositions token_positions() const {
         if (!documents) return {};
@@ -79,6 +80,16 @@ using Pass = std::variant<TrainingPass, CachedPass, StepPass>;
 inline TokenPositions token_positions(const Pass& pass) {
     return std::visit([](const auto& kind) -> TokenPositions { return kind.token_positions(); }, pass);
 }
+/// The cache of generation's passes; null in training.
+inline const KeyValueCache* cache_of(const Pass& pass) {
+    if (const auto* const cached = std::get_if<CachedPass>(&pass)) return &cached->cache;
+    const auto* const step = std::get_if<StepPass>(&pass);
+    return step != nullptr ? &step->cache : nullptr;
+}
+/// previous_rows() for x [B,T,H,D] of a pass. cached [slots, capacity + 1, H, D] holds the row of each text's
+/// token t at t + 1, and receives those of x; it is undefined in training.
+Tensor previous_rows(const Context& ctx, const Tensor& x, const Pass& pass, const Tensor& cached,
+                     FirstToken first);
 /// TrainingPass::key_at(); other passes drop nothing.
 inline DropoutKey dropout_key(const Pass& pass, std::int64_t place) {
     const auto* const training = std::get_if<TrainingPass>(&pass);

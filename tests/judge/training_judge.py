@@ -50,6 +50,9 @@ CASES = {
     "streams": LLAMA + ["--layers", "5", "--x0-lambdas", "--unet-skips", "--dropout", "0.1"],
     "gates": LLAMA + ["--attention-gate", "--value-embeddings", "--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32",
                       "--embedding-lr-factor", "2"],
+    "key-offset": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--kv-heads", "2",
+                   "--qk-norm", "--qk-norm-kind", "head-without-gain", "--key-offset", "--window", "6", "--window-pattern", "2", "--packed", "--context", "48"],
+    "smear": ["--smear", "--packed", "--context", "48", "--norm", "rms", "--embedding-norm", "--vector-lr-factor", "10"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -206,6 +209,14 @@ def rotate(x, config, layer, position):
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., columns:]], -1)
 
 
+def offset_keys(k, config, layer, position):
+    """k [B,H,T,D]: the columns that rotate() leaves as they are come from the token before, if the document has one."""
+    columns = config["rotary-width"] or k.shape[-1]
+    still = torch.cat([(frequencies(config, layer, columns) == 0).repeat(2), torch.ones(k.shape[-1] - columns, dtype=torch.bool)])
+    before = F.pad(k[:, :, :-1], (0, 0, 1, 0))
+    return torch.where(still & (position > 0)[:, None, :, None], before, k)
+
+
 def attention(q, k, v, config, layer, sinks, masks, documents):
     """Dense: S and P are [B,H,T,T], the mask is block-diagonal for packed documents, and a sink is one more column of logits whose probability is
     thrown away. FlexAttention cannot be the peer: on a CPU, PyTorch refuses inputs that require a gradient."""
@@ -259,6 +270,8 @@ def loss_of(p, config, tokens, targets, documents, masks):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if config["positions"] == "rope":
             q, k = (rotate(t, config, layer, documents.position) for t in (q, k))
+        if config["key-offset"] and not has_window(config, layer):
+            k = offset_keys(k, config, layer, documents.position)
         if config["value-embeddings"] and (config["layers"] - 1 - layer) % 2 == 0:
             values = F.embedding(tokens, p[block + "attn.value_embedding.weight"]).unflatten(-1, (kv_heads, dim))
             v = v + (2 * head_gates(block + "attn.value_gate", x) * values).transpose(1, 2)
@@ -278,6 +291,9 @@ def loss_of(p, config, tokens, targets, documents, masks):
     x = F.embedding(tokens, p["wte.weight"])
     if config["scaled-embedding"]:
         x = x * math.sqrt(width)
+    if config["smear"]:
+        before = F.pad(x[:, :-1], (0, 0, 1, 0)) * (documents.position > 0).unsqueeze(-1)
+        x = x + p["smear.lambda"] * head_gates("smear.gate", x).squeeze(-1) * before
     if config["positions"] == "learned":
         x = x + p["wpe.weight"][documents.position]
     if config["embedding-norm"]:

@@ -6,6 +6,8 @@
 
 #include <gradtile/layers/transformer/transformer.h>
 
+#include <support/error_message.h>
+
 namespace gradtile {
 namespace {
 
@@ -45,6 +47,46 @@ TEST(ModelConfig, CountsTheVisibleKeysOfWindows) {
     EXPECT_DOUBLE_EQ(mean_visible_keys({.layers = 2, .window = 1, .window_pattern = 2}, 9), (1.0 + 5.0) / 2);
 }
 
+/// Keys have an offset in the layers that see the whole context; in all layers if none does.
+TEST(ModelConfig, KeyOffsetsNeedUnrotatedColumns) {
+    ModelConfig config{.layers = 3,
+                       .heads = 2,
+                       .width = 32,
+                       .positions = Positions::rope,
+                       .rotary_width = 8,
+                       .key_offset = true};
+    const auto layers = [&] {
+        validate(config);
+        std::vector<bool> list;
+        for (std::int64_t layer = 0; layer < config.layers; ++layer)
+            list.push_back(config.offsets_keys(layer));
+        return list;
+    };
+    EXPECT_THAT(layers(), ::testing::Each(true));
+    config.window = 2;
+    EXPECT_THAT(layers(), ::testing::Each(true));
+    config.window_pattern = 4;  // no fourth layer
+    EXPECT_THAT(layers(), ::testing::Each(true));
+    config.window_pattern = 2;
+    EXPECT_THAT(layers(), ::testing::ElementsAre(false, true, false));
+    const auto refusal = [](const ModelConfig& refused) {
+        return test::message_of([&] { validate(refused); });
+    };
+    ModelConfig refused = config;
+    refused.rotary_width = 0;
+    EXPECT_THAT(refusal(refused), ::testing::HasSubstr("key-offset: requires positions rope"));
+    refused.rotary_width = 16;
+    EXPECT_THAT(refusal(refused), ::testing::HasSubstr("below the head width 16"));
+    refused.rope_scaling.kind = RopeKind::half_truncated;
+    EXPECT_EQ(refusal(refused), "no error");
+    refused.window_pattern = 0;
+    refused.window_rope_base = 100;  // windows rotate all columns, and all layers have one
+    EXPECT_THAT(refusal(refused), ::testing::HasSubstr("key-offset: requires positions rope"));
+    refused = config;
+    refused.positions = Positions::learned;
+    EXPECT_THAT(refusal(refused), ::testing::HasSubstr("key-offset: requires positions rope"));
+}
+
 TEST(ModelConfig, CountsTheFlopsOfEachMatrixOnce) {
     // One head with width 2, hidden 8, vocabulary 3: 2*6 + 2*2 + 2*16 + 2*3 = 54 weights. Tokens see 2 keys
     // on average.
@@ -53,6 +95,8 @@ TEST(ModelConfig, CountsTheFlopsOfEachMatrixOnce) {
     // Each gate of a head reads both columns. A look-up of an embedding costs nothing.
     config.attention_gate = config.value_embeddings = true;
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 58 + 12 * 2 * 2);
+    config.smear = true;  // one gate more
+    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 60 + 12 * 2 * 2);
 }
 
 }  // namespace

@@ -90,6 +90,31 @@ TEST(MultiHeadAttention, EqualsTheTextbookFormulasForEachHead) {
     for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], expected[i], 24 * 2.3e-16 * 100.0);
 }
 
+/// The keys with an offset against those of the same model without one. With half-truncated frequencies
+/// columns 2, 3, 6 and 7 of 8 are not rotated, with a rotary width of 4 the last four.
+TEST(MultiHeadAttention, AKeyOffsetTakesUnrotatedColumnsFromTheTokenBefore) {
+    ModelConfig truncated = shape_of(4, 2, 32), partial = truncated;
+    truncated.positions = partial.positions = Positions::rope;
+    truncated.rope_scaling.kind = RopeKind::half_truncated;
+    truncated.qk_norm = true;
+    partial.rotary_width = 4;
+    for (ModelConfig config : {truncated, partial}) {
+        const auto keys_of = [&](bool offset) {
+            config.key_offset = offset;
+            const AttentionFixture f(config);
+            MultiHeadAttention::Saved saved;
+            f.forward(f.ctx, randn(f.ctx, {2, 5, 32}, DType::f64, Seed{3}), saved);
+            return to_host(f.ctx, saved.attention.k);  // [2,5,2,8]
+        };
+        const auto plain = keys_of(false), offset = keys_of(true);
+        for (std::size_t i = 0; i < plain.size(); ++i) {
+            const std::size_t column = i % 8, token = i / 16 % 5;
+            const bool is_unrotated = config.rotary_width == 4 ? column >= 4 : column % 4 >= 2;
+            EXPECT_EQ(offset[i], is_unrotated && token > 0 ? plain[i - 16] : plain[i]) << i;
+        }
+    }
+}
+
 TEST(MultiHeadAttention, SavesViewsOfOneProjectionAndNothingOfSizeTxT) {
     AttentionFixture f(shape_of(2, 0, 8));
     const Tensor x = randn(f.ctx, {2, 9, 8}, DType::f64, Seed{3});

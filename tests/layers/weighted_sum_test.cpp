@@ -17,12 +17,16 @@ using test::message_of;
 
 constexpr std::array<WeightedSum::Term, 3> names{{{"stream", 1.0}, {"x0", 0.0}, {"skip", 0.5}}};
 
-/// The sum of x, a constant and x again as a layer: it has one input, and its last gradient is added to.
+/// The sum of x, a constant and x again as a layer: it has one input, and its last gradient is added to. The
+/// first factor may be 1.
 struct SumOfThree {
     using Saved = WeightedSum::Saved;
     WeightedSum sum;
 
-    explicit SumOfThree(ParameterStore& store) : sum(store, "mix", names) {}
+    explicit SumOfThree(ParameterStore& store, bool learns_first = true)
+        : sum(store, "mix",
+              std::vector<WeightedSum::Term>{learns_first ? names[0] : WeightedSum::Term{nullptr}, names[1],
+                                             names[2]}) {}
     Tensor forward(const Context& ctx, const Tensor& x, Saved& saved) const {
         return sum.forward(ctx, {x, test::numbers(ctx, x.shape(), x.dtype(), 9), x}, saved);
     }
@@ -50,7 +54,9 @@ test::LayerSuite suite_of_width(std::int64_t width) {
 
 TEST(WeightedSum, PassesTheLayerSuite) {
     for (const std::int64_t width : {37, 64})
-        test::check_layer([](ParameterStore& store) { return SumOfThree(store); }, suite_of_width(width));
+        for (const bool learns_first : {true, false})
+            test::check_layer([&](ParameterStore& store) { return SumOfThree(store, learns_first); },
+                              suite_of_width(width));
 }
 
 /// y, the gradients of all terms, and the factors' gradients, against their definitions.
@@ -90,6 +96,33 @@ TEST(WeightedSum, EqualsItsDefinitionForEveryNumberOfTerms) {
             EXPECT_NEAR(item(ctx, sum.factors[k].grad()), product, 1e-13);
         }
     }
+}
+
+/// A term without a name has the factor 1 and no parameter.
+TEST(WeightedSum, AFactorOfOneIsNotLearned) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const std::array<WeightedSum::Term, 2> terms{{{nullptr}, {"x0", 2.0}}};
+    const WeightedSum sum(store, "mix", terms);
+    ASSERT_EQ(store.parameters().size(), 1u);
+    EXPECT_EQ(store.parameters()[0].name(), "mix.x0");
+    store.allocate(ctx, DType::f32);
+    store.initialize(ctx, Seed{1});
+    WeightedSum::Saved saved;
+    const Tensor x = zeros(ctx, {4}, DType::f32), other = zeros(ctx, {4}, DType::f32),
+                 dy = zeros(ctx, {4}, DType::f32);
+    fill(ctx, x, 3.0);
+    fill(ctx, other, 5.0);
+    fill(ctx, dy, 7.0);
+    EXPECT_THAT(to_host(ctx, sum.forward(ctx, {x, other}, saved)), testing::Each(13.0));
+    std::array<Tensor, 1> others{};
+    EXPECT_THAT(to_host(ctx, sum.backward(ctx, dy, saved, others)), testing::Each(7.0));
+    EXPECT_THAT(to_host(ctx, others[0]), testing::Each(14.0));
+    EXPECT_EQ(item(ctx, store.parameters()[0].grad()), 4 * 7 * 5);
+    EXPECT_THAT(message_of([&] {
+                    sum.forward(ctx, {x, zeros(ctx, {4}, DType::f64)}, saved);
+                }),
+                testing::HasSubstr("term 1"));
 }
 
 TEST(WeightedSum, AddsToTheGradientsThatExist) {
@@ -151,8 +184,10 @@ using OnCuda = test::OnCuda;
 
 TEST_F(OnCuda, WeightedSumMatchesTheCpu) {
     for (const std::int64_t width : {37, 64})
-        test::check_layer_on_cuda(
-            gpu(), [](ParameterStore& store) { return SumOfThree(store); }, suite_of_width(width));
+        for (const bool learns_first : {true, false})
+            test::check_layer_on_cuda(
+                gpu(), [&](ParameterStore& store) { return SumOfThree(store, learns_first); },
+                suite_of_width(width));
 }
 
 }  // namespace

@@ -79,8 +79,8 @@ inline void phi3(ModelConfig& c) {
 }  // namespace family
 
 /// One model for each family that differs from GPT-2 and Llama. Together they have every kind of block, norm,
-/// rotation, sum of streams, gate and softcap. Contexts of more than 4 tokens are longer than the original
-/// one, where there is one.
+/// rotation, sum of streams, gate, softcap and use of the token before. Contexts of more than 4 tokens are
+/// longer than the original one, where there is one.
 inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     ModelConfig plain = as_llama(sizes);
     plain.heads = 4;
@@ -129,6 +129,23 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     add("gates", [](ModelConfig& c) {
         c.qk_norm = c.attention_gate = c.value_embeddings = true;
         c.head_width = 8;
+    });
+    add("key_offset", [](ModelConfig& c) {
+        c.qk_norm = c.key_offset = true;
+        c.head_width = 8;
+        c.rope_scaling.kind = RopeKind::half_truncated;
+    });
+    add("key_offset_window", [](ModelConfig& c) {  // in the layers that see the whole context
+        c.key_offset = true;
+        c.head_width = 8;
+        c.rotary_width = 4;
+        c.window = 3;
+        c.window_pattern = 2;
+    });
+    add("smear", [](ModelConfig& c) {
+        c.positions = Positions::learned;
+        c.head_width = 8;
+        c.smear = c.scaled_embedding = c.embedding_norm = true;
     });
     add("records", [](ModelConfig& c) {
         c.activation = Activation::gelu_tanh;  // relu2's second derivative jumps

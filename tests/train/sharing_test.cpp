@@ -226,6 +226,12 @@ void test_head_gate_backward(const Context& ctx) {
     expect_refused([&] { gate.backward_heads(ctx, rows, numbers(ctx, {1, 3, 2, 4}), rows, saved); });
 }
 
+/// The cache is written, the rows of all texts are read.
+void test_previous_rows_of_step(const Context& ctx) {
+    const Tensor cache = numbers(ctx, {1, 3, 1, 4}), ids = zeros(ctx, {1}, DType::i32);
+    expect_refused([&] { previous_rows_of_step(ctx, cache.slice(1, 0, 1), cache, ids, ids, {}); });
+}
+
 template <class Norm>
 void test_norm(const Context& ctx, const Norm& norm) {
     const auto views = shifted(ctx);
@@ -414,6 +420,10 @@ const OperatorRow operator_table[] = {
     {"layers/cross_entropy_head.h: logits", through},
     {"layers/cross_entropy_head.h: loss", returns_new},
     {"layers/cross_entropy_head.h: losses", returns_new},
+    {"layers/documents.h: PreviousTokens", returns_new},
+    {"layers/documents.h: previous_rows", returns_new},
+    {"layers/documents.h: previous_rows_backward", returns_new},
+    {"layers/documents.h: previous_rows_of_step", checked, test_previous_rows_of_step},
     {"layers/dropout.h: add_residual", checked, test_add_residual},
     {"layers/dropout.h: backward", returns_new},
     {"layers/dropout.h: forward", returns_new},
@@ -458,6 +468,7 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/multi_head_attention.h: forward", returns_new},
     {"layers/transformer/multi_head_attention.h: forward_onto", returns_new},
     {"layers/transformer/multi_head_attention.h: queries_and_keys", through},
+    {"layers/transformer/pass.h: previous_rows", through},
     {"layers/transformer/transformer.h: evaluate", returns_new},
     {"layers/transformer/transformer.h: forward", returns_new},
     {"layers/transformer/transformer.h: logits", through},

@@ -81,10 +81,7 @@ void NextToken::reserve(std::int64_t length) {
     if (use_cache_) {
         auto longer = std::make_unique<KeyValueCache>(ctx_, model_.transformer.config,
                                                       model_.parameters.dtype(), slots, room);
-        for (std::size_t layer = 0; cache_ && layer < cache_->layers.size(); ++layer) {
-            copy(ctx_, longer->layers[layer].k.slice(1, 0, room_), cache_->layers[layer].k);
-            copy(ctx_, longer->layers[layer].v.slice(1, 0, room_), cache_->layers[layer].v);
-        }
+        if (cache_) longer->copy_from(ctx_, *cache_);
         cache_ = std::move(longer);
     }
     ctx_ = context_for(model_, slots, room);

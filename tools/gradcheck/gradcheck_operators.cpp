@@ -304,6 +304,14 @@ ModelConfig gates_style() {
     config.attention_gate = config.value_embeddings = true;
     return config;
 }
+/// A model whose embeddings and keys have parts of the token before.
+ModelConfig previous_token_style() {
+    ModelConfig config = small_llama();
+    config.key_offset = true;
+    config.rope_scaling.kind = RopeKind::half_truncated;
+    config.smear = config.embedding_norm = true;
+    return config;
+}
 ModelConfig neox_style() {
     return {.layers = 2,
             .heads = 2,
@@ -365,6 +373,7 @@ std::vector<CheckedOperator> make_operators() {
         {"olmo2", [](const Context& c) { return check_transformer(c, olmo2_style()); }},
         {"neox", [](const Context& c) { return check_transformer(c, neox_style()); }},
         {"gates", [](const Context& c) { return check_transformer(c, gates_style()); }},
+        {"previous-token", [](const Context& c) { return check_transformer(c, previous_token_style()); }},
         {"streams", [](const Context& c) { return check_transformer(c, streams_style()); }},
     };
     operators.insert(operators.end(), layer_operators.begin(), layer_operators.end());

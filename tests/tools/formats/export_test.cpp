@@ -150,6 +150,14 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
     for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::gguf})
         EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.prefix = true; }), format),
                     HasSubstr("prefix true cannot be stored in a model of type llama"));
+    EXPECT_THAT(refusal(with(small_llama(),
+                             [](auto& c) {
+                                 c.key_offset = true;
+                                 c.rotary_width = 4;
+                             })),
+                HasSubstr("key-offset true cannot be stored in a model of type"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.smear = true; })),
+                HasSubstr("smear true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.value_embeddings = true; }), ExportFormat::gguf),
                 HasSubstr("value-embeddings true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_llama(),

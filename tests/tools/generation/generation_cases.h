@@ -116,7 +116,8 @@ inline std::unique_ptr<LanguageModel> generation_model(const GenerationCase& cho
         store->initialize(made->ctx, Seed{5});
         for (const Parameter& parameter : store->parameters()) {
             if (parameter.shape().rank() == 2) axpy(made->ctx, parameter.value(), 7.0, parameter.value());
-            if (parameter.name().ends_with(".x0")) fill(made->ctx, parameter.value(), 0.75);
+            if (parameter.name().ends_with(".x0") || parameter.name().ends_with(".lambda"))
+                fill(made->ctx, parameter.value(), 0.75);   // initially zero
             if (parameter.name().ends_with("gate.weight"))  // initially zero
                 fill_normal(made->ctx, parameter.value(), 0.0, 0.5, Seed{7});
             if (parameter.name().ends_with(".lora_b"))  // initially zero

@@ -151,6 +151,13 @@ const std::vector<GenerationCase> field_changes{
     {"unet_skips", [](ModelConfig& c) { c.unet_skips = true; }},
     {"attention_gate", [](ModelConfig& c) { c.attention_gate = true; }},
     {"value_embeddings", [](ModelConfig& c) { c.value_embeddings = true; }},
+    {"key_offset",
+     [](ModelConfig& c) {
+         c.positions = Positions::rope;
+         c.rotary_width = 4;
+         c.key_offset = true;
+     }},
+    {"smear", [](ModelConfig& c) { c.smear = true; }},
     {"tied_head", [](ModelConfig& c) { c.tied_head = false; }},
     {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }},
     {"qk_norm_kind",
@@ -178,9 +185,9 @@ std::vector<std::string> config_fields() {
                                   block, norm, norm_offset, activation, positions, rope_base, rotary_width,
                                   rope_scaling, window_rope_base, rope_pattern, norm_epsilon, bias, qkv_bias,
                                   tied_head, scaled_embedding, embedding_norm, x0_lambdas, unet_skips,
-                                  attention_gate, value_embeddings, qk_norm, qk_norm_kind, query_scalar,
-                                  window, window_pattern, prefix, softcap, sinks, logit_softcap] =
-        ModelConfig{};
+                                  attention_gate, value_embeddings, key_offset, smear, qk_norm, qk_norm_kind,
+                                  query_scalar, window, window_pattern, prefix, softcap, sinks,
+                                  logit_softcap] = ModelConfig{};
     return {"layers",
             "heads",
             "kv_heads",
@@ -209,6 +216,8 @@ std::vector<std::string> config_fields() {
             "unet_skips",
             "attention_gate",
             "value_embeddings",
+            "key_offset",
+            "smear",
             "qk_norm",
             "qk_norm_kind",
             "query_scalar",

@@ -13,10 +13,11 @@
 namespace gradtile::test {
 namespace {
 
-constexpr const char* models[] = {"gpt2",    "llama",         "muon",        "normuon",       "window",
-                                  "softcap", "dropout",       "packed",      "packed-llama",  "sinks",
-                                  "alibi",   "alibi-3-heads", "all-options", "conversations", "gemma3",
-                                  "olmo2",   "neox",          "records",     "streams",       "gates"};
+constexpr const char* models[] = {"gpt2",       "llama",         "muon",        "normuon",       "window",
+                                  "softcap",    "dropout",       "packed",      "packed-llama",  "sinks",
+                                  "alibi",      "alibi-3-heads", "all-options", "conversations", "gemma3",
+                                  "olmo2",      "neox",          "records",     "streams",       "gates",
+                                  "key-offset", "smear"};
 
 nlohmann::json reference_cases() {
     const std::string path = GRADTILE_SOURCE_DIR "/tests/reference/training_losses.json";

@@ -1,0 +1,78 @@
+// Rows of the token before: checks, allocation, and backend choice.
+#include <gradtile/layers/documents.h>
+
+#include <gradtile/core/internal/overlap.h>
+#include <gradtile/layers/internal/embedding_backend.h>
+#include <gradtile/layers/internal/previous_token_backend.h>
+#include <gradtile/layers/rows.h>
+
+namespace gradtile {
+namespace {
+
+constexpr const char* op_name = "previous_token";
+
+RowsOfTokens rows_of_tokens(const Context& ctx, const Tensor& x, const PreviousTokens& previous,
+                            FirstToken first) {
+    check(x.rank() == 4, op_name, ": rows ", x, "; expected [B, T, H, D]");
+    row_layout(x, op_name);
+    for (const Tensor* table : {&previous.place, &previous.sibling})
+        check(table->defined() == previous.place.defined() &&
+                  (!table->defined() || (table->dtype() == DType::i32 && table->is_contiguous() &&
+                                         table->shape() == Shape{x.size(0), x.size(1)})),
+              op_name, ": predecessors ", *table, " for rows ", x, "; expected contiguous int32 [B, T]");
+    return {.y = empty(ctx, x.shape(), x.dtype()), .x = x, .previous = previous, .first = first};
+}
+
+}  // namespace
+
+PreviousTokens::PreviousTokens(const Context& ctx, const Documents& documents) {
+    if (!documents) return;
+    const Tensor& positions = documents.positions;
+    check(positions.rank() == 2 && positions.dtype() == DType::i32 && positions.is_contiguous(), op_name,
+          ": positions ", positions, "; expected contiguous int32 [B, T]");
+    place = empty(ctx, positions.shape(), DType::i32);
+    sibling = zeros(ctx, positions.shape(), DType::i32);
+    if (positions.elements() > 0)
+        on_device(ctx, cpu::find_previous_tokens, cuda::find_previous_tokens, *this, positions);
+}
+
+Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous, FirstToken first) {
+    const RowsOfTokens op = rows_of_tokens(ctx, x, previous, first);
+    if (x.elements() > 0) on_device(ctx, cpu::copy_previous_rows, cuda::copy_previous_rows, op);
+    return op.y;
+}
+
+Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous,
+                              FirstToken first) {
+    const RowsOfTokens op = rows_of_tokens(ctx, dy, previous, first);
+    if (dy.elements() > 0)
+        on_device(ctx, cpu::differentiate_previous_rows, cuda::differentiate_previous_rows, op);
+    return op.y;
+}
+
+Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& cache,
+                             const Tensor& positions, const Tensor& slots, FirstToken first) {
+    check(x.rank() == 4 && x.size(0) == 1, op_name, ": rows ", x, "; expected [1, R, H, D]");
+    row_layout(x, op_name);
+    check(cache.rank() == 4 && cache.dtype() == x.dtype() && cache.size(1) >= 2 &&
+              cache.size(2) == x.size(2) && cache.size(3) == x.size(3) && cache.stride(3) == 1,
+          op_name, ": a cache ", cache, " for rows ", x, "; expected [slots, N + 1, H, D]");
+    for (const Tensor* indices : {&positions, &slots})
+        check(indices->dtype() == DType::i32 && indices->is_contiguous() &&
+                  indices->shape() == Shape{x.size(1)},
+              op_name, ": positions or slots ", *indices, " for rows ", x, "; expected contiguous int32 [R]");
+    check_sharing(ctx, op_name, {"the cache", cache},
+                  {{"rows", x}, {"positions", positions}, {"slots", slots}});
+    check_indices(ctx, "previous_token: position", positions, cache.size(1) - 1);
+    check_indices(ctx, "previous_token: slot", slots, cache.size(0));
+    const RowsOfStep op{.y = empty(ctx, x.shape(), x.dtype()),
+                        .x = x,
+                        .cache = cache,
+                        .positions = positions,
+                        .slots = slots,
+                        .first = first};
+    if (x.elements() > 0) on_device(ctx, cpu::exchange_rows_of_step, cuda::exchange_rows_of_step, op);
+    return op.y;
+}
+
+}  // namespace gradtile
