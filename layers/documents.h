@@ -54,7 +54,7 @@ struct PreviousTokens {
     PreviousTokens() = default;
     /// The predecessor is the nearest earlier token of the row whose position is one less. So a document's
     /// first token has none, and the first tokens of all answers to a shared prompt have the same one. If
-    /// `documents` is empty, has no tensors.
+    /// `documents` is empty, has no tensors. Throws Error for parts of sequences (Documents::ring).
     PreviousTokens(const Context& ctx, const Documents& documents);
 };
 

@@ -27,6 +27,7 @@ RowsOfTokens rows_of_tokens(const Context& ctx, const Tensor& x, const PreviousT
 
 PreviousTokens::PreviousTokens(const Context& ctx, const Documents& documents) {
     if (!documents) return;
+    check(documents.ring == nullptr, op_name, ": several processes share the sequences; expected whole ones");
     const Tensor& positions = documents.positions;
     check(positions.rank() == 2 && positions.dtype() == DType::i32 && positions.is_contiguous(), op_name,
           ": positions ", positions, "; expected contiguous int32 [B, T]");

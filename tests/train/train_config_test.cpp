@@ -296,6 +296,17 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.training.attention_dropout = 0.1;
          },
          "context-parallel: 2 with attention-dropout, whose masks count rows and not positions; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.model.smear = true;
+         },
+         "context-parallel: 2 with smear, which reads the token before, of another chunk; expected 1"},
+        {[](TrainConfig& c) {
+             c.context_parallel = 2;
+             c.model.positions = Positions::rope;
+             c.model.key_offset = true;
+         },
+         "context-parallel: 2 with key-offset, which reads the token before, of another chunk; expected 1"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {

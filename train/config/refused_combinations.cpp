@@ -97,6 +97,10 @@ std::span<const RefusedCombination> refused_with_row_ranges() {
          "expected learned or rope, because ALiBi counts rows and not positions"},
         {"train-on", [](const TrainConfig& c) { return c.train_on == TrainOn::all; },
          "expected answers, because a prompt's tokens see what they would predict, or are shared"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.smear; },
+         "with smear, which reads the token before, of another chunk; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.key_offset; },
+         "with key-offset, which reads the token before, of another chunk; expected 1"},
     };
     return list;
 }
