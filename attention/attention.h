@@ -92,11 +92,10 @@ struct Options {
     /// [Hq] float32 (Press et al. 2022, "ALiBi"), or [B, Hq] with slopes for each batch or packed sequence.
     Tensor alibi_slopes = {};
     /// Score terms [B, Hq, Sq, Sk], float32 or q's dtype; each axis may have length 1. -inf hides a key.
-    /// In packed calls a bias is [sequences, Hq, rows, keys], as in the padded batch that the packed call
-    /// replaces: rows and keys count from each sequence's start, so that sequences can share one bias of
-    /// relative positions. The last two axes must have length 1 or at least the longest sequence's. The CPU
-    /// throws Error on a longer sequence; on a GPU its results are undefined, but no memory beyond the bias
-    /// is read. Or a bias is [Hq, total keys], one number per key of k; each axis may have length 1.
+    /// In packed calls a bias is [sequences, Hq, rows, keys], where rows and keys count from each sequence's
+    /// start; the last two axes have length 1 or at least the longest sequence's. The CPU throws Error on a
+    /// longer sequence; on a GPU its results are undefined. Or a bias is [Hq, total keys], one number per
+    /// key of k; each axis may have length 1.
     std::array<Tensor, max_biases> biases = {};
     /// With a bias of batch B and q of batch B * batch_divisor, q's batch b reads batch b / batch_divisor.
     /// The same holds for packed sequences.

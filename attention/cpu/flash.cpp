@@ -7,6 +7,7 @@
 
 #include <gradtile/attention/cpu/bias_gradients.h>
 #include <gradtile/attention/cpu/call_ranges.h>
+#include <gradtile/attention/cpu/dot.h>
 #include <gradtile/attention/cpu/few_queries.h>
 #include <gradtile/attention/cpu/key_parts.h>
 #include <gradtile/attention/cpu/selection.h>
@@ -168,22 +169,6 @@ void convert_lse(std::int64_t rows, double units, const A* lse, const A* remaind
         to.lse[i] = lse[i] == -std::numeric_limits<A>::infinity() ? -lse[i] : rounded;
         to.remainder[i] = lost - lost == 0 ? static_cast<A>(lost) : A(0);  // 0 if it is not finite
     }
-}
-
-/// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
-template <class A, class T>
-A dot(const T* a, const T* b, std::int64_t n) {
-    constexpr std::int64_t lanes = 16;
-    A sums[lanes] = {};
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t lane = 0; lane < lanes; ++lane)
-            sums[lane] += convert<A>(a[i + lane]) * convert<A>(b[i + lane]);
-    for (std::int64_t lane = 0; i + lane < n; ++lane)
-        sums[lane] += convert<A>(a[i + lane]) * convert<A>(b[i + lane]);
-    A sum = 0;
-    for (const A lane : sums) sum += lane;
-    return sum;
 }
 
 /// A key block of one sequence.

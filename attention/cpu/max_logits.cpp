@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include <gradtile/attention/cpu/dot.h>
 #include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/internal/kernel_views.h>
 #include <gradtile/attention/internal/max_logits_backend.h>
@@ -33,7 +34,7 @@ class MaxLogits {
 
   public:
     MaxLogits(const ResolvedOptions& options, const Tensor& q, const Tensor& k)
-        : options_(options), q_(q), k_(k), d_(q.size(3)) {}
+        : options_(options), q_(q), k_(k), d_(q.size(3)), scale_(static_cast<A>(options.scale)) {}
 
     A compute(const LogitTask& task) const {
         const Sequence& s = *task.sequence;
@@ -49,7 +50,7 @@ class MaxLogits {
                 const IndexRange visible = s.mask.visible_keys(i);
                 if (j >= visible.begin && j < visible.end &&
                     options_.row_ranges.sees(s.batch, task.head, i, s.first_key + j))
-                    maximum = larger(maximum, logit(rows + (i - task.rows.begin) * d_, key));
+                    maximum = larger(maximum, scale_ * dot<A>(rows + (i - task.rows.begin) * d_, key, d_));
             }
         }
         return maximum;
@@ -60,22 +61,10 @@ class MaxLogits {
         const T* const from = x.data<T>() + batch * x.stride(0) + position * x.stride(1) + head * x.stride(2);
         for (std::int64_t c = 0; c < d_; ++c) row[c] = convert<A>(from[c]);
     }
-    /// Partial sums, so that the compiler can keep them in vector registers.
-    A logit(const A* a, const A* b) const {
-        constexpr std::int64_t lanes = 16;
-        A sums[lanes] = {};
-        std::int64_t c = 0;
-        for (; c + lanes <= d_; c += lanes)
-            for (std::int64_t lane = 0; lane < lanes; ++lane) sums[lane] += a[c + lane] * b[c + lane];
-        for (std::int64_t lane = 0; c + lane < d_; ++lane) sums[lane] += a[c + lane] * b[c + lane];
-        A sum = 0;
-        for (const A lane : sums) sum += lane;
-        return static_cast<A>(options_.scale) * sum;
-    }
-
     const ResolvedOptions& options_;
     const Tensor &q_, &k_;
     std::int64_t d_;
+    A scale_;
 };
 
 template <class T>

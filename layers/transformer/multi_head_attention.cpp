@@ -197,22 +197,10 @@ attention::Saved MultiHeadAttention::operands_of(const Context& ctx, const Saved
     const Rope::Angles angles =
         angles_at(ctx, saved.pass.token_positions(), projected.size(1), projected.dtype());
     const auto [q, k] = transformed(ctx, projected, angles, same);
-    offset_keys(ctx, k, saved.pass);
+    offset_keys(ctx, k, {offset_columns, layer}, saved.pass);
     operands.q = operand(documents, q);
     operands.k = operand(documents, k);
     return operands;
-}
-
-/// Replaces the offset columns of k [B,T,Hkv,D] by those of the token before.
-void MultiHeadAttention::offset_keys(const Context& ctx, const Tensor& k, const Pass& pass) const {
-    const KeyValueCache* const cache = cache_of(pass);
-    for (const auto& [begin, count] : offset_columns) {
-        const Tensor columns = k.slice(3, begin, count);
-        const Tensor cached = cache == nullptr
-                                  ? Tensor()
-                                  : cache->layers[static_cast<std::size_t>(layer)].k.slice(3, begin, count);
-        copy(ctx, columns, previous_rows(ctx, columns, pass, cached, FirstToken::itself));
-    }
 }
 
 Tensor MultiHeadAttention::forward(const Context& ctx, const Normed& x, const Pass& pass,
@@ -243,7 +231,7 @@ Tensor MultiHeadAttention::attended(const Context& ctx, const Normed& normed, co
             angles = has_window_angles ? kind.angles.windowed : kind.angles.common;
         }
         const QueriesAndKeys rotated = queries_and_keys(ctx, packed, angles, saved);
-        offset_keys(ctx, rotated.k, pass);
+        offset_keys(ctx, rotated.k, {offset_columns, layer}, pass);
         if (value_embedding) value_embedding->forward_add(ctx, v, x, kind.tokens, saved.value);
         return attend(ctx, kind, {rotated.q, rotated.k, v}, saved);
     };
@@ -341,10 +329,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
         add_gradient(ctx, sinks, d_sink);
         notify_gradients_complete(hooks, sinks);
     }
-    for (const auto& [begin, count] : offset_columns) {
-        const Tensor columns = dk.slice(3, begin, count);
-        copy(ctx, columns, previous_rows_backward(ctx, columns, saved.pass.previous, FirstToken::itself));
-    }
+    offset_keys_backward(ctx, dk, {offset_columns, layer}, saved.pass);
     if (qk_norm || rope)
         differentiate_queries_and_keys(ctx, heads_of(d_packed, 0, heads + kv_heads),
                                        angles_at(ctx, saved.pass.token_positions(), dy.size(1), dy.dtype()),

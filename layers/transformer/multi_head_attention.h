@@ -105,7 +105,6 @@ struct MultiHeadAttention {
     struct Heads {
         Tensor q, k, v;
     };
-    void offset_keys(const Context& ctx, const Tensor& k, const Pass& pass) const;
     Tensor attended(const Context& ctx, const Normed& x, const Pass& pass, Saved& saved) const;
     Tensor attend(const Context& ctx, const TrainingPass& pass, const Heads& heads, Saved& saved) const;
     Tensor attend(const Context& ctx, const CachedPass& pass, const Heads& heads, Saved& saved) const;

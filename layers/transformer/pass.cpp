@@ -40,4 +40,26 @@ Tensor previous_rows(const Context& ctx, const Tensor& x, const Pass& pass, cons
     return std::visit([&](const auto& kind) { return previous_in(ctx, x, kind, cached, first); }, pass);
 }
 
+PreviousTokens previous_tokens(const Context& ctx, const ModelConfig& config, const Documents& documents) {
+    return config.smear || config.key_offset ? PreviousTokens(ctx, documents) : PreviousTokens();
+}
+
+void offset_keys(const Context& ctx, const Tensor& k, const KeyOffset& offset, const Pass& pass) {
+    const KeyValueCache* const cache = cache_of(pass);
+    for (const auto& [begin, count] : offset.columns) {
+        const Tensor columns = k.slice(3, begin, count);
+        const auto layer = static_cast<std::size_t>(offset.layer);
+        const Tensor cached = cache == nullptr ? Tensor() : cache->layers[layer].k.slice(3, begin, count);
+        copy(ctx, columns, previous_rows(ctx, columns, pass, cached, FirstToken::itself));
+    }
+}
+
+void offset_keys_backward(const Context& ctx, const Tensor& dk, const KeyOffset& offset,
+                          const TrainingPass& pass) {
+    for (const auto& [begin, count] : offset.columns) {
+        const Tensor columns = dk.slice(3, begin, count);
+        copy(ctx, columns, previous_rows_backward(ctx, columns, pass.previous, FirstToken::itself));
+    }
+}
+
 }  // namespace gradtile

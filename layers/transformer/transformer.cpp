@@ -190,11 +190,12 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     check_tokens(tokens);
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);
-    TrainingPass pass{.dropout = options.dropout,
-                      .documents = options.documents,
-                      .max_window = options.max_window,
-                      .tokens = saved.wte};
-    saved.smear.previous = pass.previous = previous_tokens(ctx, options.documents);
+    saved.smear.previous = previous_tokens(ctx, config, options.documents);
+    const TrainingPass pass{.dropout = options.dropout,
+                            .documents = options.documents,
+                            .max_window = options.max_window,
+                            .tokens = saved.wte,
+                            .previous = saved.smear.previous};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
     const Normed x = normalize_stream(ctx, norm_f, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
@@ -224,15 +225,12 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     notify_gradients_complete(hooks, wte.weight);
 }
 
-PreviousTokens Transformer::previous_tokens(const Context& ctx, const Documents& documents) const {
-    return config.smear || config.key_offset ? PreviousTokens(ctx, documents) : PreviousTokens();
-}
-
 /// The last norm's output [B,T,C].
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
-    TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}};
-    pass.previous = previous_tokens(ctx, documents);
+    const TrainingPass pass{.documents = documents,
+                            .tokens = {.tokens = tokens},
+                            .previous = previous_tokens(ctx, config, documents)};
     NormLayer::Saved discarded;
     return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr), discarded);
 }

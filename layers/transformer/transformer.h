@@ -111,7 +111,6 @@ struct Transformer {
     void add_adapters(ParameterStore& parameters, const AdapterOptions& chosen);
     void quantize_blocks(ParameterStore& frozen) const;
     void check_tokens(const Tensor& tokens) const;
-    PreviousTokens previous_tokens(const Context& ctx, const Documents& documents) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const;
     Residual forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
                             const ForwardHooks& hooks = {}) const;
