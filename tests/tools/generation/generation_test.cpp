@@ -170,9 +170,8 @@ TEST(Generation, AStepsAnglesTakeTheMemoryOfItsCache) {
               "key/value cache: 16777217 tokens; expected 1 to the context, 16777216");
 }
 
-TEST(Generation, CachesGrowWithTheirTexts) {
-    const auto model = rotating_model(Context(Device::cpu(), 2), 1000);
-    NextToken growing(*model, /*slots=*/2), full_window(*model, /*slots=*/2, /*use_cache=*/false);
+void expect_caches_grow_with(const LanguageModel& model) {
+    NextToken growing(model, /*slots=*/2), full_window(model, /*slots=*/2, /*use_cache=*/false);
     std::vector<std::int32_t> text, other{7};
     for (const std::size_t length : {3, 4, 255, 256, 257, 258, 600, 601, 1000, 1001}) {
         while (text.size() < length) text.push_back(static_cast<std::int32_t>(13 * text.size() % 40));
@@ -184,6 +183,22 @@ TEST(Generation, CachesGrowWithTheirTexts) {
                 ASSERT_NEAR(logits[i][v], expected[i][v], 1e-10)
                     << "text " << i << ", " << length << " tokens";
     }
+}
+
+TEST(Generation, CachesGrowWithTheirTexts) {
+    expect_caches_grow_with(*rotating_model(Context(Device::cpu(), 2), 1000));
+}
+
+/// Also when the cache is full, whose last token leaves its row for a token that needs the longer cache.
+TEST(Generation, CachesGrowWithWhatTheNextTokenReads) {
+    ModelConfig config = as_llama({.layers = 2, .heads = 4, .width = 32, .context = 1000, .vocabulary = 40});
+    config.smear = config.key_offset = true;
+    config.rotary_width = 4;
+    LanguageModel model(Context(Device::cpu(), 2), config, DType::f64, std::nullopt);
+    model.parameters.initialize(model.ctx, Seed{5});
+    axpy(model.ctx, model.parameters.values(), 7.0, model.parameters.values());  // so that keys matter
+    fill(model.ctx, model.parameters.find("smear.lambda").value(), 0.75);
+    expect_caches_grow_with(model);
 }
 
 TEST(TextWindow, DropsTheOldestHalfWhenTheContextIsFull) {
