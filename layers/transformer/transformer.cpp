@@ -228,9 +228,8 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 /// The last norm's output [B,T,C].
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
     check_tokens(tokens);
-    const TrainingPass pass{.documents = documents,
-                            .tokens = {.tokens = tokens},
-                            .previous = previous_tokens(ctx, config, documents)};
+    const PreviousTokens previous = previous_tokens(ctx, config, documents);
+    const TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}, .previous = previous};
     NormLayer::Saved discarded;
     return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr), discarded);
 }
