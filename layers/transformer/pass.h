@@ -3,7 +3,6 @@
 /// places: where keys and values are kept, which attention operator reads them, and how the rotation angles
 /// are computed. A pass is a variant and not an interface, because what differs is attention's code and not
 /// the pass's.
-#include <span>
 #include <variant>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include <gradtile/layers/embedding.h>
 #include <gradtile/layers/rope.h>
 #include <gradtile/layers/transformer/key_value_cache.h>
-#include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {
 
@@ -88,22 +86,6 @@ inline const KeyValueCache* cache_of(const Pass& pass) {
     const auto* const step = std::get_if<StepPass>(&pass);
     return step != nullptr ? &step->cache : nullptr;
 }
-/// previous_rows() for x [B,T,H,D] of a pass. cached [slots, capacity + 1, H, D] holds the row of each text's
-/// token t at t + 1, and receives those of x; it is undefined in training.
-Tensor previous_rows(const Context& ctx, const Tensor& x, const Pass& pass, const Tensor& cached,
-                     FirstToken first);
-/// The predecessors in a training pass, if the model reads them.
-PreviousTokens previous_tokens(const Context& ctx, const ModelConfig& config, const Documents& documents);
-/// ModelConfig::key_offset in one layer.
-struct KeyOffset {
-    std::span<const HeadColumns> columns;  ///< those that come from the token before; none: keys stay
-    std::int64_t layer;
-};
-/// Replaces the columns of k [B,T,Hkv,D] by those of the token before; a text's first token keeps its own.
-void offset_keys(const Context& ctx, const Tensor& k, const KeyOffset& offset, const Pass& pass);
-/// Replaces the gradient of the changed keys by that of the keys before.
-void offset_keys_backward(const Context& ctx, const Tensor& dk, const KeyOffset& offset,
-                          const TrainingPass& pass);
 /// TrainingPass::key_at(); other passes drop nothing.
 inline DropoutKey dropout_key(const Pass& pass, std::int64_t place) {
     const auto* const training = std::get_if<TrainingPass>(&pass);

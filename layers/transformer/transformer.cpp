@@ -6,6 +6,7 @@
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
+#include <gradtile/layers/transformer/internal/predecessors.h>
 #include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {

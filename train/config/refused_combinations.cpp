@@ -84,6 +84,10 @@ std::span<const RefusedCombination> refused_combinations() {
         {"context-parallel",
          [](const TrainConfig& c) { return is_shared(c) && c.training.attention_dropout > 0.0; },
          "with attention-dropout, whose masks count rows and not positions; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.smear; },
+         "with smear, which reads the token before, of another chunk; expected 1"},
+        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.key_offset; },
+         "with key-offset, which reads the token before, of another chunk; expected 1"},
     };
     return list;
 }
@@ -97,10 +101,6 @@ std::span<const RefusedCombination> refused_with_row_ranges() {
          "expected learned or rope, because ALiBi counts rows and not positions"},
         {"train-on", [](const TrainConfig& c) { return c.train_on == TrainOn::all; },
          "expected answers, because a prompt's tokens see what they would predict, or are shared"},
-        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.smear; },
-         "with smear, which reads the token before, of another chunk; expected 1"},
-        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.key_offset; },
-         "with key-offset, which reads the token before, of another chunk; expected 1"},
     };
     return list;
 }

@@ -1,4 +1,4 @@
-#include <gradtile/layers/transformer/pass.h>
+#include <gradtile/layers/transformer/internal/predecessors.h>
 
 #include <gradtile/core/tensor_ops.h>
 
