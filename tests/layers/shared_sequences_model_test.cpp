@@ -26,6 +26,7 @@ std::vector<std::pair<std::string, SmallModel>> shared_models() {
     std::vector<std::pair<std::string, SmallModel>> models{{"gpt2", sizes}};
     for (const test::FamilyModel& family : test::family_models(sizes)) {
         ModelConfig config = family.config;
+        if (config.smear || config.key_offset) continue;  // refused, see below
         config.window = config.window_pattern = 0;
         config.window_rope_base = 0;
         models.emplace_back(family.name, config);
@@ -234,7 +235,7 @@ TEST_P(SharedSequencesOf, FitExactlyInThePlannedMemory) {
     }
 }
 
-TEST(SharedSequencesModel, RefusesAWindowAndDropout) {
+TEST(SharedSequencesModel, RefusesWindowsDropoutAndPredecessors) {
     ModelConfig config{.layers = 1, .heads = 2, .width = 8, .context = context_of_shared, .vocabulary = 11};
     const auto message = [&](const ModelConfig& model_config, const TrainingOptions& training) {
         std::string text;
@@ -256,6 +257,9 @@ TEST(SharedSequencesModel, RefusesAWindowAndDropout) {
                 ::testing::StartsWith("ring_forward: dropout_p is set"));
     config.window = 3;
     EXPECT_THAT(message(config, {}), ::testing::StartsWith("ring_forward: window is set"));
+    config.window = 0;
+    config.smear = true;
+    EXPECT_THAT(message(config, {}), ::testing::StartsWith("previous_token: several processes share"));
 }
 
 }  // namespace
