@@ -298,8 +298,6 @@ void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
     add("layers/documents.h: previous_rows_of_step",
         "previous_token: ", {numbers({1, 1, 2, 4}), numbers({2, 3, 2, 4}), ids({1}), ids({1})},
         [&](const Operands& t) { previous_rows_of_step(ctx, t[0], t[1], t[2], t[3], FirstToken::zero); });
-    add("layers/transformer/pass.h: previous_rows", "previous_token: ", {heads()},
-        [&](const Operands& t) { previous_rows(ctx, t[0], TrainingPass{}, {}, FirstToken::zero); });
     all.push_back({"layers/documents.h: PreviousTokens",
                    "previous_token: ",
                    {tokens},

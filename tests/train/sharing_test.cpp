@@ -468,7 +468,6 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/multi_head_attention.h: forward", returns_new},
     {"layers/transformer/multi_head_attention.h: forward_onto", returns_new},
     {"layers/transformer/multi_head_attention.h: queries_and_keys", through},
-    {"layers/transformer/pass.h: previous_rows", through},
     {"layers/transformer/transformer.h: evaluate", returns_new},
     {"layers/transformer/transformer.h: forward", returns_new},
     {"layers/transformer/transformer.h: logits", through},
