@@ -304,6 +304,7 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         {[](TrainConfig& c) {
              c.context_parallel = 2;
              c.model.positions = Positions::rope;
+             c.model.rotary_width = 8;
              c.model.key_offset = true;
          },
          "context-parallel: 2 with key-offset, which reads the token before, of another chunk; expected 1"},
