@@ -322,7 +322,9 @@ TEST(RingAttentionOptions, AreRefusedByName) {
         {"algorithm", {.algorithm = Algorithm::memory_efficient}},
         {"algorithm", {.algorithm = Algorithm::flash1}}};
     on_thread_ring(2, [&](const Ring& ring) {
-        for (const auto& [name, options] : refused) {
+        for (const std::pair<std::string, Options>& refusal : refused) {
+            const std::string& name = refusal.first;
+            const Options& options = refusal.second;
             Saved saved;
             EXPECT_THAT(message_of([&] { ring_forward(ctx, x, x, x, options, ring, saved); }),
                         StartsWith("ring_forward: " + name));
