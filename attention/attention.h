@@ -213,8 +213,8 @@ struct PartialResult {
 /// Error on shapes and dtypes that differ, and on other memory that `into` shares with a part, or if `into`
 /// has elements that share memory.
 ///
-/// backward() takes the merged o and lse as Saved, without a remainder, and computes gradients for all keys,
-/// or for one part's keys.
+/// With flash2, backward() takes the merged o and lse as Saved, without a remainder, and computes gradients
+/// for all keys, or for one part's keys. The other algorithms compute the softmax of the keys they get.
 void merge(const Context& ctx, const PartialResult& into, const PartialResult& a, const PartialResult& b);
 PartialResult merge(const Context& ctx, const PartialResult& a, const PartialResult& b);
 
