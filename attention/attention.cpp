@@ -110,6 +110,18 @@ Shape lse_shape(const Tensor& q) {
     return q.rank() == 3 ? Shape{q.size(1), q.size(0)} : Shape{q.size(0), q.size(2), q.size(1)};
 }
 
+/// A tensor that a call writes shares no memory with the options' tensors.
+void check_options_apart(const Context& ctx, const Operand& written, const Options& options) {
+    check_sharing(ctx, "attention", written,
+                  {{"biases[0]", options.biases[0]},
+                   {"biases[1]", options.biases[1]},
+                   {"alibi_slopes", options.alibi_slopes},
+                   {"sink", options.sink},
+                   {"row_ranges", options.row_ranges},
+                   {"cumulative_q", options.cumulative_q},
+                   {"cumulative_k", options.cumulative_k}});
+}
+
 /// A tensor that a call writes.
 void check_output(const char* name, const Tensor& x, const Shape& shape, DType dtype) {
     check_like(name, x, shape, dtype);
@@ -137,14 +149,8 @@ void check_gradient_sharing(const Context& ctx, const Tensor& d_o, const Options
                        {"row_max", saved.row_max},
                        {"row_sum", saved.row_sum},
                        {"d_o", d_o},
-                       {"d_lse", d_lse},
-                       {"biases[0]", options.biases[0]},
-                       {"biases[1]", options.biases[1]},
-                       {"alibi_slopes", options.alibi_slopes},
-                       {"sink", options.sink},
-                       {"row_ranges", options.row_ranges},
-                       {"cumulative_q", options.cumulative_q},
-                       {"cumulative_k", options.cumulative_k}});
+                       {"d_lse", d_lse}});
+        check_options_apart(ctx, gradient, options);
         for (const Operand* other = gradients; other != &gradient; ++other)
             check_sharing(ctx, "attention", gradient, {*other});
     }
@@ -275,18 +281,10 @@ void forward(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor&
         check_per_head("max_logits", max_logits, with_batch_axis(q, 4));
         check_distinct_elements("attention", {"max_logits", max_logits});
     }
-    for (const Operand& output : {Operand{"o", o}, {"max_logits", max_logits}})
-        check_sharing(ctx, "attention", output,
-                      {{"q", q},
-                       {"k", k},
-                       {"v", v},
-                       {"biases[0]", options.biases[0]},
-                       {"biases[1]", options.biases[1]},
-                       {"alibi_slopes", options.alibi_slopes},
-                       {"sink", options.sink},
-                       {"row_ranges", options.row_ranges},
-                       {"cumulative_q", options.cumulative_q},
-                       {"cumulative_k", options.cumulative_k}});
+    for (const Operand& output : {Operand{"o", o}, {"max_logits", max_logits}}) {
+        check_sharing(ctx, "attention", output, {{"q", q}, {"k", k}, {"v", v}});
+        check_options_apart(ctx, output, options);
+    }
     check_sharing(ctx, "attention", {"max_logits", max_logits}, {{"o", o}});
     const PackedSequences packed = resolve_packed(options, q);
     saved = {.q = q, .k = k, .v = v, .o = o, .lse = empty(ctx, lse_shape(q), accumulator_of(q.dtype()))};

@@ -39,12 +39,12 @@ class Ring {
     int rank_, size_;
 };
 
-/// The first tokens of the two chunks, tokens / (2 * ranks) long, that rank `rank` of `ranks` holds of a
-/// sequence. Throws Error unless `tokens` is a multiple of 2 * ranks.
+/// Where the two chunks of rank `rank` begin in a sequence. A chunk has tokens / (2 * ranks) tokens. Throws
+/// Error unless `tokens` is a multiple of 2 * ranks.
 std::array<std::int64_t, 2> zigzag_chunks(std::int64_t tokens, int rank, int ranks);
 
-/// The row ranges (Options::row_ranges) of a key that the rows [begin, end) of a sequence of `tokens` tokens
-/// see, in the rows that rank `rank` holds: one range for each of its two chunks.
+/// The row ranges (Options::row_ranges) for a key that rows [begin, end) of a sequence see. They count the
+/// rows of rank `rank`, and there is one for each of its two chunks.
 std::array<std::int32_t, 4> zigzag_row_ranges(std::int64_t begin, std::int64_t end, std::int64_t tokens,
                                               int rank, int ranks);
 

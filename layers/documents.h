@@ -58,7 +58,7 @@ struct PreviousTokens {
     PreviousTokens(const Context& ctx, const Documents& documents);
 };
 
-/// What a token without a predecessor receives.
+/// The row that previous_rows() gives a token without a predecessor.
 enum class FirstToken { zero, itself };
 
 /// y[t] = x[predecessor of t], for x [B,T,H,D] with a contiguous last axis. Returns a new tensor y,

@@ -15,7 +15,7 @@ class SharedSequences;
 struct StepInputOptions {
     StepShapes shapes = {};
     std::uint64_t seed = 0;  ///< the run's seed
-    /// Whose part_of() takes the micro-batches; null: nobody shares sequences. Must outlive the input.
+    /// The processes that share sequences; null: each process has whole ones. Must outlive the input.
     const SharedSequences* shared = nullptr;
 };
 

@@ -21,12 +21,6 @@ using testing::HasSubstr;
 
 class PackedAttention : public EveryDevice {
   protected:
-    /// Calls body(algorithm) for all algorithms that take packed sequences, with each of the device's kernel
-    /// sets.
-    template <class Body>
-    void for_every_implementation(Body&& body) const {
-        for_every_packed_implementation(body);
-    }
     Result run_on_device(const PackedInputs& in, const Options& options) const {
         return run(ctx(), in.on(ctx()), options);
     }
@@ -41,7 +35,7 @@ TEST_P(PackedAttention, IsAsAccurateAsNaive) {
                            in = coarse_inputs.to(cpu, dtype());
         const Result naive = run_each(cpu, problem, coarse_inputs, Algorithm::naive);
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype(), ctx().device()));
-        for_every_implementation([&](Algorithm algorithm) {
+        for_every_packed_implementation([&](Algorithm algorithm) {
             const Result result = run_on_device(in, problem.each.options(algorithm));
             if (dtype() == DType::f64) {
                 expect_float64_accuracy(naive, result, reference);
@@ -62,7 +56,7 @@ TEST_P(PackedAttention, ReadsNoTokenOfAnotherSequence) {
                                 /*unused_rows=*/9,
                                 /*unused_keys=*/9};
     PackedInputs in = random_inputs(cpu, problem, dtype());
-    for_every_implementation([&](Algorithm algorithm) {
+    for_every_packed_implementation([&](Algorithm algorithm) {
         // On a GPU naive multiplies whole matrices, in which a hidden NaN reaches every sum.
         if (GetParam().on_gpu && algorithm == Algorithm::naive) return;
         Options options = problem.each.options(algorithm);
@@ -114,7 +108,7 @@ TEST_P(PackedAttention, DropoutDropsWhatDenseCallsDrop) {
     };
     const std::vector<bool> expected = is_kept(run_each(cpu, problem, in, Algorithm::naive));
     EXPECT_THAT(expected, ::testing::AllOf(::testing::Contains(true), ::testing::Contains(false)));
-    for_every_implementation([&](Algorithm algorithm) {
+    for_every_packed_implementation([&](Algorithm algorithm) {
         EXPECT_EQ(is_kept(run_on_device(in, problem.each.options(algorithm))), expected);
     });
 }
@@ -127,7 +121,7 @@ TEST_P(PackedAttention, TensorsMayBeViewsOfOneProjection) {
                                 /*unused_rows=*/3,
                                 /*unused_keys=*/3};
     const PackedInputs dense = random_inputs(cpu, problem, dtype()).on(ctx());
-    for_every_implementation([&](Algorithm algorithm) {
+    for_every_packed_implementation([&](Algorithm algorithm) {
         Options options = problem.each.options(algorithm);
         const Result expected = run(ctx(), dense, options);
         const std::int64_t rows = problem.rows();

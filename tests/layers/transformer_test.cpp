@@ -11,37 +11,20 @@
 #include <gradtile/core/gradcheck.h>
 #include <gradtile/core/tensor_ops.h>
 
-#include <support/small_models.h>
+#include "model_fixture.h"
 
 namespace gradtile {
 namespace {
 
+using test::ModelFixture;
 using test::SmallModel;
+using test::tiny_gpt2;
 
-ModelConfig tiny_gpt2() {
-    return {.layers = 2, .heads = 2, .width = 8, .context = 7, .vocabulary = 11};
-}
 ModelConfig tiny_llama() {
     return test::llama_style({.layers = 2, .width = 16, .hidden = 12, .context = 7, .vocabulary = 11});
 }
 SmallModel tiny_options() {
     return test::with_attention_options(tiny_llama());
-}
-
-/// Pseudo-random tokens.
-Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t vocabulary,
-                        std::uint32_t state) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.elements()));
-    for (std::int32_t& token : tokens) {
-        state = 1664525u * state + 1013904223u;
-        token = static_cast<std::int32_t>((state >> 16) % static_cast<std::uint32_t>(vocabulary));
-    }
-    return from_host(ctx, tokens, shape);
-}
-/// Sets every fifth target to "ignored".
-Tensor with_ignored(const Tensor& targets) {
-    for (std::int64_t i = 0; i < targets.elements(); i += 5) targets.data<std::int32_t>()[i] = -1;
-    return targets;
 }
 
 /// A contiguous copy of each sequence's first `length` tokens.
@@ -50,45 +33,6 @@ Tensor first_tokens(const Context& ctx, const Tensor& tokens, std::int64_t lengt
     copy(ctx, prefix, tokens.slice(1, 0, length));
     return prefix;
 }
-
-/// A model whose random parameters are large enough that no gradient is negligible.
-struct ModelFixture {
-    Context ctx;
-    ParameterStore parameters;
-    Transformer model;
-    Tensor tokens, targets;
-
-    explicit ModelFixture(const SmallModel& small, DType dtype = DType::f64, int threads = 2,
-                          std::int64_t batch = 3, std::int64_t length = 6)
-        : ctx(Device::cpu(), threads), model(small.config, parameters, small.training, small.adapters) {
-        parameters.allocate(ctx, dtype);
-        parameters.initialize(ctx, Seed{7});
-        for (const Parameter& parameter : parameters.parameters())
-            axpy(ctx, parameter.value(), 1.0,
-                 cast(ctx, scaled_noise(parameter.shape(), parameter.offset()), dtype));
-        tokens = generated_tokens(ctx, {batch, length}, small.config.vocabulary, 1);
-        targets = with_ignored(generated_tokens(ctx, {batch, length}, small.config.vocabulary, 2));
-    }
-    Tensor scaled_noise(const Shape& shape, std::int64_t offset) const {
-        const Tensor noise = zeros(ctx, shape, DType::f64);
-        axpy(ctx, noise, 0.3, randn(ctx, shape, DType::f64, Seed{1000 + static_cast<std::uint64_t>(offset)}));
-        return noise;
-    }
-    double loss(const ForwardOptions& options) {
-        Transformer::Saved saved;
-        return item(ctx, model.forward(ctx, tokens, targets, saved, options));
-    }
-    void gradients(const ForwardOptions& options) {
-        Transformer::Saved saved;
-        model.forward(ctx, tokens, targets, saved, options);
-        model.backward(ctx, saved);
-    }
-    std::vector<double> fresh_gradients(const ForwardOptions& options) {
-        parameters.reset_gradients();
-        gradients(options);
-        return to_host(ctx, parameters.gradients());
-    }
-};
 
 SmallModel tiny_lora() {
     return {tiny_gpt2(), {}, {.rank = 3, .alpha = 2.0}};
@@ -291,7 +235,7 @@ TEST_P(TransformerStyles, TheGradientScaleScalesTheGradientsAndNotTheLoss) {
 /// The targets that are not ignored are distributed unevenly over the micro-batches.
 TEST_P(TransformerStyles, MicroBatchesAccumulateToTheMeanOverAllTargets) {
     ModelFixture f(GetParam(), DType::f64, 2, 4);
-    f.targets = generated_tokens(f.ctx, {4, 6}, f.model.config.vocabulary, 9);
+    f.targets = test::generated_tokens(f.ctx, {4, 6}, f.model.config.vocabulary, 9);
     fill(f.ctx, f.targets.slice(0, 0, 1), -1.0);
     fill(f.ctx, f.targets.slice(0, 1, 1).slice(1, 0, 4), -1.0);
     const double loss = f.loss({});
@@ -441,113 +385,6 @@ TEST(Transformer, ATiedEmbeddingReceivesTheGradientsOfBothUses) {
         EXPECT_NEAR(sum[i], as_input[i] + as_head[i], 64 * 2.3e-16 * largest);
     EXPECT_THAT(as_input, ::testing::Contains(::testing::Ne(0.0)));
     EXPECT_THAT(as_head, ::testing::Contains(::testing::Ne(0.0)));
-}
-
-/// Copies the parameters that both models have.
-void copy_common_parameters(const ModelFixture& to, const ModelFixture& from) {
-    for (const Parameter& parameter : from.parameters.parameters())
-        copy(to.ctx, to.parameters.find(parameter.name()).value(), parameter.value());
-}
-
-/// With the factors that it starts with, a sum of the stream and the first input is the stream.
-TEST(Transformer, InitialLambdasChangeNothing) {
-    ModelConfig mixed = tiny_gpt2();
-    mixed.x0_lambdas = true;
-    ModelFixture with(mixed), without(tiny_gpt2());
-    copy_common_parameters(with, without);
-    for (const TransformerBlock& block : with.model.blocks) {
-        ASSERT_EQ(block.mix.sum->factors.size(), 2u);
-        EXPECT_EQ(block.mix.sum->factors[0].init().value, 1.0);
-        EXPECT_EQ(block.mix.sum->factors[1].init().value, 0.0);
-        for (const Parameter& factor : block.mix.sum->factors)
-            fill(with.ctx, factor.value(), factor.init().value);
-    }
-    EXPECT_EQ(with.loss({}), without.loss({}));
-    fill(with.ctx, with.model.blocks[1].mix.sum->factors[1].value(), 0.5);
-    EXPECT_NE(with.loss({}), without.loss({}));
-}
-
-TEST(Transformer, SkipsConnectMirroredBlocks) {
-    const auto sources = [](std::int64_t layers) {
-        const ModelConfig config{.layers = layers, .unet_skips = true};
-        std::vector<std::int64_t> list;
-        for (std::int64_t layer = 0; layer < layers; ++layer) list.push_back(config.skip_source(layer));
-        return list;
-    };
-    using List = std::vector<std::int64_t>;
-    EXPECT_EQ(sources(1), (List{-1}));
-    EXPECT_EQ(sources(4), (List{-1, -1, 1, 0}));
-    EXPECT_EQ(sources(5), (List{-1, -1, -1, 1, 0}));
-    EXPECT_EQ((ModelConfig{.layers = 4}.skip_source(3)), -1);
-}
-
-/// With zeros for the gates' weights a gate is exactly a half, which doubled projections make up for.
-TEST(Transformer, AnInitialAttentionGateHalvesAttention) {
-    ModelConfig gated = tiny_gpt2();
-    gated.attention_gate = true;
-    ModelFixture with(gated), without(tiny_gpt2());
-    copy_common_parameters(with, without);
-    for (const TransformerBlock& block : with.model.blocks) {
-        fill(with.ctx, block.attn.gate->linear.weight.value(), 0.0);
-        axpy(with.ctx, block.attn.proj.weight.value(), 1.0, block.attn.proj.weight.value());
-    }
-    EXPECT_EQ(with.loss({}), without.loss({}));
-    fill(with.ctx, with.model.blocks[1].attn.gate->linear.weight.value(), 0.5);
-    EXPECT_NE(with.loss({}), without.loss({}));
-}
-
-/// With lambda = 0 the embeddings are unchanged; else a token's loss depends on the token before also in a
-/// model whose attention sees one key.
-TEST(Transformer, ASmearStartsAsTheIdentityAndThenReachesTheTokenBefore) {
-    ModelConfig alone = tiny_gpt2();
-    alone.window = 1;
-    ModelFixture without(alone);
-    alone.smear = true;
-    ModelFixture with(alone);
-    copy_common_parameters(with, without);
-    const Parameter lambda = with.parameters.find("smear.lambda");
-    EXPECT_EQ(lambda.init().value, 0.0);
-    fill(with.ctx, lambda.value(), 0.0);
-    EXPECT_EQ(with.loss({}), without.loss({}));
-    fill(with.ctx, lambda.value(), 0.5);
-    const auto change = [&](ModelFixture& f) {  // the third token of the first text
-        const Tensor targets = generated_tokens(f.ctx, {3, 6}, 11, 2);
-        const auto losses = [&] { return to_host(f.ctx, f.model.target_losses(f.ctx, f.tokens, targets)); };
-        const auto before = losses();
-        f.tokens.data<std::int32_t>()[2] = (f.tokens.data<std::int32_t>()[2] + 1) % 11;
-        const auto after = losses();
-        std::vector<std::size_t> changed;
-        for (std::size_t i = 0; i < before.size(); ++i)
-            if (before[i] != after[i]) changed.push_back(i);
-        return changed;
-    };
-    EXPECT_THAT(change(without), ::testing::ElementsAre(2));
-    EXPECT_THAT(change(with), ::testing::ElementsAre(2, 3));
-}
-
-/// Every other layer has one, the last one included. Rows of zeros change nothing; another row changes only
-/// texts with its token.
-TEST(Transformer, ValueEmbeddingsBelongToTokens) {
-    ModelConfig embedded = tiny_gpt2();
-    embedded.layers = 3;
-    ModelFixture without(embedded);
-    embedded.value_embeddings = true;
-    ModelFixture with(embedded);
-    copy_common_parameters(with, without);
-    std::vector<bool> exist;
-    for (const TransformerBlock& block : with.model.blocks) {
-        exist.push_back(block.attn.value_embedding.has_value());
-        if (exist.back()) fill(with.ctx, block.attn.value_embedding->embedding.weight.value(), 0.0);
-    }
-    EXPECT_THAT(exist, ::testing::ElementsAre(true, false, true));
-    EXPECT_EQ(with.loss({}), without.loss({}));
-    const Tensor rows = with.model.blocks[2].attn.value_embedding->embedding.weight.value();
-    for (std::int64_t i = 0; i < with.tokens.elements(); ++i)
-        with.tokens.data<std::int32_t>()[i] = without.tokens.data<std::int32_t>()[i] %= 10;
-    fill(with.ctx, rows.slice(0, 10, 1), 1.0);
-    EXPECT_EQ(with.loss({}), without.loss({})) << "no text has the token 10";
-    with.tokens.data<std::int32_t>()[0] = without.tokens.data<std::int32_t>()[0] = 10;
-    EXPECT_NE(with.loss({}), without.loss({}));
 }
 
 TEST(Transformer, NamesItsParametersAsDocumented) {

@@ -79,7 +79,7 @@ inline void phi3(ModelConfig& c) {
 }  // namespace family
 
 /// One model for each family that differs from GPT-2 and Llama. Together they have every kind of block, norm,
-/// rotation, sum of streams, gate, softcap and use of the token before. Contexts of more than 4 tokens are
+/// rotation, stream sum, gate and softcap, and read the token before. Contexts of more than 4 tokens are
 /// longer than the original one, where there is one.
 inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     ModelConfig plain = as_llama(sizes);

@@ -88,8 +88,8 @@ struct BiasBlock {
     __device__ int key_steps() const { return static_cast<int>((end_key - key + tile_keys - 1) / tile_keys); }
 };
 
-/// The gradient of a bias of packed sequences, and the sequences that add to one tile of it. Its rows and
-/// keys count from a sequence's start, or its keys are positions in k.
+/// A bias gradient in a packed call, and the sequences that add to one of its tiles. Its rows and keys count
+/// from a sequence's start, or its keys are positions in k.
 struct PackedBiasGradient {
     BiasGradient gradient;
     std::int64_t rows, keys;  ///< lengths of the gradient's last two axes
