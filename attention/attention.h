@@ -100,7 +100,8 @@ struct Options {
     /// With a bias of batch B and q of batch B * batch_divisor, q's batch b reads batch b / batch_divisor.
     /// The same holds for packed sequences.
     std::int64_t batch_divisor = 1;
-    Tensor sink = {};             ///< [Hq] float32: an additional logit per row, with a zero value vector
+    /// [Hq] float32: another logit per row, whose value is 0 (what a large one costs: docs/numerics.md).
+    Tensor sink = {};
     double dropout_p = 0;         ///< probability that P_ij is dropped; the other elements are scaled up
     DropoutKey dropout_key = {};  ///< the default key drops nothing, as in evaluation
 

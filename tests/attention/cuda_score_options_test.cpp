@@ -227,6 +227,38 @@ TEST_P(AttentionCudaDtypes, BiasesOfEveryDtypeAndLayoutGiveTheSameResults) {
     EXPECT_EQ(strided.d_bias_0, expected.d_bias_0);
 }
 
+/// A sink far above the scores makes all P tiny. What the factors of the float32 kernels lose then is
+/// bounded, as attention.h promises for gradients.
+TEST_F(AttentionCuda, ALargeSinkCostsFloat32GradientsNoMoreThanTheBound) {
+    const Problem problem{.queries = 70, .keys = 90, .d_qk = 32, .d_v = 32, .sink = true};
+    const auto largest = [&](const std::vector<double>& numbers) {
+        double most = 0;
+        for (const double x : numbers) most = std::max(most, std::abs(x));
+        return most;
+    };
+    for (const double height : {0., 10., 20., 30.}) {
+        SCOPED_TRACE(::testing::Message() << "sink " << height);
+        Inputs in = random_inputs(cpu, problem, DType::f32);
+        in.sink = from_host(cpu, std::vector<double>{height}, {1}, DType::f32);
+        const Reference reference =
+            float64_reference(cpu, problem, in, roundoff_of(DType::f32, Device::cuda(0)));
+        const Result result = run_on_gpu(in, problem.options());
+        const double k = largest(to_host(cpu, in.k)), v = largest(to_host(cpu, in.v)),
+                     d_o = largest(to_host(cpu, in.d_o));
+        const double p_error = 0x1p-50, d_s_error = 0x1p-50 * static_cast<double>(problem.d_v) * v * d_o;
+        const auto expect = [&](const char* name, double lost, std::vector<double> Result::*part) {
+            const std::vector<double>& value = reference.value.*part;
+            // Without the sink's loss a float32 gradient has four correct digits.
+            EXPECT_LE(largest_difference(result.*part, value), 1e-4 * largest(value) + lost) << name;
+        };
+        const double scale = problem.scale_or_default();
+        expect("dQ", scale * static_cast<double>(problem.keys) * d_s_error * k, &Result::d_q);
+        expect("dK", scale * static_cast<double>(problem.queries) * d_s_error * largest(to_host(cpu, in.q)),
+               &Result::d_k);
+        expect("dV", static_cast<double>(problem.queries) * p_error * d_o, &Result::d_v);
+    }
+}
+
 /// The float32 kernels scale dS by the magnitudes of V and dO, but dLSE may be larger or smaller than any of
 /// their products.
 TEST_F(AttentionCuda, GradientsThroughTheLseMayDominate) {
