@@ -188,23 +188,22 @@ template void launch_sink_gradient(const Context&, const ScoreOptions&, const Te
 template <class T>
 void launch_bias_gradients(const Context& ctx, const ResolvedOptions& options,
                            const BiasGradientInputs<T>& inputs, const Gradients& into) {
-    const BiasGradientProblem<T> problem{
-        .q = tensor_view<const T>(inputs.q),
-        .k = tensor_view<const T>(inputs.k),
-        .v = tensor_view<const T>(inputs.v),
-        .o = inputs.delta == nullptr ? tensor_view<const T>(inputs.o) : TensorView<const T>{},
-        .d_o = tensor_view<const T>(inputs.d_o),
-        .lse = inputs.lse,
-        .lse_remainder = inputs.lse_remainder,
-        .delta = inputs.delta,
-        .d_lse = inputs.d_lse,
-        .enabled = inputs.enabled,
-        .delta_factor = inputs.delta_factor,
-        .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
-        .mask = options.mask,
-        .scale = static_cast<Accumulator<T>>(options.scale),
-        .scores = options.scores,
-        .row_ranges = options.row_ranges};
+    const BiasGradientProblem<T> problem{.q = tensor_view<const T>(inputs.q),
+                                         .k = tensor_view<const T>(inputs.k),
+                                         .v = tensor_view<const T>(inputs.v),
+                                         .o = tensor_view<const T>(inputs.o),
+                                         .d_o = tensor_view<const T>(inputs.d_o),
+                                         .lse = inputs.lse,
+                                         .lse_remainder = inputs.lse_remainder,
+                                         .delta = inputs.delta,
+                                         .d_lse = inputs.d_lse,
+                                         .enabled = inputs.enabled,
+                                         .delta_factor = inputs.delta_factor,
+                                         .sizes = sizes_of(inputs.q, inputs.k, inputs.v),
+                                         .mask = options.mask,
+                                         .scale = static_cast<Accumulator<T>>(options.scale),
+                                         .scores = options.scores,
+                                         .row_ranges = options.row_ranges};
     const auto launch = [&](const auto& gradient, std::int64_t tiles) {
         // A call that is usually not enabled should end at once.
         const std::int64_t blocks = inputs.enabled == nullptr ? tiles : std::min<std::int64_t>(tiles, 256);

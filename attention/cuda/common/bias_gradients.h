@@ -22,7 +22,7 @@ void launch_sink_gradient(const Context& ctx, const ScoreOptions& scores, const 
 template <class T>
 struct BiasGradientInputs {
     using A = Accumulator<T>;
-    Tensor q, k, v, o, d_o;  ///< in layouts that kernels can read; o is unused if delta is given
+    Tensor q, k, v, o, d_o;  ///< in layouts that kernels can read
     const A* lse;            ///< [B, H, Sq], natural log
     const A* lse_remainder;  ///< [B, H, Sq]; null: 0
     /// [B, H, Sq]: D / delta_factor; null: the kernels compute D from o and d_lse.

@@ -571,7 +571,7 @@ void f32_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptio
                                  {.q = q.tensor(),
                                   .k = k.tensor(),
                                   .v = v.tensor(),
-                                  .o = {},
+                                  .o = o.tensor(),
                                   .d_o = d_o.tensor(),
                                   .lse = saved.lse.data<float>(),
                                   .lse_remainder = data_or_null<float>(saved.lse_remainder),

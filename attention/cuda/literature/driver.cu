@@ -233,7 +233,7 @@ void backward_typed(const Context& ctx, const FlashPlan& plan, const ResolvedOpt
                                  {.q = q.tensor(),
                                   .k = k.tensor(),
                                   .v = v.tensor(),
-                                  .o = {},
+                                  .o = o.tensor(),
                                   .d_o = d_o.tensor(),
                                   .lse = saved.lse.data<A>(),
                                   .lse_remainder = lse_remainder,
