@@ -21,6 +21,7 @@ ModelConfig recipe_model(std::int64_t depth) {
     m.qk_norm = true;
     m.qk_norm_kind = QkNorm::head_without_gain;
     m.query_scalar = 69.44 * static_cast<double>(head_width) / 128;  // scores times 0.12 with heads of 128
+    m.key_offset = true;
     m.embedding_norm = true;
     m.logit_softcap = {.limit = 15, .form = SoftcapForm::root};
     return m;
