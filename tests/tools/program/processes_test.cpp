@@ -280,10 +280,9 @@ TEST_F(Processes, UnreadableDataDropsTheStepInAllProcesses) {
             {"zero", zero}};
         return Program({config.string()}, options).wait();
     };
-    for (const int micro_batch : {2, 1}) {
-        const int zero = micro_batch - 1;
-        const std::filesystem::path out = place_ / concat("run", micro_batch);
-        const std::filesystem::path straight = place_ / concat("straight", micro_batch);
+    for (const auto& [micro_batch, zero] : {std::pair{2, 1}, {1, 0}, {1, 2}}) {
+        const std::filesystem::path out = place_ / concat("run", micro_batch, zero);
+        const std::filesystem::path straight = place_ / concat("straight", micro_batch, zero);
         EXPECT_EQ(train(straight, micro_batch, zero).exit_code, 0);
         options.environment.emplace_back("GRADTILE_UNREADABLE", concat(ranks_ - 1, ":8"));
         const Outcome failed = train(out, micro_batch, zero);
