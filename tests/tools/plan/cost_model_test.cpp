@@ -82,7 +82,9 @@ TEST(CostModel, ZeroTwoReducesTheGradientsOfEachMicroStep) {
             EXPECT_NEAR(two.wire.total(), (4 * micro_steps + 2) * part, 1e-9 * part);
             EXPECT_NEAR(two.compute, one.compute, 1e-9 * one.compute);
             EXPECT_EQ(two.update, one.update);
-            if (micro_steps > 1) EXPECT_GT(two.exposed, one.exposed);
+            if (micro_steps > 1) {
+                EXPECT_GT(two.exposed, one.exposed);
+            }
         }
     }
 }

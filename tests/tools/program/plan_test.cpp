@@ -170,7 +170,8 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     EXPECT_THAT(planned.out, HasSubstr("fitted to your measurements"));
 }
 
-/// A process keeps a quarter of the sums, and slots for the tied embedding and two smaller buckets.
+/// A process keeps a quarter of the sums, the tied embedding's slot (31% of the model), and at most four
+/// slots of 1/16 and a matrix of a block (2%).
 TEST(Plan, ZeroTwoShardsGradients) {
     const json one = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
     const json two = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "2"});
@@ -178,7 +179,7 @@ TEST(Plan, ZeroTwoShardsGradients) {
         return plan.at("memory").at("gradients_bytes").get<double>();
     };
     const double all = gradients(one) / 1.25;  // the process's own gradients, and a quarter of the sums
-    EXPECT_LT(gradients(two), 0.8 * all);
+    EXPECT_LT(gradients(two), (0.25 + 0.31 + 4 * (1.0 / 16 + 0.02)) * all);
     EXPECT_GT(gradients(two), 0.25 * all);
     EXPECT_EQ(two.at("memory").at("optimizer_bytes"), one.at("memory").at("optimizer_bytes"));
     EXPECT_EQ(two.at("predictions").back().at("wire_bytes"), one.at("predictions").back().at("wire_bytes"));

@@ -175,6 +175,7 @@ TEST_F(Processes, OnlyRankZeroWritesEventsForTensorBoard) {
 TEST_F(Processes, OthersNameAKilledProcess) {
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);
+        extra_settings_ = {"--zero", std::to_string(2 - round % 3)};
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
         wait_for_steps(program, out, 20 + random_below(200));
@@ -419,6 +420,7 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
 }
 
 TEST_F(Processes, RestartsAfterAProcessWasKilled) {
+    extra_settings_ = {"--zero", "2"};
     const std::filesystem::path out = place_ / "run";
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});
