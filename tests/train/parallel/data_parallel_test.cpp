@@ -172,6 +172,26 @@ TEST(GradientSlots, HoldAFewBucketsOfManyEqualLayers) {
     EXPECT_EQ(s.slots->bytes(), 2 * 640 * sizeof(float));
 }
 
+/// In the second pass there is a short slot for the first bucket, so another choice would leave none for the
+/// last one: the long slot would hold the second bucket.
+TEST(GradientSlots, AllocateNothingAfterTheFirstPass) {
+    SlottedStore s({640, 64, 64}, 64, 64);
+    const auto all = s.store.parameters();
+    for (int pass = 0; pass < 2; ++pass) {
+        s.exchanged.clear();
+        const BackwardHooks hooks = s.slots->start_pass(s.ctx, true);
+        all[2].begin_gradient_write();
+        all[1].begin_gradient_write();
+        hooks.gradient_complete(all[2]);
+        hooks.before_attention();
+        all[0].begin_gradient_write();
+        hooks.gradient_complete(all[1]);
+        hooks.gradient_complete(all[0]);
+        EXPECT_EQ(s.exchanged.size(), 3u);
+        EXPECT_EQ(s.slots->bytes(), (640 + 64) * sizeof(float)) << "pass " << pass + 1;
+    }
+}
+
 TEST(GradientSlots, ExchangeZerosForAGradientWithoutContributions) {
     SlottedStore s({640, 640}, 64, 64);
     for (int pass = 0; pass < 2; ++pass) {
