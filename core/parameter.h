@@ -1,5 +1,6 @@
 #pragma once
 /// A named parameter: a handle for its value and gradient in a ParameterStore.
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,6 +31,14 @@ struct GradientTarget {
 
     bool accumulates() const { return write == GradientWrite::accumulate; }
 };
+
+class Parameter;
+/// Gives a gradient its memory by Parameter::set_gradient(). Called before the gradient's first contribution
+/// after reset_gradient().
+using GradientProvider = std::function<void(const Parameter&)>;
+/// Receives the float32 masters of a parameter that its store rounds but does not keep: flat, padded with
+/// zeros to a multiple of 64 elements.
+using KeepMasters = std::function<void(const Parameter&, const Tensor& masters)>;
 
 /// A handle for one named parameter, valid as long as its store. value() and grad() exist once the store is
 /// allocated. On an undefined handle, all functions except defined() and begin_gradient_write() throw Error.
@@ -72,6 +81,9 @@ class Parameter {
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry().next_write = GradientWrite::overwrite; }
+    /// Gives the gradient its memory: `flat` has as many elements as padded_value(). An undefined tensor
+    /// takes the memory away. Throws Error unless the store has a gradient provider.
+    void set_gradient(const Tensor& flat) const;
     /// value() and grad() with the zero rows that ParameterStore::add appended. Only zeros may be written to
     /// these rows. Updates and checkpoints skip the rows.
     const Tensor& padded_value() const { return entry().padded_value; }
@@ -91,6 +103,7 @@ class Parameter {
         DType dtype = DType::f32;
         Tensor value, grad, padded_value, padded_grad, codes;
         bool frozen = false;
+        GradientProvider provide_gradient = {};
         GradientWrite next_write = GradientWrite::accumulate;
     };
     explicit Parameter(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}

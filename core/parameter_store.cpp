@@ -41,7 +41,23 @@ Tensor ready_to_add(const Context& ctx, const GradientTarget& target) {
 
 GradientTarget Parameter::begin_gradient_write() const {
     if (!defined()) return {};
+    if (entry_->next_write == GradientWrite::overwrite && entry_->provide_gradient)
+        entry_->provide_gradient(*this);
     return {entry_->grad, std::exchange(entry_->next_write, GradientWrite::accumulate)};
+}
+
+void Parameter::set_gradient(const Tensor& flat) const {
+    Entry& own = entry();
+    check(own.provide_gradient != nullptr, "parameter ", own.name,
+          ": set_gradient without a gradient provider of its store");
+    own.grad = own.padded_grad = {};
+    if (!flat.defined()) return;
+    check(flat.rank() == 1 && flat.elements() == own.padded_shape.elements() &&
+              flat.dtype() == accumulator_of(own.dtype),
+          "parameter ", own.name, ": gradient ", flat, "; expected flat ", accumulator_of(own.dtype),
+          " with the elements of ", own.padded_shape);
+    own.grad = view_of(flat, 0, own.shape);
+    own.padded_grad = view_of(flat, 0, own.padded_shape);
 }
 
 Tensor Parameter::dequantized(const Context& ctx) const {
@@ -97,7 +113,8 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
     flat_elements_ = rounded_up(flat_elements_, options.multiple);
     const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
     values_ = zeros(blocks, {flat_elements_}, dtype);
-    if (options.gradients) gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
+    if (options.gradients && options.gradient_block)
+        gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
     if (is_16_bit(dtype) && options.masters && options.gradients)
         master_ = zeros(ctx, {flat_elements_}, DType::f32);
     if (code_words_ > 0) codes_ = zeros(blocks, {code_words_}, DType::i32);
@@ -113,25 +130,31 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
         entry.value = view_of(values_, entry.offset, entry.shape);
         entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
         entry.frozen = !options.gradients;
-        if (entry.frozen) continue;
+        if (!gradients_.defined()) continue;
         entry.grad = view_of(gradients_, entry.offset, entry.shape);
         entry.padded_grad = view_of(gradients_, entry.offset, entry.padded_shape);
     }
 }
 
-void ParameterStore::initialize(const Context& ctx, Seed seed) {
+void ParameterStore::initialize(const Context& ctx, Seed seed, const KeepMasters& keep) {
     check(allocated(), "parameter store: initialized before it was allocated");
-    Tensor drawn = master();
-    if (is_16_bit(dtype_) && !has_master())
-        drawn = gradients_.defined() ? gradients_ : zeros(ctx, {flat_elements_}, DType::f32);
     for (const Parameter& parameter : parameters_) {
         if (parameter.is_quantized()) {
             initialize_quantized(ctx, parameter, seed);
-        } else {
-            draw(ctx, parameter, view_of(drawn, parameter.offset(), parameter.shape()), seed);
+            continue;
         }
+        if (!is_16_bit(dtype_) || has_master()) {
+            draw(ctx, parameter, master_of(parameter), seed);
+            if (has_master()) round_masters(ctx, master_of(parameter), parameter.value());
+            continue;
+        }
+        const std::int64_t elements = rounded_up(parameter.padded_value().elements(), parameter_alignment);
+        const Tensor flat = zeros(ctx, {elements}, DType::f32);
+        const Tensor drawn = view_of(flat, 0, parameter.shape());
+        draw(ctx, parameter, drawn, seed);
+        round_masters(ctx, drawn, parameter.value());
+        if (keep) keep(parameter, flat);
     }
-    if (is_16_bit(dtype_)) round_masters(ctx, drawn, values_);
 }
 
 void ParameterStore::initialize_quantized(const Context& ctx, const Parameter& parameter, Seed seed) const {
@@ -165,6 +188,11 @@ std::int64_t ParameterStore::flat_elements() const {
 
 void ParameterStore::reset_gradients() const {
     for (const Parameter& parameter : parameters_) parameter.reset_gradient();
+}
+
+void ParameterStore::set_gradient_provider(const GradientProvider& provider) const {
+    check(!gradients_.defined(), "parameter store: a gradient provider, but the store has a gradient block");
+    for (const Parameter& parameter : parameters_) parameter.entry().provide_gradient = provider;
 }
 
 void ParameterStore::zero_unwritten_gradients(const Context& ctx) const {

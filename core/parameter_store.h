@@ -31,8 +31,9 @@ struct FlatOptions {
     /// The block length is a multiple of this number, so that processes can have equal parts. Must itself be
     /// a multiple of 64.
     std::int64_t multiple = 64;
-    bool masters = true;    ///< float32 masters for 16-bit values
-    bool gradients = true;  ///< false: the parameters are frozen, and have no masters
+    bool masters = true;         ///< float32 masters for 16-bit values
+    bool gradients = true;       ///< false: the parameters are frozen, and have no masters
+    bool gradient_block = true;  ///< false: a gradient's memory comes from set_gradient_provider()
     /// Allocates values and gradients; null: the context's allocator.
     std::shared_ptr<Allocator> allocator = {};
 };
@@ -57,10 +58,9 @@ class ParameterStore {
     /// padding stays zero). Values have `dtype`, gradients accumulator_of(dtype); gradients are zeroed.
     /// 16-bit values get a float32 master copy if options.masters is set. Frozen parameters get values only.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
-    /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters. If this store
-    /// has no masters for 16-bit values, the gradient block holds the drawn float32 numbers afterwards
-    /// (frozen parameters: temporary memory). Quantized parameters are drawn in float32 on the host.
-    void initialize(const Context& ctx, Seed seed);
+    /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters, which `keep`
+    /// receives if the store has none. Quantized parameters are drawn in float32 on the host.
+    void initialize(const Context& ctx, Seed seed, const KeepMasters& keep = {});
 
     bool allocated() const { return values_.defined(); }
     DType dtype() const { return dtype_; }
@@ -77,7 +77,7 @@ class ParameterStore {
     /// [code_words()] int32: the quantized parameters; undefined if there are none.
     const Tensor& codes() const { return codes_; }
     const Tensor& values() const { return values_; }  ///< [flat_elements], compute dtype
-    /// [flat_elements], float32 or float64; undefined if the parameters are frozen.
+    /// [flat_elements], float32 or float64; undefined if frozen, or without FlatOptions::gradient_block.
     const Tensor& gradients() const { return gradients_; }
     /// The weights that the optimizer updates: float32 masters for 16-bit values, else the values themselves.
     const Tensor& master() const { return master_.defined() ? master_ : values_; }
@@ -88,6 +88,8 @@ class ParameterStore {
     /// Call at the start of a step: the first contribution to each gradient then overwrites the last step's
     /// gradient. So no pass has to write zeros into the gradients, and none has to read these zeros.
     void reset_gradients() const;
+    /// For a store without a gradient block, see GradientProvider.
+    void set_gradient_provider(const GradientProvider& provider) const;
     /// Zeroes the gradients that received no contribution since reset_gradients().
     void zero_unwritten_gradients(const Context& ctx) const;
 

@@ -11,15 +11,10 @@
 namespace gradtile {
 namespace {
 
-/// The weight and its gradient [columns, C]; on a GPU including the zero rows after the vocabulary's.
-struct Projection {
-    Tensor weight, grad;
-    std::int64_t columns() const { return weight.size(0); }
-
-    Projection(const Context& ctx, const Parameter& parameter)
-        : weight(ctx.device().is_cpu() ? parameter.value() : parameter.padded_value()),
-          grad(ctx.device().is_cpu() ? parameter.grad() : parameter.padded_grad()) {}
-};
+/// The weight [columns, C]; on a GPU including the zero rows after the vocabulary's.
+const Tensor& rows_of(const Context& ctx, const Parameter& weight) {
+    return ctx.device().is_cpu() ? weight.value() : weight.padded_value();
+}
 
 /// Allocates a chunk's logits [rows, columns]. Every chunk reads and writes the whole weight gradient once,
 /// so chunks must not be small. On the CPU a chunk has about 64 MiB, which are 320 rows for GPT-2's
@@ -101,23 +96,24 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
     const Tensor losses = empty(ctx, {rows}, DType::f64);
     const Tensor count = divisor(ctx, in.targets, vocabulary, target_count);
 
-    const Projection projection(ctx, weight);
-    const std::int64_t padding = projection.columns() - vocabulary;
+    const Tensor& projection = rows_of(ctx, weight);
+    const std::int64_t padding = projection.size(0) - vocabulary;
     const Chunk chunk = training_chunk(ctx, rows);
     for (std::int64_t begin = 0; begin < rows_to_visit(ctx, rows, chunk.logits.size(0));
          begin += chunk.logits.size(0)) {
         const std::int64_t length = std::min(chunk.logits.size(0), rows - begin);
         const Tensor x_rows = in.x.slice(0, begin, length);
         const Tensor logits = chunk.logits.slice(0, 0, length), d_logits = chunk.d_logits.slice(0, 0, length);
-        gemm(ctx, logits, x_rows, projection.weight, {.trans_b = true});
+        gemm(ctx, logits, x_rows, projection, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
                   d_logits.slice(1, 0, vocabulary), logits.slice(1, 0, vocabulary),
                   in.targets.slice(0, begin, length), count, gradient_scale, softcap);
         if (padding > 0) fill(ctx, d_logits.slice(1, vocabulary, padding), 0.0);
-        gemm(ctx, dx.slice(0, begin, length), d_logits, projection.weight);
+        gemm(ctx, dx.slice(0, begin, length), d_logits, projection);
         if (weight.is_frozen()) continue;
         const bool accumulate = weight.begin_gradient_write().accumulates();
-        gemm(ctx, projection.grad, d_logits, x_rows, {.trans_a = true, .accumulate = accumulate});
+        const Tensor& grad = ctx.device().is_cpu() ? weight.grad() : weight.padded_grad();
+        gemm(ctx, grad, d_logits, x_rows, {.trans_a = true, .accumulate = accumulate});
     }
     Tensor mean = empty(ctx, {1}, DType::f64);
     on_device(ctx, cpu::sum_losses, cuda::sum_losses, mean, losses, count);
@@ -127,7 +123,7 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
 CrossEntropyHead::Chunk CrossEntropyHead::training_chunk(const Context& ctx, std::int64_t rows) const {
     const DType dtype = weight.value().dtype();
     const Tensor logits =
-        chunk_of_logits(ctx, rows, Projection(ctx, weight).columns(), training_logits(ctx, dtype));
+        chunk_of_logits(ctx, rows, rows_of(ctx, weight).size(0), training_logits(ctx, dtype));
     return {logits, logits.dtype() != dtype ? as_16_bit_rows(logits, dtype) : logits};
 }
 
@@ -141,13 +137,13 @@ Tensor CrossEntropyHead::row_losses(const Context& ctx, const Tensor& x, const T
     const std::int64_t rows = x.size(0), vocabulary = weight.shape()[0];
     const Tensor losses = empty(ctx, {rows}, DType::f64);
     on_device(ctx, cpu::count_targets, cuda::count_targets, count, targets, vocabulary);
-    const Projection projection(ctx, weight);
-    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.columns(), accumulator_of(x.dtype()));
+    const Tensor& projection = rows_of(ctx, weight);
+    const Tensor chunk_logits = chunk_of_logits(ctx, rows, projection.size(0), accumulator_of(x.dtype()));
     const std::int64_t chunk = chunk_logits.size(0);
     for (std::int64_t begin = 0; begin < rows_to_visit(ctx, rows, chunk); begin += chunk) {
         const std::int64_t length = std::min(chunk, rows - begin);
         const Tensor logits = chunk_logits.slice(0, 0, length);
-        gemm(ctx, logits, x.slice(0, begin, length), projection.weight, {.trans_b = true});
+        gemm(ctx, logits, x.slice(0, begin, length), projection, {.trans_b = true});
         on_device(ctx, cpu::cross_entropy_rows, cuda::cross_entropy_rows, losses.slice(0, begin, length),
                   Tensor(), logits.slice(1, 0, vocabulary), targets.slice(0, begin, length), count, 1.0,
                   softcap);

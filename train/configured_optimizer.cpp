@@ -88,11 +88,14 @@ WholeCost whole_cost(const TrainConfig& config) {
     return [config](const Parameter& parameter) { return update_of(config, parameter).product_flops; };
 }
 
+DataParallelOptions data_parallel_options(const TrainConfig& config) {
+    return {.zero = static_cast<int>(config.zero), .whole_cost = whole_cost(config)};
+}
+
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
                                      const TrainConfig& config, int processes) {
     const std::vector<ShardBucket> buckets =
-        shard_buckets(parameters.parameters(), elements, DataParallelOptions{}.bucket_elements, processes,
-                      processes > 1 ? whole_cost(config) : WholeCost{});
+        shard_buckets(parameters, elements, processes, data_parallel_options(config));
     const DType accumulator = accumulator_of(storage_dtype(config.dtype));
     const std::size_t accumulator_bytes = size_of(accumulator);
     const MomentStorage moments{.format = config.moment_dtype};

@@ -6,7 +6,7 @@
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/optimizers/optimizer.h>
-#include <gradtile/train/parallel/shard_layout.h>
+#include <gradtile/train/parallel/data_parallel.h>
 
 namespace gradtile {
 
@@ -22,6 +22,9 @@ ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter)
 
 /// The cost for parameters that shards must not cut: the operations in their update's matrix products.
 WholeCost whole_cost(const TrainConfig& config);
+
+/// Returns how the processes of a run share its optimizer and gradients.
+DataParallelOptions data_parallel_options(const TrainConfig& config);
 
 /// Returns the largest optimizer part that one of `processes` processes has, for flat blocks with `elements`
 /// elements. The store need not be allocated.

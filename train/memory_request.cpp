@@ -1,26 +1,43 @@
 #include <gradtile/train/memory_request.h>
 
 #include <gradtile/train/configured_optimizer.h>
+#include <gradtile/train/parallel/data_parallel.h>
 
 namespace gradtile {
 
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
-    const bool sharded = config.zero == 1 && ranks > 1;
+    const bool sharded = config.zero > 0 && ranks > 1;
     const std::int64_t shards = sharded ? ranks : 1;
     const auto optimizer_part = [=](const ParameterStore& parameters, std::int64_t elements) {
         return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
     };
-    return {.model = config.model,
-            .training = config.training,
-            .adapters = config.adapters,
-            .dtype = storage_dtype(config.dtype),
-            .micro_batch = config.micro_batch_size(ranks),
-            .max_documents = max_documents_of(config),
-            .row_ranges = config.model.prefix,
-            .ring = static_cast<int>(config.context_parallel),
-            .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
-            .optimizer_shards = shards,
-            .optimizer_part = optimizer_part};
+    // Hooks refer to the slots, which hold the memory of a dry run.
+    const auto gradient_slots = [=](const Context& ctx, const ParameterStore& store) {
+        std::vector<FlatRange> ranges;
+        for (const ShardBucket& bucket : shard_buckets(store, store.flat_elements(), static_cast<int>(shards),
+                                                       data_parallel_options(config)))
+            ranges.push_back(bucket.range);
+        const auto slots =
+            std::make_shared<GradientSlots>(ctx, store, ranges, nullptr, GradientSlots::Exchange());
+        const BackwardHooks hooks = slots->start_pass(ctx, true);
+        return BackwardHooks{
+            .gradient_complete = [slots,
+                                  hooks](const Parameter& parameter) { hooks.gradient_complete(parameter); },
+            .before_attention = hooks.before_attention};
+    };
+    MemoryRequest request{.model = config.model,
+                          .training = config.training,
+                          .adapters = config.adapters,
+                          .dtype = storage_dtype(config.dtype),
+                          .micro_batch = config.micro_batch_size(ranks),
+                          .max_documents = max_documents_of(config),
+                          .row_ranges = config.model.prefix,
+                          .ring = static_cast<int>(config.context_parallel),
+                          .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
+                          .optimizer_shards = shards,
+                          .optimizer_part = optimizer_part};
+    if (sharded && config.zero == 2) request.gradient_memory = gradient_slots;
+    return request;
 }
 
 }  // namespace gradtile

@@ -13,13 +13,14 @@ namespace gradtile {
 namespace {
 
 bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
-    return config.zero == 1 && communicator.size() > 1;
+    return config.zero > 0 && communicator.size() > 1;
 }
 
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
     return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
             .masters = !sharded && config.masters == MasterFormat::f32,
+            .gradient_block = !sharded || config.zero < 2,
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
@@ -39,6 +40,19 @@ Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTen
     const Shape shape = part.shape_of(parameter);
     const std::int64_t begin = parameter.offset() / parameter_alignment * part.numbers_per_64();
     return flat.slice(0, begin, shape.elements()).reshape(shape);
+}
+
+/// Calls visit(part, packed) for each part of `within` that is in the ranges. `packed` is the part's place if
+/// the ranges are packed without gaps.
+template <class Visit>
+void visit_packed(std::span<const FlatRange> ranges, const FlatRange& within, const Visit& visit) {
+    std::int64_t packed = 0;
+    for (const FlatRange& range : ranges) {
+        const std::int64_t begin = std::max(range.begin, within.begin);
+        const std::int64_t end = std::min(range.end(), within.end());
+        if (begin < end) visit(FlatRange{begin, end - begin}, packed + begin - range.begin);
+        packed += range.length;
+    }
 }
 
 /// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
@@ -69,8 +83,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
             flat_options(ctx, config, communicator), config.training, config.adapters),
-      parallel(ctx, model.parameters, communicator,
-               {.sharded = is_sharded(config, communicator), .whole_cost = whole_cost(config)}),
+      parallel(ctx, model.parameters, communicator, data_parallel_options(config)),
       communicator_(communicator) {
     const ParameterStore& store = model.parameters;
     const bool sharded = parallel.is_sharded();
@@ -88,44 +101,30 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                                               .is_whole = !sharded});
 }
 
-void Replica::keep_masters(const Tensor& full) {
-    if (masters_.dtype() == DType::f32) return pack(model.ctx, full, ranges_, masters_);
-    std::int64_t packed = 0;
-    for (const FlatRange& range : ranges_) {
-        split_masters(model.ctx, full.slice(0, range.begin, range.length),
-                      masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word));
-        packed += range.length;
-    }
-}
-
-Tensor Replica::whole_masters() {
+void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {
     const Context& ctx = model.ctx;
-    const Tensor full = workspace(DType::f32);
+    const std::int64_t first = parameter.offset();
+    visit_packed(ranges_, {first, flat.elements()}, [&](const FlatRange& range, std::int64_t packed) {
+        const Tensor part = flat.slice(0, range.begin - first, range.length);
+        if (masters_.dtype() == DType::f32) {
+            copy(ctx, masters_.slice(0, packed, range.length), part);
+        } else {
+            split_masters(
+                ctx, part,
+                masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word));
+        }
+    });
+}
+
+void Replica::copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const {
+    const Context& ctx = model.ctx;
     if (masters_.dtype() == DType::f32) {
-        parallel.unpack(ctx, masters_, ranges_, full);
-        return full;
+        copy(ctx, masters, masters_.slice(0, packed, elements.length));
+    } else {
+        join_masters(ctx, model.parameters.values().slice(0, elements.begin, elements.length),
+                     masters_.slice(0, packed / remainders_per_word, elements.length / remainders_per_word),
+                     masters);
     }
-    std::int64_t packed = 0;
-    for (const FlatRange& range : ranges_) {
-        join_masters(ctx, model.parameters.values().slice(0, range.begin, range.length),
-                     masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word),
-                     full.slice(0, range.begin, range.length));
-        packed += range.length;
-    }
-    parallel.gather(ctx, full);
-    return full;
-}
-
-Tensor Replica::workspace(DType dtype) const {
-    const Tensor& gradients = model.parameters.gradients();
-    check(size_of(dtype) <= size_of(gradients.dtype()), "replica: a workspace in ", dtype,
-          "; expected no longer type than the gradients' ", gradients.dtype());
-    return Tensor::from_blob(gradients.raw_data(), gradients.shape(), dtype, gradients.device());
-}
-
-Tensor Replica::workspace(const StateTensor& part) const {
-    const std::int64_t elements = model.parameters.flat_elements();
-    return workspace(part.tensor.dtype()).slice(0, 0, elements / parameter_alignment * part.numbers_per_64());
 }
 
 void Replica::initialize(Seed seed) {
@@ -135,8 +134,9 @@ void Replica::initialize(Seed seed) {
 }
 
 void Replica::draw_weights(Seed seed) {
-    model.parameters.initialize(model.ctx, seed);
-    if (masters_.defined()) keep_masters(workspace(DType::f32));
+    model.parameters.initialize(model.ctx, seed, [this](const Parameter& parameter, const Tensor& drawn) {
+        keep_masters(parameter, drawn);
+    });
 }
 
 void Replica::start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed) {
@@ -157,11 +157,24 @@ void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& sourc
 
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
-    const Tensor weights = masters_.defined() ? workspace(DType::f32) : model.parameters.master();
-    if (is_root()) copy_parameters(ctx, model.parameters, weights, checkpoint, source);
-    communicator_.broadcast(ctx, model.parameters.values());
-    if (weights.raw_data() != model.parameters.values().raw_data()) communicator_.broadcast(ctx, weights);
-    if (masters_.defined()) keep_masters(weights);
+    const ParameterStore& store = model.parameters;
+    if (!masters_.defined()) {
+        if (is_root()) copy_parameters(ctx, store, checkpoint, source);
+        communicator_.broadcast(ctx, store.values());
+        if (store.has_master()) communicator_.broadcast(ctx, store.master());
+        return;
+    }
+    const auto share = [&](const Parameter& parameter, const Tensor& masters) {
+        communicator_.broadcast(ctx, masters);
+        keep_masters(parameter, masters);
+    };
+    if (is_root()) {
+        copy_parameters(ctx, store, checkpoint, source, share);
+    } else {
+        for (const Parameter& parameter : store.parameters())
+            share(parameter, padded_masters(ctx, parameter));
+    }
+    communicator_.broadcast(ctx, store.values());
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
@@ -196,18 +209,23 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
             communicator_.broadcast(ctx, part.tensor);
             continue;
         }
-        const Tensor full = workspace(part);
-        if (is_root())
-            for (const Parameter& parameter : part.parameters) {
-                const Tensor view = state_view(full, parameter, part);
-                copy(ctx, view,
-                     to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), view.shape(),
-                                                part.tensor.dtype(), source)));
-            }
-        communicator_.broadcast(ctx, full);
-        pack(ctx, full, part.ranges, part.tensor);
+        for (const Parameter& parameter : part.parameters) {
+            const Shape shape = part.shape_of(parameter);
+            const DType dtype = part.tensor.dtype();
+            const Tensor saved =
+                is_root() ? to_device(ctx, saved_state(checkpoint, part.name + '/' + parameter.name(), shape,
+                                                       dtype, source))
+                          : empty(ctx, shape, dtype);
+            communicator_.broadcast(ctx, saved);
+            const FlatRange numbers{parameter.offset() / parameter_alignment * part.numbers_per_64(),
+                                    shape.elements()};
+            const Tensor flat = saved.reshape({shape.elements()});
+            visit_packed(part.ranges, numbers, [&](const FlatRange& range, std::int64_t packed) {
+                copy(ctx, part.tensor.slice(0, packed, range.length),
+                     flat.slice(0, range.begin - numbers.begin, range.length));
+            });
+        }
     }
-    clear_workspace();
 }
 
 void Replica::add_frozen(Checkpoint& checkpoint) {
@@ -240,64 +258,108 @@ void Replica::save_into(Checkpoint& checkpoint) {
             if (parameters.has_master())
                 checkpoint.master[parameter.name()] = parameters.master_of(parameter);
         }
-        if (masters_.defined()) add_views(whole_masters(), parameters.parameters(), "", checkpoint.master);
+        if (masters_.defined()) {
+            copy_masters(ranges_.front(), 0, parameters.gradients());  // unused between steps
+            add_views(parameters.gradients(), parameters.parameters(), "", checkpoint.master);
+        }
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
     communicator_.barrier(ctx);  // the barrier reports a process that never arrives
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
-    const auto add = [&](const std::string& what, const Tensor& full, std::span<const Parameter> held,
-                         const std::string& prefix, NamedTensors& tensors) {
-        if (is_root()) add_views(to_host_memory(what, full), held, prefix, tensors);
-    };
     parallel.gather_values(ctx);
     const auto all = parameters.parameters();
-    add("values", parameters.values(), all, "", checkpoint.params);
-    if (masters_.defined()) add("masters", whole_masters(), all, "", checkpoint.master);
-    for (const StateTensor& part : optimizer->state()) {
-        if (part.parameters.empty()) {
-            if (is_root()) checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
-            continue;
-        }
-        const Tensor full = workspace(part);
-        parallel.unpack(ctx, part.tensor, part.ranges, full, part.numbers_per_64());
-        if (is_root()) add_state_views(to_host_memory(part.name, full), part, checkpoint.optimizer);
+    if (is_root()) add_views(to_host_memory("values", parameters.values()), all, "", checkpoint.params);
+    if (masters_.defined()) {
+        const Tensor masters = gather_masters();
+        if (is_root()) add_views(masters, all, "", checkpoint.master);
     }
-    clear_workspace();
+    for (const StateTensor& part : optimizer->state()) {
+        if (!part.parameters.empty()) {
+            const Tensor state = gather_state(part);
+            if (is_root()) add_state_views(state, part, checkpoint.optimizer);
+        } else if (is_root()) {
+            checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
+        }
+    }
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 
+Tensor Replica::gather_masters() {
+    const Tensor full =
+        is_root() ? host_memory("masters", model.parameters.flat_elements(), DType::f32) : Tensor();
+    parallel.gather_state(
+        model.ctx, DType::f32, parameter_alignment,
+        [&](const FlatRange& bucket, const Tensor& memory) {
+            visit_packed(ranges_, bucket, [&](const FlatRange& range, std::int64_t packed) {
+                copy_masters(range, packed, memory.slice(0, range.begin - bucket.begin, range.length));
+            });
+        },
+        [&](const FlatRange& bucket, const Tensor& memory) {
+            if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
+        });
+    return full;
+}
+
+std::int64_t Replica::whole_numbers(const StateTensor& part) const {
+    return model.parameters.flat_elements() / parameter_alignment * part.numbers_per_64();
+}
+
+Tensor Replica::gather_state(const StateTensor& part) {
+    const Tensor full =
+        is_root() ? host_memory(part.name, whole_numbers(part), part.tensor.dtype()) : Tensor();
+    parallel.gather_state(
+        model.ctx, part.tensor.dtype(), part.numbers_per_64(),
+        [&](const FlatRange& bucket, const Tensor& memory) {
+            visit_packed(part.ranges, bucket, [&](const FlatRange& range, std::int64_t packed) {
+                copy(model.ctx, memory.slice(0, range.begin - bucket.begin, range.length),
+                     part.tensor.slice(0, packed, range.length));
+            });
+        },
+        [&](const FlatRange& bucket, const Tensor& memory) {
+            if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
+        });
+    return full;
+}
+
 void Replica::reserve_host_memory(Checkpoint& checkpoint) {
-    const auto all = model.parameters.parameters();
-    add_views(host_memory("values", model.parameters.values()), all, "", checkpoint.params);
+    const ParameterStore& store = model.parameters;
+    const auto all = store.parameters();
+    add_views(host_memory("values", store.flat_elements(), store.dtype()), all, "", checkpoint.params);
     if (masters_.defined())
-        add_views(host_memory("masters", workspace(DType::f32)), all, "", checkpoint.master);
+        add_views(host_memory("masters", store.flat_elements(), DType::f32), all, "", checkpoint.master);
     for (const StateTensor& part : optimizer->state()) {
         if (part.parameters.empty()) {
-            checkpoint.optimizer[part.name] = host_memory(part.name, part.tensor);
+            checkpoint.optimizer[part.name] =
+                host_memory(part.name, part.tensor.elements(), part.tensor.dtype());
         } else {
-            add_state_views(host_memory(part.name, workspace(part)), part, checkpoint.optimizer);
+            add_state_views(host_memory(part.name, whole_numbers(part), part.tensor.dtype()), part,
+                            checkpoint.optimizer);
         }
     }
 }
 
-const Tensor& Replica::host_memory(const std::string& name, const Tensor& x) {
+const Tensor& Replica::host_memory(const std::string& name, std::int64_t numbers, DType dtype) {
     Tensor& reserved = on_host_[name];
     if (reserved.defined()) return reserved;
     const Context host = Context(Device::cpu(), 1).with_allocator(staging_allocator(model.ctx.device()));
-    reserved = empty(host, x.shape(), x.dtype());
+    reserved = empty(host, {numbers}, dtype);
     return reserved;
 }
 
 const Tensor& Replica::to_host_memory(const std::string& name, const Tensor& x) {
+    const Tensor& copied = host_memory(name, x.elements(), x.dtype());
+    copy_to_host(copied, x);
+    return copied;
+}
+
+void Replica::copy_to_host(const Tensor& copied, const Tensor& x) const {
     const Context& ctx = model.ctx;
-    const Tensor& copied = host_memory(name, x);
     if (ctx.device().is_cuda()) {
         cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
     } else {
         copy(ctx, copied, x);
     }
-    return copied;
 }
 
 std::string Replica::first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const {

@@ -2,8 +2,9 @@
 /// Replica: one process's copy of a model in training, its optimizer, and its part in the exchange between
 /// processes.
 ///
-/// A sharded replica (TrainConfig::zero) keeps masters and moments only for its own part. Checkpoints always
-/// hold the whole state, so that a run can continue with any process count, sharded or not.
+/// A sharded replica (TrainConfig::zero) keeps masters and moments, and with zero 2 summed gradients, only
+/// for its own part. Checkpoints always hold the whole state, so that a run can continue with any process
+/// count, sharded or not.
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,33 +49,32 @@ class Replica {
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:
-    /// Scratch for the whole model in `dtype`, where a sharded replica scatters or gathers weights and
-    /// moments: the gradient block, which is unused between steps, or its beginning.
-    Tensor workspace(DType dtype) const;
-    /// The workspace's part for the whole of a sharded optimizer's state.
-    Tensor workspace(const StateTensor& part) const;
-    /// Zeros the gradient block after moments were in it. A backward pass does not write its padding, which
-    /// the gradient norm and blocks of moments include.
-    void clear_workspace() const { fill(model.ctx, model.parameters.gradients(), 0); }
     bool is_root() const { return communicator_.rank() == 0; }
-    /// Returns host memory for a tensor with x's shape and dtype. The memory is page-locked if possible, and
-    /// is kept from call to call.
-    const Tensor& host_memory(const std::string& name, const Tensor& x);
+    /// Returns flat host memory for this many numbers. The memory is page-locked if possible, and is kept
+    /// from call to call.
+    const Tensor& host_memory(const std::string& name, std::int64_t numbers, DType dtype);
     /// Adds the frozen parameters, which all checkpoints share in host memory.
     void add_frozen(Checkpoint& checkpoint);
-    /// Enqueues a copy of x into host_memory().
+    /// Enqueues a copy of a flat x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
+    /// Enqueues a copy of a flat x into `copied`, in host memory.
+    void copy_to_host(const Tensor& copied, const Tensor& x) const;
+    /// Numbers of a sharded optimizer's whole state, flat.
+    std::int64_t whole_numbers(const StateTensor& part) const;
+    /// Returns the masters or a state of the whole model in host memory; undefined except in process 0.
+    Tensor gather_masters();
+    Tensor gather_state(const StateTensor& part);
     void draw_weights(Seed seed);
     void load_weights(const Checkpoint& checkpoint, const std::string& source);
     void load_frozen(const Checkpoint& checkpoint, const std::string& source);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
-    const Communicator& communicator_;
-    /// Keeps this process's part of float32 masters of the whole model.
-    void keep_masters(const Tensor& full);
-    /// Returns the float32 masters of the whole model, in the workspace.
-    Tensor whole_masters();
+    /// Keeps this process's part of a parameter's float32 masters: flat, padded to a multiple of 64.
+    void keep_masters(const Parameter& parameter, const Tensor& flat);
+    /// Writes the float32 masters of elements to `masters`. `packed`: where they are in this process's part.
+    void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;
 
+    const Communicator& communicator_;
     std::vector<FlatRange> ranges_;  // this process's part of the flat blocks
     Tensor masters_;                 // packed, see OptimizerShard; undefined if the store has the masters
     std::map<std::string, Tensor> on_host_;

@@ -95,13 +95,13 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
     const Tensor loss = result_.slice(0, 0, 1), votes = result_.slice(0, 1, 1),
                  grad_norm = result_.slice(0, 2, 1);
     fill(ctx, loss, 0.0);
-    model.parameters.reset_gradients();
     const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx);
     for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         const Batch batch = shared_.part_of(ctx, input_.micro_batch(shape, micro_step));
         const std::int64_t first_sample =
             (micro_step * shared_.groups() + shared_.group()) * batch.tokens.size(0);
         const bool last = micro_step + 1 == micro_steps;
+        const BackwardHooks sums = parallel.start_micro_step(ctx, micro_step, micro_steps);
         Transformer::Saved saved;
         const Tensor micro_batch_loss = model.transformer.forward(
             ctx, batch.tokens, batch.targets, saved,
@@ -110,8 +110,7 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
              .hooks = gather,
              .documents = batch.documents,
              .max_window = shape.max_window});
-        model.transformer.backward(ctx, saved,
-                                   last ? parallel.overlap_sums_with_backward(ctx) : BackwardHooks());
+        model.transformer.backward(ctx, saved, sums);
         axpy(ctx, loss, 1.0, micro_batch_loss);
         if (last || ctx.is_planning() || ctx.device().is_cuda()) continue;
         report_part(

@@ -33,13 +33,20 @@ class PlannedRing final : public attention::Ring {
     void do_finish_shifts(const Context&) const override {}
 };
 
+struct PassBytes {
+    std::size_t activations = 0;
+    std::size_t gradients = 0;  ///< MemoryRequest::gradient_memory; 0 without it
+};
+
 /// Measures one rank's peak memory in forward and backward with one micro-batch. Parameters and inputs are
 /// allocated in another arena, so they are not counted.
-std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request, const PlannedRing& ring) {
+PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request, const PlannedRing& ring) {
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
-    parameters.allocate(outside, request.dtype);
+    parameters.allocate(outside, request.dtype,
+                        {.multiple = parameter_alignment * request.optimizer_shards,
+                         .gradient_block = !request.gradient_memory});
     frozen.allocate(outside, request.dtype, {.gradients = false});
     const Shape batch{request.micro_batch, request.model.context / request.ring};
     const Tensor tokens = empty(outside, batch, DType::i32);
@@ -61,17 +68,23 @@ std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request, c
         training.documents = {.offsets = empty(outside, {documents + 1}, DType::i32),
                               .positions = empty(outside, batch, DType::i32)};
     }
+    const auto gradient_arena = Arena::for_planning(ctx.device());
+    const BackwardHooks hooks = request.gradient_memory
+                                    ? request.gradient_memory(ctx.plan(gradient_arena), parameters)
+                                    : BackwardHooks();
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);
-    model.backward(inside, saved);
-    return arena->peak_bytes();
+    model.backward(inside, saved, hooks);
+    return {.activations = arena->peak_bytes(), .gradients = gradient_arena->peak_bytes()};
 }
 
 /// The largest of all ranks. The first and the last one have all kinds of calls between them.
-std::size_t activation_bytes(const Context& ctx, const MemoryRequest& request) {
-    const std::size_t first = activation_bytes(ctx, request, PlannedRing(0, request.ring));
-    if (request.ring == 1) return first;
-    return std::max(first, activation_bytes(ctx, request, PlannedRing(request.ring - 1, request.ring)));
+PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request) {
+    PassBytes most = pass_bytes(ctx, request, PlannedRing(0, request.ring));
+    if (request.ring == 1) return most;
+    const PassBytes last = pass_bytes(ctx, request, PlannedRing(request.ring - 1, request.ring));
+    most.activations = std::max(most.activations, last.activations);
+    return most;
 }
 
 }  // namespace
@@ -94,8 +107,10 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     const OptimizerPart part = request.optimizer_part
                                    ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
                                    : OptimizerPart{.elements = equal_part};
-    // In addition to all its own gradients, a process stores the summed gradients for its part.
+    const PassBytes passes = pass_bytes(ctx, request);
+    // In addition to the gradients that it computes, a process stores the summed gradients for its part.
     const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
+    const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
     MemoryPlan plan{.request = request,
@@ -103,9 +118,10 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .frozen = frozen.count(),
                     .values = (elements + frozen_elements) * size_of(request.dtype) + code_bytes,
                     .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
-                    .gradients = (elements + summed) * size_of(accumulator_of(request.dtype)),
+                    .gradients = summed * gradient_size +
+                                 (request.gradient_memory ? passes.gradients : elements * gradient_size),
                     .optimizer = part.state_bytes,
-                    .activations = activation_bytes(ctx, request)};
+                    .activations = passes.activations};
     if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
         plan.snapshot = elements * size_of(request.dtype) + plan.optimizer +
                         (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
@@ -171,7 +187,9 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.ring > 1) out << ", a part of 1/" << plan.request.ring << " of each sequence";
     if (plan.request.optimizer_shards > 1)
-        out << ", the optimizer's part of " << plan.request.optimizer_shards;
+        out << (plan.request.gradient_memory ? ", the optimizer's and the gradients' part of "
+                                             : ", the optimizer's part of ")
+            << plan.request.optimizer_shards;
     out << '\n';
     line("parameters", plan.values);
     if (plan.masters > 0) line("masters", plan.masters);

@@ -8,6 +8,7 @@
 #include <gradtile/core/context.h>
 #include <gradtile/core/dtype.h>
 #include <gradtile/core/parameter_store.h>
+#include <gradtile/layers/pass_hooks.h>
 #include <gradtile/layers/transformer/model_config.h>
 
 namespace gradtile {
@@ -36,6 +37,9 @@ struct MemoryRequest {
     /// Returns the largest part that any process has, for flat blocks with `elements` elements. Undefined:
     /// equal parts, and an optimizer without state.
     std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
+    /// ZeRO-2: returns hooks for the passes of a dry run, after which `ctx` has allocated the memory in which
+    /// a process computes gradients. Undefined: a block of all gradients.
+    std::function<BackwardHooks(const Context& ctx, const ParameterStore&)> gradient_memory = {};
 };
 
 /// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
@@ -45,7 +49,7 @@ struct MemoryPlan {
     std::int64_t frozen = 0;      ///< elements that training does not change, without padding
     std::size_t values = 0;       ///< parameters in the run's dtype, and quantized ones
     std::size_t masters = 0;      ///< of 16-bit parameters: float32, or 16 bits beside the value
-    std::size_t gradients = 0;    ///< with optimizer shards, including the sums for this process's part
+    std::size_t gradients = 0;    ///< with shards, including the sums for this process's part
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward
     std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes

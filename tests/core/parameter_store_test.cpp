@@ -104,6 +104,48 @@ TEST(ParameterStore, ZeroesGradientsWithoutAContribution) {
     EXPECT_EQ(store.bias.begin_gradient_write().write, GradientWrite::accumulate);
 }
 
+TEST(ParameterStore, WithoutAGradientBlockAProviderGivesTheFirstContributionItsMemory) {
+    ParameterStore store;
+    const Parameter weight = store.add("weight", {3, 5}, Init::zeros(), 4);
+    store.allocate(ctx, DType::bf16, {.masters = false, .gradient_block = false});
+    EXPECT_FALSE(store.gradients().defined());
+    EXPECT_FALSE(weight.is_frozen());
+    EXPECT_FALSE(weight.grad().defined());
+    const Tensor memory = zeros(ctx, {20}, DType::f32);
+    EXPECT_THAT(test::message_of([&] { weight.set_gradient(memory); }),
+                testing::HasSubstr("weight: set_gradient without a gradient provider"));
+    int calls = 0;
+    store.set_gradient_provider([&](const Parameter& parameter) {
+        ++calls;
+        parameter.set_gradient(memory);
+    });
+    store.reset_gradients();
+    EXPECT_EQ(weight.begin_gradient_write().grad.raw_data(), memory.raw_data());
+    EXPECT_EQ(weight.begin_gradient_write().write, GradientWrite::accumulate);
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(weight.padded_grad().shape(), (Shape{4, 5}));
+    EXPECT_THAT(test::message_of([&] { weight.set_gradient(memory.slice(0, 0, 15)); }),
+                testing::HasSubstr("expected flat float32 with the elements of [4, 5]"));
+    weight.set_gradient({});
+    EXPECT_FALSE(weight.grad().defined());
+    const Store with_block(DType::f32);
+    EXPECT_THAT(test::message_of([&] { with_block.set_gradient_provider([](const Parameter&) {}); }),
+                testing::HasSubstr("the store has a gradient block"));
+}
+
+TEST(ParameterStore, GivesTheDrawnMastersToAStoreThatKeepsThem) {
+    const Store with_masters(DType::bf16);
+    ParameterStore store;
+    const Parameter weight = store.add("weight", {3, 5}, Init::normal(0.02));
+    store.allocate(ctx, DType::bf16, {.masters = false});
+    Tensor drawn;
+    store.initialize(ctx, Seed{1}, [&](const Parameter&, const Tensor& masters) { drawn = masters; });
+    ASSERT_EQ(drawn.elements(), 64);
+    EXPECT_EQ(to_host(ctx, drawn.slice(0, 0, 15)), to_host(ctx, with_masters.master_of(with_masters.weight)));
+    EXPECT_THAT(to_host(ctx, drawn.slice(0, 15, 49)), testing::Each(0.0));
+    EXPECT_EQ(to_host(ctx, weight.value()), to_host(ctx, with_masters.weight.value()));
+}
+
 TEST(ParameterStore, AnOperatorThatOnlyAddsGetsZerosForTheFirstContribution) {
     const Store store(DType::f32);
     fill(ctx, store.gradients(), 3.0);

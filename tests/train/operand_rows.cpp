@@ -257,12 +257,6 @@ void Operators::add_training(std::vector<OperandRow>& all) const {
                    "all_gather: ",
                    {numbers({4}), numbers({8})},
                    [&](const Operands& t) { pair.all_gather(ctx, t[0], t[1]); }});
-    all.push_back({"train/parallel/data_parallel.h: pack",
-                   "pack: ",
-                   {numbers({8}), numbers({4})},
-                   [&](const Operands& t) {
-                       pack(ctx, t[0], std::vector<FlatRange>{{0, 2}, {4, 2}}, t[1]);
-                   }});
 }
 
 std::vector<OperandRow> Operators::rows() const {

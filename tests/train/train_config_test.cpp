@@ -546,8 +546,8 @@ TEST(TrainConfig, RanksShareTheBatch) {
               "batch: 24 is not a multiple of the 5 processes that share it");
     EXPECT_EQ(message_of([&] { validate(config, 8); }),
               "micro-batch: 2 does not divide the 3 sequences of each of 8 processes");
-    config.zero = 2;
-    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 2; expected 0 to 1");
+    config.zero = 3;
+    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 3; expected 0 to 2");
 }
 
 TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
@@ -560,10 +560,16 @@ TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     EXPECT_EQ(request.optimizer_shards, 1);
     EXPECT_TRUE(request.snapshot);
     EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
+    EXPECT_FALSE(request.gradient_memory);
     config.zero = 1;
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).gradient_memory);
     // The host assembles a sharded run's state, so there is no snapshot.
     EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
+    config.zero = 2;
+    EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
+    EXPECT_TRUE(memory_request(config, Device::cuda(), 4).gradient_memory);
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 1).gradient_memory);
 }
 
 TEST(TrainConfig, UnknownPresetIsRefusedWithTheNearest) {

@@ -177,7 +177,7 @@ std::string description_of(const Measurement& m) {
     if (c.training.recompute != Recompute::none)
         text += concat(", recompute ", name_of(c.training.recompute));
     if (c.accumulation_steps(m.gpus) > 1) text += concat(", in ", c.accumulation_steps(m.gpus));
-    if (c.zero == 1) text += ", zero 1";
+    if (c.zero > 0) text += concat(", zero ", c.zero);
     return text;
 }
 

@@ -54,8 +54,7 @@ std::vector<ParameterBucket> buckets_of(const TrainConfig& config, const Paramet
     };
     std::vector<ParameterBucket> buckets;
     for (const ShardBucket& bucket :
-         shard_buckets(all, elements, DataParallelOptions{}.bucket_elements, processes,
-                       processes > 1 ? whole_cost(config) : WholeCost{}))
+         shard_buckets(parameters, elements, processes, data_parallel_options(config)))
         buckets.push_back({.elements = static_cast<double>(bucket.range.length),
                            .stage = stage_of(first_in(bucket.range), config.model.layers),
                            .equal_parts = bucket.equal_parts});
@@ -68,7 +67,7 @@ struct Timeline {
     WireBytes wire;
 };
 
-/// ZeRO-1: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
+/// ZeRO: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
 /// transfers as many bytes as an all-gather over the bucket.
 void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
                    const Links& links) {
@@ -87,7 +86,7 @@ void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLay
     for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
         const double bytes = bucket->elements * static_cast<double>(size_of(accumulator_of(step.dtype)));
         const std::size_t last_piece = timeline.compute.size() - 1 - bucket->stage;
-        const bool scattered = step.zero && bucket->equal_parts;
+        const bool scattered = step.zero > 0 && bucket->equal_parts;
         timeline.transfers.push_back({.seconds = scattered ? scatter_seconds(layout, links, bytes)
                                                            : all_reduce_seconds(layout, links, bytes),
                                       .after = last_piece});
@@ -99,15 +98,26 @@ Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLa
                      const Links& links) {
     Timeline timeline;
     timeline.compute = passes.forward;
-    if (step.accumulation_steps >
-        1) {  // the passes between the first forward pass and the last backward pass
+    const bool is_alone = layout.gpus() == 1;
+    if (step.zero > 0 && !is_alone) gather_values(timeline, step, layout, links);
+    const auto add_backward = [&] {
+        timeline.compute.insert(timeline.compute.end(), passes.backward.begin(), passes.backward.end());
+    };
+    // The passes between the first forward pass and the last backward pass.
+    if (step.zero == 2) {
+        double forward = 0;
+        for (const QueuedPiece& piece : passes.forward) forward += piece.seconds;
+        for (std::int64_t i = 1; i < step.accumulation_steps; ++i) {
+            add_backward();
+            if (!is_alone) reduce_gradients(timeline, step, layout, links);
+            timeline.compute.push_back({.seconds = forward});
+        }
+    } else if (step.accumulation_steps > 1) {
         const auto between = static_cast<double>(step.accumulation_steps - 1);
         timeline.compute.push_back({.seconds = between * passes.seconds()});
     }
-    timeline.compute.insert(timeline.compute.end(), passes.backward.begin(), passes.backward.end());
-    if (layout.gpus() == 1) return timeline;
-    if (step.zero) gather_values(timeline, step, layout, links);
-    reduce_gradients(timeline, step, layout, links);
+    add_backward();
+    if (!is_alone) reduce_gradients(timeline, step, layout, links);
     return timeline;
 }
 
@@ -163,7 +173,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     check(config.context_parallel == 1, "context-parallel: ", config.context_parallel,
           "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
     const DType dtype = storage_dtype(config.dtype);
-    const int shards = config.zero == 1 ? static_cast<int>(gpus) : 1;
+    const int shards = config.zero > 0 ? static_cast<int>(gpus) : 1;
     ParameterStore parameters;
     const Transformer transformer(config.model, parameters);
     const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
@@ -173,7 +183,7 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
             .dtype = dtype,
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
-            .zero = config.zero == 1,
+            .zero = static_cast<int>(config.zero),
             .buckets = buckets_of(config, parameters, elements, shards),
             .update_flops = largest_optimizer_part(parameters, elements, config, shards).product_flops};
 }
@@ -193,10 +203,10 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
 
     StepCost cost{.compute = static_cast<double>(step.accumulation_steps) * passes.seconds(),
                   .wire = timeline.wire};
-    // The loss is summed over processes, and with ZeRO-1 the gradient norm, too: a few bytes each.
-    const double small_sums = (step.zero ? 2 : 1) * all_reduce_seconds(layout, links, 0);
+    // The loss is summed over processes, and with ZeRO the gradient norm, too: a few bytes each.
+    const double small_sums = (step.zero > 0 ? 2 : 1) * all_reduce_seconds(layout, links, 0);
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
-    const double updated = step.elements() / static_cast<double>(step.zero ? layout.gpus() : 1);
+    const double updated = step.elements() / static_cast<double>(step.zero > 0 ? layout.gpus() : 1);
     cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes +
                   step.update_flops / constants.product_flops;  // in bfloat16, whatever the run's dtype
     return cost;

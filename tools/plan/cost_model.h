@@ -56,7 +56,7 @@ struct ParameterBucket {
     /// blocks, layers + 1 for the head. The forward pass first needs the bucket in this stage, and the
     /// backward pass completes its last gradient there.
     std::size_t stage = 0;
-    /// Only for ZeRO-1. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
+    /// Only for ZeRO. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
     /// If false, whole parameters have owners (see DataParallel): every process sums the bucket, and the
     /// owners broadcast their values.
     bool equal_parts = true;
@@ -68,7 +68,7 @@ struct ParallelStep {
     DType dtype = DType::f32;
     std::int64_t layers = 0;
     std::int64_t accumulation_steps = 1;
-    bool zero = false;  ///< ZeRO-1
+    int zero = 0;  ///< ZeRO level
     std::vector<ParameterBucket> buckets;
     double update_flops = 0;  ///< the optimizer's matrix products, in the process that has most
     double elements() const;  ///< parameters in all buckets

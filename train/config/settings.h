@@ -469,8 +469,10 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph", run, any_value,
                   SettingUsers{.bench_train = true}},
           c.cuda_graph);
-    visit(Setting{"zero", "1: each rank holds a part of the optimizer's state and masters; 0: all of it", run,
-                  Range{0, 1}, SettingUsers{.plan = true}, may_change},
+    visit(Setting{"zero",
+                  "1: each rank holds a part of the optimizer's state and masters; 2: of the gradients, too; "
+                  "0: all of it",
+                  run, Range{0, 2}, SettingUsers{.plan = true}, may_change},
           c.zero);
     visit(Setting{"context-parallel",
                   "number of neighbouring ranks that share each sequence, by ring attention", run,

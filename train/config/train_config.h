@@ -104,7 +104,8 @@ struct TrainConfig {
     std::int64_t memory_budget = 0;  ///< memory for a step, in MiB; 0: what the device has available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
-    std::int64_t zero = 0;  ///< 1: processes share masters and optimizer state between them (ZeRO-1)
+    /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
+    std::int64_t zero = 0;
 
     /// How many groups of `ranks` processes train on different sequences.
     std::int64_t sequence_groups(std::int64_t ranks) const {

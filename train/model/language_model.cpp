@@ -91,12 +91,16 @@ std::vector<std::int32_t> end_tokens_of(const LanguageModel& model) {
 
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source) {
-    copy_parameters(ctx, parameters, parameters.master(), checkpoint, source);
+    copy_parameters(ctx, parameters, checkpoint, source, {});
 }
 
-void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
-                     const Checkpoint& checkpoint, const std::string& source) {
-    const bool apart = masters.raw_data() != parameters.values().raw_data();
+Tensor padded_masters(const Context& ctx, const Parameter& parameter) {
+    return zeros(ctx, {rounded_up(parameter.padded_value().elements(), parameter_alignment)}, DType::f32);
+}
+
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source, const KeepMasters& keep) {
+    const DType dtype = keep ? DType::f32 : parameters.master().dtype();
     check_weights(parameters.parameters(), checkpoint.params, "parameter", source);
     if (!checkpoint.master.empty())
         check_weights(parameters.parameters(), checkpoint.master, "master", source);
@@ -108,11 +112,14 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
             copy_quantized(ctx, parameter, has_master ? master->second : value);
             continue;
         }
-        const Tensor& weights = has_master && value.dtype() != masters.dtype() ? master->second : value;
+        const Tensor& weights = has_master && value.dtype() != dtype ? master->second : value;
         const Shape& shape = parameter.shape();
-        const Tensor own = masters.slice(0, parameter.offset(), shape.elements()).reshape(shape);
+        const Tensor kept = keep ? padded_masters(ctx, parameter) : Tensor();
+        const Tensor own =
+            keep ? kept.slice(0, 0, shape.elements()).reshape(shape) : parameters.master_of(parameter);
         copy(ctx, own, to_device(ctx, weights));
-        if (apart) round_masters(ctx, own, parameter.value());
+        if (keep || parameters.has_master()) round_masters(ctx, own, parameter.value());
+        if (keep) keep(parameter, kept);
     }
 }
 

@@ -79,9 +79,12 @@ std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 /// missing, unknown, not floating-point or has another shape. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// Copies the weights like the function above, but copies the masters into `masters` and not into the store.
-void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Tensor& masters,
-                     const Checkpoint& checkpoint, const std::string& source);
+/// Copies the weights like the function above into a store of 16-bit values without masters, and hands them
+/// to `keep`.
+void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
+                     const std::string& source, const KeepMasters& keep);
+/// Returns new float32 zeros for a parameter's masters, flat, with padding up to the next parameter.
+Tensor padded_masters(const Context& ctx, const Parameter& parameter);
 
 enum class Membership { inside, outside };
 /// Returns a checkpoint with only those parameters and masters from `checkpoint` whose names are in the

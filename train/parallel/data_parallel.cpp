@@ -21,15 +21,15 @@ bool overlap(const FlatRange& range, const Parameter& parameter) {
 
 }  // namespace
 
-void pack(const Context& ctx, const Tensor& full, std::span<const FlatRange> ranges, const Tensor& packed) {
-    check(full.rank() == 1 && packed.rank() == 1, "pack: packed ", packed, " of ", full,
-          "; expected flat tensors");
-    check_sharing(ctx, "pack", {"packed", packed}, {{"whole", full}});
-    std::int64_t offset = 0;
-    for (const FlatRange& range : ranges) {
-        copy(ctx, packed.slice(0, offset, range.length), slice_of(full, range));
-        offset += range.length;
-    }
+std::int64_t bucket_elements(int zero, std::int64_t elements) {
+    constexpr std::int64_t most = 12 << 20;
+    return zero == 2 ? std::clamp(elements / 16, parameter_alignment, most) : most;
+}
+
+std::vector<ShardBucket> shard_buckets(const ParameterStore& store, std::int64_t elements, int processes,
+                                       const DataParallelOptions& options) {
+    return shard_buckets(store.parameters(), elements, bucket_elements(options.zero, elements), processes,
+                         processes > 1 ? options.whole_cost : WholeCost{});
 }
 
 /// A bucket and its progress in the current step.
@@ -47,7 +47,7 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
                            const DataParallelOptions& options)
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
     const int processes = communicator.size();
-    options_.sharded = options.sharded && processes > 1;
+    if (processes == 1) options_.zero = 0;
     const std::int64_t multiple = flat_multiple(is_sharded() ? processes : 1);
     check(store.flat_elements() % multiple == 0, "data parallel: flat blocks of ", store.flat_elements(),
           " elements; expected a multiple of ", multiple);
@@ -57,7 +57,7 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
         assign_shards(ctx);
     } else {
         for (const FlatRange& range : cut_into_buckets(store.parameters(), {0, store.flat_elements()},
-                                                       options.bucket_elements, multiple))
+                                                       bucket_elements(0, store.flat_elements()), multiple))
             buckets_.push_back({.range = range});
     }
     for (Bucket& bucket : buckets_)
@@ -69,12 +69,13 @@ DataParallel::~DataParallel() = default;
 
 void DataParallel::assign_shards(const Context& ctx) {
     const int processes = communicator_.size();
-    std::vector<ShardBucket> shards = shard_buckets(store_.parameters(), store_.flat_elements(),
-                                                    options_.bucket_elements, processes, options_.whole_cost);
+    std::vector<ShardBucket> shards = shard_buckets(store_, store_.flat_elements(), processes, options_);
     // Symmetric memory must be allocated in equal sizes by all processes.
     const std::int64_t longest = largest_shard(shards, processes);
     std::int64_t packed = 0;
+    std::vector<FlatRange> ranges;
     for (ShardBucket& shard : shards) {
+        ranges.push_back(shard.range);
         Bucket& bucket = buckets_.emplace_back();
         bucket.range = shard.range;
         bucket.packed.begin = packed;
@@ -88,17 +89,33 @@ void DataParallel::assign_shards(const Context& ctx) {
         bucket.shards = std::move(shard);
         if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
     }
-    gradients_ =
-        zeros(ctx.with_allocator(communicator_.symmetric_memory(ctx)), {longest}, store_.gradients().dtype())
-            .slice(0, 0, packed);
+    const Context symmetric = ctx.with_allocator(communicator_.symmetric_memory(ctx));
+    gradients_ = zeros(symmetric, {longest}, accumulator_of(store_.dtype())).slice(0, 0, packed);
+    if (options_.zero < 2) return;
+    slots_ = std::make_unique<GradientSlots>(
+        symmetric, store_, ranges, exchange_.get(),
+        [this](std::size_t bucket, const Context& exchange, const Tensor& gradients) {
+            sum_bucket(exchange, buckets_[bucket], gradients);
+        });
 }
 
 std::int64_t DataParallel::own_elements() const {
     return gradients_.elements();
 }
 
-BackwardHooks DataParallel::overlap_sums_with_backward(const Context& ctx) {
-    if (buckets_.empty() || ctx.is_planning()) return {};
+std::size_t DataParallel::gradient_bytes() const {
+    const std::size_t local = slots_ ? slots_->bytes() : store_.gradients().bytes();
+    return is_sharded() ? gradients_.bytes() + local : local;
+}
+
+BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t micro_step,
+                                             std::int64_t micro_steps) {
+    if (slots_) {
+        adds_ = micro_step > 0;
+        return slots_->start_pass(ctx, micro_step == 0);
+    }
+    if (micro_step == 0) store_.reset_gradients();
+    if (buckets_.empty() || ctx.is_planning() || micro_step + 1 < micro_steps) return {};
     for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters;
     complete_.clear();
     const auto mark_complete = [this](const Parameter& parameter) {
@@ -112,23 +129,37 @@ BackwardHooks DataParallel::overlap_sums_with_backward(const Context& ctx) {
 }
 
 void DataParallel::sum_complete_buckets(const Context& ctx) {
-    for (const Bucket* bucket : complete_) sum_bucket(ctx, *bucket);
+    for (const Bucket* bucket : complete_)
+        sum_bucket(exchange_->after(ctx), *bucket, slice_of(store_.gradients(), bucket->range));
     complete_.clear();
 }
 
-void DataParallel::sum_bucket(const Context& ctx, const Bucket& bucket) {
-    const Context exchange = exchange_->after(ctx);
-    const Tensor local_gradients = slice_of(store_.gradients(), bucket.range);
+/// `local` holds this process's gradients of the bucket.
+void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const {
     if (!is_sharded()) {
-        communicator_.all_reduce(exchange, local_gradients);
+        communicator_.all_reduce(exchange, local);
         return;
     }
-    const Tensor packed = slice_of(gradients_, bucket.packed);
+    const auto local_part = [&](const FlatRange& range) {
+        return local.slice(0, range.begin - bucket.range.begin, range.length);
+    };
     if (bucket.shards.equal_parts) {
-        communicator_.reduce_scatter(exchange, local_gradients, packed);
-    } else {
-        communicator_.all_reduce(exchange, local_gradients);
-        pack(exchange, store_.gradients(), bucket.own, packed);
+        const Tensor packed = slice_of(gradients_, bucket.packed);
+        const Tensor sum = adds_ ? local_part(bucket.own.front()) : packed;
+        communicator_.reduce_scatter(exchange, local, sum);
+        if (adds_) axpy(exchange, packed, 1.0, sum);
+        return;
+    }
+    communicator_.all_reduce(exchange, local);
+    std::int64_t packed = bucket.packed.begin;
+    for (const FlatRange& range : bucket.own) {
+        const Tensor own = gradients_.slice(0, packed, range.length);
+        if (adds_) {
+            axpy(exchange, own, 1.0, local_part(range));
+        } else {
+            copy(exchange, own, local_part(range));
+        }
+        packed += range.length;
     }
 }
 
@@ -139,6 +170,7 @@ void DataParallel::finish_gradients(const Context& ctx) {
               bucket.range.begin, " to ", bucket.range.end(), " were not reported as complete");
     sum_complete_buckets(ctx);
     exchange_->join(ctx);
+    if (slots_) slots_->finish();
 }
 
 void DataParallel::sum(const Context& ctx, const Tensor& x) const {
@@ -162,22 +194,22 @@ ForwardHooks DataParallel::overlap_gather_with_forward(const Context& ctx) {
 void DataParallel::start_gathering(const Context& ctx) {
     const Context exchange = exchange_->after(ctx);
     for (const Bucket& bucket : buckets_) {
-        gather_bucket(exchange, bucket, store_.values(), parameter_alignment);
+        gather_bucket(exchange, bucket, slice_of(store_.values(), bucket.range), parameter_alignment);
         if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
 }
 
-/// Sends every process's ranges of `full` to all others.
+/// Sends every process's ranges of a bucket's numbers `full` to all others.
 void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
                                  std::int64_t numbers_per_64) const {
     const auto part_of = [&](const FlatRange& range) {
         const auto numbers = [&](std::int64_t elements) {
             return elements / parameter_alignment * numbers_per_64;
         };
-        return slice_of(full, {numbers(range.begin), numbers(range.length)});
+        return slice_of(full, {numbers(range.begin - bucket.range.begin), numbers(range.length)});
     };
     if (bucket.shards.equal_parts) {
-        communicator_.all_gather(exchange, part_of(bucket.own.front()), part_of(bucket.range));
+        communicator_.all_gather(exchange, part_of(bucket.own.front()), full);
         return;
     }
     for (const OwnedRange& part : bucket.shards.parts)
@@ -190,22 +222,28 @@ void DataParallel::gather_values(const Context& ctx) {
     exchange_->join(ctx);
 }
 
-void DataParallel::unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                          const Tensor& full, std::int64_t numbers_per_64) const {
-    check_sharing(ctx, "unpack", {"whole", full}, {{"packed", packed}});
-    std::int64_t offset = 0;
-    for (const FlatRange& range : ranges) {
-        copy(ctx, slice_of(full, range), packed.slice(0, offset, range.length));
-        offset += range.length;
+void DataParallel::gather_state(const Context& ctx, DType dtype, std::int64_t numbers_per_64,
+                                const BucketAccess& write, const BucketAccess& read) const {
+    check(is_sharded(), "gather_state: every process has the whole state");
+    const Tensor& memory = slots_ ? slots_->longest() : store_.gradients();
+    check(size_of(dtype) <= size_of(memory.dtype()), "gather_state: ", dtype,
+          "; expected no longer type than the gradients' ", memory.dtype());
+    std::int64_t longest = 0;
+    for (const Bucket& bucket : buckets_) {
+        const auto numbers = [&](std::int64_t elements) {
+            return elements / parameter_alignment * numbers_per_64;
+        };
+        longest = std::max(longest, bucket.range.length);
+        const FlatRange range{numbers(bucket.range.begin), numbers(bucket.range.length)};
+        const Tensor full = Tensor::from_blob(memory.raw_data(), {range.length}, dtype, memory.device());
+        write(range, full);
+        gather_bucket(exchange_->after(ctx), bucket, full, numbers_per_64);
+        exchange_->join(ctx);
+        read(range, full);
     }
-    gather(ctx, full, numbers_per_64);
-}
-
-void DataParallel::gather(const Context& ctx, const Tensor& full, std::int64_t numbers_per_64) const {
-    if (!is_sharded()) return;
-    const Context exchange = exchange_->after(ctx);
-    for (const Bucket& bucket : buckets_) gather_bucket(exchange, bucket, full, numbers_per_64);
-    exchange_->join(ctx);
+    // A backward pass does not write a gradient block's padding, which the gradient norm and blocks of
+    // moments include.
+    if (!slots_) fill(ctx, memory.slice(0, 0, longest), 0.0);
 }
 
 }  // namespace gradtile

@@ -3,12 +3,14 @@
 /// summed over processes bucket by bucket, overlapping the backward pass's attention kernels. Each process
 /// divides its loss by all processes' target count, so the sum is the average.
 ///
-/// Replicated: every process receives all sums and updates all parameters. Sharded (ZeRO-1: Rajbhandari et
-/// al. 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives its
-/// own shard's sums and updates that shard; the values are gathered when the next step starts, overlapping
-/// its forward pass. Some parameters must be updated whole by one process. Their gradients are summed in
-/// every process, and the owners broadcast the new values. This method allows shards with unequal lengths,
-/// and costs three transfers per bucket instead of two.
+/// Replicated: every process receives all sums and updates all parameters. Sharded (ZeRO: Rajbhandari et al.
+/// 2020, "ZeRO: memory optimizations toward training trillion parameter models"): a process receives its own
+/// shard's sums and updates that shard; the values are gathered when the next step starts, overlapping its
+/// forward pass. With ZeRO-1 a process has memory for its own gradients of all parameters, adds up those of a
+/// step's micro-steps, and sums once. With ZeRO-2 it has memory for some buckets only (GradientSlots), and
+/// adds every micro-step's sums to its shard. Some parameters must be updated whole by one process. Their
+/// gradients are summed in every process, and the owners broadcast the new values. This method allows shards
+/// with unequal lengths, and costs three transfers per bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
@@ -19,43 +21,53 @@
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/train/parallel/communicator.h>
+#include <gradtile/train/parallel/gradient_slots.h>
 #include <gradtile/train/parallel/shard_layout.h>
 
 namespace gradtile {
 
 class SideStream;
 
-/// packed = the concatenated slices `ranges` of whole [flat].
-void pack(const Context& ctx, const Tensor& full, std::span<const FlatRange> ranges, const Tensor& packed);
-
 struct DataParallelOptions {
-    bool sharded = false;
-    std::int64_t bucket_elements = 12 << 20;  ///< 48 MiB of gradients: two GPT-2 124M blocks
-    WholeCost whole_cost = {};                ///< names the parameters that shards must not cut
+    int zero = 0;               ///< ZeRO level: 1 shards masters and moments, 2 the summed gradients as well
+    WholeCost whole_cost = {};  ///< names the parameters that shards must not cut
 };
+
+/// The elements after which a bucket ends: 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2 keeps
+/// the memory of a few buckets, so that a bucket is at most 1/16 of the `elements` of the flat blocks.
+std::int64_t bucket_elements(int zero, std::int64_t elements);
+
+/// Returns the buckets of a DataParallel with these options, for flat blocks with `elements` elements.
+std::vector<ShardBucket> shard_buckets(const ParameterStore& store, std::int64_t elements, int processes,
+                                       const DataParallelOptions& options);
 
 class DataParallel {
   public:
-    /// `store` must be allocated. With options.sharded, its flat blocks' length must be a multiple of
-    /// flat_multiple(communicator.size()). Store and communicator must outlive this object.
+    /// `store` must be allocated. With options.zero, its flat blocks' length must be a multiple of
+    /// flat_multiple(communicator.size()); with ZeRO-2 between several processes, the store has no gradient
+    /// block. Store and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();
 
     // ---- Gradients ----
-    /// Hooks for a step's last backward pass: they start to sum complete buckets before each attention.
+    /// Call before a micro-step's forward pass. Returns hooks for its backward pass, which start to sum
+    /// complete buckets before each attention: with ZeRO-2 in every micro-step, else in the last. The first
+    /// contribution to each gradient then overwrites the last step's, or with ZeRO-2 the last micro-step's.
     /// Returns no hooks if there is only one process.
-    BackwardHooks overlap_sums_with_backward(const Context& ctx);
-    /// Work enqueued on ctx's stream after this call sees gradients() summed.
+    BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps);
+    /// Work enqueued on ctx's stream after this call sees gradients() summed, over all micro-steps.
     void finish_gradients(const Context& ctx);
-    /// Replicated: all gradients in the store. Sharded: this process's shard, packed; the store then keeps
-    /// this process's own gradients.
+    /// Replicated: all gradients in the store. Sharded: this process's shard, packed; with ZeRO-1 the store
+    /// then keeps this process's own gradients.
     const Tensor& gradients() const { return gradients_; }
+    /// Bytes of memory for gradients: gradients(), and what backward passes write to.
+    std::size_t gradient_bytes() const;
     /// x = the sum of x over processes, in ctx's stream order; used for small values such as the loss.
     void sum(const Context& ctx, const Tensor& x) const;
 
     // ---- Values (sharded) ----
-    bool is_sharded() const { return options_.sharded; }
+    bool is_sharded() const { return options_.zero > 0; }
     /// The ranges that this process updates, in packing order.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
@@ -67,18 +79,19 @@ class DataParallel {
     void gather_values(const Context& ctx);
 
     // ---- Optimizer state (sharded) ----
-    /// Collective: sends every process's ranges of `full` [flat] to all others. `full` has numbers_per_64
-    /// numbers for 64 elements of the flat blocks.
-    void gather(const Context& ctx, const Tensor& full, std::int64_t numbers_per_64 = 64) const;
-    /// Collective: writes every process's packed state to its `ranges` of whole [flat]. Elements outside all
-    /// ranges are undefined.
-    void unpack(const Context& ctx, const Tensor& packed, std::span<const FlatRange> ranges,
-                const Tensor& full, std::int64_t numbers_per_64 = 64) const;
+    /// Reads or writes one bucket's numbers; `numbers` is their place in the flat state tensor.
+    using BucketAccess = std::function<void(const FlatRange& numbers, const Tensor& bucket)>;
+    /// Collective: collects a flat state tensor, which has `numbers_per_64` numbers for 64 elements of the
+    /// flat blocks, bucket by bucket in the gradients' memory. write() writes this process's numbers, then
+    /// read() reads those of all processes; numbers that no process wrote are undefined. Both enqueue their
+    /// work on ctx's stream. `dtype` is not longer than the gradients'.
+    void gather_state(const Context& ctx, DType dtype, std::int64_t numbers_per_64, const BucketAccess& write,
+                      const BucketAccess& read) const;
 
   private:
     struct Bucket;
     void assign_shards(const Context& ctx);
-    void sum_bucket(const Context& ctx, const Bucket& bucket);
+    void sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const;
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
     void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
@@ -91,8 +104,10 @@ class DataParallel {
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
-    std::vector<const Bucket*> complete_;  // complete buckets whose sums have not started
-    std::size_t next_bucket_ = 0;          // first bucket that the forward pass has not waited for
+    std::unique_ptr<GradientSlots> slots_;  // ZeRO-2
+    bool adds_ = false;                     // sums are added to those of the micro-steps before
+    std::vector<const Bucket*> complete_;   // complete buckets whose sums have not started
+    std::size_t next_bucket_ = 0;           // first bucket that the forward pass has not waited for
 };
 
 }  // namespace gradtile

@@ -67,6 +67,28 @@ TEST(CostModel, BytesOnTheWireAreThoseOfGradientsAndValues) {
     }
 }
 
+/// ZeRO-2 sums every micro-step's gradients, ZeRO-1 those of a step.
+TEST(CostModel, ZeroTwoReducesTheGradientsOfEachMicroStep) {
+    for (const std::int64_t gpus : {2, 4, 64}) {
+        const auto n = static_cast<double>(gpus);
+        const double part = (n - 1) / n * flat_elements();
+        for (const int micro_steps : {1, 3}) {
+            TrainConfig config = config_of(true, 8 * micro_steps);
+            config.micro_batch = 8;
+            const StepCost one = cost_on(gpus, parallel_step(config, 1));
+            config.zero = 2;
+            const StepCost two = cost_on(gpus, parallel_step(config, 1));
+            EXPECT_NEAR(one.wire.total(), (4 + 2) * part, 1e-9 * part);
+            EXPECT_NEAR(two.wire.total(), (4 * micro_steps + 2) * part, 1e-9 * part);
+            EXPECT_NEAR(two.compute, one.compute, 1e-9 * one.compute);
+            EXPECT_EQ(two.update, one.update);
+            if (micro_steps > 1) {
+                EXPECT_GT(two.exposed, one.exposed);
+            }
+        }
+    }
+}
+
 /// Every process sums the gradients of Muon's matrices, and the owners broadcast the values.
 TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     TrainConfig config = config_of(true);
@@ -208,7 +230,7 @@ TEST(CostModel, SettingsDetermineTheWorkOfAProcess) {
     EXPECT_EQ(step.accumulation_steps, 2);
     EXPECT_EQ(step.work.head.product_flops, step_work(config.model, DType::bf16, 4).head.product_flops);
     EXPECT_EQ(step.dtype, DType::bf16);
-    EXPECT_TRUE(step.zero);
+    EXPECT_EQ(step.zero, 1);
 }
 
 }  // namespace

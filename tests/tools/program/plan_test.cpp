@@ -170,6 +170,21 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     EXPECT_THAT(planned.out, HasSubstr("fitted to your measurements"));
 }
 
+/// A process keeps a quarter of the sums, the tied embedding's slot (31% of the model), and at most four
+/// slots of 1/16 and a matrix of a block (2%).
+TEST(Plan, ZeroTwoShardsGradients) {
+    const json one = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "1"});
+    const json two = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "2"});
+    const auto gradients = [](const json& plan) {
+        return plan.at("memory").at("gradients_bytes").get<double>();
+    };
+    const double all = gradients(one) / 1.25;  // the process's own gradients, and a quarter of the sums
+    EXPECT_LT(gradients(two), (0.25 + 0.31 + 4 * (1.0 / 16 + 0.02)) * all);
+    EXPECT_GT(gradients(two), 0.25 * all);
+    EXPECT_EQ(two.at("memory").at("optimizer_bytes"), one.at("memory").at("optimizer_bytes"));
+    EXPECT_EQ(two.at("predictions").back().at("wire_bytes"), one.at("predictions").back().at("wire_bytes"));
+}
+
 TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--model", "gpt2-123m"}), {"'gpt2-123m'", "'gpt2-124m'"});
     expect_refused(run({"plan", "--gpus", "0"}), {"--gpus: 0", "expected 1"});
@@ -178,7 +193,7 @@ TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--gpus-per-node", "0"}), {"--gpus-per-node: 0"});
     expect_refused(run({"plan", "--gpus", "8"}), {"batch: 12", "8 processes"});
     expect_refused(run({"plan", "--gpus", "4", "--micro-batch", "2"}), {"micro-batch: 2", "3 sequences"});
-    expect_refused(run({"plan", "--zero", "2"}), {"zero: 2", "0 to 1"});
+    expect_refused(run({"plan", "--zero", "3"}), {"zero: 3", "0 to 2"});
     expect_refused(run({"plan", "--gpu-memory", "0"}), {"--gpu-memory: 0"});
     expect_refused(run({"plan", "--network-bandwidth", "-1"}), {"--network-bandwidth: -1"});
     expect_refused(run({"plan", "--network-latency", "x"}), {"--network-latency", "'x'", "a number"});

@@ -175,6 +175,7 @@ TEST_F(Processes, OnlyRankZeroWritesEventsForTensorBoard) {
 TEST_F(Processes, OthersNameAKilledProcess) {
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);
+        extra_settings_ = {"--zero", std::to_string(2 - round % 3)};
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
         wait_for_steps(program, out, 20 + random_below(200));
@@ -280,10 +281,9 @@ TEST_F(Processes, UnreadableDataDropsTheStepInAllProcesses) {
             {"zero", zero}};
         return Program({config.string()}, options).wait();
     };
-    for (const int micro_batch : {2, 1}) {
-        const int zero = micro_batch - 1;
-        const std::filesystem::path out = place_ / concat("run", micro_batch);
-        const std::filesystem::path straight = place_ / concat("straight", micro_batch);
+    for (const auto& [micro_batch, zero] : {std::pair{2, 1}, {1, 0}, {1, 2}}) {
+        const std::filesystem::path out = place_ / concat("run", micro_batch, zero);
+        const std::filesystem::path straight = place_ / concat("straight", micro_batch, zero);
         EXPECT_EQ(train(straight, micro_batch, zero).exit_code, 0);
         options.environment.emplace_back("GRADTILE_UNREADABLE", concat(ranks_ - 1, ":8"));
         const Outcome failed = train(out, micro_batch, zero);
@@ -420,6 +420,7 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
 }
 
 TEST_F(Processes, RestartsAfterAProcessWasKilled) {
+    extra_settings_ = {"--zero", "2"};
     const std::filesystem::path out = place_ / "run";
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});

@@ -26,8 +26,7 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
     OptimizerShard shard;
     std::int64_t packed = 0;
     for (const ShardBucket& bucket :
-         shard_buckets(store.parameters(), store.flat_elements(), DataParallelOptions{}.bucket_elements,
-                       processes, whole_cost(config)))
+         shard_buckets(store, store.flat_elements(), processes, data_parallel_options(config)))
         for (const OwnedRange& part : bucket.parts)
             if (part.owner == rank) {
                 shard.ranges.push_back(part.range);
@@ -53,11 +52,11 @@ TEST_P(EveryOptimizer, HasThePlannedBytesInItsLargestShard) {
     config.optimizer = GetParam();
     config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
     config.micro_batch = 1;
-    config.zero = 1;
     for (const auto& [dtype, moments] : {std::pair{TrainDType::f32, MomentFormat::f32},
                                          {TrainDType::f32, MomentFormat::int8},
                                          {TrainDType::bf16, MomentFormat::bf16}})
-        for (const int processes : {2, 3, 4}) {
+        for (const auto& [processes, zero] : {std::pair{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}}) {
+            config.zero = zero;
             config.dtype = dtype;
             config.moment_dtype = moments;
             config.batch = processes;

@@ -450,6 +450,16 @@ TEST(Muon, NamesItsStateByParameter) {
     EXPECT_EQ(names, expected);
 }
 
+/// packed = the concatenated slices `ranges` of full.
+void pack(const Context& ctx, const Tensor& full, const std::vector<FlatRange>& ranges,
+          const Tensor& packed) {
+    std::int64_t begin = 0;
+    for (const FlatRange& range : ranges) {
+        copy(ctx, packed.slice(0, begin, range.length), full.slice(0, range.begin, range.length));
+        begin += range.length;
+    }
+}
+
 /// One process's shard, as DataParallel assigns it.
 struct MuonShard {
     MuonShard(const Context& ctx, DType dtype, int rank, int processes, const PackedRows& rows,
