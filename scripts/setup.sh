@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the packages for building, testing and the demo (Debian, Ubuntu). On other systems it prints a list and fails.
+# Installs the packages for building, testing and the demo (Debian, Ubuntu), and those that its arguments name. On other systems it
+# prints a list and fails.
 set -euo pipefail
 
-required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev "$@")
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # for systems without oneDNN
 # For BPE tokenizers; for normalizers of tokenizers; for compressed data; for a test that reads checkpoints in Python; for
