@@ -15,6 +15,7 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
     echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), OpenSSL (libcrypto), CLI11, nlohmann-json,"
     echo "  GoogleTest and oneDNN (or OpenBLAS), for tokenizers PCRE2 and utf8proc, and for compressed data zlib and libzstd; then: cmake --preset release && cmake --build --preset release"
+    echo "  On macOS: brew install cmake ninja hdf5 openssl@3 cli11 nlohmann-json googletest pcre2 utf8proc zstd"
   } >&2
   exit 1
 fi
