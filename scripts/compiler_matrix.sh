@@ -29,10 +29,13 @@ compile() {
   configure cmake "$row" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG= "$@" && cmake --build build/matrix/"$row" --target gradtile_program
 }
 
-# compiler ROW CC CXX CXXFLAGS
+# OpenBLAS is loaded at run time, so compiling needs none of it. oneDNN would need the libomp of each Clang.
+openblas=(-DGRADTILE_CPU_BLAS=openblas -DOPENBLAS_LIBRARY=libopenblas.so.0)
+
+# compiler ROW CC CXX CXXFLAGS [cmake's arguments]
 compiler() {
   if command -v "$3" >/dev/null; then
-    run "$1" compile "$1" -DCMAKE_C_COMPILER="$2" -DCMAKE_CXX_COMPILER="$3" -DCMAKE_CXX_FLAGS="$4"
+    run "$1" compile "$1" -DCMAKE_C_COMPILER="$2" -DCMAKE_CXX_COMPILER="$3" -DCMAKE_CXX_FLAGS="$4" "${@:5}"
   else
     report "$1" "missing: apt-get install $2"
   fi
@@ -51,7 +54,7 @@ row() {
   case $1 in
     gcc-12) compiler gcc-12 gcc-12 g++-12 "" ;;
     clang-16) compiler clang-16 clang-16 clang++-16 "" ;;
-    clang-19) compiler clang-19 clang-19 clang++-19 "" ;;
+    clang-19) compiler clang-19 clang-19 clang++-19 "" "${openblas[@]}" ;;
     clang-16-libc++)
       if [ -e /usr/lib/llvm-16/include/c++/v1/vector ]; then
         compiler "$1" clang-16 clang++-16 -stdlib=libc++
@@ -59,7 +62,7 @@ row() {
         report "$1" "missing: apt-get install libc++-16-dev libc++abi-16-dev"
       fi
       ;;
-    openblas) run openblas compile openblas -DGRADTILE_CPU_BLAS=openblas ;;
+    openblas) run openblas compile openblas "${openblas[@]}" ;;
     onednn-3) # only the source that uses oneDNN: PyPI's library needs Intel's SYCL runtime
       if pip onednn-3 onednn-devel; then
         configure cmake onednn-3 >build/matrix/onednn-3.log 2>&1  # for the folder of headers

@@ -1,7 +1,5 @@
 #include <gradtile/train/data/token_file.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
