@@ -1,7 +1,5 @@
 #include <gradtile/core/allocator.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -26,11 +25,10 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 std::byte* host_malloc(std::size_t bytes) {
     const std::size_t boundary = bytes >= 2 * huge_page ? huge_page : alignment;
-    void* const data = std::aligned_alloc(boundary, (bytes + boundary - 1) / boundary * boundary);
-#if defined(MADV_HUGEPAGE)
-    if (data != nullptr && boundary == huge_page) madvise(data, bytes, MADV_HUGEPAGE);
-#endif
-    return static_cast<std::byte*>(data);
+    auto* const data =
+        static_cast<std::byte*>(std::aligned_alloc(boundary, (bytes + boundary - 1) / boundary * boundary));
+    if (data != nullptr && boundary == huge_page) os::request_huge_pages(data, bytes);
+    return data;
 }
 
 class HostAllocator final : public Allocator {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -19,14 +20,6 @@ std::optional<std::size_t> number_in(const char* path) {
     std::size_t value = 0;
     if (file >> value) return value;
     return std::nullopt;
-}
-
-/// "MemAvailable: 12345 kB" in /proc/meminfo.
-std::size_t available_to_the_machine() {
-    std::ifstream file("/proc/meminfo");
-    for (std::string line; std::getline(file, line);)
-        if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) * 1024;
-    return unlimited;
 }
 
 /// The files that contain a control group's memory limit and memory use, and the statistics that give the
@@ -62,7 +55,7 @@ std::size_t available_memory(Device device) {
         return free_bytes - std::min(free_bytes, cuda_overhead);
     }
     return std::min(
-        {available_to_the_machine(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
+        {os::available_bytes(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
 }
 
 }  // namespace gradtile

@@ -1,7 +1,6 @@
 #include <gradtile/core/context.h>
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +13,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/internal/pause.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -50,10 +50,7 @@ int forks_so_far() {
 }  // namespace
 
 int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    return os::usable_cores();
 }
 
 struct ThreadPool::Workers {

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/setup.sh
+scripts/setup.sh file  # cpack looks for programs with `file`
 mkdir -p build
 cmake --preset all-gpus "$@" >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 grep '^-- gradtile:' build/configure.log || true

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the packages for building, testing and the demo (Debian, Ubuntu). On other systems it prints a list and fails.
+# Installs the packages for building, testing and the demo (Debian, Ubuntu), and those that its arguments name. On other systems it
+# prints a list and fails.
 set -euo pipefail
 
-required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+required=(build-essential cmake ninja-build libhdf5-dev libssl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev "$@")
 matrix_library=libdnnl-dev                # oneDNN
 second_choice=libopenblas-dev             # for systems without oneDNN
 # For BPE tokenizers; for normalizers of tokenizers; for compressed data; for a test that reads checkpoints in Python; for
@@ -14,6 +15,7 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     echo "setup.sh installs on Debian and Ubuntu only. Please install these yourself:"
     echo "  a C++20 compiler, CMake 3.22 or later, Ninja, HDF5 (C library), OpenSSL (libcrypto), CLI11, nlohmann-json,"
     echo "  GoogleTest and oneDNN (or OpenBLAS), for tokenizers PCRE2 and utf8proc, and for compressed data zlib and libzstd; then: cmake --preset release && cmake --build --preset release"
+    echo "  On macOS: brew install cmake ninja hdf5 openssl@3 cli11 nlohmann-json googletest pcre2 utf8proc zstd"
   } >&2
   exit 1
 fi

@@ -1,7 +1,6 @@
 #pragma once
 /// INTERNAL. Scratch memory for one call's tasks.
 #include <algorithm>
-#include <atomic>
 
 #include <gradtile/core/context.h>
 #include <gradtile/core/tensor.h>
@@ -25,13 +24,13 @@ class TaskScratch {
             // At most pieces_ tasks run at the same time, so a piece is always free.
             for (std::int64_t i = 0;; i = (i + 1) % scratch.pieces_) {
                 flag_ = scratch.taken_.data<std::int32_t>() + i;
-                if (std::atomic_ref(*flag_).exchange(1, std::memory_order_acquire) == 0) {
+                if (__atomic_exchange_n(flag_, 1, __ATOMIC_ACQUIRE) == 0) {
                     data_ = scratch.memory_.raw_data() + i * scratch.piece_bytes_;
                     return;
                 }
             }
         }
-        ~Piece() { std::atomic_ref(*flag_).store(0, std::memory_order_release); }
+        ~Piece() { __atomic_store_n(flag_, 0, __ATOMIC_RELEASE); }
         Piece(const Piece&) = delete;
         Piece& operator=(const Piece&) = delete;
         std::byte* data() const { return data_; }

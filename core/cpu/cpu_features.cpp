@@ -10,6 +10,11 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+
+#include <cstddef>
+#endif
 
 namespace gradtile {
 
@@ -94,6 +99,10 @@ bool cpu_has_neon() {
 bool cpu_has_neon_bf16() {
 #if defined(__aarch64__) && defined(__linux__)
     return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+    int has = 0;
+    std::size_t bytes = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &bytes, nullptr, 0) == 0 && has != 0;
 #else
     return false;
 #endif

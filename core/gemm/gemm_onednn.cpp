@@ -122,8 +122,14 @@ class MatmulCache {
             add_to_c.append_sum(1.0f);
             attributes.set_post_ops(add_to_c);
         }
+#if DNNL_VERSION_MAJOR >= 3
+        using Description = dnnl::matmul::primitive_desc;
+        const Description description = has_bias ? Description(engine_, a, b, bias, c, attributes)
+                                                 : Description(engine_, a, b, c, attributes);
+#else
         const dnnl::matmul::primitive_desc description(
             has_bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c), attributes, engine_);
+#endif
         auto matmul = std::make_unique<Matmul>();
         matmul->primitive = dnnl::matmul(description);
         matmul->a = memory(a, engine_, nullptr);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -22,8 +23,7 @@ struct FileStatus {
 FileStatus status_of(const Descriptor& file, const std::string& path) {
     struct stat status {};
     check(::fstat(*file, &status) == 0, path, ": cannot be examined: ", std::strerror(errno));
-    return {status.st_mode, status.st_size,
-            std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+    return {status.st_mode, status.st_size, os::modification_time(status)};
 }
 
 Descriptor opened(const std::string& path) {

@@ -11,12 +11,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
+#include <sys/random.h>  // declares getentropy() on macOS
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <gradtile/core/io/file_system.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 
@@ -51,11 +52,7 @@ std::int64_t FileSystem::size(int file) {
     return S_ISREG(status.st_mode) ? static_cast<std::int64_t>(status.st_size) : -EINVAL;
 }
 int FileSystem::reserve(int file, std::uint64_t bytes) {
-    // Does not call posix_fallocate, which writes every block if the file system cannot reserve space.
-    int result = -EINTR;
-    while (result == -EINTR)
-        result = or_errno_int(::fallocate(file, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)));
-    return result;
+    return os::reserve(file, bytes);
 }
 int FileSystem::truncate(int file, std::uint64_t bytes) {
     return or_errno_int(::ftruncate(file, static_cast<off_t>(bytes)));
@@ -68,20 +65,18 @@ std::int64_t FileSystem::free_bytes(const std::filesystem::path& path) {
     return static_cast<std::int64_t>(std::min<std::uint64_t>(status.f_bavail, largest / block) * block);
 }
 int FileSystem::start_writeback(int file, std::uint64_t offset, std::uint64_t bytes) {
-    return or_errno_int(::sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
-                                          SYNC_FILE_RANGE_WRITE));
+    return os::start_writeback(file, offset, bytes);
 }
 int FileSystem::sync(int file) {
-    return or_errno_int(::fsync(file));
+    return os::sync(file);
 }
 int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
     return or_errno_int(::rename(from.c_str(), to.c_str()));
 }
 int FileSystem::rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
-    const int renamed =
-        or_errno_int(::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE));
+    const int renamed = os::rename_new(from.c_str(), to.c_str());
     if (renamed != -EINVAL && renamed != -ENOSYS) return renamed;
-    struct stat found {};  // the file system lacks this call
+    struct stat found {};  // the system or the file system lacks this call
     return ::lstat(to.c_str(), &found) == 0 ? -EEXIST : rename(from, to);
 }
 int FileSystem::lock(int file) {
@@ -311,11 +306,7 @@ bool TextLines::fill() {
 
 std::string random_hex(std::size_t bytes) {
     std::string random(bytes, '\0');
-    for (std::size_t filled = 0; filled < bytes;) {
-        const std::int64_t done = or_errno(::getrandom(&random[filled], bytes - filled, 0));
-        if (done == -EINTR) continue;
-        filled += static_cast<std::size_t>(file_check(done, "draw random bytes"));
-    }
+    file_check(or_errno(::getentropy(random.data(), bytes)), "draw random bytes");
     std::string digits;
     for (const char c : random) {
         constexpr std::string_view hex = "0123456789abcdef";

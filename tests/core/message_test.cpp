@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <charconv>
 #include <filesystem>
 #include <new>
 
 #include <gradtile/core/text/json_reader.h>
+#include <gradtile/core/text/parse_double.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
@@ -99,6 +102,25 @@ TEST(Message, IsOneLineOnStderr) {
     testing::internal::CaptureStderr();
     print_message("runs/\x1b[31m\nx: no such file");
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "gradtile: runs/\\u001b[31m\\nx: no such file\n");
+}
+
+TEST(ParseDouble, EqualsFromChars) {
+    for (const std::string text : {"0",     "-0",        "1.5",   ".5",       "5.",     "1e3",
+                                   "1E-3x", "-2.25h",    "0x1p3", "-0X2",     "1e",     "1e+",
+                                   "inf",   "-Infinity", "nan",   "4.9e-324", "1e-310", "1e-400",
+                                   "1e400", "-1e400",    "",      "-",        " 1",     "+1",
+                                   ".",     "abc",       "--1",   "1,5",      "3m5s",   "9007199254740993"}) {
+        double expected = 7.0, value = 7.0;
+        const auto right = std::from_chars(text.data(), text.data() + text.size(), expected);
+        const auto parsed = parse_double(text.data(), text.data() + text.size(), value);
+        EXPECT_EQ(parsed.ec, right.ec) << text;
+        EXPECT_EQ(parsed.ptr, right.ptr) << text;
+        EXPECT_EQ(std::bit_cast<std::uint64_t>(value), std::bit_cast<std::uint64_t>(expected)) << text;
+    }
+    const std::string_view part = std::string_view("12345").substr(0, 2);
+    double value = 0.0;
+    parse_double(part.data(), part.data() + part.size(), value);
+    EXPECT_EQ(value, 12.0);
 }
 
 }  // namespace

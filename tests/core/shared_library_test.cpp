@@ -36,5 +36,12 @@ TEST(SharedLibrary, MissingFunctionIsNamed) {
               "test: the installed libm.so.6 has no no_such_function");
 }
 
+TEST(SharedLibrary, HasAnotherNameOnMacos) {
+    EXPECT_EQ(macos_name("libpcre2-8.so.0"), "libpcre2-8.0.dylib");
+    EXPECT_EQ(macos_name("libz.so"), "libz.dylib");
+    EXPECT_EQ(macos_name("/opt/lib/libz.so.1"), "/opt/lib/libz.so.1");
+    EXPECT_EQ(macos_name("libz.1.dylib"), "libz.1.dylib");
+}
+
 }  // namespace
 }  // namespace gradtile

@@ -221,6 +221,7 @@ Action CommandLine::parse(int argc, const char* const* argv) {
         return 0;
     });
     std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+    arguments_ = arguments;
     if (!arguments.empty() && arguments.front() == "help") {
         arguments.erase(arguments.begin());
         arguments.emplace_back("--help");

@@ -116,11 +116,14 @@ class CommandLine {
     /// The chosen command's action, or an action that prints help or version. Throws UsageError for invalid
     /// arguments.
     Action parse(int argc, const char* const* argv);
+    /// The arguments of the last parse() in this process, without the program's name.
+    static const std::vector<std::string>& arguments() { return arguments_; }
 
   private:
     std::unique_ptr<CLI::App> parser_;
     std::string version_;
     Action chosen_;
+    static inline std::vector<std::string> arguments_;
 };
 
 }  // namespace gradtile::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <limits>
+#include <sstream>
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/context.h>

@@ -10,6 +10,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/file_system.h>
+#include <gradtile/core/text/parse_double.h>
 
 namespace gradtile::cli {
 namespace {
@@ -65,7 +66,7 @@ double parse_number(const std::string& text) {
         check(i > 0 && i < integer.size() && group == 3, '\'', printable(text), "' is not a number");
     }
     double value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    const auto [end, error] = parse_double(digits.data(), digits.data() + digits.size(), value);
     check(error == std::errc() && end == digits.data() + digits.size() && value >= 0 && value < 1e18, '\'',
           printable(text), "' is not a number of bytes");
     return value;

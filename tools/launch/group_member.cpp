@@ -68,7 +68,7 @@ Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* fla
                 ": this process is already rank ", environment.rank, " of ", environment.size,
                 ", started by ", environment.launcher, "; remove the flag");
     Launch launch{.timeout = flags.timeout};
-    launch.arguments = command_line_without({"--gpus", "--processes", "--restarts"});
+    launch.arguments = without_flags(CommandLine::arguments(), {"--gpus", "--processes", "--restarts"});
     if (flags.gpus) {
         launch.processes = checked_count("--gpus", *flags.gpus, 1);
         check_usage(device != DeviceChoice::cpu,

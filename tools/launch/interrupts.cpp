@@ -1,12 +1,12 @@
 #include <gradtile/tools/launch/interrupts.h>
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile::cli {
 namespace {
@@ -25,7 +25,7 @@ void note_interrupt(int) {
 
 Interrupts::Interrupts() {
     check(write_end < 0, "interrupts: already watched");
-    check(::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "interrupts: no pipe");
+    check(os::make_pipe(pipe_) == 0, "interrupts: no pipe");
     write_end = pipe_[1];
     sigaction(SIGINT, nullptr, &former_);
     if (former_.sa_handler == SIG_IGN) return;

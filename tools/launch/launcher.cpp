@@ -1,7 +1,6 @@
 #include <gradtile/tools/launch/launcher.h>
 
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,11 +10,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <sstream>
 
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/train/parallel/internal/authentication.h>
@@ -26,6 +24,9 @@ namespace gradtile::cli {
 namespace {
 
 using std::chrono::seconds;
+
+// The launcher's process id, for its children.
+constexpr const char* launcher_variable = "GRADTILE_LAUNCHER";
 
 // A process that learns of another's failure ends within this time; otherwise it hangs.
 constexpr auto survivor_grace = seconds(5);
@@ -45,6 +46,7 @@ class BlockedSignals {
         for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP})
             if (!is_ignored(number)) sigaddset(&set_, number);
         sigaddset(&set_, SIGCHLD);
+        ::signal(SIGCHLD, [](int) {});  // macOS drops a blocked SIGCHLD that has no handler
         sigprocmask(SIG_BLOCK, &set_, &former_);
     }
     ~BlockedSignals() { sigprocmask(SIG_SETMASK, &former_, nullptr); }
@@ -52,21 +54,13 @@ class BlockedSignals {
     BlockedSignals& operator=(const BlockedSignals&) = delete;
 
     /// The next signal before the deadline; 0: none.
-    int next(const std::optional<SteadyTime>& deadline) const {
-        siginfo_t signal{};
-        const int number = wait(deadline, signal);
-        return number < 0 || (number == SIGHUP && terminal_.has_sent(signal)) ? 0 : number;
+    int next(SteadyTime deadline) const {
+        const auto left = std::max(deadline - SteadyClock::now(), SteadyClock::duration::zero());
+        const os::ReceivedSignal signal = os::wait_for_signal(set_, left);
+        return signal.number == SIGHUP && terminal_.has_sent(signal) ? 0 : signal.number;
     }
 
   private:
-    int wait(const std::optional<SteadyTime>& deadline, siginfo_t& signal) const {
-        if (!deadline) return sigwaitinfo(&set_, &signal);
-        const auto left = std::max(*deadline - SteadyClock::now(), SteadyClock::duration::zero());
-        const auto whole_seconds = std::chrono::floor<seconds>(left);
-        const timespec time{whole_seconds.count(), std::chrono::nanoseconds(left - whole_seconds).count()};
-        return sigtimedwait(&set_, &signal, &time);
-    }
-
     StartTerminal terminal_;
     sigset_t set_{}, former_{};
 };
@@ -90,10 +84,6 @@ struct Child {
     std::string name;
 };
 
-std::string own_program() {
-    return std::filesystem::read_symlink("/proc/self/exe").string();
-}
-
 /// Starts a child in its own process group, so that Ctrl-C in a terminal reaches the launcher only. The
 /// kernel sends `parent_death_signal` to the child when the launcher ends.
 pid_t start(const std::vector<std::string>& command, const Environment& environment,
@@ -106,8 +96,9 @@ pid_t start(const std::vector<std::string>& command, const Environment& environm
     check(child >= 0, "cannot start a process: ", std::strerror(errno));
     if (child > 0) return child;
     ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, parent_death_signal);
-    if (::getppid() != launcher) ::_exit(1);  // the launcher ended before prctl
+    os::end_with_parent(parent_death_signal);
+    if (::getppid() != launcher) ::_exit(1);  // the launcher ended before the call above
+    ::setenv(launcher_variable, std::to_string(launcher).c_str(), 1);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     reset_signals();
     ::execvp(arguments[0], arguments.data());
@@ -116,7 +107,7 @@ pid_t start(const std::vector<std::string>& command, const Environment& environm
 }
 
 std::vector<Child> start_ranks(int processes, const std::vector<std::string>& arguments) {
-    std::vector<std::string> command = {own_program()};
+    std::vector<std::string> command = {os::own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
     const int port = listen_at("127.0.0.1", 0, SteadyClock::now()).port;  // a port that was free a moment ago
     const std::string key = random_key();
@@ -157,7 +148,7 @@ void allow_root() {
 
 std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& arguments) {
     require_mpirun();
-    std::vector<std::string> command = {"mpirun", "-np", std::to_string(processes), own_program()};
+    std::vector<std::string> command = {"mpirun", "-np", std::to_string(processes), os::own_program()};
     command.insert(command.end(), arguments.begin(), arguments.end());
     // By default Open MPI refuses more processes than cores and binds each process to one core, whatever its
     // thread count. Other MPI implementations do neither and ignore these variables.
@@ -167,28 +158,6 @@ std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& a
                                      {"PRTE_MCA_hwloc_default_binding_policy", "none"}};
     allow_root();
     return {{start(command, environment, SIGTERM), "mpirun"}};
-}
-
-/// Returns the processes that all threads of `process` have started and that have not ended.
-std::vector<pid_t> children_of(pid_t process) {
-    std::vector<pid_t> children;
-    std::error_code ended;
-    for (const auto& thread :
-         std::filesystem::directory_iterator(concat("/proc/", process, "/task"), ended)) {
-        std::ifstream list(thread.path() / "children");
-        for (pid_t child = 0; list >> child;) children.push_back(child);
-    }
-    return children;
-}
-
-/// Returns whether a signal has stopped the process.
-bool is_stopped(pid_t process) {
-    std::ifstream file(concat("/proc/", process, "/stat"));
-    std::string text;
-    std::getline(file, text);
-    // "PID (NAME) STATE ..."; the name may contain any character.
-    const std::size_t name_end = text.rfind(") ");
-    return name_end != std::string::npos && text.compare(name_end + 2, 1, "T") == 0;
 }
 
 /// The processes of one start; wait() returns when all have ended.
@@ -250,7 +219,7 @@ class ChildProcesses {
     }
 
     std::vector<pid_t> ranks() const {
-        if (launch_.method == Launch::Method::mpirun) return children_of(children_.front().process);
+        if (launch_.method == Launch::Method::mpirun) return os::children_of(children_.front().process);
         std::vector<pid_t> processes;
         for (const Child& child : children_) processes.push_back(child.process);
         return processes;
@@ -259,7 +228,7 @@ class ChildProcesses {
     void kill_if_all_are_stopped() {
         const std::vector<pid_t> processes = ranks();
         const SteadyTime now = SteadyClock::now();
-        if (processes.size() < 2 || !std::ranges::all_of(processes, is_stopped)) {
+        if (processes.size() < 2 || !std::ranges::all_of(processes, os::is_stopped)) {
             stopped_since_.reset();
         } else if (!stopped_since_) {
             stopped_since_ = now;
@@ -325,21 +294,24 @@ int launch(const Launch& launch) {
     }
 }
 
-std::vector<std::string> command_line_without(const std::vector<std::string>& flags) {
-    std::ifstream file("/proc/self/cmdline", std::ios::binary);
-    std::vector<std::string> arguments;
-    std::string argument;
-    std::getline(file, argument, '\0');  // skips the program's name
-    while (std::getline(file, argument, '\0')) {
-        const std::string name = argument.substr(0, argument.find('='));
+std::vector<std::string> without_flags(const std::vector<std::string>& arguments,
+                                       const std::vector<std::string>& flags) {
+    std::vector<std::string> kept;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const std::string name = arguments[i].substr(0, arguments[i].find('='));
         const bool removed = std::find(flags.begin(), flags.end(), name) != flags.end();
         if (!removed) {
-            arguments.push_back(argument);
-        } else if (name == argument) {
-            std::getline(file, argument, '\0');  // skips the flag's value
+            kept.push_back(arguments[i]);
+        } else if (name == arguments[i]) {
+            ++i;  // skips the flag's value
         }
     }
-    return arguments;
+    return kept;
+}
+
+bool has_launcher() {
+    const char* const launcher = std::getenv(launcher_variable);
+    return launcher != nullptr && launcher == std::to_string(::getppid());
 }
 
 }  // namespace gradtile::cli

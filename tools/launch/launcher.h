@@ -36,7 +36,11 @@ struct Launch {
 /// broadcasts it through MPI.
 int launch(const Launch& launch);
 
-/// This process's command line after the program's name, without `flags` and their values.
-std::vector<std::string> command_line_without(const std::vector<std::string>& flags);
+/// `arguments` without `flags` and their values.
+std::vector<std::string> without_flags(const std::vector<std::string>& arguments,
+                                       const std::vector<std::string>& flags);
+
+/// Whether this process was started by launch().
+bool has_launcher();
 
 }  // namespace gradtile::cli

@@ -2,11 +2,12 @@
 
 #include <unistd.h>
 
-#include <fstream>
 #include <iostream>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
+#include <gradtile/tools/launch/launcher.h>
 #include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/run_directory.h>
 
@@ -15,24 +16,14 @@ namespace {
 
 /// Returns the memory that this process uses, and the machine's total memory.
 MemoryUse process_memory() {
-    std::ifstream file("/proc/self/statm");
-    std::size_t program_pages = 0, resident_pages = 0;
-    file >> program_pages >> resident_pages;
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    return {resident_pages * page, static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * page};
+    return {os::resident_bytes(), static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * page};
 }
 
 MemoryUse memory_of(Device device) {
     if (device.is_cpu()) return process_memory();
     const cuda::DeviceMemory memory = cuda::device_memory(device);
     return {memory.total_bytes - memory.free_bytes, memory.total_bytes};
-}
-
-/// Whether this process was started by the launcher for --gpus, --processes or --restarts.
-bool has_launcher() {
-    std::error_code error;
-    const auto parent = std::filesystem::read_symlink(concat("/proc/", ::getppid(), "/exe"), error);
-    return !error && parent == std::filesystem::read_symlink("/proc/self/exe", error);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 #include <gradtile/train/checkpoint/snapshot_writer.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
@@ -106,7 +105,7 @@ void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     constexpr std::uintptr_t kPage = 4096;
     const auto begin = (reinterpret_cast<std::uintptr_t>(staging_->data()) + kPage - 1) / kPage * kPage;
     const auto end = reinterpret_cast<std::uintptr_t>(staging_->data() + bytes) / kPage * kPage;
-    if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+    if (end > begin) os::request_huge_pages(reinterpret_cast<std::byte*>(begin), end - begin);
 }
 
 void SnapshotWriter::reserve(const Checkpoint& like) {

@@ -10,6 +10,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/nearest_name.h>
+#include <gradtile/core/text/parse_double.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/settings.h>
@@ -184,7 +185,7 @@ double seconds_of(std::string_view time_budget) {
     for (std::string_view rest = time_budget; !rest.empty();) {
         const bool is_negative = rest.front() == '-';
         double number = 0.0;
-        const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+        const auto parsed = parse_double(rest.data(), rest.data() + rest.size(), number);
         rest.remove_prefix(static_cast<std::size_t>(parsed.ptr - rest.data()));
         const std::size_t unit = rest.empty() ? std::string_view::npos : units.find(rest.front());
         if (parsed.ec != std::errc() || is_negative || unit == std::string_view::npos) {

@@ -1,7 +1,5 @@
 #include <gradtile/train/data/token_file.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,6 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/data/readers/data_files.h>
@@ -256,7 +255,8 @@ TokenFileWriter::TokenFileWriter(const std::string& path, TokenFormat format) : 
         const bool exists = std::filesystem::exists(path);
         check(!std::filesystem::is_directory(path), "is a directory; expected a file");
         if (exists && !std::filesystem::is_regular_file(path)) {
-            memory_ = OpenFile(FileSystem::posix(), ::memfd_create("tokens", MFD_CLOEXEC));
+            memory_ =
+                OpenFile(FileSystem::posix(), static_cast<int>(file_check(os::unnamed_file(), "create")));
             return;
         }
         file_ = std::make_unique<DurableFile>(exists ? std::filesystem::canonical(path)

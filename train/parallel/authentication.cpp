@@ -3,7 +3,8 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <sys/random.h>
+#include <sys/random.h>  // declares getentropy() on macOS
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -14,11 +15,7 @@ namespace gradtile {
 
 Digest random_digest() {
     Digest digest{};
-    ssize_t bytes = 0;
-    do {
-        bytes = ::getrandom(digest.data(), digest.size(), 0);
-    } while (bytes < 0 && errno == EINTR);
-    check(bytes == std::ssize(digest), "getrandom failed: ", std::strerror(errno));
+    check(::getentropy(digest.data(), digest.size()) == 0, "getentropy failed: ", std::strerror(errno));
     return digest;
 }
 

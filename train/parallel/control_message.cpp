@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -101,7 +102,7 @@ void MessageStream::send(const Message& message) {
 
 bool MessageStream::flush() {
     while (has_unsent()) {
-        const ssize_t sent = ::send(*socket_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
+        const ssize_t sent = os::send(*socket_, out_.data() + sent_, out_.size() - sent_);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
         sent_ += static_cast<std::size_t>(sent);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -55,7 +56,7 @@ template <class T>
 Outcome send_message(const Descriptor& socket, const T& message, SteadyTime deadline) {
     const std::string_view bytes = wire_bytes(message);
     return transfer_all(socket, bytes.size(), POLLOUT, deadline, [&](std::size_t begin, std::size_t left) {
-        return ::send(*socket, bytes.data() + begin, left, MSG_NOSIGNAL);
+        return os::send(*socket, bytes.data() + begin, left);
     });
 }
 

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include <gradtile/core/io/internal/operating_system.h>
+
 namespace gradtile {
 namespace {
 
@@ -21,7 +23,7 @@ constexpr std::size_t max_bytes_to_root = 2 * max_exchanged_bytes;
 template <class T>
 bool send_whole(const Descriptor& socket, const T& message) {
     const std::string_view bytes = wire_bytes(message);
-    return ::send(*socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
+    return os::send(*socket, bytes.data(), bytes.size()) == std::ssize(bytes);
 }
 
 /// Appends received bytes until `received` holds `bytes`, and never reads more. Returns false when the

@@ -7,7 +7,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include <thread>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 
 namespace gradtile {
 namespace {
@@ -67,7 +67,7 @@ int port_of(const Descriptor& socket) {
 
 /// Returns an empty Descriptor and sets errno on failure.
 Descriptor try_to_listen(const LocalAddress& address, int port) {
-    Descriptor socket(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Descriptor socket(os::make_socket(address.family));
     if (*socket < 0) return {};
     set_option(socket, SOL_SOCKET, SO_REUSEADDR, one);
     if (address.family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
@@ -99,7 +99,7 @@ using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 /// Connects before the deadline. On failure returns an empty Descriptor and sets `problem`.
 Descriptor try_to_connect(const addrinfo& address, SteadyTime deadline, std::string& problem) {
-    Descriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Descriptor socket(os::make_socket(address.ai_family));
     int error = *socket < 0 ? errno : 0;
     if (error == 0 && ::connect(*socket, address.ai_addr, address.ai_addrlen) != 0) error = errno;
     if (error == EINPROGRESS) {
@@ -138,16 +138,18 @@ Descriptor try_to_connect(const Address& address, SteadyTime deadline, std::stri
 
 }  // namespace
 
-WakeUp::WakeUp() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    check(*event_ >= 0, "control connection: ", std::strerror(errno));
+WakeUp::WakeUp() {
+    int ends[2] = {-1, -1};
+    check(os::make_pipe(ends) == 0, "control connection: ", std::strerror(errno));
+    read_end_ = Descriptor(ends[0]);
+    write_end_ = Descriptor(ends[1]);
 }
 void WakeUp::notify() const noexcept {
-    const std::uint64_t count = 1;
-    static_cast<void>(!::write(*event_, &count, sizeof count));  // fails only when a notification is pending
+    static_cast<void>(!::write(*write_end_, "", 1));  // fails only when notifications fill the pipe
 }
 void WakeUp::clear() const noexcept {
-    std::uint64_t count = 0;
-    static_cast<void>(!::read(*event_, &count, sizeof count));
+    std::array<char, 64> bytes;
+    while (::read(*read_end_, bytes.data(), bytes.size()) > 0) continue;
 }
 
 bool is_loopback(const std::string& address) {
@@ -177,15 +179,14 @@ Listener listen_at(const std::string& address, int port, SteadyTime deadline) {
 }
 
 Descriptor accept_from(const Listener& listener) {
-    Descriptor socket(::accept4(*listener.socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Descriptor socket(os::accept_connection(*listener.socket));
     if (*socket >= 0) set_option(socket, IPPROTO_TCP, TCP_NODELAY, one);
     return socket;
 }
 
 std::pair<Descriptor, Descriptor> connected_pair() {
     int ends[2] = {-1, -1};
-    check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0,
-          "control connection: ", std::strerror(errno));
+    check(os::make_socket_pair(ends) == 0, "control connection: ", std::strerror(errno));
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/io/removed_on_signal.h>
 #include <gradtile/core/start_thread.h>
 
@@ -60,14 +61,14 @@ void StopSignals::restore_signals() {
 
 void StopSignals::wait_for_signals() {
     while (!ending_) {
-        siginfo_t signal{};
-        if (sigwaitinfo(&requests_, &signal) > 0 && !ending_) take(signal);
+        const os::ReceivedSignal signal = os::wait_for_signal(requests_);
+        if (signal.number != 0 && !ending_) take(signal);
     }
 }
 
 /// This thread writes no output: a blocked write would keep it from handling a second signal.
-void StopSignals::take(const siginfo_t& signal) {
-    const int number = signal.si_signo;
+void StopSignals::take(const os::ReceivedSignal& signal) {
+    const int number = signal.number;
     if (number == SIGHUP && terminal_.has_sent(signal)) return;
     const int first = received_;
     if (!answered_ || first == number) {

@@ -47,7 +47,7 @@ class StopSignals {
 
     void restore_signals();
     void wait_for_signals();
-    void take(const siginfo_t& signal);
+    void take(const os::ReceivedSignal& signal);
 
     StartTerminal terminal_;
     sigset_t requests_, former_mask_;

@@ -1,8 +1,10 @@
 #pragma once
 /// The terminal that a process was started from.
-#include <signal.h>
-
 namespace gradtile {
+
+namespace os {
+struct ReceivedSignal;
+}
 
 /// The controlling terminal at the time this object is created, if any.
 class StartTerminal {
@@ -13,7 +15,7 @@ class StartTerminal {
     bool is_hung_up() const;
     /// Returns whether the kernel or a shell sent a SIGHUP because the terminal is gone, and not a person or
     /// a scheduler (kill -HUP). If a shell sent it, waits up to half a second for the terminal to disappear.
-    bool has_sent(const siginfo_t& hangup) const;
+    bool has_sent(const os::ReceivedSignal& hangup) const;
 
   private:
     bool existed_;

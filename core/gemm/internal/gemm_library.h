@@ -1,6 +1,6 @@
 #pragma once
 /// The interface to the CPU's matrix library. The calling thread alone computes one block of a product. CMake
-/// chooses gemm_onednn.cpp or gemm_openblas.cpp as the implementation.
+/// chooses gemm_onednn.cpp or gemm_cblas.cpp as the implementation.
 #include <cstdint>
 
 #include <gradtile/core/dtype.h>

@@ -15,13 +15,13 @@ using SteadyTime = SteadyClock::time_point;
 class WakeUp {
   public:
     WakeUp();
-    int descriptor() const { return *event_; }
+    int descriptor() const { return *read_end_; }
     void notify() const noexcept;
     /// Resets the descriptor to not readable.
     void clear() const noexcept;
 
   private:
-    Descriptor event_;
+    Descriptor read_end_, write_end_;
 };
 
 struct Listener {

@@ -1,6 +1,5 @@
-// The CPU matrix library OpenBLAS, used when oneDNN is absent.
-#include <cblas.h>
-
+// The CPU matrix libraries with the interface CBLAS, used when oneDNN is absent: Accelerate on macOS, else
+// OpenBLAS.
 #include <cstdlib>
 #include <string>
 
@@ -13,15 +12,37 @@
 namespace gradtile {
 namespace {
 
+/// cblas_sgemm(); enumerations are passed as int. Both libraries use 32-bit sizes.
+using Sgemm = void (*)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
+                       int lda, const float* b, int ldb, float beta, float* c, int ldc);
+constexpr int row_major = 101, no_trans = 111, trans = 112;
+
+#if defined(__APPLE__)
+
+struct Blas {
+    Sgemm sgemm;
+    std::string name = "Accelerate";
+
+    Blas() {
+        // Each of gradtile's threads computes a separate block. Accelerate reads the variable when it is
+        // loaded.
+        setenv("VECLIB_MAXIMUM_THREADS", "1", 0);
+        const SharedLibrary library("gemm", {"/System/Library/Frameworks/Accelerate.framework/Accelerate"});
+        library.find("cblas_sgemm", sgemm);
+    }
+};
+
+#else
+
 /// OpenBLAS, loaded at the first product. It chooses its kernels while it is loaded; releases older than the
 /// processor choose SSE3 kernels, which are five times slower on AVX-512 machines. An environment variable
 /// can select the kernels, but must be set before the library is loaded, so the program cannot be linked with
 /// it.
-struct OpenBlas {
-    decltype(&cblas_sgemm) sgemm;
+struct Blas {
+    Sgemm sgemm;
     std::string name;
 
-    OpenBlas() {
+    Blas() {
         constexpr const char* core_type = "OPENBLAS_CORETYPE";
         const bool name_kernels = std::getenv(core_type) == nullptr && cpu_has_avx512();
         if (name_kernels) setenv(core_type, "SkylakeX", 0);
@@ -40,28 +61,29 @@ struct OpenBlas {
     }
 };
 
-const OpenBlas& openblas() {
-    static const OpenBlas library;
+#endif
+
+const Blas& blas() {
+    static const Blas library;
     return library;
 }
 
 }  // namespace
 
 const char* cpu_matrix_library() {
-    return openblas().name.c_str();
+    return blas().name.c_str();
 }
 
 namespace cpu {
 
 void library_gemm(const GemmBlock& block, const float* a, const float* b, float* c) {
     const auto index = [](std::int64_t value) {
-        check(value <= INT32_MAX, "gemm: ", value, " is more than OpenBLAS's 32-bit sizes hold");
-        return static_cast<blasint>(value);
+        check(value <= INT32_MAX, "gemm: ", value, " is more than the matrix library's 32-bit sizes hold");
+        return static_cast<int>(value);
     };
-    openblas().sgemm(CblasRowMajor, block.trans_a ? CblasTrans : CblasNoTrans,
-                     block.trans_b ? CblasTrans : CblasNoTrans, index(block.m), index(block.n),
-                     index(block.k), block.alpha, a, index(block.lda), b, index(block.ldb),
-                     block.accumulate ? 1.0f : 0.0f, c, index(block.ldc));
+    blas().sgemm(row_major, block.trans_a ? trans : no_trans, block.trans_b ? trans : no_trans,
+                 index(block.m), index(block.n), index(block.k), block.alpha, a, index(block.lda), b,
+                 index(block.ldb), block.accumulate ? 1.0f : 0.0f, c, index(block.ldc));
 }
 
 bool library_has_bfloat16() {
@@ -70,7 +92,7 @@ bool library_has_bfloat16() {
 
 namespace {
 [[noreturn]] void no_bfloat16() {
-    throw Error("gemm: OpenBLAS has no bfloat16 product; expected float32 blocks");
+    throw Error("gemm: this matrix library has no bfloat16 product; expected float32 blocks");
 }
 }  // namespace
 
