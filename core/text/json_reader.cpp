@@ -161,10 +161,14 @@ void read_json(std::string_view text, std::string_view source, JsonHandler& hand
         const bool is_shortened = !shortened.strings.empty();
         std::string problem =
             parse_events(is_shortened ? shortened.text : text, handler, std::move(shortened.strings));
+        // The library takes a NUL for the end of the text, and does not read what follows.
+        if (const std::size_t nul = text.find('\0'); problem.empty() && nul != std::string_view::npos)
+            problem = concat("not JSON: at byte ", nul, ": a NUL outside of strings; expected the end");
         if (problem.empty()) return;
         // The error's place is that in the whole text.
         SkippedJson skipped;
-        if (is_shortened) problem = parse_events(text, skipped, {});
+        if (std::string in_text; is_shortened && !(in_text = parse_events(text, skipped, {})).empty())
+            problem = std::move(in_text);
         throw Error(problem);
     });
 }

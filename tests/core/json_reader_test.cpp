@@ -62,6 +62,17 @@ TEST(JsonReader, TextThatIsNotJsonIsRefused) {
     EXPECT_NE(refusal_of("[NaN]"), "");
 }
 
+TEST(JsonReader, ANulEndsNoText) {
+    const std::string nul(1, '\0');
+    for (const std::string& value : {std::string("{\"a\":1}"), "[\"" + std::string(500, 'x') + "\"]"})
+        for (const std::string& rest : {std::string(), std::string(" "), std::string("{\"b\":2}")})
+            EXPECT_EQ(refusal_of(value + nul + rest), concat("not JSON: at byte ", value.size(),
+                                                             ": a NUL outside of strings; expected the end"));
+    EXPECT_NE(refusal_of("[1," + nul + "2]"), "");
+    EXPECT_NE(refusal_of("[\"" + nul + "\"]"), "");
+    EXPECT_EQ(parse_json("[\"\\u0000\"]", "f.json")[0].text(), nul);
+}
+
 TEST(JsonReader, RefusesDeepNesting) {
     for (const auto& [begin, end] : {std::pair{"[", "]"}, {"{\"a\":", "}"}, {"[{\"a\":", "}]"}}) {
         const std::size_t levels_of_one = std::string_view(begin)[0] == '[' && begin[1] == '{' ? 2 : 1;

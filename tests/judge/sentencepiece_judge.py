@@ -1,8 +1,8 @@
 """Judges models of SentencePiece: the ids of `gradtile tokenize` must equal those of the libraries sentencepiece and tokenizers.
 
-usage: sentencepiece_judge.py GRADTILE DIRECTORY [CHARACTERS]    (scripts/judge.sh calls it)
+usage: sentencepiece_judge.py GRADTILE DIRECTORY [CHARACTERS [FILE]...]    (scripts/judge.sh calls it)
 
-The texts are this repository's and random ones, among them thousands of short hostile texts. The model files are the four of the package
+The texts are random ones, among them thousands of short hostile texts, and those of the files. The model files are the four of the package
 mistral-common, and eight that are trained here: BPE and Unigram, with and without byte fallback, with NFKC and without normalization. Later
 versions of sentencepiece than 0.2.0 add the scores of Unigram in another order, and differ in the choice between equal sequences. The files
 tokenizer.json are made here from the trained models in the ways in which Llama 2, Mistral and Gemma write them.
@@ -17,7 +17,7 @@ import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
-from tokenizer_judge import Judge, RandomText
+from tokenizer_judge import Judge, RandomText, documents
 
 BLANK = "\u2581"
 
@@ -40,10 +40,10 @@ def hostile_texts(text, count):
              "\ufdfa", "\u3000", "\u00a0", "\u200b", "\ufeff", "\0", "\x7f", "İ", "ΣΑΣ", "ẞ", "ǅ", "①", "㍿", "½", "😀", "👩\u200d💻", "\U0010ffff", "a", "B", "the", " the", "1", "<tok>", " <tok> ", "<word>", "x<word>", "<word>y",
              "<sym>", "ab<sym>cd", "\u0327\u0301\u0327", "가각", "が", "か\u3099", "ﾊﾞ", "\U0001d15e", "\u0344", "\u2126", "\u212b", "\ue000"]
     texts = []
-    for number in range(count):
+    while len(texts) < count:
         pieces = [text.random.choice(parts) if text.random.random() < 0.7 else text.block() for _ in range(text.random.randint(1, 9))]
-        texts.append("".join(pieces))
-    return [text for text in texts if text]
+        texts += ["".join(pieces)] if any(pieces) else []
+    return texts
 
 
 class Comparison:
@@ -176,14 +176,13 @@ def byte_level(texts):
 
 def main():
     gradtile, directory = sys.argv[1], Path(sys.argv[2])
-    characters = int(sys.argv[3]) if len(sys.argv) > 3 else 400_000
     text = RandomText(seed=2)
     newer = characters_of_newer_tables(text.characters)
     text.characters = [character for character in text.characters if character not in newer]
     text.marks = [character for character in text.marks if character not in newer]
     text.numbers = [character for character in text.numbers if character not in newer]
-    judge = Judge(gradtile, directory, [text.document(20_000) for _ in range(max(characters // 20_000, 1))])
-    comparison = Comparison(judge, hostile_texts(text, characters // 200))
+    judge = Judge(gradtile, directory, documents(text, sys.argv[3:]))
+    comparison = Comparison(judge, hostile_texts(text, 5_000))
     for path in sorted(Path(str(files("mistral_common") / "data")).glob("*.model*")):
         comparison.model_file(path.name, path)
     texts = text.sources + [text.document(2_000) for _ in range(50)]

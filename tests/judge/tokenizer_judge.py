@@ -1,8 +1,9 @@
 """Judges BPE tokenizers: the ids of `gradtile tokenize` must equal those of the tokenizers and tiktoken libraries on random text.
 
-usage: tokenizer_judge.py GRADTILE DIRECTORY [CHARACTERS]    (scripts/judge.sh calls it)
+usage: tokenizer_judge.py GRADTILE DIRECTORY [CHARACTERS [FILE]...]    (scripts/judge.sh calls it)
 
-Vocabularies are trained here, on this repository's text and on random text: none is downloaded. The random characters are those that the
+CHARACTERS of random text are compared, and the texts of the files. Vocabularies are trained here, on this repository's text and on random
+text: none is downloaded. The random characters are those that the
 Unicode version of Python's unicodedata assigns; PCRE2 10.42, Debian 12's and Ubuntu 24.04's, has 14.0. A later Python assigns characters
 that PCRE2 does not know, so they are left out.
 """
@@ -120,6 +121,17 @@ def bytes_of_characters():
     return table
 
 
+def documents(text, arguments):
+    """Random documents, and those that the files of the command line are cut into."""
+    characters = int(arguments[0]) if arguments else 400_000
+    chosen = [text.document(20_000) for _ in range(max(characters // 20_000, 1))]
+    for file in arguments[1:]:
+        whole = Path(file).read_bytes().decode()
+        chosen += [whole[start:start + 20_000] for start in range(0, len(whole), 20_000)]
+    print(f"{sum(len(document.encode()) for document in chosen)} bytes in {len(chosen)} documents")
+    return chosen
+
+
 class Judge:
     def __init__(self, gradtile, directory, documents):
         self.gradtile, self.directory, self.documents = gradtile, directory, documents
@@ -214,9 +226,8 @@ def judge_trainer(judge, size, files, special):
 
 def main():
     gradtile, directory = sys.argv[1], Path(sys.argv[2])
-    characters = int(sys.argv[3]) if len(sys.argv) > 3 else 400_000
     text = RandomText(seed=1)
-    judge = Judge(gradtile, directory, [text.document(20_000) for _ in range(max(characters // 20_000, 1))])
+    judge = Judge(gradtile, directory, documents(text, sys.argv[3:]))
     texts = text.sources + [text.document(2_000) for _ in range(50)]
 
     end = [AddedToken("<|endoftext|>", normalized=False, special=True)]

@@ -225,7 +225,7 @@ class DTypeReplacer final : public JsonHandler {
 
 HuggingFaceModel read_huggingface_config(const JsonValue& value, std::string_view source,
                                          UnknownMembers& unknown) {
-    check(value.is_object(), source, ": expected an object");
+    check(value.is_object(), source, ": ", json_excerpt(value), "; expected an object");
     const std::string type = text_of(value, "model_type", source);
     const ModelFamily* const family = find_family(type);
     // The errors of these members say more than that of an unknown model_type.

@@ -102,7 +102,8 @@ void WeightFiles::add_index(const std::string& path) {
     const auto visit_tensors = [&](const auto& visit) {
         JsonElements members(JsonElements::Of::object, [&](const std::string& name, const JsonValue& file) {
             if (!file.is_string())
-                throw Error(concat("weight_map: '", printable_name(name), "' has no file's name"));
+                throw Error(concat("weight_map: ", printable_name(name), ": ", json_excerpt(file),
+                                   "; expected a file's name"));
             visit(name, file.text());
         });
         return parse_json(text, path, {{{"weight_map"}, members}});

@@ -64,6 +64,22 @@ TEST(Readers, ZstdDataAreDecompressed) {
     expect_compressed_text(zstd_lines);
 }
 
+/// The beginnings of files by xz, zip, 7z, lz4 and bzip2. Without the check their bytes would be a text.
+TEST(Readers, OtherCompressedDataAreRefusedByName) {
+    const TemporaryDirectory place;
+    for (const auto& [digits, what] : {std::pair{"fd377a585a000004e6d6b446", "xz data"},
+                                       {"504b0304140000000800", "a zip archive"},
+                                       {"377abcaf271c0004", "a 7z archive"},
+                                       {"04224d186440a7", "lz4 data"},
+                                       {"425a683931415926535937", "bzip2 data"}}) {
+        const std::string path = place.write("f.txt", from_hexadecimal(digits));
+        EXPECT_EQ(message_of([&] { all_text(path); }),
+                  path + ": is " + what + "; expected text, or text compressed with gzip or zstd");
+    }
+    for (const std::string text : {"BZh9", "BZh91AY&S", "PK", "7z", "BZh9 1AY&SY"})
+        EXPECT_EQ(all_text(place.write("f.txt", text)), text);
+}
+
 TEST(Readers, FilesAreHashedAsTheyAreOnTheDisk) {
     const TemporaryDirectory place;
     for (const std::string& data :

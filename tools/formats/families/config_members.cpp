@@ -9,7 +9,7 @@ namespace gradtile {
 
 ConfigMembers::ConfigMembers(const JsonValue& object, std::string_view source)
     : object_(&object), source_(source) {
-    check(object.is_object(), source_, ": expected an object");
+    check(object.is_object(), source_, ": ", json_excerpt(object), "; expected an object");
 }
 
 const JsonValue* ConfigMembers::find(const MemberNames& names) {

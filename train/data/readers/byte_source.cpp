@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include <gradtile/core/available_memory.h>
@@ -144,9 +146,32 @@ class BytesAfter final : public ByteSource {
     std::unique_ptr<ByteSource> bytes_;
 };
 
+constexpr std::size_t longest_magic = 10;  // bzip2's
+
+/// Throws Error for data of other compressors, which would be read as text otherwise.
+void refuse_other_compression(std::string_view begin, const std::string& name) {
+    using namespace std::string_view_literals;
+    struct Format {
+        std::string_view magic, what;
+    };
+    constexpr std::array formats{
+        Format{"\xFD\x37zXZ\0"sv, "xz data"},
+        Format{"PK\x03\x04"sv, "a zip archive"},
+        Format{"7z\xBC\xAF\x27\x1C"sv, "a 7z archive"},
+        Format{"\x04\x22\x4D\x18"sv, "lz4 data"},
+    };
+    // "BZh", a level, and the first digits of pi.
+    const bool is_bzip2 = begin.starts_with("BZh") && begin.substr(std::min(begin.size(), std::size_t{4})) ==
+                                                          "\x31\x41\x59\x26\x53\x59"sv;
+    check(!is_bzip2, name, ": is bzip2 data; expected text, or text compressed with gzip or zstd");
+    for (const auto& [magic, what] : formats)
+        check(!begin.starts_with(magic), name, ": is ", what,
+              "; expected text, or text compressed with gzip or zstd");
+}
+
 std::unique_ptr<ByteSource> decompressed_if_compressed(std::unique_ptr<ByteSource> bytes,
                                                        const std::string& name) {
-    std::vector<std::byte> first(zstd_magic.size());
+    std::vector<std::byte> first(longest_magic);
     std::size_t count = 0;
     while (count < first.size()) {
         const std::size_t got = bytes->read(std::span(first).subspan(count));
@@ -155,6 +180,7 @@ std::unique_ptr<ByteSource> decompressed_if_compressed(std::unique_ptr<ByteSourc
     }
     first.resize(count);
     const std::string_view begin(reinterpret_cast<const char*>(first.data()), count);
+    refuse_other_compression(begin, name);
     std::unique_ptr<Decompressor> decompressor;
     if (begin.starts_with(gzip_magic)) decompressor = gzip_decompressor(name);
     if (begin.starts_with(zstd_magic)) decompressor = zstd_decompressor(name);
