@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 
-#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/formatted.h>
 
@@ -35,15 +35,14 @@ ContinueSignal::~ContinueSignal() {
 }
 
 bool ContinueSignal::wait(std::chrono::milliseconds time) const {
-    using Clock = std::chrono::steady_clock;
-    const Clock::time_point deadline = Clock::now() + time;
-    // Stopping the process interrupts the wait. The next call receives the SIGCONT that has ended the stop,
-    // also after the deadline.
-    for (;;) {
-        const Clock::duration left = std::max(deadline - Clock::now(), Clock::duration::zero());
-        const bool has_come = os::wait_for_signal(set_, left).number == SIGCONT;
-        if (has_come || left == Clock::duration::zero()) return has_come;
-    }
+    const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
+    int received = -1;
+    // Stopping the process interrupts the call (EINTR). The next call receives the SIGCONT that has ended the
+    // stop.
+    do {
+        received = sigtimedwait(&set_, nullptr, &limit);
+    } while (received < 0 && errno == EINTR);
+    return received == SIGCONT;
 }
 
 LiveDisplay::LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued)
