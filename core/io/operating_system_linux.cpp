@@ -85,7 +85,7 @@ ReceivedSignal wait_for_signal(const sigset_t& set, std::optional<std::chrono::n
         const timespec time{seconds.count(), (*timeout - seconds).count()};
         number = ::sigtimedwait(&set, &signal, &time);
     }
-    if (number < 0) return {};
+    if (number < 0) return {.is_interrupted = errno == EINTR};
     return {.number = number, .is_of_kernel = signal.si_code == SI_KERNEL, .sender = signal.si_pid};
 }
 

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 
+#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/formatted.h>
 
@@ -35,14 +35,12 @@ ContinueSignal::~ContinueSignal() {
 }
 
 bool ContinueSignal::wait(std::chrono::milliseconds time) const {
-    const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
-    int received = -1;
-    // Stopping the process interrupts the call (EINTR). The next call receives the SIGCONT that has ended the
-    // stop.
+    os::ReceivedSignal received;
+    // Stopping the process interrupts the wait. The next one receives the SIGCONT that has ended the stop.
     do {
-        received = sigtimedwait(&set_, nullptr, &limit);
-    } while (received < 0 && errno == EINTR);
-    return received == SIGCONT;
+        received = os::wait_for_signal(set_, time);
+    } while (received.is_interrupted);
+    return received.number == SIGCONT;
 }
 
 LiveDisplay::LiveDisplay(std::FILE* out, LiveOptions options, const ContinueSignal& continued)

@@ -47,7 +47,8 @@ ssize_t send(int socket, const void* data, std::size_t bytes);
 struct ReceivedSignal {
     int number = 0;  ///< 0: none came in time
     bool is_of_kernel = false;
-    pid_t sender = 0;  ///< 0: unknown
+    pid_t sender = 0;             ///< 0: unknown
+    bool is_interrupted = false;  ///< the wait ended early, without a signal: the process was stopped
 };
 /// Takes a signal of `set`, which must be blocked. Without a timeout, waits until one comes.
 ReceivedSignal wait_for_signal(const sigset_t& set, std::optional<std::chrono::nanoseconds> timeout = {});
