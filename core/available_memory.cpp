@@ -7,7 +7,7 @@
 #include <string>
 
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

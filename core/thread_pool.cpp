@@ -13,7 +13,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/internal/pause.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

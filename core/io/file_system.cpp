@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include <gradtile/core/io/file_system.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 

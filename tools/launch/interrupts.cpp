@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile::cli {
 namespace {

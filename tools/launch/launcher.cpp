@@ -13,7 +13,7 @@
 #include <optional>
 #include <sstream>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/train/parallel/internal/authentication.h>

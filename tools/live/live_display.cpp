@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/formatted.h>
 

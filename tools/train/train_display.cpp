@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/launch/launcher.h>
 #include <gradtile/train/run/metrics_file.h>

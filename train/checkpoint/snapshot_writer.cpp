@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>

@@ -8,7 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/data/readers/data_files.h>

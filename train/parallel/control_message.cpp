@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

@@ -19,7 +19,7 @@
 #include <thread>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

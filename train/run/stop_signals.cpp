@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <gradtile/core/check.h>
-#include <gradtile/core/io/internal/operating_system.h>
 #include <gradtile/core/io/removed_on_signal.h>
+#include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
 
 namespace gradtile {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
 namespace {

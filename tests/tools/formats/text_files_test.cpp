@@ -154,7 +154,8 @@ TEST(ImportedText, OfAHostileCheckpointIsRefusedByName) {
                 HasSubstr("run: imported_text: file '../outside.json'"));
     EXPECT_THAT(refusal("files", {{"config.json", 3}}), HasSubstr("run: imported_text"));
     EXPECT_THAT(refusal("files", {{"config.json", "{"}}), HasSubstr("run: config.json: "));
-    EXPECT_THAT(refusal("files", {{"config.json", "[]"}}), HasSubstr("run: config.json: [...]; expected an object"));
+    EXPECT_THAT(refusal("files", {{"config.json", "[]"}}),
+                HasSubstr("run: config.json: [...]; expected an object"));
     EXPECT_THAT(refusal("end_tokens", {256, 1000000}), HasSubstr("end token 1000000"));
     EXPECT_THAT(refusal("end_tokens", "x"), HasSubstr("run: imported_text"));
     EXPECT_THAT(refusal("has_unknown_template", nullptr), HasSubstr("run: imported_text"));

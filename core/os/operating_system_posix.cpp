@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <thread>
 
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile::os {
 namespace {

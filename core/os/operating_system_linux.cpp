@@ -14,8 +14,7 @@
 #include <limits>
 #include <thread>
 
-#include <gradtile/core/check.h>
-#include <gradtile/core/io/internal/operating_system.h>
+#include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile::os {
 namespace {
@@ -101,7 +100,7 @@ std::vector<pid_t> children_of(pid_t process) {
     std::vector<pid_t> children;
     std::error_code ended;
     for (const auto& thread :
-         std::filesystem::directory_iterator(concat("/proc/", process, "/task"), ended)) {
+         std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task", ended)) {
         std::ifstream list(thread.path() / "children");
         for (pid_t child = 0; list >> child;) children.push_back(child);
     }
@@ -109,7 +108,7 @@ std::vector<pid_t> children_of(pid_t process) {
 }
 
 bool is_stopped(pid_t process) {
-    std::ifstream file(concat("/proc/", process, "/stat"));
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
     std::string text;
     std::getline(file, text);
     // "PID (NAME) STATE ..."; the name may contain any character.

@@ -1,7 +1,7 @@
 #pragma once
 /// INTERNAL. The system calls in which Linux and other POSIX systems differ. operating_system_linux.cpp has
 /// Linux's calls; operating_system_posix.cpp has what macOS and POSIX offer instead, and is tested on Linux
-/// as well (gradtile_portable_test() in tests/CMakeLists.txt). A negative result is -errno, as in FileSystem.
+/// as well (tests/posix). A negative result is -errno, as in FileSystem.
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/types.h>
