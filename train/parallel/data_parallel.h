@@ -30,11 +30,12 @@ class SideStream;
 
 struct DataParallelOptions {
     int zero = 0;               ///< ZeRO level: 1 shards masters and moments, 2 the summed gradients as well
-    WholeCost whole_cost = {};  ///< names the parameters that shards must not cut
+    WholeCost whole_cost = {};  ///< the cost of each parameter that no shard may cut
 };
 
-/// The elements after which a bucket ends: 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2 keeps
-/// the memory of a few buckets, so that a bucket is at most 1/16 of the `elements` of the flat blocks.
+/// The elements after which a bucket ends: 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2
+/// allocates a few buckets, so there a bucket ends after `elements` / 16 if that is less. `elements`: the
+/// flat blocks' length.
 std::int64_t bucket_elements(int zero, std::int64_t elements);
 
 /// Returns the buckets of a DataParallel with these options, for flat blocks with `elements` elements.

@@ -12,6 +12,7 @@
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/generation/stop_texts.h>
 
+#include <support/counted_memory.h>
 #include <support/error_message.h>
 #include <tools/generation/generation_cases.h>
 
@@ -96,27 +97,6 @@ TEST(Generation, APromptMayBeReadInPartsAndInBatches) {
         HasSubstr("3 tokens after 6 in the cache; it holds 8"));
 }
 
-/// Measures the most bytes that a context's tensors take at once.
-class PeakAllocator final : public Allocator {
-  public:
-    std::byte* allocate(std::size_t bytes) override {
-        held_ += bytes;
-        peak = std::max(peak, held_);
-        return system_->allocate(bytes);
-    }
-    void release(std::byte* data, std::size_t bytes) noexcept override {
-        held_ -= bytes;
-        system_->release(data, bytes);
-    }
-    Device device() const override { return Device::cpu(); }
-
-    std::size_t peak = 0;
-
-  private:
-    std::size_t held_ = 0;
-    std::shared_ptr<Allocator> system_ = system_allocator(Device::cpu());
-};
-
 /// The largest memory that this process had, in bytes.
 std::size_t resident_peak() {
     rusage usage{};
@@ -137,7 +117,7 @@ constexpr std::size_t little_memory = 200'000'000;
 
 TEST(Generation, MemoryDependsOnTheTextsAndNotOnTheContext) {
     const std::vector<std::int32_t> prompt{3, 1, 4, 1, 5};
-    const auto allocator = std::make_shared<PeakAllocator>();
+    const auto allocator = std::make_shared<test::CountedMemory>();
     const Context counted = Context(Device::cpu(), 1).with_allocator(allocator);
     const std::size_t before = resident_peak();
     const auto drawn_with = [&](std::int64_t context, bool use_cache) {

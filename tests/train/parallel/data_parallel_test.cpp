@@ -10,6 +10,7 @@
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/replica.h>
 
+#include <support/counted_memory.h>
 #include <support/error_message.h>
 #include <support/silent_pair.h>
 
@@ -216,30 +217,12 @@ TEST(GradientSlots, RefuseContributionsOutsideAPassAndAnIncompletePass) {
     EXPECT_THAT(message_of([&] { s.slots->finish(); }), testing::HasSubstr("were not reported as complete"));
 }
 
-/// Counts the bytes that are allocated.
-class CountedMemory final : public Allocator {
-  public:
-    std::byte* allocate(std::size_t bytes) override {
-        held += bytes;
-        return system_->allocate(bytes);
-    }
-    void release(std::byte* data, std::size_t bytes) noexcept override {
-        held -= bytes;
-        system_->release(data, bytes);
-    }
-    Device device() const override { return Device::cpu(); }
-    std::size_t held = 0;
-
-  private:
-    std::shared_ptr<Allocator> system_ = system_allocator(Device::cpu());
-};
-
-/// What a replica has allocated after a micro-step, in which it computes but exchanges nothing.
+/// The bytes that a replica holds after two micro-steps. SilentPair exchanges nothing.
 struct ReplicaBytes {
     std::size_t allocated = 0, gradients = 0;
 
     ReplicaBytes(const TrainConfig& config) {
-        const auto memory = std::make_shared<CountedMemory>();
+        const auto memory = std::make_shared<test::CountedMemory>();
         const Context ctx = Context(Device::cpu(), 1).with_allocator(memory);
         const SilentPair pair;
         Replica replica(ctx, config, std::nullopt, pair);
