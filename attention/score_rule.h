@@ -61,6 +61,20 @@ struct ScoreFormula {
         return {softcap * t, (1 - t) * (1 + t)};
     }
 
+    /// transform_product() in another form, for callers with fast exponentials: r = 1 / (1 + e), e =
+    /// exp(product
+    /// * exponent_rate()). r is all that remains of the product, so the value's error is absolute: some
+    /// roundings of softcap, also where the value is small.
+    template <class Math>
+    GRADTILE_ATTENTION_INLINE A exponent_rate() const {
+        return Math::quotient(A(2), softcap);
+    }
+    GRADTILE_CALLS_EITHER_DEVICE
+    template <class Math>
+    GRADTILE_ATTENTION_INLINE Score<A> transform_reciprocal(A r) const {
+        return {softcap - 2 * softcap * r, r * Math::abs(4 - 4 * r)};
+    }
+
     /// Whether add_distance_terms() changes a score. If it does not, kernels omit it.
     GRADTILE_ATTENTION_INLINE bool has_distance_terms() const { return alibi_slope != 0; }
     GRADTILE_CALLS_EITHER_DEVICE

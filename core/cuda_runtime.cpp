@@ -3,6 +3,9 @@
 // driver.
 #include <gradtile/core/cuda_runtime.h>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include <gradtile/core/allocator.h>
 
 #include <gradtile/core/internal/cuda_check.h>
@@ -74,7 +77,8 @@ int shared_memory_of_a_block() {
     int device = 0, bytes = 0;
     cuda_check(cudaGetDevice(&device));
     cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return bytes;
+    const char* const limit = std::getenv("GRADTILE_SHARED_MEMORY");
+    return limit == nullptr ? bytes : std::clamp(std::atoi(limit), 48 * 1024, bytes);
 }
 
 void throw_out_of_memory(Device device, std::size_t bytes) {

@@ -118,7 +118,8 @@ struct Call16 : Call {
         const auto is_far_from_1 = [](double x) { return x < 0x1p-60 || x > 0x1p60; };
         // Kernels divide scores by the scale.
         if (scores.has_formula() && is_far_from_1(options.scale)) return "the scale is far from 1";
-        if (scores.softcap != 0 && is_far_from_1(scores.softcap)) return "the softcap is far from 1";
+        if (scores.softcap != 0 && scores.softcap < 0x1p-60) return "the softcap is far from 1";
+        if (scores.softcap > hopper_max_softcap) return "the softcap is large";
         return nullptr;
     }
     /// The Hopper kernels for row ranges. `columns` is their head dim.

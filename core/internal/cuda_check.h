@@ -24,7 +24,9 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
-/// Returns how much shared memory a block can have on the current device, in bytes.
+/// Returns how much shared memory a block can have on the current device, in bytes. GRADTILE_SHARED_MEMORY
+/// lowers the number: with 101376 and GRADTILE_HOPPER_ATTENTION=off, a Hopper GPU runs the kernels that GPUs
+/// of compute capability 8.6, 8.9 and 12.x run, if the build has them.
 int shared_memory_of_a_block();
 
 /// While this object exists, the thread may allocate memory during a graph capture; the allocation does not

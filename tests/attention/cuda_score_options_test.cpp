@@ -199,6 +199,8 @@ TEST_F(AttentionCuda, DropoutAndSoftcapTakeTheHopperKernels) {
                                      "with dropout"));
     problem.softcap = 30;
     EXPECT_THAT(explain(), ::testing::HasSubstr("with a formula of the scores"));
+    problem.softcap = 300;
+    EXPECT_THAT(explain(), ::testing::HasSubstr("the softcap is large"));
 }
 
 /// Sinks and slopes are float32, biases may have q's dtype, and all may be strided views.

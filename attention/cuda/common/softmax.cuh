@@ -15,6 +15,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return result;
 }
 
+/// 1 / x with relative error 2^-23; 0 if 1 / x is below 2^-126.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 /// Reduce over the four lanes that share an accumulator row.
 __device__ __forceinline__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));

@@ -295,10 +295,14 @@ __device__ __forceinline__ void make_left_operand(FragmentA (&left)[n_tiles / 2]
         });
         if constexpr (Policy::rule == HopperRule::formula) {
             const RowPosition pair_position{position.head, position.row + k * 16};
-            if (p.scores.changes_products())
-                apply_to_unscaled_products(
-                    pair, p.scores, p.scale_log2, position.head,
-                    [&](int n, int e, float derivative) { derivatives[0][n][e] = derivative; });
+            if (p.scores.changes_products()) {
+                const ProductFunction function(p.scores, p.scale_log2, position.head);
+                for_each_element(pair, [&](float& x, int, int n, int e) {
+                    const Score<float> score = function(x);
+                    x = score.value;
+                    derivatives[0][n][e] = score.derivative;
+                });
+            }
             if (p.scores.has_distance_terms())
                 add_unscaled_distance_terms<RowsAre::keys>(pair, p.scores, seen, p.scale_log2, position.head,
                                                            pair_position.row, key);

@@ -232,6 +232,9 @@ class ForwardConsumer {
     }
     __device__ __forceinline__ void add_terms(Scores& s, const DeviceMask& seen, const Task& task, int row,
                                               int block) const {
+        if constexpr (Policy::rule == HopperRule::formula) {
+            if (p_.scores.changes_products()) mask(s, seen, row, block);  // hidden NaN: ProductFunction
+        }
         apply_unscaled_rule<Policy::rule, RowsAre::queries>(s, p_.scores, seen, p_.scale_log2, task.head,
                                                             row + warp_row_, block * tiles.keys);
     }

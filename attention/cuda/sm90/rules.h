@@ -23,6 +23,9 @@ constexpr bool takes_registers(HopperRule rule) {
     return may_drop(rule) || rule == HopperRule::biases;
 }
 inline constexpr int hopper_biases_max_head_dim = 64;
+/// The largest softcap with Hopper kernels. Their scores have an absolute error of 2^-20 times the softcap
+/// (ScoreFormula::transform_reciprocal), here 2^-12; P is rounded to 8 or 11 bits.
+inline constexpr double hopper_max_softcap = 256;
 /// Whether row ranges have kernels for this head dim, for sequences that are not packed.
 constexpr bool has_row_ranges_kernels(int head_dim) {
     return head_dim == 64 || head_dim == 128;
