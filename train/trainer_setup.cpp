@@ -233,6 +233,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
             .with_tf32(config_.tf32)
             .with_deterministic(config_.training.deterministic);
+    check_device(config_, ctx.device());
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
@@ -355,7 +356,10 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
 std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
                                                        std::uint64_t& bytes) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
+    const auto first_copy = config_.offload == Offload::optimizer ? SnapshotWriter::FirstCopy::host
+                                                                  : SnapshotWriter::FirstCopy::device;
+    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx,
+                                                   first_copy);
     Checkpoint like = snapshot_without_tensors();
     Replica& replica = runner_->replica();
     if (replica.parallel.is_sharded()) {

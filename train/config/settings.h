@@ -474,6 +474,11 @@ void visit_run_settings(Config& c, Visit& visit) {
                   "0: all of it",
                   run, Range{0, 2}, SettingUsers{.plan = true}, may_change},
           c.zero);
+    visit(Setting{"offload",
+                  "on a GPU: keep masters and the optimizer's state in page-locked host memory, which the "
+                  "update reads and writes over the bus",
+                  run, any_value, SettingUsers{.plan = true}, may_change},
+          c.offload);
     visit(Setting{"context-parallel",
                   "number of neighbouring ranks that share each sequence, by ring attention", run,
                   Range{1, 1 << 16}, train_only, may_change},

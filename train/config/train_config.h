@@ -25,6 +25,8 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
+/// What a run on a GPU keeps in host memory. optimizer: masters, moments and averages.
+enum class Offload { none, optimizer };
 
 struct TrainConfig {
     ModelConfig model;
@@ -106,6 +108,7 @@ struct TrainConfig {
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
     /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
     std::int64_t zero = 0;
+    Offload offload = Offload::none;
 
     /// How many groups of `ranks` processes train on different sequences.
     std::int64_t sequence_groups(std::int64_t ranks) const {
@@ -211,6 +214,11 @@ template <>
 struct EnumNames<MasterFormat> {
     static constexpr std::array names = {std::pair{MasterFormat::f32, std::string_view("f32")},
                                          std::pair{MasterFormat::split, std::string_view("split")}};
+};
+template <>
+struct EnumNames<Offload> {
+    static constexpr std::array names = {std::pair{Offload::none, std::string_view("none")},
+                                         std::pair{Offload::optimizer, std::string_view("optimizer")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

@@ -100,7 +100,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
         arrays_.moments.push_back(
-            zeros(ctx, {storage.numbers(elements)}, moment_dtype(storage, arrays_.gradients.dtype())));
+            zeros(held.state_context(ctx), {storage.numbers(elements)}, moment_dtype(storage, arrays_.gradients.dtype())));
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 
