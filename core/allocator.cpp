@@ -8,6 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {

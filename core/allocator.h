@@ -58,10 +58,6 @@ std::shared_ptr<Allocator> system_allocator(Device device);
 /// pageable for the CPU.
 std::shared_ptr<Allocator> transfer_allocator(Device device);
 
-/// Returns an allocator of page-locked host memory whose tensors are on `device`, a GPU: its operators and
-/// copies read and write this memory over the bus. Throws Error for the CPU.
-std::shared_ptr<Allocator> offload_allocator(Device device);
-
 /// Allocates from `preferred`, and from `otherwise` when `preferred` fails. Both allocators have the same
 /// device.
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,

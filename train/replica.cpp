@@ -5,6 +5,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/master_weights.h>
+#include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>

@@ -18,6 +18,7 @@
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/model/merged_adapters.h>
 #include <gradtile/train/run/resume_point.h>
@@ -275,11 +276,17 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     add_contents(facts, config_, data_content_);
     group_->require_equal("data", facts.dump());
 
-    constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
-    const std::size_t budget = config_.memory_budget > 0
-                                   ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
-                                   : available_memory(ctx.device()) / sharers;
+    const std::size_t given = memory_bytes(config_.memory_budget);
+    const std::size_t budget =
+        given > 0 ? planned_part(ctx.device(), given) : available_memory(ctx.device()) / sharers;
+    if (given > 0) {
+        MemoryChoice choice =
+            choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
+        config_ = std::move(choice.config);
+        if (!choice.description.empty())
+            on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));
+    }
     MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     request.row_ranges = packing.has_ranges();
     plan_ = plan_within(ctx, request, budget);

@@ -158,6 +158,9 @@ class Planner {
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
                 "at the rate of the model's");
+        if (config.offload == Offload::optimizer)
+            lines.push_back(
+                "update: as if the optimizer's state were on the GPU; the time on the bus is not modelled");
         return lines;
     }
 
@@ -233,6 +236,7 @@ void print_json(const Planner& planner, const Flags& flags) {
                                                          {"optimizer_bytes", memory.optimizer},
                                                          {"activations_bytes", memory.activations},
                                                          {"checkpoint_bytes", memory.snapshot},
+                                                         {"host_bytes", memory.host()},
                                                          {"total_bytes", memory.total()}})},
                            {"fits", memory.total() <= planner.budget()},
                            {"largest_micro_batch", planner.largest_micro_batch()},

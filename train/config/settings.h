@@ -9,7 +9,7 @@
 namespace gradtile {
 
 namespace setting_limits {
-inline constexpr double max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
+inline constexpr double max_sequences = 1 << 30;
 inline constexpr std::size_t max_sample_prompt_bytes = 1000;
 }  // namespace setting_limits
 
@@ -496,8 +496,10 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"keep-every", "also keep checkpoints whose step is a multiple of this; 0: none", run,
                   Range{0, max_steps}},
           c.keep_every);
-    visit(Setting{"memory-budget", "memory in MiB that training may use; 0: what the device has", run,
-                  Range{0, max_mebibytes}},
+    visit(Setting{"memory-budget",
+                  "memory that training may use, 16GiB, 900MiB or a number of MiB: chooses recompute, "
+                  "micro-batch, offload and state formats that were not given; empty: what the device has",
+                  run},
           c.memory_budget);
 }
 

@@ -94,6 +94,17 @@ TEST(Plan, ZeroShardsMastersAndOptimizerState) {
               full.at("predictions").back().at("wire_bytes"));
 }
 
+TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
+    const json kept = plan_of(gpt2_plan(1, 8)).at("memory");
+    const json offloaded = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "optimizer"}).at("memory");
+    EXPECT_EQ(kept.at("host_bytes"), 0);
+    EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>(),
+              kept.at("masters_bytes").get<std::int64_t>() + kept.at("optimizer_bytes").get<std::int64_t>() +
+                  kept.at("checkpoint_bytes").get<std::int64_t>());
+    EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>() + offloaded.at("total_bytes").get<std::int64_t>(),
+              kept.at("total_bytes").get<std::int64_t>());
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));
