@@ -63,8 +63,7 @@ class Chooser {
         c.moment_dtype = moments;
         for (const Offload offload : values_of(config_.offload, on_gpu && is_free("offload")))
             for (const MasterFormat masters : values_of(config_.masters, is_free("masters")))
-                for (const Recompute recompute :
-                     values_of(config_.training.recompute, is_free("recompute")))
+                for (const Recompute recompute : values_of(config_.training.recompute, is_free("recompute")))
                     for (const std::int64_t size : sizes) {
                         c.offload = offload;
                         c.masters = masters;
@@ -96,8 +95,8 @@ class Chooser {
         return plan;
     }
 
-    /// The time of a step in units of the time that its floating-point operations take. The constants say only
-    /// in which order the choices are tried; `gradtile plan` has a model of a GPU.
+    /// The time of a step in units of the time that its floating-point operations take. The constants say
+    /// only in which order the choices are tried; `gradtile plan` has a model of a GPU.
     double relative_time(const TrainConfig& config, const MemoryPlan& plan) const {
         // 124M parameters on an H200, docs/parallel_cost_model.md: 113.1, 116.1 and 132.9 ms.
         constexpr double recompute_factors[] = {1.0, 1.03, 1.18};
@@ -133,7 +132,8 @@ class Chooser {
             line += concat(line.empty() ? "" : ", ", name, ' ',
                            value.is_string() ? value.get<std::string>() : value.dump(), " (saves ",
                            (larger.total() - plan.total()) >> 20, " MiB, ",
-                           cost < 0.5 ? std::string("costs no time") : concat("costs about ", std::lround(cost), "% time"),
+                           cost < 0.5 ? std::string("costs no time")
+                                      : concat("costs about ", std::lround(cost), "% time"),
                            note, ")");
         };
         describe("recompute", "", [&](TrainConfig& c) { c.training.recompute = config_.training.recompute; });

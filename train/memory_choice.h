@@ -8,8 +8,9 @@
 namespace gradtile {
 
 struct MemoryChoice {
-    TrainConfig config;       ///< of the run, with the chosen settings
-    std::string description;  ///< one line: each chosen setting, what it saves and costs; empty: none is chosen
+    TrainConfig config;  ///< of the run, with the chosen settings
+    std::string
+        description;  ///< one line: each chosen setting, what it saves and costs; empty: none is chosen
 };
 
 /// Chooses recompute, micro-batch, offload and masters, unless they were given (TrainConfig::given) or differ

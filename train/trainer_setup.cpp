@@ -281,8 +281,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     const std::size_t budget =
         given > 0 ? planned_part(ctx.device(), given) : available_memory(ctx.device()) / sharers;
     if (given > 0) {
-        MemoryChoice choice =
-            choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
+        MemoryChoice choice = choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
         config_ = std::move(choice.config);
         if (!choice.description.empty())
             on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));

@@ -289,7 +289,8 @@ TEST_P(CudaTrainerSettings, AnOffloadedOptimizerGivesTheSameBits) {
     EXPECT_EQ(trained(last), trained(kept));
     const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(run.config.out);
     ASSERT_EQ(a.master.size(), b.master.size());
-    for (const auto& [name, master] : a.master) EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
+    for (const auto& [name, master] : a.master)
+        EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
     EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(run.config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }

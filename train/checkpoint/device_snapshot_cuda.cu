@@ -105,7 +105,8 @@ void DeviceSnapshot::take(const std::vector<SnapshotPart>& parts, std::byte* hos
     cuda_check(cudaEventRecord(s.begun.get(), s.stream()));
     if (s.pieces > 0) {
         gather_kernel<<<static_cast<unsigned>(s.pieces), threads_per_block, 0, s.stream()>>>(
-            host != nullptr ? host : s.memory->data(), reinterpret_cast<const SnapshotPart*>(s.table->data()));
+            host != nullptr ? host : s.memory->data(),
+            reinterpret_cast<const SnapshotPart*>(s.table->data()));
         cuda_check(cudaGetLastError());
     }
     cuda_check(cudaEventRecord(s.taken.get(), s.stream()));

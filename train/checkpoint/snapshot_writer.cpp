@@ -101,9 +101,9 @@ void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (staging_ && staging_->bytes() >= bytes) return;
     staging_.reset();  // frees the old buffer before the new one is allocated
     // A kernel writes the first copy, which pageable memory does not allow.
-    staging_ = std::make_shared<Buffer>(first_copy_ == FirstCopy::host ? transfer_allocator(ctx_.device())
-                                                                       : staging_allocator(ctx_.device()),
-                                        static_cast<std::size_t>(bytes));
+    staging_ = std::make_shared<Buffer>(
+        first_copy_ == FirstCopy::host ? transfer_allocator(ctx_.device()) : staging_allocator(ctx_.device()),
+        static_cast<std::size_t>(bytes));
     if (ctx_.device().is_cuda()) return;  // page-locked memory is already mapped
     // Requests larger pages, which make the first access several times faster. The call is only a hint.
     constexpr std::uintptr_t kPage = 4096;

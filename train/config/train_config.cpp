@@ -216,7 +216,8 @@ std::size_t memory_bytes(std::string_view memory_budget) {
     double number = 0.0;
     const char* const end = memory_budget.data() + memory_budget.size();
     const auto parsed = parse_double(memory_budget.data(), end, number);
-    const std::string_view unit = memory_budget.substr(static_cast<std::size_t>(parsed.ptr - memory_budget.data()));
+    const std::string_view unit =
+        memory_budget.substr(static_cast<std::size_t>(parsed.ptr - memory_budget.data()));
     if (unit == "GiB") number *= 1024.0;
     const bool is_size = parsed.ec == std::errc() && (unit.empty() || unit == "MiB" || unit == "GiB");
     check(is_size && number >= 0.0 && number <= max_mebibytes, "memory-budget: ", memory_budget,

@@ -103,8 +103,8 @@ struct TrainConfig {
     std::int64_t eval_every = 250;  ///< 0: only at the end
     std::int64_t save_every = 500;  ///< 0: only at the end
     std::int64_t keep_last = 2;
-    std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
-    std::string memory_budget;       ///< memory for training, see memory_bytes(); empty: what is available
+    std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple; 0: none
+    std::string memory_budget;    ///< memory for training, see memory_bytes(); empty: what is available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
     /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well

@@ -101,8 +101,9 @@ TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
     EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>(),
               kept.at("masters_bytes").get<std::int64_t>() + kept.at("optimizer_bytes").get<std::int64_t>() +
                   kept.at("checkpoint_bytes").get<std::int64_t>());
-    EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>() + offloaded.at("total_bytes").get<std::int64_t>(),
-              kept.at("total_bytes").get<std::int64_t>());
+    EXPECT_EQ(
+        offloaded.at("host_bytes").get<std::int64_t>() + offloaded.at("total_bytes").get<std::int64_t>(),
+        kept.at("total_bytes").get<std::int64_t>());
 }
 
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
