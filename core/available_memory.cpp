@@ -61,12 +61,8 @@ std::size_t available_memory(Device device) {
         {os::available_bytes(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
 }
 
-std::size_t planned_part(Device device, std::size_t limit) {
-    if (device.is_cpu()) return limit;
-    constexpr std::size_t taken = cuda_context + cuda_overhead;
-    check(limit > taken, "memory: ", limit >> 20, " MiB; expected more than ", taken >> 20,
-          " MiB, which CUDA and its libraries take");
-    return limit - taken;
+std::size_t unplanned_memory(Device device) {
+    return device.is_cuda() ? cuda_context + cuda_overhead : 0;
 }
 
 }  // namespace gradtile

@@ -11,8 +11,8 @@ namespace gradtile {
 /// the memory plan does not count (kernels, library workspaces, the step's graph).
 std::size_t available_memory(Device device);
 
-/// Returns how many bytes of a limit on a process's memory a plan may use. CUDA: the limit minus the memory
-/// of the context and of all that available_memory() reserves. Throws Error for a limit that has no more.
-std::size_t planned_part(Device device, std::size_t limit);
+/// Returns the bytes that a process has in addition to its planned tensors. CUDA: the context and all that
+/// available_memory() reserves, as a constant.
+std::size_t unplanned_memory(Device device);
 
 }  // namespace gradtile

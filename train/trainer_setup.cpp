@@ -277,14 +277,13 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     group_->require_equal("data", facts.dump());
 
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
-    const std::size_t given = memory_bytes(config_.memory_budget);
-    const std::size_t budget =
-        given > 0 ? planned_part(ctx.device(), given) : available_memory(ctx.device()) / sharers;
-    if (given > 0) {
-        MemoryChoice choice = choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
-        config_ = std::move(choice.config);
-        if (!choice.description.empty())
-            on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));
+    std::size_t budget = available_memory(ctx.device()) / sharers;
+    if (const std::size_t given = memory_bytes(config_.memory_budget); given > 0) {
+        const std::size_t unplanned = unplanned_memory(ctx.device());
+        check(given > unplanned, "memory-budget: ", config_.memory_budget, "; expected more than ",
+              unplanned >> 20, " MiB, which CUDA and its libraries take");
+        budget = given - unplanned;
+        choose_settings(ctx, packing, budget);
     }
     MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     request.row_ranges = packing.has_ranges();
@@ -306,6 +305,14 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         end_ = static_cast<std::int64_t>(setting_limits::max_steps);
     }
     check_sampling();
+}
+
+/// Sets what the memory budget chooses.
+void Trainer::choose_settings(const Context& ctx, const Packing& packing, std::size_t budget) {
+    MemoryChoice choice = choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
+    config_ = std::move(choice.config);
+    if (!choice.description.empty())
+        on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));
 }
 
 /// What the weights' publisher says about text holds as long as the tokenizer and the chat template are the

@@ -406,6 +406,9 @@ TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParamete
 TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
     run.config.batch = run.config.micro_batch = 4096;
     run.config.memory_budget = "16";
+    EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }),
+              "memory-budget: 16; expected more than 1024 MiB, which CUDA and its libraries take");
+    run.config.memory_budget = "1040";
     EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));
     // A batch for which the GPU's memory is too small.
