@@ -95,8 +95,11 @@ TEST(Plan, ZeroShardsMastersAndOptimizerState) {
 }
 
 TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
-    const json kept = plan_of(gpt2_plan(1, 8)).at("memory");
-    const json offloaded = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "optimizer"}).at("memory");
+    const json plan = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "optimizer"});
+    const json kept = plan_of(gpt2_plan(1, 8)).at("memory"), offloaded = plan.at("memory");
+    const double crossing = kept.at("masters_bytes").get<double>() + kept.at("optimizer_bytes").get<double>();
+    EXPECT_NEAR(plan.at("predictions")[0].at("update_ms").get<double>(), 1e3 * crossing / 50e9,
+                1e-3 * 1e3 * crossing / 50e9);
     EXPECT_EQ(kept.at("host_bytes"), 0);
     EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>(),
               kept.at("masters_bytes").get<std::int64_t>() + kept.at("optimizer_bytes").get<std::int64_t>() +
