@@ -41,6 +41,11 @@ std::vector<std::int64_t> micro_batches(std::int64_t sequences) {
     return sizes;
 }
 
+std::string short_size(std::size_t bytes) {
+    constexpr std::size_t mebibyte = 1 << 20;
+    return bytes < 10 * mebibyte ? concat(bytes >> 10, " KiB") : concat(bytes / mebibyte, " MiB");
+}
+
 class Chooser {
   public:
     Chooser(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges)
@@ -100,9 +105,10 @@ class Chooser {
     double relative_time(const TrainConfig& config, const MemoryPlan& plan) const {
         // 124M parameters on an H200, docs/parallel_cost_model.md: 113.1, 116.1 and 132.9 ms.
         constexpr double recompute_factors[] = {1.0, 1.03, 1.18};
-        // A micro-step also reads the weights and adds to the gradients: 14 bytes a parameter, at about 200
-        // operations per byte, and 6 operations per parameter and token.
-        constexpr double tokens_of_passes = 14.0 * 200.0 / 6.0;
+        // A micro-step also reads the weights and adds to the gradients: 14 bytes a parameter, in addition to
+        // 6 operations per parameter and token.
+        const double operations_per_byte = dry_.device().is_cuda() ? 200.0 : 20.0;
+        const double tokens_of_passes = 14.0 * operations_per_byte / 6.0;
         constexpr double bus_bytes = 5e10, flops = 5e14;  // per second: 16 lanes of PCIe 5, a large GPU
         const auto tokens = [&](std::int64_t sequences) {
             return static_cast<double>(sequences * config.model.context);
@@ -131,10 +137,10 @@ class Chooser {
             const double cost = 100.0 * (time / relative_time(without, larger) - 1.0);
             line += concat(line.empty() ? "" : ", ", name, ' ',
                            value.is_string() ? value.get<std::string>() : value.dump(), " (saves ",
-                           (larger.total() - plan.total()) >> 20, " MiB, ",
+                           short_size(larger.total() - plan.total()), ", ",
                            cost < 0.5 ? std::string("costs no time")
                                       : concat("costs about ", std::lround(cost), "% time"),
-                           note, ")");
+                           note, ')');
         };
         describe("recompute", "", [&](TrainConfig& c) { c.training.recompute = config_.training.recompute; });
         describe("micro-batch", "", [&](TrainConfig& c) { c.micro_batch = config_.micro_batch; });

@@ -105,7 +105,8 @@ TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
     const MemoryChoice offloaded = chosen(4096);
     EXPECT_EQ(offloaded.config.offload, Offload::optimizer);
     EXPECT_EQ(offloaded.config.training.recompute, Recompute::none);
-    EXPECT_THAT(offloaded.description, testing::MatchesRegex("offload optimizer \\(saves [0-9]+ MiB, .*\\)"));
+    EXPECT_THAT(offloaded.description,
+                testing::MatchesRegex("offload optimizer \\(saves [0-9]+ [KM]iB, .*\\)"));
 }
 
 /// The chosen settings are those of the run: the arena has the planned size and throws beyond it.
