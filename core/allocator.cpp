@@ -8,6 +8,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
@@ -56,13 +57,14 @@ class CudaAllocator final : public Allocator {
 
 class PageLockedAllocator final : public Allocator {
   public:
-    explicit PageLockedAllocator(Device device) : device_(device) {}
-    std::byte* allocate(std::size_t bytes) override { return cuda::page_locked_malloc(device_, bytes); }
-    void release(std::byte* data, std::size_t) noexcept override { cuda::page_locked_free(device_, data); }
-    Device device() const override { return Device::cpu(); }
+    PageLockedAllocator(Device gpu, Device device_of_tensors)
+        : gpu_(gpu), device_of_tensors_(device_of_tensors) {}
+    std::byte* allocate(std::size_t bytes) override { return cuda::page_locked_malloc(gpu_, bytes); }
+    void release(std::byte* data, std::size_t) noexcept override { cuda::page_locked_free(gpu_, data); }
+    Device device() const override { return device_of_tensors_; }
 
   private:
-    Device device_;
+    Device gpu_, device_of_tensors_;
 };
 
 class FallbackAllocator final : public Allocator {
@@ -101,7 +103,12 @@ std::shared_ptr<Allocator> system_allocator(Device device) {
 
 std::shared_ptr<Allocator> transfer_allocator(Device device) {
     if (device.is_cpu()) return system_allocator(device);
-    return std::make_shared<PageLockedAllocator>(device);
+    return std::make_shared<PageLockedAllocator>(device, Device::cpu());
+}
+
+std::shared_ptr<Allocator> offload_allocator(Device device) {
+    check(device.is_cuda(), "offload: memory of ", device, " is asked for; expected a GPU's");
+    return std::make_shared<PageLockedAllocator>(device, device);
 }
 
 std::shared_ptr<Allocator> with_fallback(std::shared_ptr<Allocator> preferred,

@@ -13,6 +13,9 @@ namespace gradtile {
 namespace {
 
 constexpr std::size_t cuda_overhead = std::size_t{512} << 20;
+// Not measured per run, because the driver reports only the use of all processes. A context of a large GPU,
+// with one stack and one printf buffer for each resident thread, has about 500 MiB.
+constexpr std::size_t cuda_context = std::size_t{512} << 20;
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
 std::optional<std::size_t> number_in(const char* path) {
@@ -56,6 +59,10 @@ std::size_t available_memory(Device device) {
     }
     return std::min(
         {os::available_bytes(), rest_of_control_group(version_2), rest_of_control_group(version_1)});
+}
+
+std::size_t unplanned_memory(Device device) {
+    return device.is_cuda() ? cuda_context + cuda_overhead : 0;
 }
 
 }  // namespace gradtile

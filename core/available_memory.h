@@ -11,4 +11,8 @@ namespace gradtile {
 /// the memory plan does not count (kernels, library workspaces, the step's graph).
 std::size_t available_memory(Device device);
 
+/// Returns the bytes that a process has in addition to its planned tensors. CUDA: the context and all that
+/// available_memory() reserves, as a constant.
+std::size_t unplanned_memory(Device device);
+
 }  // namespace gradtile

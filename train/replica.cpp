@@ -5,6 +5,7 @@
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/master_weights.h>
+#include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
@@ -19,7 +20,7 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
     return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
-            .masters = !sharded && config.masters == MasterFormat::f32,
+            .masters = !sharded && config.masters == MasterFormat::f32 && config.offload == Offload::none,
             .gradient_block = !sharded || config.zero < 2,
             .allocator = communicator.symmetric_memory(ctx)};
 }
@@ -88,17 +89,17 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
     const ParameterStore& store = model.parameters;
     const bool sharded = parallel.is_sharded();
     ranges_ = sharded ? parallel.own_ranges() : std::vector<FlatRange>{{0, store.flat_elements()}};
+    OptimizerShard shard{.ranges = ranges_, .gradients = parallel.gradients(), .is_whole = !sharded};
+    if (config.offload == Offload::optimizer) shard.state_allocator = offload_allocator(ctx.device());
     if (is_16_bit(store.dtype()) && !store.has_master()) {
         const std::int64_t elements = parallel.own_elements();
+        const Context state_ctx = shard.state_context(ctx);
         masters_ = config.masters == MasterFormat::split
-                       ? zeros(ctx, {elements / remainders_per_word}, DType::i32)
-                       : zeros(ctx, {elements}, DType::f32);
+                       ? zeros(state_ctx, {elements / remainders_per_word}, DType::i32)
+                       : zeros(state_ctx, {elements}, DType::f32);
     }
-    optimizer = make_optimizer(ctx, store, config,
-                               OptimizerShard{.ranges = ranges_,
-                                              .gradients = parallel.gradients(),
-                                              .masters = store.has_master() ? store.master() : masters_,
-                                              .is_whole = !sharded});
+    shard.masters = store.has_master() ? store.master() : masters_;
+    optimizer = make_optimizer(ctx, store, config, shard);
 }
 
 void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {

@@ -186,6 +186,7 @@ class Trainer {
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     void report_refused_algorithms();
+    void choose_settings(const Context& ctx, const Packing& packing, std::size_t budget);
     void check_sampling() const;
     void keep_imported_text(const Checkpoint& start, const std::string& source);
     Checkpoint snapshot();

@@ -18,6 +18,7 @@
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/data/examples.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/model/merged_adapters.h>
 #include <gradtile/train/run/resume_point.h>
@@ -233,6 +234,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         Context(resolve_device(config_.device, environment.local_rank), threads_of(config_, environment))
             .with_tf32(config_.tf32)
             .with_deterministic(config_.training.deterministic);
+    check_device(config_, ctx.device());
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
@@ -274,11 +276,15 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     add_contents(facts, config_, data_content_);
     group_->require_equal("data", facts.dump());
 
-    constexpr std::int64_t mebibyte = 1 << 20;
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
-    const std::size_t budget = config_.memory_budget > 0
-                                   ? static_cast<std::size_t>(config_.memory_budget * mebibyte)
-                                   : available_memory(ctx.device()) / sharers;
+    std::size_t budget = available_memory(ctx.device()) / sharers;
+    if (const std::size_t given = memory_bytes(config_.memory_budget); given > 0) {
+        const std::size_t unplanned = unplanned_memory(ctx.device());
+        check(given > unplanned, "memory-budget: ", config_.memory_budget, "; expected more than ",
+              unplanned >> 20, " MiB, which CUDA and its libraries take");
+        budget = given - unplanned;
+        choose_settings(ctx, packing, budget);
+    }
     MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     request.row_ranges = packing.has_ranges();
     plan_ = plan_within(ctx, request, budget);
@@ -299,6 +305,14 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         end_ = static_cast<std::int64_t>(setting_limits::max_steps);
     }
     check_sampling();
+}
+
+/// Sets what the memory budget chooses.
+void Trainer::choose_settings(const Context& ctx, const Packing& packing, std::size_t budget) {
+    MemoryChoice choice = choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
+    config_ = std::move(choice.config);
+    if (!choice.description.empty())
+        on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));
 }
 
 /// What the weights' publisher says about text holds as long as the tokenizer and the chat template are the
@@ -355,7 +369,10 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
 std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
                                                        std::uint64_t& bytes) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx);
+    const auto first_copy = config_.offload == Offload::optimizer ? SnapshotWriter::FirstCopy::host
+                                                                  : SnapshotWriter::FirstCopy::device;
+    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx,
+                                                   first_copy);
     Checkpoint like = snapshot_without_tensors();
     Replica& replica = runner_->replica();
     if (replica.parallel.is_sharded()) {

@@ -191,13 +191,22 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
                                              : ", the optimizer's part of ")
             << plan.request.optimizer_shards;
     out << '\n';
+    const auto optimizer_lines = [&] {
+        if (plan.masters > 0) line("masters", plan.masters);
+        line("optimizer state", plan.optimizer);
+        if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
+    };
+    const bool offloads = plan.request.offload_optimizer;
     line("parameters", plan.values);
-    if (plan.masters > 0) line("masters", plan.masters);
     line("gradients", plan.gradients);
-    line("optimizer state", plan.optimizer);
     line("activations", plan.activations);
-    if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
+    if (!offloads) optimizer_lines();
     line("total", plan.total());
+    if (offloads) {
+        out << "and in host memory, page-locked\n";
+        optimizer_lines();
+        line("host memory", plan.host());
+    }
     return out;
 }
 

@@ -307,6 +307,26 @@ TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {
     EXPECT_THROW(plan_within(ctx, request, 1000), Error);
 }
 
+TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
+    request.snapshot = true;
+    request.optimizer_part = [](const ParameterStore&, std::int64_t elements) {
+        const auto count = static_cast<std::size_t>(elements);
+        return OptimizerPart{.elements = count, .state_bytes = 8 * count};
+    };
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_optimizer = true;
+    const MemoryPlan offloaded = plan_memory(ctx, request);
+    EXPECT_EQ(kept.host(), 0u);
+    EXPECT_EQ(offloaded.host(), kept.masters + kept.optimizer + kept.snapshot);
+    EXPECT_EQ(offloaded.total() + offloaded.host(), kept.total());
+    EXPECT_EQ(offloaded.total(), kept.values + kept.gradients + kept.activations);
+    std::ostringstream out;
+    out << offloaded;
+    EXPECT_THAT(out.str(), ::testing::ContainsRegex("total(.|\n)*masters(.|\n)*host memory"));
+}
+
 TEST(MemoryPlan, PrintsOneLineForEachPurpose) {
     std::ostringstream out;
     out << plan_memory(Context(Device::cpu(), 1), request_for(gpt2_style(Recompute::block), DType::bf16));

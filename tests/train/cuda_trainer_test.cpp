@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_test_support.h"
 #include "tiny_run.h"
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/gemm/gemm_algorithms.h>
 #include <gradtile/tools/evaluation/evaluate.h>
 #include <gradtile/tools/generation/sampler.h>
@@ -256,6 +257,64 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
         }
 }
 
+/// The settings are those of all optimizers and of all formats of masters and moments. The masters that a run
+/// keeps are compared through the weights and the checkpoints, because their format and place differ.
+TEST_P(CudaTrainerSettings, AnOffloadedOptimizerGivesTheSameBits) {
+    GetParam().change(run.config);
+    TrainConfig offloaded = run.config;
+    offloaded.offload = Offload::optimizer;
+    offloaded.out = (run.directory / "offloaded").string();
+    const auto trained = [&](const Trainer& trainer) {
+        std::vector<std::vector<double>> state{
+            to_host(trainer.model().ctx, trainer.model().parameters.values())};
+        for (const StateTensor& part : trainer.optimizer().state())
+            state.push_back(to_host(trainer.model().ctx, part.tensor));
+        return state;
+    };
+    Trainer kept(run.config, run.on_message);
+    kept.run();
+    {
+        Trainer first(offloaded, run.on_message);
+        EXPECT_EQ(kept.memory_plan().total() - first.memory_plan().total(), first.memory_plan().host());
+        first.run(/*stop_after=*/4);
+        EXPECT_TRUE(first.replays_graph());
+    }
+    {  // continues on the device, and then offloaded again
+        const JsonValue on_device = JsonValue::object({{"offload", "none"}});
+        Trainer(offloaded.out, ResumeOptions{.changes = on_device}, run.on_message).run(/*stop_after=*/7);
+    }
+    Trainer last(offloaded.out, ResumeOptions{.changes = JsonValue::object({{"offload", "optimizer"}})},
+                 run.on_message);
+    last.run();
+    EXPECT_EQ(trained(last), trained(kept));
+    const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(run.config.out);
+    ASSERT_EQ(a.master.size(), b.master.size());
+    for (const auto& [name, master] : a.master)
+        EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
+    EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(run.config.out));
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Matrices of 4 MB, so that the runtime, which allocates in pieces of 2 MiB, cannot hide the difference.
+TEST_F(CudaTrainer, AnOffloadedOptimizerLeavesThePlannedBytesOfTheDevice) {
+    run.config.model.width = 512;
+    run.config.model.heads = 8;
+    run.config.dtype = TrainDType::bf16;
+    run.config.out = "";
+    const auto used_bytes = [&](Offload offload) {
+        run.config.offload = offload;
+        const std::size_t before = cuda::device_memory(Device::cuda()).free_bytes;
+        const Trainer trainer(run.config, run.on_message);
+        return static_cast<std::int64_t>(before - cuda::device_memory(Device::cuda()).free_bytes) +
+               static_cast<std::int64_t>(trainer.memory_plan().host());
+    };
+    for (const Offload offload : {Offload::none, Offload::optimizer}) used_bytes(offload);  // loads kernels
+    const std::int64_t kept = used_bytes(Offload::none), offloaded = used_bytes(Offload::optimizer);
+    // Three blocks, the masters and two moments, are each rounded to the runtime's pieces.
+    constexpr std::int64_t piece = std::int64_t{2} << 20;
+    EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(offloaded), 3.0 * piece);
+}
+
 /// The first step differs only by rounding: some thousand roundings between input and loss. In later steps
 /// Adam amplifies the difference, as in Trainer.MicroBatchesGiveTheGradientOfTheWholeBatch.
 void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport>& b) {
@@ -346,11 +405,14 @@ TEST_F(CudaTrainer, ABadStepChangesNeitherWeightsNorOptimizerAndNamesTheParamete
 
 TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
     run.config.batch = run.config.micro_batch = 4096;
-    run.config.memory_budget = 16;
+    run.config.memory_budget = "16";
+    EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }),
+              "memory-budget: 16; expected more than 1024 MiB, which CUDA and its libraries take");
+    run.config.memory_budget = "1040";
     EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));
     // A batch for which the GPU's memory is too small.
-    run.config.memory_budget = 0;
+    run.config.memory_budget.clear();
     run.config.batch = run.config.micro_batch = std::int64_t{1} << 24;
     EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));

@@ -348,6 +348,25 @@ TEST(TrainConfig, SettingsThatRowRangesDoNotSupportAreNamed) {
     }
 }
 
+TEST(TrainConfig, SettingsThatNeedAGpuAreNamed) {
+    const struct {
+        void (*change)(TrainConfig&);
+        const char* message;
+    } examples[] = {
+        {[](TrainConfig& c) { c.offload = Offload::optimizer; },
+         "offload: \"optimizer\" on cpu; expected none, because its memory is the host's"},
+    };
+    ASSERT_EQ(std::size(examples), refused_on_cpu().size());
+    for (std::size_t i = 0; i < std::size(examples); ++i) {
+        TrainConfig config;
+        EXPECT_NO_THROW(check_device(config, Device::cpu()));
+        examples[i].change(config);
+        EXPECT_NO_THROW(validate(config));
+        EXPECT_NO_THROW(check_device(config, Device::cuda()));
+        EXPECT_EQ(message_of([&] { check_device(config, Device::cpu()); }), examples[i].message);
+    }
+}
+
 TEST(TrainConfig, ProcessesThatCannotShareSequencesAreNamed) {
     TrainConfig config;
     config.batch = 12;

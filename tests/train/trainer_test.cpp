@@ -509,7 +509,7 @@ TEST(Trainer, AllocatesActivationsFromThePlannedArenaOnly) {
 TEST(Trainer, RefusesABatchThatDoesNotFitTheBudgetNamingTheLargest) {
     TinyRun run;
     run.config.batch = run.config.micro_batch = 4096;
-    run.config.memory_budget = 16;
+    run.config.memory_budget = "16";
     const std::string message = message_of([&] { Trainer(run.config, run.on_message); });
     EXPECT_THAT(message, HasSubstr("the largest micro-batch that fits is"));
     EXPECT_FALSE(exists(std::filesystem::path(run.config.out)));

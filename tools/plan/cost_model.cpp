@@ -154,6 +154,16 @@ double ParallelStep::elements() const {
 
 namespace {
 
+/// Returns the bytes per element that an update reads over the bus, and writes at the same time.
+double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
+    if (config.offload == Offload::none) return 0.0;
+    const std::int64_t elements = parameters.flat_elements();
+    const OptimizerPart all = largest_optimizer_part(parameters, elements, config, 1);
+    const std::size_t masters = is_16_bit(storage_dtype(config.dtype)) ? all.master_bytes : 0;
+    return static_cast<double>(all.state_bytes) / static_cast<double>(elements) +
+           static_cast<double>(masters);
+}
+
 /// Returns how many bytes per element the update reads and writes in addition to those of AdamW with float32
 /// moments and masters.
 double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore& parameters) {
@@ -178,7 +188,9 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     const Transformer transformer(config.model, parameters);
     const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
     StepWork work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute);
-    work.update_bytes_of_element += update_bytes_beyond_adamw(config, parameters);
+    work.host_bytes_of_element = host_bytes(config, parameters);
+    work.update_bytes_of_element +=
+        update_bytes_beyond_adamw(config, parameters) - 2 * work.host_bytes_of_element;
     return {.work = work,
             .dtype = dtype,
             .layers = config.model.layers,
@@ -207,7 +219,8 @@ StepCost step_cost(const ParallelStep& step, const CostConstants& constants, con
     const double small_sums = (step.zero > 0 ? 2 : 1) * all_reduce_seconds(layout, links, 0);
     if (layout.gpus() > 1) cost.exposed = both - cost.compute + small_sums;
     const double updated = step.elements() / static_cast<double>(step.zero > 0 ? layout.gpus() : 1);
-    cost.update = updated * step.work.update_bytes_of_element / constants.update_bytes +
+    cost.update = updated * std::max(step.work.update_bytes_of_element / constants.update_bytes,
+                                     step.work.host_bytes_of_element / assumed_bus_bytes) +
                   step.update_flops / constants.product_flops;  // in bfloat16, whatever the run's dtype
     return cost;
 }

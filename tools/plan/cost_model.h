@@ -46,6 +46,8 @@ void visit_constants(Constants& c, Visit&& visit) {
 /// Returns the constants for NVIDIA H200s with NVLink 18 between all pairs, which `gradtile plan --fit`
 /// fitted to measurements.
 CostConstants h200_constants();
+/// Bytes per second in each direction between a GPU and its host. Assumed, not measured: 16 lanes of PCIe 5.
+inline constexpr double assumed_bus_bytes = 50e9;
 /// Returns lines for users: which measurements the constants come from, and what was not measured.
 std::vector<std::string> h200_provenance();
 

@@ -158,6 +158,9 @@ class Planner {
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
                 "at the rate of the model's");
+        if (config.offload == Offload::optimizer)
+            lines.push_back(
+                "update: the offloaded state crosses the bus at an assumed 50 GB/s in each direction");
         return lines;
     }
 
@@ -233,6 +236,7 @@ void print_json(const Planner& planner, const Flags& flags) {
                                                          {"optimizer_bytes", memory.optimizer},
                                                          {"activations_bytes", memory.activations},
                                                          {"checkpoint_bytes", memory.snapshot},
+                                                         {"host_bytes", memory.host()},
                                                          {"total_bytes", memory.total()}})},
                            {"fits", memory.total() <= planner.budget()},
                            {"largest_micro_batch", planner.largest_micro_batch()},

@@ -30,6 +30,8 @@ struct StepWork {
     /// Bytes that gradient norm and update read and write per parameter element. step_work() counts AdamW
     /// with float32 moments.
     double update_bytes_of_element = 0;
+    /// Bytes of an element's offloaded state, which an update reads and writes over the bus.
+    double host_bytes_of_element = 0;
 };
 
 /// Returns the work for `micro_batch` sequences of model.context tokens. The vocabulary must be set.

@@ -1,6 +1,7 @@
 #pragma once
 /// DeviceSnapshot: a copy of tensors on a GPU. The training stream waits only for a copy within the device's
-/// memory; the transfer to the host runs on another stream.
+/// memory; the transfer to the host runs on another stream. A device without room for this copy writes it to
+/// the host at once, and the training stream waits for the bus.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,13 +28,15 @@ class DeviceSnapshot {
     DeviceSnapshot(const DeviceSnapshot&) = delete;
     DeviceSnapshot& operator=(const DeviceSnapshot&) = delete;
 
-    /// Allocates the memory that take() needs for the same parts, so that the first take() allocates nothing.
-    void reserve(const std::vector<SnapshotPart>& parts);
-    /// Enqueues the copy within the device on the stream and returns.
-    void take(const std::vector<SnapshotPart>& parts);
-    /// Waits for the copy, then transfers the snapshot to the host on a separate stream.
+    /// Allocates the memory that take() needs for the same arguments, so that the first take() allocates
+    /// nothing.
+    void reserve(const std::vector<SnapshotPart>& parts, std::byte* host = nullptr);
+    /// Enqueues the copy on the stream and returns: a copy within the device, or to `host`, page-locked
+    /// memory.
+    void take(const std::vector<SnapshotPart>& parts, std::byte* host = nullptr);
+    /// Waits for the copy. If it is on the device, transfers it to the host on a separate stream.
     void download(std::byte* to, std::uint64_t bytes);
-    /// Returns how long the copy within the device took; valid after download().
+    /// Returns how long the copy took; valid after download().
     double seconds_on_stream() const;
 
   private:

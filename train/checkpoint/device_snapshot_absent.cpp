@@ -9,8 +9,8 @@ DeviceSnapshot::DeviceSnapshot(const Context&) {
     cuda::operator_absent();
 }
 DeviceSnapshot::~DeviceSnapshot() = default;
-void DeviceSnapshot::reserve(const std::vector<SnapshotPart>&) {}
-void DeviceSnapshot::take(const std::vector<SnapshotPart>&) {}
+void DeviceSnapshot::reserve(const std::vector<SnapshotPart>&, std::byte*) {}
+void DeviceSnapshot::take(const std::vector<SnapshotPart>&, std::byte*) {}
 void DeviceSnapshot::download(std::byte*, std::uint64_t) {}
 double DeviceSnapshot::seconds_on_stream() const {
     return 0.0;

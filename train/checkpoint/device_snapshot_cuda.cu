@@ -61,6 +61,7 @@ struct DeviceSnapshot::Impl {
     Event begun, taken;
     std::unique_ptr<Buffer> memory, table;
     std::vector<SnapshotPart> parts;  // the parts in `table`
+    std::byte* host = nullptr;        // where they are copied to; null: `memory`
     std::size_t pieces = 0;
     double seconds = 0.0;
 };
@@ -68,9 +69,10 @@ struct DeviceSnapshot::Impl {
 DeviceSnapshot::DeviceSnapshot(const Context& ctx) : impl_(std::make_unique<Impl>(ctx)) {}
 DeviceSnapshot::~DeviceSnapshot() = default;
 
-void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts) {
+void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts, std::byte* host) {
     Impl& s = *impl_;
-    if (parts == s.parts) return;
+    s.host = host;
+    if (parts == s.parts && (host != nullptr || s.memory)) return;
     cuda::use_device(s.ctx.device());
     std::vector<SnapshotPart> pieces;
     std::uint64_t end = 0;
@@ -86,7 +88,7 @@ void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts) {
         buffer.reset();  // frees the old buffer before the new one is allocated
         buffer = std::make_unique<Buffer>(system_allocator(s.ctx.device()), bytes);
     };
-    memory_of(s.memory, end);
+    if (host == nullptr) memory_of(s.memory, end);
     memory_of(s.table, pieces.size() * sizeof(SnapshotPart));
     if (!pieces.empty())
         cuda::copy_bytes(s.table->data(), reinterpret_cast<const std::byte*>(pieces.data()),
@@ -96,14 +98,15 @@ void DeviceSnapshot::reserve(const std::vector<SnapshotPart>& parts) {
     s.parts = parts;
 }
 
-void DeviceSnapshot::take(const std::vector<SnapshotPart>& parts) {
-    reserve(parts);
+void DeviceSnapshot::take(const std::vector<SnapshotPart>& parts, std::byte* host) {
+    reserve(parts, host);
     Impl& s = *impl_;
     cuda::use_device(s.ctx.device());
     cuda_check(cudaEventRecord(s.begun.get(), s.stream()));
     if (s.pieces > 0) {
         gather_kernel<<<static_cast<unsigned>(s.pieces), threads_per_block, 0, s.stream()>>>(
-            s.memory->data(), reinterpret_cast<const SnapshotPart*>(s.table->data()));
+            host != nullptr ? host : s.memory->data(),
+            reinterpret_cast<const SnapshotPart*>(s.table->data()));
         cuda_check(cudaGetLastError());
     }
     cuda_check(cudaEventRecord(s.taken.get(), s.stream()));
@@ -113,7 +116,7 @@ void DeviceSnapshot::download(std::byte* to, std::uint64_t bytes) {
     Impl& s = *impl_;
     cuda::use_device(s.ctx.device());
     cuda_check(cudaStreamWaitEvent(s.side(), s.taken.get(), 0));
-    if (bytes > 0 && s.memory)
+    if (bytes > 0 && s.host == nullptr)
         cuda_check(cudaMemcpyAsync(to, s.memory->data(), std::min<std::uint64_t>(bytes, s.memory->bytes()),
                                    cudaMemcpyDeviceToHost, s.side()));
     cuda_check(cudaStreamSynchronize(s.side()));

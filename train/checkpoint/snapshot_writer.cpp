@@ -65,9 +65,10 @@ struct SnapshotWriter::Plan {
     std::uint64_t device_bytes = 0;  // bytes of staging memory up to the last GPU part's end
 };
 
-SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx)
+SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx, FirstCopy first_copy)
     : directory_(std::move(directory)),
       ctx_(ctx),
+      first_copy_(first_copy),
       on_device_(ctx.device().is_cuda() ? std::make_unique<DeviceSnapshot>(ctx) : nullptr),
       thread_(start_thread("writing checkpoints", [this] { loop(); })) {}
 
@@ -99,7 +100,10 @@ std::vector<SaveReport> SnapshotWriter::poll() {
 void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (staging_ && staging_->bytes() >= bytes) return;
     staging_.reset();  // frees the old buffer before the new one is allocated
-    staging_ = std::make_shared<Buffer>(staging_allocator(ctx_.device()), static_cast<std::size_t>(bytes));
+    // A kernel writes the first copy, which pageable memory does not allow.
+    staging_ = std::make_shared<Buffer>(
+        first_copy_ == FirstCopy::host ? transfer_allocator(ctx_.device()) : staging_allocator(ctx_.device()),
+        static_cast<std::size_t>(bytes));
     if (ctx_.device().is_cuda()) return;  // page-locked memory is already mapped
     // Requests larger pages, which make the first access several times faster. The call is only a hint.
     constexpr std::uintptr_t kPage = 4096;
@@ -108,10 +112,15 @@ void SnapshotWriter::grow_staging(std::uint64_t bytes) {
     if (end > begin) os::request_huge_pages(reinterpret_cast<std::byte*>(begin), end - begin);
 }
 
+std::byte* SnapshotWriter::host_of_first_copy() const {
+    return first_copy_ == FirstCopy::host ? staging_->data() : nullptr;
+}
+
 void SnapshotWriter::reserve(const Checkpoint& like) {
     wait();
     if (ctx_.device().is_cuda()) {
-        on_device_->reserve(plan_staging(like).on_device);
+        const Plan plan = plan_staging(like);  // allocates what host_of_first_copy() returns
+        on_device_->reserve(plan.on_device, host_of_first_copy());
         return;
     }
     grow_staging(staged_bytes(like));
@@ -178,7 +187,7 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
     try {
         Plan plan = plan_staging(live);
         check(plan.on_host.empty() || plan.on_device.empty(), "its tensors are on two devices");
-        if (!plan.on_device.empty()) on_device_->take(plan.on_device);
+        if (!plan.on_device.empty()) on_device_->take(plan.on_device, host_of_first_copy());
         parallel_for(ctx_, std::ssize(plan.on_host), [&](std::int64_t i) {
             const Plan::HostPiece& piece = plan.on_host[static_cast<std::size_t>(i)];
             copy_row_major(*piece.from, piece.begin, piece.end, piece.to);

@@ -35,8 +35,12 @@ struct SaveReport {
 /// copied once instead of queued. A caller that prefers to skip a save checks busy() first.
 class SnapshotWriter {
   public:
+    /// Where the state is copied first: the memory of the device that trains, or page-locked host memory,
+    /// for which training waits longer if the device is a GPU.
+    enum class FirstCopy { device, host };
     /// Copies on ctx's threads; GPU tensors are copied in ctx's stream order.
-    SnapshotWriter(CheckpointDirectory directory, const Context& ctx);
+    SnapshotWriter(CheckpointDirectory directory, const Context& ctx,
+                   FirstCopy first_copy = FirstCopy::device);
     /// Waits for a running save.
     ~SnapshotWriter();
     SnapshotWriter(const SnapshotWriter&) = delete;
@@ -73,9 +77,12 @@ class SnapshotWriter {
     /// Assigns the checkpoint's tensors places in staging memory, contiguous, and lists the copies.
     Plan plan_staging(const Checkpoint& live);
     void grow_staging(std::uint64_t bytes);
+    /// The memory that the device writes to; null: it copies within its own.
+    std::byte* host_of_first_copy() const;
 
     CheckpointDirectory directory_;
     Context ctx_;
+    FirstCopy first_copy_;
     std::shared_ptr<Buffer> staging_;
     std::unique_ptr<DeviceSnapshot> on_device_;  // only if ctx's device is a GPU
 

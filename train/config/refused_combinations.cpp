@@ -105,6 +105,21 @@ std::span<const RefusedCombination> refused_with_row_ranges() {
     return list;
 }
 
+std::span<const RefusedCombination> refused_on_cpu() {
+    static constexpr RefusedCombination list[] = {
+        {"offload", [](const TrainConfig& c) { return c.offload != Offload::none; },
+         "expected none, because its memory is the host's"},
+    };
+    return list;
+}
+
+void check_device(const TrainConfig& config, Device device) {
+    if (device.is_cuda()) return;
+    for (const RefusedCombination& refused : refused_on_cpu())
+        check(!refused.is_in(config), refused.setting, ": ", to_json(config)[refused.setting], " on ", device,
+              "; ", refused.reason);
+}
+
 void check_row_ranges(const TrainConfig& config, const char* what) {
     for (const RefusedCombination& refused : refused_with_row_ranges())
         check(!refused.is_in(config), refused.setting, ": ", to_json(config)[refused.setting], " with ", what,

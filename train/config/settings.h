@@ -9,7 +9,7 @@
 namespace gradtile {
 
 namespace setting_limits {
-inline constexpr double max_sequences = 1 << 30, max_mebibytes = double{1LL << 40};
+inline constexpr double max_sequences = 1 << 30;
 inline constexpr std::size_t max_sample_prompt_bytes = 1000;
 }  // namespace setting_limits
 
@@ -474,6 +474,11 @@ void visit_run_settings(Config& c, Visit& visit) {
                   "0: all of it",
                   run, Range{0, 2}, SettingUsers{.plan = true}, may_change},
           c.zero);
+    visit(Setting{"offload",
+                  "on a GPU: keep masters and the optimizer's state in page-locked host memory, which the "
+                  "update reads and writes over the bus",
+                  run, any_value, SettingUsers{.plan = true}, may_change},
+          c.offload);
     visit(Setting{"context-parallel",
                   "number of neighbouring ranks that share each sequence, by ring attention", run,
                   Range{1, 1 << 16}, train_only, may_change},
@@ -491,8 +496,10 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"keep-every", "also keep checkpoints whose step is a multiple of this; 0: none", run,
                   Range{0, max_steps}},
           c.keep_every);
-    visit(Setting{"memory-budget", "memory in MiB that training may use; 0: what the device has", run,
-                  Range{0, max_mebibytes}},
+    visit(Setting{"memory-budget",
+                  "memory that training may use, 16GiB, 900MiB or a number of MiB: chooses recompute, "
+                  "micro-batch, offload and state formats that were not given; empty: what the device has",
+                  run},
           c.memory_budget);
 }
 

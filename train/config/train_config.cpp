@@ -86,6 +86,12 @@ void assign(Enum& member, const JsonValue& value, const std::string& where) {
     member = enum_named<Enum>(value.get<std::string>(), where);
 }
 
+/// Returns a setting's value in files of earlier versions as it is written now: memory budgets were numbers.
+JsonValue in_present_form(std::string_view name, const JsonValue& value) {
+    if (name != "memory-budget" || !value.is_number_integer()) return value;
+    return value == 0 ? std::string() : value.dump();
+}
+
 int usable_gpus(DeviceChoice choice) {
     switch (choice) {
         case DeviceChoice::cpu:
@@ -140,7 +146,10 @@ void apply_json(TrainConfig& config, const JsonValue& settings, const std::strin
     if (gives_steps) config.time_budget.clear();
     visit_settings(config, [&](const Setting& setting, auto& member) {
         const char* const name = setting.name;
-        if (settings.contains(name)) assign(member, settings[name], concat(source, ": ", name));
+        if (settings.contains(name)) {
+            assign(member, in_present_form(name, settings[name]), concat(source, ": ", name));
+            config.given.insert(name);
+        }
         // The system ends a path at a NUL byte, so that two different paths would be one file.
         if constexpr (std::is_same_v<decltype(member), std::string&>)
             check(member.find('\0') == std::string::npos, source, ": ", name, ": holds a NUL byte");
@@ -199,6 +208,21 @@ double seconds_of(std::string_view time_budget) {
     check(seconds > 0.0 && seconds <= longest, "time-budget: '", time_budget,
           "'; expected a time such as 90s, 5m or 1h30m, at most a year");
     return seconds;
+}
+
+std::size_t memory_bytes(std::string_view memory_budget) {
+    if (memory_budget.empty()) return 0;
+    constexpr double mebibyte = 1 << 20, max_mebibytes = double{1LL << 40};
+    double number = 0.0;
+    const char* const end = memory_budget.data() + memory_budget.size();
+    const auto parsed = parse_double(memory_budget.data(), end, number);
+    const std::string_view unit =
+        memory_budget.substr(static_cast<std::size_t>(parsed.ptr - memory_budget.data()));
+    if (unit == "GiB") number *= 1024.0;
+    const bool is_size = parsed.ec == std::errc() && (unit.empty() || unit == "MiB" || unit == "GiB");
+    check(is_size && number >= 0.0 && number <= max_mebibytes, "memory-budget: ", memory_budget,
+          "; expected a size such as 16GiB or 900MiB, or a number of MiB");
+    return static_cast<std::size_t>(number * mebibyte);
 }
 
 namespace {
@@ -285,6 +309,7 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
     validate(c.training);
     validate(c.adapters, c.model);
     check_combinations(c);
+    memory_bytes(c.memory_budget);
     check(ranks % c.context_parallel == 0, "context-parallel: ", c.context_parallel,
           " does not divide the number of processes, ", ranks);
     check(c.context_parallel == 1 || c.model.context % (2 * c.context_parallel) == 0,

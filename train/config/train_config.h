@@ -3,6 +3,7 @@
 /// and as a key of the run's config.json; settings.h lists all settings.
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,8 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
+/// What a run on a GPU keeps in host memory. optimizer: masters, moments and averages.
+enum class Offload { none, optimizer };
 
 struct TrainConfig {
     ModelConfig model;
@@ -100,12 +103,16 @@ struct TrainConfig {
     std::int64_t eval_every = 250;  ///< 0: only at the end
     std::int64_t save_every = 500;  ///< 0: only at the end
     std::int64_t keep_last = 2;
-    std::int64_t keep_every = 0;     ///< also keeps checkpoints whose step is a multiple; 0: none
-    std::int64_t memory_budget = 0;  ///< memory for a step, in MiB; 0: what the device has available
+    std::int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple; 0: none
+    std::string memory_budget;    ///< memory for training, see memory_bytes(); empty: what is available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
     /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
     std::int64_t zero = 0;
+    Offload offload = Offload::none;
+
+    /// The settings that apply_json() has overwritten. A memory budget does not change them.
+    std::set<std::string> given;
 
     /// How many groups of `ranks` processes train on different sequences.
     std::int64_t sequence_groups(std::int64_t ranks) const {
@@ -142,6 +149,10 @@ Packing packing_of(const TrainConfig& config, const std::optional<Tokenizer>& to
 /// Returns the seconds of a time budget: "90s", "5m", "1h30m", "0.5h". Throws Error for any other text, and
 /// for more than a year.
 double seconds_of(std::string_view time_budget);
+
+/// Returns the bytes of a memory budget: "16GiB", "1.5GiB", "900MiB", or a number of MiB; 0 for "0" and an
+/// empty text. Throws Error for any other text.
+std::size_t memory_bytes(std::string_view memory_budget);
 
 /// Throws Error naming the setting, its value and what was expected. Checks the settings for a run with
 /// `ranks` processes.
@@ -211,6 +222,11 @@ template <>
 struct EnumNames<MasterFormat> {
     static constexpr std::array names = {std::pair{MasterFormat::f32, std::string_view("f32")},
                                          std::pair{MasterFormat::split, std::string_view("split")}};
+};
+template <>
+struct EnumNames<Offload> {
+    static constexpr std::array names = {std::pair{Offload::none, std::string_view("none")},
+                                         std::pair{Offload::optimizer, std::string_view("optimizer")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

@@ -15,7 +15,7 @@ AveragedOptimizer::AveragedOptimizer(const Context& ctx, const ParameterStore& s
       updates_(zeros(ctx, {1}, DType::i32)) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
     ranges_ = held.ranges;
-    average_ = zeros(ctx, held.gradients.shape(), held.gradients.dtype());
+    average_ = zeros(held.state_context(ctx), held.gradients.shape(), held.gradients.dtype());
     std::int64_t packed = 0;
     for (const FlatRange& range : ranges_) {
         const Tensor values = store.values().slice(0, range.begin, range.length);

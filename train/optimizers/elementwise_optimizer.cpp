@@ -99,8 +99,8 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
         blocks_.scratch = zeros(ctx, {max_rate_groups, 16}, DType::f64);
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
-        arrays_.moments.push_back(
-            zeros(ctx, {storage.numbers(elements)}, moment_dtype(storage, arrays_.gradients.dtype())));
+        arrays_.moments.push_back(zeros(held.state_context(ctx), {storage.numbers(elements)},
+                                        moment_dtype(storage, arrays_.gradients.dtype())));
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 

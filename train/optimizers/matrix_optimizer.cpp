@@ -77,9 +77,10 @@ void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& stor
         elements += padded(parameter.shape().elements());
         rows += padded(parameter.shape()[0]);
     }
-    arrays_.momentum = zeros(ctx, {options_.moments.numbers(elements)},
+    const Context state_ctx = held.state_context(ctx);
+    arrays_.momentum = zeros(state_ctx, {options_.moments.numbers(elements)},
                              moment_dtype(options_.moments, arrays_.gradients.dtype()));
-    if (options_.beta2 > 0.0) arrays_.second_moment = zeros(ctx, {rows}, arrays_.gradients.dtype());
+    if (options_.beta2 > 0.0) arrays_.second_moment = zeros(state_ctx, {rows}, arrays_.gradients.dtype());
 }
 
 /// Adds a matrix to a group of its shape that has room, or to a new group.

@@ -61,6 +61,12 @@ struct OptimizerShard {
     /// (MasterFormat::split); undefined if values have no masters.
     Tensor masters = {};
     bool is_whole = false;  ///< the shard is the whole store; the state has a tensor for each parameter
+    /// Allocates the optimizer's state, except counters; null: the context's allocator.
+    std::shared_ptr<Allocator> state_allocator = {};
+
+    Context state_context(const Context& ctx) const {
+        return state_allocator ? ctx.with_allocator(state_allocator) : ctx;
+    }
 };
 /// Returns the shard that covers a whole allocated store.
 OptimizerShard whole_of(const ParameterStore& store);

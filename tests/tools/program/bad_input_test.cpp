@@ -76,6 +76,8 @@ TEST_F(BadInput, RefusesNumbersThatAConfigFileCannotHold) {
     expect_training_refused({"--weight-decay", "nan"}, {"weight-decay: nan"});
     expect_training_refused({"--norm-epsilon", "inf"}, {"norm-epsilon: inf"});
     expect_training_refused({"--memory-budget", "17592186044416"}, {"memory-budget: 17592186044416"});
+    expect_training_refused({"--memory-budget", "16GB"},
+                            {"memory-budget: 16GB; expected a size such as 16GiB or 900MiB"});
 }
 
 TEST_F(BadInput, RefusesPathsThatAreNotUtf8) {
@@ -308,7 +310,7 @@ TEST_F(BadInput, ReportsAMissingGpu) {
 }
 
 TEST_F(BadInput, RefusalOfALargeBatchNamesTheLargestThatFits) {
-    expect_training_refused({"--memory-budget", "1", "--batch", "4096"},
+    expect_training_refused({"--memory-budget", "1", "--batch", "4096", "--micro-batch", "4096"},
                             {"4096", "1.00 MiB", "largest micro-batch that fits is "});
     expect_training_refused({"--memory-budget", "1", "--width", "512"},
                             {"1.00 MiB", "not even a micro-batch of 1 fits"});

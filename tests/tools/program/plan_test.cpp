@@ -94,6 +94,21 @@ TEST(Plan, ZeroShardsMastersAndOptimizerState) {
               full.at("predictions").back().at("wire_bytes"));
 }
 
+TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
+    const json plan = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "optimizer"});
+    const json kept = plan_of(gpt2_plan(1, 8)).at("memory"), offloaded = plan.at("memory");
+    const double crossing = kept.at("masters_bytes").get<double>() + kept.at("optimizer_bytes").get<double>();
+    EXPECT_NEAR(plan.at("predictions")[0].at("update_ms").get<double>(), 1e3 * crossing / 50e9,
+                1e-3 * 1e3 * crossing / 50e9);
+    EXPECT_EQ(kept.at("host_bytes"), 0);
+    EXPECT_EQ(offloaded.at("host_bytes").get<std::int64_t>(),
+              kept.at("masters_bytes").get<std::int64_t>() + kept.at("optimizer_bytes").get<std::int64_t>() +
+                  kept.at("checkpoint_bytes").get<std::int64_t>());
+    EXPECT_EQ(
+        offloaded.at("host_bytes").get<std::int64_t>() + offloaded.at("total_bytes").get<std::int64_t>(),
+        kept.at("total_bytes").get<std::int64_t>());
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));

@@ -1,0 +1,159 @@
+#include <gradtile/train/memory_choice.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <support/error_message.h>
+
+#include "tiny_run.h"
+
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/memory_request.h>
+
+namespace gradtile {
+namespace {
+
+using test::message_of;
+using test::TinyRun;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+TrainConfig small_model() {
+    TrainConfig config;
+    config.model = {.layers = 3, .heads = 2, .width = 64, .context = 64, .vocabulary = 100};
+    config.batch = 12;
+    config.dtype = TrainDType::bf16;
+    config.out.clear();
+    return config;
+}
+
+Context one_thread() {
+    return Context(Device::cpu(), 1);
+}
+
+std::size_t need_of(const TrainConfig& config) {
+    return plan_memory(one_thread(), memory_request(config, Device::cpu())).total();
+}
+
+TrainConfig chosen_for(const TrainConfig& config, std::size_t budget) {
+    return choose_within(one_thread(), config, 1, /*row_ranges=*/false, budget).config;
+}
+
+TEST(MemoryChoice, ChangesNothingThatFits) {
+    const TrainConfig config = small_model();
+    const MemoryChoice choice = choose_within(one_thread(), config, 1, false, need_of(config));
+    EXPECT_EQ(to_json(choice.config), to_json(config));
+    EXPECT_EQ(choice.description, "");
+}
+
+/// From the need of all settings at their defaults down to the smallest one.
+TEST(MemoryChoice, FitsEveryBudgetDownToTheSmallestNeed) {
+    const TrainConfig config = small_model();
+    TrainConfig least = config;
+    least.micro_batch = 1;
+    least.masters = MasterFormat::split;
+    least.training.recompute = Recompute::block;
+    const std::size_t lossless = need_of(least);
+    least.moment_dtype = MomentFormat::int8;
+    const std::size_t smallest = need_of(least);
+    for (std::size_t budget = need_of(config); budget >= smallest; budget -= smallest / 16) {
+        const TrainConfig chosen = chosen_for(config, budget);
+        EXPECT_LE(need_of(chosen), budget);
+        EXPECT_EQ(chosen.moment_dtype == MomentFormat::f32, budget >= lossless) << budget;
+        EXPECT_EQ(config.batch % chosen.micro_batch_size(), 0);
+    }
+    EXPECT_LE(need_of(chosen_for(config, smallest)), smallest);
+    EXPECT_THAT(message_of([&] { chosen_for(config, smallest - 1); }),
+                AllOf(HasSubstr("not even a micro-batch of 1 fits"),
+                      HasSubstr("the smallest need, with recompute block"), HasSubstr("moment-dtype int8")));
+}
+
+TEST(MemoryChoice, LeavesSettingsThatWereGiven) {
+    TrainConfig config = small_model();
+    const std::size_t need = need_of(config);
+    config.training.recompute = Recompute::activations;  // not the default
+    apply_json(config, JsonValue::object({{"micro-batch", 0}, {"masters", "f32"}, {"moment-dtype", "f32"}}),
+               "test");
+    EXPECT_EQ(to_json(chosen_for(config, need)), to_json(config));
+    EXPECT_THAT(message_of([&] { chosen_for(config, need / 2); }),
+                AllOf(HasSubstr("memory: micro-batch 12 needs"), Not(HasSubstr("the smallest need, with"))));
+    config.given = {"masters", "moment-dtype"};
+    const TrainConfig chosen = chosen_for(config, need / 2);
+    EXPECT_LT(chosen.micro_batch_size(), 12);
+    EXPECT_EQ(chosen.training.recompute, Recompute::activations);
+    EXPECT_EQ(chosen.masters, MasterFormat::f32);
+}
+
+/// A step's tokens pay for the bus: with few of them recomputation is cheaper, with many offloading is.
+TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
+    if (!GRADTILE_HAVE_CUDA)
+        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+    const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+    TrainConfig config = small_model();
+    config.model.context = 1024;
+    config.micro_batch = 4;
+    config.masters = MasterFormat::split;
+    config.given = {"micro-batch", "masters", "moment-dtype"};
+    const auto chosen = [&](std::int64_t batch) {
+        config.batch = batch;
+        const MemoryRequest request = memory_request(config, Device::cuda());
+        return choose_within(gpu, config, 1, false, plan_memory(gpu, request).total() - 1);
+    };
+    EXPECT_EQ(chosen(4).config.offload, Offload::none);
+    EXPECT_NE(chosen(4).config.training.recompute, Recompute::none);
+    const MemoryChoice offloaded = chosen(4096);
+    EXPECT_EQ(offloaded.config.offload, Offload::optimizer);
+    EXPECT_EQ(offloaded.config.training.recompute, Recompute::none);
+    EXPECT_THAT(offloaded.description,
+                testing::MatchesRegex("offload optimizer \\(saves [0-9]+ [KM]iB, .*\\)"));
+}
+
+/// The chosen settings are those of the run: the arena has the planned size and throws beyond it.
+TEST(MemoryChoice, IsTrainedReportedAndKeptOnAResume) {
+    TinyRun run;
+    run.config.model.width = 128;
+    run.config.model.context = 64;
+    run.config.batch = 32;
+    run.config.memory_budget = "20MiB";
+    const JsonValue before = to_json(run.config);
+    std::int64_t micro_batch = 0;
+    {
+        Trainer trainer(run.config, run.on_message);
+        EXPECT_LE(trainer.memory_plan().total(), std::size_t{20} << 20);
+        EXPECT_NE(to_json(trainer.config()), before);
+        micro_batch = trainer.config().micro_batch;
+        ASSERT_FALSE(run.messages.empty());
+        EXPECT_THAT(run.messages.front(), AllOf(HasSubstr("memory-budget 20MiB: chosen are "),
+                                                HasSubstr("saves"), HasSubstr("costs")));
+        trainer.run(/*stop_after=*/3);
+    }
+    run.messages.clear();
+    Trainer resumed(run.config.out, ResumeOptions{}, run.on_message);
+    EXPECT_EQ(resumed.config().micro_batch, micro_batch);
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+    resumed.run();
+    EXPECT_EQ(resumed.step(), run.config.steps);
+}
+
+TEST(MemoryChoice, BudgetsHaveUnits) {
+    EXPECT_EQ(memory_bytes(""), 0u);
+    EXPECT_EQ(memory_bytes("0"), 0u);
+    EXPECT_EQ(memory_bytes("16"), std::size_t{16} << 20);
+    EXPECT_EQ(memory_bytes("900MiB"), std::size_t{900} << 20);
+    EXPECT_EQ(memory_bytes("16GiB"), std::size_t{16} << 30);
+    EXPECT_EQ(memory_bytes("1.5GiB"), std::size_t{1536} << 20);
+    for (const char* wrong :
+         {"16GB", "GiB", "-1", "-1GiB", "nan", "inf", "1e300", "16 GiB", "16GiBx", "0x10"})
+        EXPECT_EQ(message_of([&] { memory_bytes(wrong); }),
+                  concat("memory-budget: ", wrong,
+                         "; expected a size such as 16GiB or 900MiB, or a number of MiB"));
+    TrainConfig config;
+    apply_json(config, JsonValue::object({{"memory-budget", 512}}), "config.json of an earlier version");
+    EXPECT_EQ(memory_bytes(config.memory_budget), std::size_t{512} << 20);
+    apply_json(config, JsonValue::object({{"memory-budget", 0}}), "config.json of an earlier version");
+    EXPECT_EQ(config.memory_budget, "");
+}
+
+}  // namespace
+}  // namespace gradtile

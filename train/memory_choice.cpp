@@ -1,0 +1,220 @@
+#include <gradtile/train/memory_choice.h>
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gradtile/layers/transformer/memory_plan.h>
+#include <gradtile/train/memory_request.h>
+
+namespace gradtile {
+namespace {
+
+/// Returns all values of a setting, or the present one if it must stay.
+template <NamedEnum Enum>
+std::vector<Enum> values_of(Enum present, bool is_free) {
+    if (!is_free) return {present};
+    std::vector<Enum> values;
+    for (const auto& [value, name] : EnumNames<Enum>::names) values.push_back(value);
+    return values;
+}
+
+bool is_valid(const TrainConfig& config, std::int64_t ranks) {
+    try {
+        validate(config, ranks);
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+/// The whole part of the batch, and then each time the largest divisor that is at most half of the last.
+std::vector<std::int64_t> micro_batches(std::int64_t sequences) {
+    std::vector<std::int64_t> sizes{sequences};
+    while (sizes.back() > 1) {
+        std::int64_t size = sizes.back() / 2;
+        while (sequences % size != 0) --size;
+        sizes.push_back(size);
+    }
+    return sizes;
+}
+
+std::string short_size(std::size_t bytes) {
+    constexpr std::size_t mebibyte = 1 << 20;
+    return bytes < 10 * mebibyte ? concat(bytes >> 10, " KiB") : concat(bytes / mebibyte, " MiB");
+}
+
+class Chooser {
+  public:
+    Chooser(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges)
+        : dry_(ctx.plan(Arena::for_planning(ctx.device()))),
+          config_(config),
+          ranks_(ranks),
+          row_ranges_(row_ranges),
+          defaults_(to_json(TrainConfig())),
+          present_(to_json(config)) {}
+
+    /// Returns the settings with this type of moments that need not stay, in the order of preference among
+    /// equally fast ones.
+    std::vector<TrainConfig> candidates(MomentFormat moments) const {
+        const bool on_gpu = dry_.device().is_cuda();
+        const std::vector<std::int64_t> sizes = is_free("micro-batch")
+                                                    ? micro_batches(config_.micro_batch_size(ranks_))
+                                                    : std::vector{config_.micro_batch};
+        std::vector<TrainConfig> all;
+        TrainConfig c = config_;
+        c.moment_dtype = moments;
+        for (const Offload offload : values_of(config_.offload, on_gpu && is_free("offload")))
+            for (const MasterFormat masters : values_of(config_.masters, is_free("masters")))
+                for (const Recompute recompute : values_of(config_.training.recompute, is_free("recompute")))
+                    for (const std::int64_t size : sizes) {
+                        c.offload = offload;
+                        c.masters = masters;
+                        c.training.recompute = recompute;
+                        c.micro_batch = size == config_.micro_batch_size(ranks_) ? config_.micro_batch : size;
+                        if (is_valid(c, ranks_)) all.push_back(c);
+                    }
+        return all;
+    }
+    std::vector<MomentFormat> moment_formats() const {
+        return values_of(config_.moment_dtype, is_free("moment-dtype"));
+    }
+
+    MemoryRequest request_of(const TrainConfig& config) const {
+        MemoryRequest request = memory_request(config, dry_.device(), ranks_);
+        request.row_ranges = row_ranges_;
+        return request;
+    }
+
+    /// Equals plan_memory() of the settings. Only recompute and micro-batch change a pass, and only the other
+    /// settings the optimizer, so the numbers of dry runs are combined.
+    MemoryPlan plan_of(const TrainConfig& config) {
+        MemoryPlan plan = pass_plan(config.training.recompute, config.micro_batch);
+        const MemoryPlan& state = state_plan(config);
+        plan.request = request_of(config);
+        plan.masters = state.masters;
+        plan.optimizer = state.optimizer;
+        plan.snapshot = state.snapshot;
+        return plan;
+    }
+
+    /// The time of a step in units of the time that its floating-point operations take. The constants say
+    /// only in which order the choices are tried; `gradtile plan` has a model of a GPU.
+    double relative_time(const TrainConfig& config, const MemoryPlan& plan) const {
+        // 124M parameters on an H200, docs/parallel_cost_model.md: 113.1, 116.1 and 132.9 ms.
+        constexpr double recompute_factors[] = {1.0, 1.03, 1.18};
+        // A micro-step also reads the weights and adds to the gradients: 14 bytes a parameter, in addition to
+        // 6 operations per parameter and token.
+        const double operations_per_byte = dry_.device().is_cuda() ? 200.0 : 20.0;
+        const double tokens_of_passes = 14.0 * operations_per_byte / 6.0;
+        constexpr double bus_bytes = 5e10, flops = 5e14;  // per second: 16 lanes of PCIe 5, a large GPU
+        const auto tokens = [&](std::int64_t sequences) {
+            return static_cast<double>(sequences * config.model.context);
+        };
+        const std::int64_t micro_batch = config.micro_batch_size(ranks_);
+        const double micro_steps = 1.0 + tokens_of_passes / tokens(micro_batch);
+        double bus = 0.0;
+        if (config.offload == Offload::optimizer)
+            bus = static_cast<double>(plan.masters + plan.optimizer) / bus_bytes /
+                  (6.0 * static_cast<double>(plan.parameters) *
+                   tokens(micro_batch * config.accumulation_steps(ranks_)) / flops);
+        return recompute_factors[static_cast<std::size_t>(config.training.recompute)] * micro_steps + bus;
+    }
+
+    /// Describes the settings of `chosen` that are not those of the run.
+    std::string description(const TrainConfig& chosen) {
+        const MemoryPlan plan = plan_of(chosen);
+        const double time = relative_time(chosen, plan);
+        std::string line;
+        const auto describe = [&](const char* name, const char* note, auto&& restore) {
+            const JsonValue value = to_json(chosen)[name];
+            if (value == present_[name]) return;
+            TrainConfig without = chosen;
+            restore(without);
+            const MemoryPlan larger = plan_of(without);
+            const double cost = 100.0 * (time / relative_time(without, larger) - 1.0);
+            line += concat(line.empty() ? "" : ", ", name, ' ',
+                           value.is_string() ? value.get<std::string>() : value.dump(), " (saves ",
+                           short_size(larger.total() - plan.total()), ", ",
+                           cost < 0.5 ? std::string("costs no time")
+                                      : concat("costs about ", std::lround(cost), "% time"),
+                           note, ')');
+        };
+        describe("recompute", "", [&](TrainConfig& c) { c.training.recompute = config_.training.recompute; });
+        describe("micro-batch", "", [&](TrainConfig& c) { c.micro_batch = config_.micro_batch; });
+        describe("masters", ", equal results", [&](TrainConfig& c) { c.masters = config_.masters; });
+        describe("offload", "", [&](TrainConfig& c) { c.offload = config_.offload; });
+        describe("moment-dtype", ", rounds the moments",
+                 [&](TrainConfig& c) { c.moment_dtype = config_.moment_dtype; });
+        return line;
+    }
+
+  private:
+    bool is_free(const std::string& name) const {
+        return !config_.given.contains(name) && present_[name] == defaults_[name];
+    }
+
+    const MemoryPlan& pass_plan(Recompute recompute, std::int64_t micro_batch) {
+        auto& known = passes_[{recompute, micro_batch}];
+        if (!known) {
+            TrainConfig config = config_;
+            config.training.recompute = recompute;
+            config.micro_batch = micro_batch;
+            known = plan_memory(dry_, request_of(config));
+        }
+        return *known;
+    }
+    const MemoryPlan& state_plan(const TrainConfig& config) {
+        auto& known = states_[{config.masters, config.moment_dtype}];
+        if (!known) {
+            MemoryRequest request = request_of(config);
+            request.micro_batch = 1;
+            known = plan_memory(dry_, request);
+        }
+        return *known;
+    }
+
+    Context dry_;
+    const TrainConfig& config_;
+    std::int64_t ranks_;
+    bool row_ranges_;
+    JsonValue defaults_, present_;
+    std::map<std::pair<Recompute, std::int64_t>, std::optional<MemoryPlan>> passes_;
+    std::map<std::pair<MasterFormat, MomentFormat>, std::optional<MemoryPlan>> states_;
+};
+
+}  // namespace
+
+MemoryChoice choose_within(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges,
+                           std::size_t budget) {
+    Chooser chooser(ctx, config, ranks, row_ranges);
+    std::optional<TrainConfig> smallest;
+    std::size_t smallest_need = 0;
+    for (const MomentFormat moments : chooser.moment_formats()) {
+        std::optional<TrainConfig> fastest;
+        double least_time = 0.0;
+        for (const TrainConfig& candidate : chooser.candidates(moments)) {
+            const MemoryPlan plan = chooser.plan_of(candidate);
+            if (!smallest || plan.total() < smallest_need) {
+                smallest = candidate;
+                smallest_need = plan.total();
+            }
+            const double time = chooser.relative_time(candidate, plan);
+            if (plan.total() > budget || (fastest && time >= least_time)) continue;
+            fastest = candidate;
+            least_time = time;
+        }
+        if (fastest) return {*fastest, chooser.description(*fastest)};
+    }
+    const std::string least = chooser.description(*smallest);
+    try {
+        plan_within(ctx, chooser.request_of(*smallest), budget);
+    } catch (const Error& error) {
+        throw Error(concat(error.what(), least.empty() ? "" : "; the smallest need, with ", least));
+    }
+    throw Error("memory: the plans of one run differ");
+}
+
+}  // namespace gradtile

@@ -1,0 +1,24 @@
+#pragma once
+/// The settings with which a run fits its memory budget.
+#include <string>
+
+#include <gradtile/core/context.h>
+#include <gradtile/train/config/train_config.h>
+
+namespace gradtile {
+
+struct MemoryChoice {
+    TrainConfig config;  ///< of the run, with the chosen settings
+    std::string
+        description;  ///< one line: each chosen setting, what it saves and costs; empty: none is chosen
+};
+
+/// Chooses recompute, micro-batch, offload and masters, unless they were given (TrainConfig::given) or differ
+/// from their defaults. Of all that fit, the fastest by an estimate that needs no measurement is chosen. A
+/// smaller moment-dtype changes results, so it is tried only if nothing else fits. Dry runs count the memory,
+/// as plan_memory() does. `ctx` has the run's device; `row_ranges`: see MemoryRequest. Throws Error with the
+/// smallest need if nothing fits. Every process chooses the same.
+MemoryChoice choose_within(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges,
+                           std::size_t budget);
+
+}  // namespace gradtile
