@@ -49,7 +49,7 @@ void add_group_flags(Command& command, const std::string& what, GroupFlags& flag
         command.add_value<std::int64_t>(flag, help, [&value](const std::int64_t& n) { value = n; });
     };
     count("--gpus", what + " on this many GPUs of this host, one process each", flags.gpus);
-    count("--processes", what + " on the CPU with this many processes, started by mpirun", flags.processes);
+    count("--processes", what + " on the CPU with this many processes of this host", flags.processes);
 }
 
 int checked_count(const char* flag, std::int64_t value, std::int64_t min_value) {
@@ -80,7 +80,6 @@ Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* fla
         launch.processes = checked_count("--processes", *flags.processes, 1);
         check_usage(device != DeviceChoice::cuda,
                     "--processes: starts processes on the CPU; expected --gpus N for GPUs");
-        launch.method = Launch::Method::mpirun;
         launch.arguments.insert(launch.arguments.end(), {"--device", "cpu"});
     }
     return launch;

@@ -5,13 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <sstream>
 
 #include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
@@ -85,9 +83,8 @@ struct Child {
 };
 
 /// Starts a child in its own process group, so that Ctrl-C in a terminal reaches the launcher only. The
-/// kernel sends `parent_death_signal` to the child when the launcher ends.
-pid_t start(const std::vector<std::string>& command, const Environment& environment,
-            int parent_death_signal) {
+/// kernel kills the child when the launcher ends.
+pid_t start(const std::vector<std::string>& command, const Environment& environment) {
     std::vector<char*> arguments;
     for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
     arguments.push_back(nullptr);
@@ -96,7 +93,7 @@ pid_t start(const std::vector<std::string>& command, const Environment& environm
     check(child >= 0, "cannot start a process: ", std::strerror(errno));
     if (child > 0) return child;
     ::setpgid(0, 0);
-    os::end_with_parent(parent_death_signal);
+    os::end_with_parent(SIGKILL);
     if (::getppid() != launcher) ::_exit(1);  // the launcher ended before the call above
     ::setenv(launcher_variable, std::to_string(launcher).c_str(), 1);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
@@ -121,43 +118,9 @@ std::vector<Child> start_ranks(int processes, const std::vector<std::string>& ar
                                          {"MASTER_ADDR", "127.0.0.1"},
                                          {"MASTER_PORT", std::to_string(port)},
                                          {"GRADTILE_RUN_KEY", key}};
-        children.push_back({start(command, environment, SIGKILL), concat("rank ", rank)});
+        children.push_back({start(command, environment), concat("rank ", rank)});
     }
     return children;
-}
-
-void require_mpirun() {
-    std::istringstream path(std::getenv("PATH") != nullptr ? std::getenv("PATH") : "");
-    for (std::string directory; std::getline(path, directory, ':');)
-        if (::access((std::filesystem::path(directory) / "mpirun").c_str(), X_OK) == 0) return;
-    throw Error("--processes: mpirun is not in PATH; on Debian and Ubuntu install openmpi-bin");
-}
-
-/// Open MPI refuses to start as root unless both variables are set. A user who runs gradtile as root has
-/// already made that decision.
-void allow_root() {
-    const std::array variables = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"};
-    const auto is_set = [](const char* name) {
-        const char* const value = std::getenv(name);
-        return value != nullptr && std::string_view(value) == "1";
-    };
-    if (::geteuid() != 0 || std::all_of(variables.begin(), variables.end(), is_set)) return;
-    for (const char* name : variables) ::setenv(name, "1", 1);
-    print_message("--processes: this user is root; OMPI_ALLOW_RUN_AS_ROOT is set for mpirun");
-}
-
-std::vector<Child> start_mpirun(int processes, const std::vector<std::string>& arguments) {
-    require_mpirun();
-    std::vector<std::string> command = {"mpirun", "-np", std::to_string(processes), os::own_program()};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    // By default Open MPI refuses more processes than cores and binds each process to one core, whatever its
-    // thread count. Other MPI implementations do neither and ignore these variables.
-    const Environment environment = {{"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-                                     {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-                                     {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
-                                     {"PRTE_MCA_hwloc_default_binding_policy", "none"}};
-    allow_root();
-    return {{start(command, environment, SIGTERM), "mpirun"}};
 }
 
 /// The processes of one start; wait() returns when all have ended.
@@ -209,8 +172,8 @@ class ChildProcesses {
     void forward_signal(int signal) {
         if (stop_signal_ == 0) {
             stop_signal_ = signal;
-            // SIGUSR1 instead of SIGTERM: mpirun ends itself on SIGTERM, and when a batch system has sent
-            // SIGTERM to every process, a second one would end them without saving.
+            // SIGUSR1 instead of SIGTERM: when a batch system has sent SIGTERM to every process, a second one
+            // would end them without saving.
             for (const Child& child : children_) ::kill(child.process, SIGUSR1);
         } else if (signal != SIGHUP) {  // a closed terminal may send SIGHUP more than once
             exit_code_ = 128 + signal;
@@ -218,22 +181,14 @@ class ChildProcesses {
         }
     }
 
-    std::vector<pid_t> ranks() const {
-        if (launch_.method == Launch::Method::mpirun) return os::children_of(children_.front().process);
-        std::vector<pid_t> processes;
-        for (const Child& child : children_) processes.push_back(child.process);
-        return processes;
-    }
-
     void kill_if_all_are_stopped() {
-        const std::vector<pid_t> processes = ranks();
         const SteadyTime now = SteadyClock::now();
-        if (processes.size() < 2 || !std::ranges::all_of(processes, os::is_stopped)) {
+        if (children_.size() < 2 || !std::ranges::all_of(children_, os::is_stopped, &Child::process)) {
             stopped_since_.reset();
         } else if (!stopped_since_) {
             stopped_since_ = now;
         } else if (now - *stopped_since_ >= std::chrono::duration<double>(launch_.timeout)) {
-            print_message(concat("all ", processes.size(), " processes were stopped for ", launch_.timeout,
+            print_message(concat("all ", children_.size(), " processes were stopped for ", launch_.timeout,
                                  " s and are killed"));
             exit_code_ = exit_lost_peer;
             kill_all();
@@ -251,9 +206,7 @@ class ChildProcesses {
     }
 
     void kill_all() {
-        // SIGTERM first: mpirun must end its own processes before it exits.
-        const bool ask_first = launch_.method == Launch::Method::mpirun && !killed_by_launcher_;
-        for (const Child& child : children_) ::kill(child.process, ask_first ? SIGTERM : SIGKILL);
+        for (const Child& child : children_) ::kill(child.process, SIGKILL);
         killed_by_launcher_ = true;
         deadline_ = SteadyClock::now() + seconds(5);
     }
@@ -280,10 +233,7 @@ int launch(const Launch& launch) {
     for (int restart = 0;; ++restart) {
         const bool resumes = restart > 0 && contains_run(launch.directory);
         const std::vector<std::string>& arguments = resumes ? launch.resume_arguments : launch.arguments;
-        ChildProcesses children(launch.method == Launch::Method::fork
-                                    ? start_ranks(launch.processes, arguments)
-                                    : start_mpirun(launch.processes, arguments),
-                                launch, signals);
+        ChildProcesses children(start_ranks(launch.processes, arguments), launch, signals);
         const int exit_code = children.wait();
         const bool is_final = exit_code == 0 || exit_code == exit_usage;
         if (is_final || !may_restart || children.was_stopped() || restart == launch.restarts)

@@ -9,12 +9,7 @@
 namespace gradtile::cli {
 
 struct Launch {
-    enum class Method {
-        fork,    ///< the launcher's children, with torchrun's environment variables
-        mpirun,  ///< mpirun's children, so that they can use MPI
-    };
     int processes = 1;
-    Method method = Method::fork;
     int restarts = 0;
     double timeout = 300.0;  ///< seconds after which several processes that are all stopped are killed
     /// The arguments after the program's name: for the first start, and for a restart that finds a run in
@@ -32,8 +27,7 @@ struct Launch {
 /// launcher kills them. A signal that this process was started to ignore is not
 /// forwarded. The children start with no signal blocked.
 ///
-/// Each start creates a new GRADTILE_RUN_KEY for forked processes. Under mpirun, rank 0 creates a key and
-/// broadcasts it through MPI.
+/// The children have torchrun's environment variables, and each start creates a new GRADTILE_RUN_KEY.
 int launch(const Launch& launch);
 
 /// `arguments` without `flags` and their values.

@@ -91,7 +91,7 @@ std::unique_ptr<attention::Ring> Communicator::ring(const Context& ctx, int proc
 
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group) {
     if (group.is_alone()) return std::make_unique<SingleProcessCommunicator>();
-    return ctx.device().is_cpu() ? cpu::make_mpi_communicator(group)
+    return ctx.device().is_cpu() ? cpu::make_cpu_communicator(group)
                                  : cuda::make_nccl_communicator(ctx, group);
 }
 

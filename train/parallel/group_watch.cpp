@@ -108,6 +108,13 @@ void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
     probes_.erase(&inspection);
 }
 
+void ProcessGroup::Watch::throw_loss() {
+    constexpr auto grace = Seconds(5.0);  // a hanging process is reported at most this long after the timeout
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, Seconds(options_.timeout) + grace, [&] { return lost_.has_value(); });
+    throw Error(lost_ ? *lost_ : "the connection to another process has broken");
+}
+
 void ProcessGroup::Watch::leave() {
     begin_waiting("the end of the run");
     std::unique_lock lock(mutex_);
@@ -259,6 +266,7 @@ void ProcessGroup::Watch::record_loss(const std::string& line, bool notify) {
     const std::scoped_lock lock(mutex_);
     lost_ = line;
     changed_.notify_all();
+    loss_reported_.notify();
 }
 
 }  // namespace gradtile

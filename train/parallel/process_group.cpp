@@ -217,6 +217,15 @@ ProcessGroup::Inspection ProcessGroup::inspect(FaultProbe probe) {
     return {watch_.get(), std::move(probe)};
 }
 
+int ProcessGroup::loss_descriptor() const {
+    return watch_ ? watch_->loss_descriptor() : -1;
+}
+
+void ProcessGroup::throw_loss() {
+    check(watch_ != nullptr, "process group: one process waits for another");
+    watch_->throw_loss();
+}
+
 void ProcessGroup::leave() {
     if (watch_) watch_->leave();
 }

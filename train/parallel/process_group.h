@@ -95,6 +95,13 @@ class ProcessGroup {
     using FaultProbe = std::function<std::optional<std::string>()>;
     [[nodiscard]] Inspection inspect(FaultProbe probe);
 
+    /// Becomes readable once a process is lost, for a wait for other processes in poll(). -1: this process is
+    /// alone.
+    int loss_descriptor() const;
+    /// Called when a connection to another process has broken: waits until the loss is reported, and throws
+    /// it as an Error.
+    [[noreturn]] void throw_loss();
+
     /// Ends the run: returns once all processes have called it.
     void leave();
     /// Notifies the others that this process is about to end with an error. Returns false if all processes

@@ -27,6 +27,8 @@ struct ProcessGroup::Watch {
     void begin_inspection(const Inspection& inspection, FaultProbe probe);
     /// Removes the inspection's probe. Returns once the thread is no longer calling the probe.
     void end_inspection(const Inspection& inspection);
+    int loss_descriptor() const { return loss_reported_.descriptor(); }
+    [[noreturn]] void throw_loss();
     void leave();
     bool fail(const std::string& message);
 
@@ -48,6 +50,7 @@ struct ProcessGroup::Watch {
     const ProcessGroupOptions options_;
     const std::unique_ptr<ControlHub> hub_;
     WakeUp wake_;
+    WakeUp loss_reported_;  // for the main thread
 
     // Used by the thread only.
     MessageStream stream_;
