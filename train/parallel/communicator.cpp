@@ -82,6 +82,10 @@ void Communicator::barrier(const Context& ctx) const {
     if (size_ > 1) do_barrier(ctx);
 }
 
+void Communicator::reconnect() {
+    throw Error("communicator: these processes cannot be connected again");
+}
+
 std::unique_ptr<attention::Ring> Communicator::ring(const Context& ctx, int processes) const {
     check(processes >= 1 && size_ % processes == 0, "ring: ", processes, " of ", size_,
           " processes; expected a divisor");

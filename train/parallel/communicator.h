@@ -42,6 +42,13 @@ class Communicator {
     /// ring. Throws Error unless `processes` divides size().
     std::unique_ptr<attention::Ring> ring(const Context& ctx, int processes) const;
 
+    /// Whether reconnect() is possible: the processes are on CPUs and connected by TCP.
+    virtual bool can_reconnect() const { return false; }
+    /// Collective, after ProcessGroup::regroup(): connects the new group's processes. A process that replaces
+    /// a lost one calls make_communicator() meanwhile. Exchanges that were under way are forgotten. Throws
+    /// Error unless can_reconnect().
+    virtual void reconnect();
+
     /// Allocator for tensors that are exchanged often. Between GPUs on one host, reductions on tensors in
     /// such memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same
     /// sizes in the same order. Returns ctx's allocator if there is no symmetric memory.

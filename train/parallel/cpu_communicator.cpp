@@ -83,6 +83,12 @@ class CpuCommunicator final : public Communicator {
     CpuCommunicator(ProcessGroup& group, std::unique_ptr<ByteTransport> transport)
         : Communicator(group.rank(), group.size()), group_(group), transport_(std::move(transport)) {}
 
+    bool can_reconnect() const override { return transport_->can_reconnect(); }
+    void reconnect() override {
+        if (!can_reconnect()) Communicator::reconnect();
+        transport_->reconnect();
+    }
+
   private:
     void do_all_reduce(const Context& ctx, const Tensor& x) const override {
         const auto waiting = group_.waiting("an all-reduce");

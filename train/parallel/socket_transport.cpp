@@ -57,6 +57,9 @@ class SocketTransport final : public ByteTransport {
   public:
     explicit SocketTransport(ProcessGroup& group) : group_(group) { connect(); }
 
+    bool can_reconnect() const override { return true; }
+    void reconnect() override { connect(); }
+
     void barrier() override {
         std::byte sent{};
         std::vector<std::byte> received(peers_.size());
@@ -133,6 +136,7 @@ class SocketTransport final : public ByteTransport {
     // ---- Connections ----
 
     void connect() {
+        peers_.clear();
         const auto waiting = group_.waiting("the connections between the processes");
         const bool single_host = is_single_host(group_.environment());
         const Listener listener = listen_at(single_host ? "127.0.0.1" : "", 0, SteadyClock::now());

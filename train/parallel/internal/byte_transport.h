@@ -30,6 +30,9 @@ class ByteTransport {
     /// the transport until finish_transfers() returns.
     virtual void start_transfer(const std::byte* sent, int to, std::byte* received, int from, int bytes) = 0;
     virtual void finish_transfers() = 0;
+    /// See Communicator.
+    virtual bool can_reconnect() const { return false; }
+    virtual void reconnect() {}
 };
 
 /// Starts MPI. Throws Error unless its ranks are the group's.
