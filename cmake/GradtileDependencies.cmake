@@ -78,14 +78,14 @@ if(gradtile_blas STREQUAL "onednn")
 endif()
 message(STATUS "gradtile: CPU matrix library: ${gradtile_blas}")
 
-# MPI connects several processes on the CPU. Only the plug-in is linked with MPI; programs of the build find it by RUNPATH.
+# MPI connects CPU processes that mpirun started. Only the plug-in is linked with MPI; programs of the build find it by RUNPATH.
 find_package(MPI COMPONENTS C)
 set(GRADTILE_PLUGIN_DIR ${PROJECT_BINARY_DIR}/plugins)
 list(APPEND CMAKE_BUILD_RPATH ${GRADTILE_PLUGIN_DIR})
 if(MPI_C_FOUND)
   message(STATUS "gradtile: MPI ${MPI_C_VERSION} at ${MPI_C_LIBRARIES}")
 else()
-  message(STATUS "gradtile: no MPI; one process per run on the CPU")
+  message(STATUS "gradtile: no MPI; --processes needs none")
 endif()
 
 include(GradtileCuda)

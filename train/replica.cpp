@@ -229,6 +229,17 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
     }
 }
 
+void Replica::share(int root) {
+    check(!parallel.is_sharded(), "replica: its state is divided between the processes");
+    std::vector<Tensor> tensors = {model.parameters.values()};
+    if (model.parameters.has_master()) tensors.push_back(model.parameters.master());
+    if (masters_.defined()) tensors.push_back(masters_);
+    if (model.has_adapters()) tensors.push_back(model.frozen.values());
+    if (model.has_adapters() && model.frozen.codes().defined()) tensors.push_back(model.frozen.codes());
+    for (const StateTensor& part : optimizer->state()) tensors.push_back(part.tensor);
+    for (const Tensor& x : tensors) communicator_.broadcast(model.ctx, x, root);
+}
+
 void Replica::add_frozen(Checkpoint& checkpoint) {
     if (!model.has_adapters() || !is_root()) return;
     const bool on_gpu = model.ctx.device().is_cuda();

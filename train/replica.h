@@ -35,6 +35,9 @@ class Replica {
     void start_from(const Checkpoint& checkpoint, const std::string& source, Seed seed);
     /// Loads the weights and the optimizer's state from process 0's checkpoint.
     void restore(const Checkpoint& checkpoint, const std::string& source);
+    /// Makes the weights and the optimizer's state those of process `root`, in memory. Throws Error if the
+    /// replica is sharded, because no process then has the whole state.
+    void share(int root);
     /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);

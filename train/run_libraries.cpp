@@ -40,7 +40,7 @@ std::vector<RunLibrary> run_libraries() {
          without_version([] { require_unicode_library("tokenizer"); })},
         {"zlib", "gzip data", some_runs, without_version([] { gzip_decompressor("gzip data"); })},
         {"zstd", "zstd data", some_runs, without_version([] { zstd_decompressor("zstd data"); })},
-        {"MPI", "--processes and mpirun", some_runs, without_version([] { mpi::functions(); })},
+        {"MPI", "mpirun on the CPU", some_runs, without_version([] { mpi::functions(); })},
         {"cuBLAS", "matrix products on a GPU", gpu, cuda_matrix_library},
         {"NCCL", "--gpus", several_gpus, nccl_version},
     };

@@ -168,7 +168,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     const Context& ctx = *arena_ctx_;
     step_ = step;
     group_.report_step(step);
-    const JsonValue data_before = input_.state();
+    data_before_ = input_.state();
     prepare_input(step);
     if (stopping_) return std::nullopt;
     const double rate = schedule_(step, used);
@@ -182,7 +182,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     const double* const result = host_result_.data<double>();
     if (outcome == Outcome::completed) count_votes(result[1]);
     if (outcome == Outcome::abandoned || failed_) {
-        input_.restore(data_before);
+        drop_input();
         return std::nullopt;
     }
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -239,6 +239,8 @@ std::optional<double> StepRunner::evaluate(std::int64_t step) {
     try {
         return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, shared_,
                          go_on);
+    } catch (const RankLost&) {
+        throw;
     } catch (const std::exception& error) {
         failure_ = error.what();
         vote_on_stopping(*arena_ctx_);  // the other processes wait for this process's vote after the batch

@@ -33,6 +33,8 @@ class StepRunner {
     /// a number that was not finite, the optimizer has refused the update. `used` is the used fraction of the
     /// time budget, for runs that have one.
     std::optional<StepReport> run_step(std::int64_t step, bool prepares_next, double used = 0.0);
+    /// Forgets the data of the running step, which another process's loss has ended.
+    void drop_input() { input_.restore(data_before_); }
     bool evaluates() const { return validation_ != nullptr; }
     /// Returns the mean loss of the validation data after step `step`; an empty result when the evaluation
     /// was abandoned.
@@ -52,6 +54,7 @@ class StepRunner {
     /// Returns whether steps are replayed from a captured graph.
     bool replays_graph() const { return graph_.captured(); }
 
+    Communicator& communicator() { return *communicator_; }
     Replica& replica() { return replica_; }
     const Replica& replica() const { return replica_; }
     StepInput& input() { return input_; }
@@ -104,6 +107,7 @@ class StepRunner {
     bool steps_enqueued_ = false, capture_next_ = false;
 
     std::int64_t step_ = 0;                   // the running step
+    JsonValue data_before_;                   // state of input_ before that step
     bool stopping_ = false, failed_ = false;  // a process voted to stop, or for a failure
     std::string failure_;
     std::int64_t dropped_micro_steps_ = 0;

@@ -10,6 +10,13 @@
 #include <gradtile/train/step_runner.h>
 
 namespace gradtile {
+namespace {
+
+bool is_due(std::int64_t step, std::int64_t every) {
+    return every > 0 && step % every == 0;
+}
+
+}  // namespace
 
 const LanguageModel& Trainer::model() const {
     return runner_->replica().model;
@@ -28,8 +35,13 @@ bool Trainer::replays_graph() const {
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
     if (averaged_) exchange_average();
-    std::optional<StepReport> report =
-        runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
+    std::optional<StepReport> report;
+    try {
+        report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
+    } catch (const RankLost&) {
+        runner_->drop_input();
+        throw;
+    }
     if (!report) return report;
     step_ = step;
     if (report->not_finite.empty()) {
@@ -120,17 +132,28 @@ void Trainer::exchange_average() {
 
 /// Evaluates, records and saves after a step, where each is due.
 void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
-    if (clock_ && !pending_evaluation_) count_time(report);
-    const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
+    unfinished_ = report;
+    if (clock_ && !report.budget_used) count_time(report);
+    unfinished_ = report;
     const bool last = step_ == end_;
     if (last && !averaged_) exchange_average();
     bool best = false;
-    if (runner_->evaluates() && (pending_evaluation_ || due(config_.eval_every) || last) &&
+    if (runner_->evaluates() && (pending_evaluation_ || is_due(step_, config_.eval_every) || last) &&
         !evaluate_into(report, best)) {
         pending_evaluation_ = std::move(report);
         return;
     }
+    conclude_step(std::move(report), best, stop_after);
+}
+
+/// Records and saves a step that is evaluated.
+void Trainer::conclude_step(StepReport report, bool best, std::int64_t stop_after) {
     pending_evaluation_.reset();
+    unfinished_.reset();
+    recorded_step_ = step_;
+    finished_ = report;
+    const bool last = step_ == end_;
+    const auto due = [&](std::int64_t every) { return is_due(step_, every); };
     report.tokens = runner_->tokens_at(step_);
     loss_ = report.loss;
     recorder_->record(report);
@@ -144,7 +167,9 @@ void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
 RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
     using Reason = RunSummary::Reason;
     runner_->start();
-    if (pending_evaluation_) finish_step(*pending_evaluation_, stop_after);
+    record_finished(stop_after);
+    if (unfinished_ || pending_evaluation_)
+        finish_step(unfinished_ ? *unfinished_ : *pending_evaluation_, stop_after);
     for (;;) {
         if (runner_->is_stopping() && (step_ < end_ || pending_evaluation_)) return Reason::requested;
         if (step_ >= end_) return Reason::finished;
@@ -152,6 +177,17 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
         if (group_->is_alone() && runner_->wants_to_stop()) return Reason::requested;
         if (std::optional<StepReport> report = train_step()) finish_step(std::move(*report), stop_after);
     }
+}
+
+/// Trains, and returns when the state at the end is safe on disk.
+RunSummary::Reason Trainer::train_and_save(std::int64_t stop_after) {
+    const RunSummary::Reason reason = train_until(stop_after);
+    // The state of a stopped run is that of the last complete step.
+    if (reason == RunSummary::Reason::requested && !recorder_->was_submitted(step_)) save(false);
+    recorder_->wait_for_saves();
+    recorder_->report_saves();
+    recorder_->announce_save();
+    return reason;
 }
 
 RunSummary Trainer::run(std::int64_t stop_after) {
@@ -164,12 +200,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     RunSummary summary;
     recorder_->start_clock();
     const std::int64_t first_step = step_;
-    summary.reason = train_until(stop_after);
-    // The state of a stopped run is that of the last complete step.
-    if (summary.reason == RunSummary::Reason::requested && !recorder_->was_submitted(step_)) save(false);
-    recorder_->wait_for_saves();
-    recorder_->report_saves();
-    recorder_->announce_save();
+    summary.reason = survives_losses() ? train_in_spite_of_losses(stop_after) : train_and_save(stop_after);
     if (runner_->has_failed()) report_data_failure();
     runner_->gather_values();
     summary.dropped_micro_steps = runner_->take_dropped_micro_steps();

@@ -36,6 +36,7 @@
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/parallel/communicator.h>
+#include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/run_callbacks.h>
 
 namespace gradtile {
@@ -76,6 +77,7 @@ class RunDirectory;
 class RunRecorder;
 class SnapshotWriter;
 class StepRunner;
+struct Start;
 
 class Trainer {
   public:
@@ -100,6 +102,13 @@ class Trainer {
     /// passed, and does not change at all if the run is finished.
     explicit Trainer(const std::filesystem::path& directory, const ResumeOptions& options = {},
                      MessageHandler on_message = print_message,
+                     std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
+                     StoryParser stories = {});
+    /// Takes the place of a process that was lost while the others were in run(), which ProcessGroup has
+    /// connected with them. The settings and the state come from another process's memory, and the data is
+    /// read again. Rank 0 also takes over the run's directory. Call run() next.
+    struct Replacement {};
+    explicit Trainer(Replacement replacement, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      StoryParser stories = {});
     /// Removes a new run's directory if the run has not begun: run() was never called.
@@ -143,6 +152,11 @@ class Trainer {
     /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint. If
     /// one process cannot read data for a step or an evaluation, all processes save the last complete step
     /// and throw Error.
+    ///
+    /// When another process is lost, run() throws RankLost, or continues if the group can replace the process
+    /// (ProcessGroup::can_regroup()), on the CPU without config.zero: all processes take the newest state
+    /// that one of them has, at most the step that was under way is computed again, and the results equal
+    /// those of an undisturbed run to the bit. This holds until the last step is saved.
     RunSummary run(std::int64_t stop_after = 0);
 
     const LanguageModel& model() const;
@@ -182,8 +196,10 @@ class Trainer {
     std::unique_ptr<SnapshotWriter> prepare_saves(const std::filesystem::path& checkpoints,
                                                   std::uint64_t& bytes);
     void start_in_directory();
-    void resume_in_directory(RunDirectory directory);
+    void resume_in_directory(RunDirectory directory, std::int64_t last_step, MetricsFile::Last last);
     void restore(const Checkpoint& checkpoint, const std::string& source);
+    void restore_position(const Checkpoint& checkpoint, const std::string& source);
+    void restore_record(const Checkpoint& checkpoint);
     void restore_algorithms(const Checkpoint& checkpoint, const std::string& source);
     void report_refused_algorithms();
     void choose_settings(const Context& ctx, const Packing& packing, std::size_t budget);
@@ -192,9 +208,23 @@ class Trainer {
     Checkpoint snapshot();
     Checkpoint snapshot_without_tensors() const;
 
+    bool survives_losses() const;
+    RunSummary::Reason train_and_save(std::int64_t stop_after);
+    RunSummary::Reason train_in_spite_of_losses(std::int64_t stop_after);
+    void regroup(const RankLost& loss);
+    struct Newest {
+        int rank = 0;
+        bool is_own = false;  // this process has the same state
+    };
+    Newest find_newest();
+    void take_state(const Newest& newest, const Start& start);
+    Start share_position(int source) const;
+    void restore_shared(const Start& start);
     RunSummary::Reason train_until(std::int64_t stop_after);
     std::optional<StepReport> train_step();
     void finish_step(StepReport report, std::int64_t stop_after);
+    void record_finished(std::int64_t stop_after);
+    void conclude_step(StepReport report, bool best, std::int64_t stop_after);
     void count_time(StepReport& report);
     void exchange_average();
     bool evaluate_into(StepReport& report, bool& best);
@@ -221,6 +251,7 @@ class Trainer {
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
     std::optional<double> source_nll_;
     JsonValue data_content_;                        // see Dataset::content
+    std::string data_facts_;                        // equal in all processes
     std::shared_ptr<const DocumentStream> stream_;  // null: config_.stream_buffer is 0
     std::vector<std::string> data_description_;
 
@@ -231,6 +262,10 @@ class Trainer {
     std::int64_t step_ = 0;
     bool averaged_ = false;                         // the weights are exchanged with their average
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
+    // The report of step_: before it is evaluated, and from then on. Both are empty before the first step.
+    std::optional<StepReport> unfinished_, finished_;
+    std::int64_t recorded_step_ = -1;  // the newest step that this process has recorded
+    bool has_state_ = true;            // false while the tensors are replaced by another process's
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> loss_, val_loss_;  // of the newest step and evaluation
 };

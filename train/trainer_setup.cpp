@@ -221,7 +221,33 @@ Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options,
     make_paths_absolute(config_);
     if (last_step) end_ = *last_step;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
-    if (directory && !is_finished()) resume_in_directory(*std::move(directory));
+    if (directory && !is_finished())
+        resume_in_directory(*std::move(directory), step_,
+                            pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
+}
+
+Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
+                 StoryParser stories)
+    : on_message_(group->is_root() ? std::move(on_message) : [](const std::string&) {}),
+      stories_(std::move(stories)),
+      group_(std::move(group)),
+      recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
+    begun_ = true;
+    has_state_ = false;
+    const Newest newest = find_newest();
+    const Start start = share_position(newest.rank);
+    const Checkpoint& state = *start.checkpoint;
+    apply_json(config_, state.config, start.source);
+    identity_ = run_identity_of(state, start.source);
+    build(tokenizer_of(state, start.source), state.data[content_key]);
+    runner_->replica().model.imported_text = imported_text_of(state, config_.model.vocabulary, start.source);
+    take_state(newest, start);
+    restore_record(state);
+    // The lost process may or may not have recorded the newest step.
+    const bool may_be_recorded = finished_ || unfinished_;
+    if (group_->is_root() && !config_.out.empty())
+        resume_in_directory(RunDirectory::open(config_.out), may_be_recorded ? step_ - 1 : step_,
+                            MetricsFile::Last::unsaved);
 }
 
 Trainer::~Trainer() {
@@ -274,7 +300,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
                                          {"training tokens", train_tokens_},
                                          {"validation tokens", validation_tokens_}});
     add_contents(facts, config_, data_content_);
-    group_->require_equal("data", facts.dump());
+    data_facts_ = facts.dump();
+    group_->require_equal("data", data_facts_);
 
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
     std::size_t budget = available_memory(ctx.device()) / sharers;
@@ -401,14 +428,13 @@ void Trainer::start_in_directory() {
     recorder_->open(std::move(output));
 }
 
-void Trainer::resume_in_directory(RunDirectory directory) {
+/// The state is that of `last_step`, see MetricsFile.
+void Trainer::resume_in_directory(RunDirectory directory, std::int64_t last_step, MetricsFile::Last last) {
     std::uint64_t bytes = 0;
     RunOutput output{.writer = prepare_saves(directory.checkpoints(), bytes)};
     directory.remove_temporaries();
     directory.require_room("resume", bytes);
-    output.metrics = std::make_unique<MetricsFile>(
-        directory.metrics_file(), step_,
-        pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
+    output.metrics = std::make_unique<MetricsFile>(directory.metrics_file(), last_step, last);
     output.directory = std::make_unique<RunDirectory>(std::move(directory));
     save_bytes_ = bytes;
     recorder_->open(std::move(output));
@@ -458,6 +484,19 @@ Checkpoint Trainer::snapshot_without_tensors() const {
 
 void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     runner_->replica().restore(checkpoint, source);
+    restore_position(checkpoint, source);
+    restore_record(checkpoint);
+    restore_algorithms(checkpoint, source);
+}
+
+/// Restores what the recorder knows; restore_position() has checked the checkpoint.
+void Trainer::restore_record(const Checkpoint& checkpoint) {
+    recorder_->resume_best_val_loss(optional_of<double>(checkpoint.meta, "best_val_loss"));
+    if (clock_) recorder_->resume_clock(clock_->used() * clock_->budget_seconds());
+}
+
+/// Restores everything that is neither a tensor nor the recorder's.
+void Trainer::restore_position(const Checkpoint& checkpoint, const std::string& source) {
     const JsonValue& meta = checkpoint.meta;
     std::int64_t last_step = 0, bad_steps = 0, bad_steps_in_a_row = 0;
     double used = 0.0;
@@ -468,7 +507,7 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
         bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
         averaged_ = meta.contains(averaged_key) && meta[averaged_key].get<bool>();
         val_loss_ = optional_of<double>(meta, "val_loss");
-        recorder_->resume_best_val_loss(optional_of<double>(meta, "best_val_loss"));
+        pending_evaluation_.reset();
         if (const JsonValue* const report = meta.find(pending_evaluation_key))
             pending_evaluation_ = step_report_from(*report);
         return &checkpoint.data["loader"];
@@ -476,14 +515,12 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
     if (clock_) {
         check(used >= 0.0 && used <= 1.0, source, ": budget_used: ", used, "; expected 0 to 1");
         clock_->resume(used);
-        recorder_->resume_clock(used * clock_->budget_seconds());
     }
     runner_->input().restore(checkpoint.data["loader"]);
     end_ = step_count(last_step, "last_step", source);
     bad_steps_ = step_count(bad_steps, "bad_steps", source);
     bad_steps_in_a_row_ = step_count(bad_steps_in_a_row, "bad_steps_in_a_row", source);
     step_ = step_count(checkpoint.step, "step", source);
-    restore_algorithms(checkpoint, source);
 }
 
 /// Restores the matrix algorithms, so that results do not depend on a new timing. If they cannot be restored,

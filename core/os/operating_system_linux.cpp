@@ -96,17 +96,6 @@ void end_with_parent(int signal) {
     ::prctl(PR_SET_PDEATHSIG, signal);
 }
 
-std::vector<pid_t> children_of(pid_t process) {
-    std::vector<pid_t> children;
-    std::error_code ended;
-    for (const auto& thread :
-         std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task", ended)) {
-        std::ifstream list(thread.path() / "children");
-        for (pid_t child = 0; list >> child;) children.push_back(child);
-    }
-    return children;
-}
-
 bool is_stopped(pid_t process) {
     std::ifstream file("/proc/" + std::to_string(process) + "/stat");
     std::string text;

@@ -140,10 +140,6 @@ std::string own_program() {
 
 void end_with_parent(int) {}
 
-std::vector<pid_t> children_of(pid_t) {
-    return {};
-}
-
 bool is_stopped(pid_t process) {
     siginfo_t change{};
     return ::waitid(P_PID, static_cast<id_t>(process), &change, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&

@@ -151,7 +151,7 @@ void add_bench_comm(Command& bench) {
         if (flags->group.launches()) return launch(make_launch(flags->group, flags->device, "--gpus"));
         // Declared outside the lambda, because its destructor may wait for other processes.
         std::unique_ptr<Communicator> communicator;
-        return run_in_group(flags->group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
+        return run_in_group(flags->group.timeout, nullptr, [&](const std::shared_ptr<ProcessGroup>& group) {
             const Context ctx(resolve_device(flags->device, group->environment().local_rank), 1);
             communicator = make_communicator(ctx, *group);
             return bench_comm(*flags, ctx, *communicator, *group);

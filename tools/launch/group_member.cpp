@@ -26,8 +26,15 @@ constexpr auto message_grace = std::chrono::seconds(1);
     ::_exit(exit_code);
 }
 
-std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, double timeout) {
+std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, double timeout,
+                                         const std::shared_ptr<LauncherLink>& link) {
     ProcessGroupOptions options{.timeout = timeout};
+    if (link) {
+        options.replaces_rank = link->replaces_rank();
+        options.next_environment = [environment, link](const RankLost& loss, std::int64_t step) {
+            return link->next_environment(environment, loss, step);
+        };
+    }
     options.on_loss = [rank = environment.rank](const std::string& line) {
         print_message(concat("rank ", rank, ": ", line));
         exit_without_cleanup(exit_lost_peer);
@@ -49,7 +56,7 @@ void add_group_flags(Command& command, const std::string& what, GroupFlags& flag
         command.add_value<std::int64_t>(flag, help, [&value](const std::int64_t& n) { value = n; });
     };
     count("--gpus", what + " on this many GPUs of this host, one process each", flags.gpus);
-    count("--processes", what + " on the CPU with this many processes, started by mpirun", flags.processes);
+    count("--processes", what + " on the CPU with this many processes of this host", flags.processes);
 }
 
 int checked_count(const char* flag, std::int64_t value, std::int64_t min_value) {
@@ -68,7 +75,8 @@ Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* fla
                 ": this process is already rank ", environment.rank, " of ", environment.size,
                 ", started by ", environment.launcher, "; remove the flag");
     Launch launch{.timeout = flags.timeout};
-    launch.arguments = without_flags(CommandLine::arguments(), {"--gpus", "--processes", "--restarts"});
+    launch.arguments =
+        without_flags(CommandLine::arguments(), {"--gpus", "--processes", "--restarts", "--on-loss"});
     if (flags.gpus) {
         launch.processes = checked_count("--gpus", *flags.gpus, 1);
         check_usage(device != DeviceChoice::cpu,
@@ -80,22 +88,25 @@ Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* fla
         launch.processes = checked_count("--processes", *flags.processes, 1);
         check_usage(device != DeviceChoice::cuda,
                     "--processes: starts processes on the CPU; expected --gpus N for GPUs");
-        launch.method = Launch::Method::mpirun;
         launch.arguments.insert(launch.arguments.end(), {"--device", "cpu"});
     }
     return launch;
 }
 
-int run_in_group(double timeout, const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work) {
+int run_in_group(double timeout, const std::shared_ptr<LauncherLink>& link,
+                 const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work) {
     check_flag("--timeout", timeout, timeout_range);
     const RankEnvironment environment = read_rank_environment();
     if (environment.size == 1) return work(std::make_shared<ProcessGroup>());
     require_key(environment);
-    const std::shared_ptr<ProcessGroup> group = join_group(environment, timeout);
+    const std::shared_ptr<ProcessGroup> group = join_group(environment, timeout, link);
     try {
         const int exit_code = work(group);
         group->leave();
         return exit_code;
+    } catch (const RankLost& loss) {
+        print_message(concat("rank ", group->rank(), ": ", loss.what()));
+        exit_without_cleanup(exit_lost_peer);
     } catch (const std::exception& error) {
         const std::string message = message_of(error);
         if (group->fail(message)) print_message(concat("rank ", group->rank(), ": ", message));

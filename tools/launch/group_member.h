@@ -6,6 +6,7 @@
 
 #include <gradtile/tools/command_line/command_line.h>
 #include <gradtile/tools/launch/launcher.h>
+#include <gradtile/tools/launch/launcher_link.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/parallel/process_group.h>
 
@@ -31,8 +32,10 @@ int checked_count(const char* flag, std::int64_t value, std::int64_t min_value);
 Launch make_launch(const GroupFlags& flags, DeviceChoice device, const char* flag);
 
 /// Joins the process group that the launcher's variables describe (or a group with this process alone), runs
-/// `work`, leaves the group and returns the exit code. An error in any process ends all processes. Objects
-/// whose destructors may wait for other processes must outlive `work`.
-int run_in_group(double timeout, const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work);
+/// `work`, leaves the group and returns the exit code. An error in any process ends all processes. With a
+/// `link` the group can replace lost processes; null: none. Objects whose destructors may wait for other
+/// processes must outlive `work`.
+int run_in_group(double timeout, const std::shared_ptr<LauncherLink>& link,
+                 const std::function<int(const std::shared_ptr<ProcessGroup>&)>& work);
 
 }  // namespace gradtile::cli

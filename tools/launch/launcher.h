@@ -1,7 +1,7 @@
 #pragma once
 /// The parent process of `gradtile train --gpus N`, `--processes N` and `--restarts K`. The launcher starts
-/// the processes that train, forwards signals, kills processes that hang after another's failure, and
-/// restarts them. It does not train itself.
+/// the processes that train, forwards signals, kills processes that hang after another's failure, replaces
+/// lost ranks of a run that goes on without them, and restarts a run that failed. It does not train itself.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,13 +9,9 @@
 namespace gradtile::cli {
 
 struct Launch {
-    enum class Method {
-        fork,    ///< the launcher's children, with torchrun's environment variables
-        mpirun,  ///< mpirun's children, so that they can use MPI
-    };
     int processes = 1;
-    Method method = Method::fork;
     int restarts = 0;
+    bool replaces_lost_ranks = false;  ///< see launcher_link.h
     double timeout = 300.0;  ///< seconds after which several processes that are all stopped are killed
     /// The arguments after the program's name: for the first start, and for a restart that finds a run in
     /// `directory`.
@@ -24,6 +20,10 @@ struct Launch {
     bool resumes = false;                  ///< the first start resumes the run in `directory`
 };
 
+/// With replaces_lost_ranks, a process that a signal ended, or that the others report as hanging, is replaced
+/// once all others have reported the loss; then the run ends only if that happens several times without a
+/// step between. A process that ends with an error, or before the others train, still ends the run.
+///
 /// Returns when all processes have ended: 0 when each returned 0, otherwise the first failure's exit code
 /// (128 + the signal, for a process killed by a signal).
 ///
@@ -32,8 +32,7 @@ struct Launch {
 /// launcher kills them. A signal that this process was started to ignore is not
 /// forwarded. The children start with no signal blocked.
 ///
-/// Each start creates a new GRADTILE_RUN_KEY for forked processes. Under mpirun, rank 0 creates a key and
-/// broadcasts it through MPI.
+/// The children have torchrun's environment variables, and each start creates a new GRADTILE_RUN_KEY.
 int launch(const Launch& launch);
 
 /// `arguments` without `flags` and their values.

@@ -29,7 +29,7 @@ namespace {
 struct Flags {
     explicit Flags(Command& command) : settings(command) {}
     SettingFlags settings;
-    std::string preset, config_file, resume;
+    std::string preset, config_file, resume, on_loss;
     std::int64_t depth = 0;  // 0: not given
     std::int64_t stop_after = 0;
     bool restart = false, memory = false, quiet = false, live = false, print_config = false;
@@ -149,8 +149,10 @@ void print_results(const RunSummary& summary, const TrainConfig& config) {
 }
 
 std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<ProcessGroup>& group,
-                                      TrainDisplay& display) {
+                                      bool replaces_rank, TrainDisplay& display) {
     const auto on_message = [&display](const std::string& text) { display.message(text); };
+    if (replaces_rank)
+        return std::make_unique<Trainer>(Trainer::Replacement{}, on_message, group, parse_corpus);
     if (!flags.resume.empty() && !flags.memory)
         return std::make_unique<Trainer>(flags.resume, resume_options(flags), on_message, group,
                                          parse_corpus);
@@ -182,18 +184,20 @@ ProgressOptions progress_options(const Flags& flags, const Trainer& trainer, con
                           peak_flops(trainer.model().ctx.device(), storage_dtype(config.dtype), config.tf32)};
 }
 
-/// Trains to the end and returns the exit code. Only rank 0 prints.
-int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group, const StopSignals& signals,
-                 TrainDisplay& display) {
+/// Trains to the end and returns the exit code. Only rank 0 prints. A process that replaces a rank runs also
+/// when no step is left, because the others wait for what it saves. `link` may be null.
+int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group, const LauncherLink* link,
+                 const StopSignals& signals, TrainDisplay& display) {
+    const bool replaces_rank = link != nullptr && link->replaces_rank();
     const bool quiet = flags.quiet || !group.is_root();
-    if (!flags.memory && trainer.is_finished()) {
+    if (!flags.memory && !replaces_rank && trainer.is_finished()) {
         if (group.is_root())
             std::cout << "the run is finished at step " << trainer.step()
                       << (trainer.config().time_budget.empty() ? "; --steps M continues it up to step M\n"
                                                                : "; its time-budget is used up\n");
         return 0;
     }
-    if (group.is_root() && (flags.memory || !quiet)) print_setup(trainer, group.size());
+    if (group.is_root() && !replaces_rank && (flags.memory || !quiet)) print_setup(trainer, group.size());
     if (flags.memory) {
         check_output();
         return 0;
@@ -204,6 +208,11 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     // The display ends before the results or an error are printed.
     std::shared_ptr<void> shown;
     if (!quiet) shown = display.show(trainer, progress_options(flags, trainer, group));
+    if (link != nullptr) {
+        // From now on a signal stops the run. The launcher sends none to a process that joins a run.
+        static_cast<void>(signals.requested());
+        link->report_training();
+    }
     const RunSummary summary = trainer.run(flags.stop_after);
     shown.reset();
     if (!group.is_root()) return 0;
@@ -250,10 +259,26 @@ int train(const Flags& flags) {
     static const StopSignals signals;
     // Declared outside the lambda, because its destructor may wait for other processes.
     std::unique_ptr<Trainer> trainer;
-    return run_in_group(flags.group.timeout, [&](const std::shared_ptr<ProcessGroup>& group) {
-        trainer = make_trainer(flags, group, display);
-        return train_to_end(flags, *trainer, *group, signals, display);
+    const std::shared_ptr<LauncherLink> link = LauncherLink::from_environment();
+    const bool replaces_rank = link && link->replaces_rank();
+    return run_in_group(flags.group.timeout, link, [&](const std::shared_ptr<ProcessGroup>& group) {
+        trainer = make_trainer(flags, group, replaces_rank, display);
+        return train_to_end(flags, *trainer, *group, link.get(), signals, display);
     });
+}
+
+/// Whether lost processes are replaced. Throws UsageError if --on-loss asks for what is not possible.
+bool replaces_lost_ranks(const Flags& flags, const TrainConfig& config) {
+    const std::string& choice = flags.on_loss;
+    check_usage(choice.empty() || choice == "continue" || choice == "stop", "--on-loss '", choice,
+                "'; expected continue or stop");
+    if (choice == "continue") {
+        check_usage(flags.group.processes && *flags.group.processes > 1,
+                    "--on-loss continue: expected --processes with 2 or more; other runs stop");
+        check_usage(config.zero == 0, "--on-loss continue: zero is ", config.zero,
+                    "; expected 0, because no other process has a lost process's part of the state");
+    }
+    return flags.group.processes && *flags.group.processes > 1 && config.zero == 0 && choice != "stop";
 }
 
 /// Runs as the parent of the training processes.
@@ -267,6 +292,8 @@ int launch_training(const Flags& flags) {
         flags.settings.apply(config);
     }
     Launch launch = make_launch(flags.group, config.device, "--restarts");
+    launch.replaces_lost_ranks =
+        replaces_lost_ranks(flags, flags.resume.empty() ? config : config_of_run(flags));
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
     if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
     if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
@@ -331,6 +358,10 @@ void add_train(CommandLine& program) {
     command.add_value<std::int64_t>(
         "--restarts", "maximum number of restarts from the last valid checkpoint after failures",
         [flags](const std::int64_t& n) { flags->restarts = n; });
+    command.add_value(
+        "--on-loss", flags->on_loss,
+        "with --processes, when a process dies or hangs: continue (default with --zero 0) with a "
+        "new process in its place, or stop");
     command.add_switch("--memory", flags->memory, "print the memory plan and stop");
     command.add_switch("--print-config", flags->print_config,
                        "print the settings as JSON (as in config.json) and stop");
@@ -342,6 +373,8 @@ void add_train(CommandLine& program) {
     command.set_action(
         [flags] {
             check_usage(!flags->live || !flags->quiet, "--live and --quiet: expected only one of them");
+            check_usage(flags->on_loss.empty() || flags->group.launches(),
+                        "--on-loss: needs --processes; a run under mpirun, srun or torchrun stops");
             if (flags->print_config) return print_config(*flags);
             return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);
         },

@@ -82,6 +82,10 @@ void Communicator::barrier(const Context& ctx) const {
     if (size_ > 1) do_barrier(ctx);
 }
 
+void Communicator::reconnect() {
+    throw Error("communicator: these processes cannot be connected again");
+}
+
 std::unique_ptr<attention::Ring> Communicator::ring(const Context& ctx, int processes) const {
     check(processes >= 1 && size_ % processes == 0, "ring: ", processes, " of ", size_,
           " processes; expected a divisor");
@@ -91,7 +95,7 @@ std::unique_ptr<attention::Ring> Communicator::ring(const Context& ctx, int proc
 
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group) {
     if (group.is_alone()) return std::make_unique<SingleProcessCommunicator>();
-    return ctx.device().is_cpu() ? cpu::make_mpi_communicator(group)
+    return ctx.device().is_cpu() ? cpu::make_cpu_communicator(group)
                                  : cuda::make_nccl_communicator(ctx, group);
 }
 

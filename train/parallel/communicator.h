@@ -1,6 +1,6 @@
 #pragma once
-/// Communicator: collectives on tensors over a group's processes. NCCL connects GPUs, MPI connects CPUs. With
-/// one process every call returns at once.
+/// Communicator: collectives on tensors over a group's processes. NCCL connects GPUs. MPI connects CPU
+/// processes that mpirun or srun started, TCP all others. With one process every call returns at once.
 ///
 /// Every process calls the same collectives in the same order with tensors that have the same shape and
 /// dtype. Tensors are contiguous, with dtype float64, float32, bfloat16, float16 or int32. On a GPU a call is
@@ -37,10 +37,17 @@ class Communicator {
     void barrier(const Context& ctx) const;
 
     /// The ring of this process: ranks 0 to processes - 1 are a ring, the next `processes` ranks another one,
-    /// and so on. On a GPU a shift runs on the ring's own stream and can be captured; on the CPU MPI moves
-    /// the bytes while it is called, at the latest in finish_shifts(). The communicator must outlive the
+    /// and so on. On a GPU a shift runs on the ring's own stream and can be captured; on the CPU
+    /// the bytes move during calls, at the latest in finish_shifts(). The communicator must outlive the
     /// ring. Throws Error unless `processes` divides size().
     std::unique_ptr<attention::Ring> ring(const Context& ctx, int processes) const;
+
+    /// Whether reconnect() is possible: the processes are on CPUs and connected by TCP.
+    virtual bool can_reconnect() const { return false; }
+    /// Collective, after ProcessGroup::regroup(): connects the new group's processes. A process that replaces
+    /// a lost one calls make_communicator() meanwhile. Exchanges that were under way are forgotten. Throws
+    /// Error unless can_reconnect().
+    virtual void reconnect();
 
     /// Allocator for tensors that are exchanged often. Between GPUs on one host, reductions on tensors in
     /// such memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same
@@ -62,7 +69,8 @@ class Communicator {
 };
 
 /// The group's communicator on ctx's device; the group must outlive it. Throws Error when this build has no
-/// NCCL (or MPI), when two processes on a host use the same GPU, or when MPI's ranks differ from the group's.
+/// NCCL (or needs MPI and has none), when two processes on a host use the same GPU, or when MPI's ranks
+/// differ from the group's.
 std::unique_ptr<Communicator> make_communicator(const Context& ctx, ProcessGroup& group);
 
 }  // namespace gradtile

@@ -158,6 +158,10 @@ void ControlHub::receive_from_peers() {
             why = concat("it sent ", error.what());
         }
         if ((open && valid) || finished_) continue;
+        if (!complete_ && options_.keeps_place && rank != 0) {
+            peers_[static_cast<std::size_t>(rank)].reset();
+            continue;
+        }
         if (failure_ && failure_->rank == rank) {
             failure_->time -= failure_grace;  // check_for_losses() reports the failure now
             continue;

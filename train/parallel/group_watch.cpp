@@ -21,10 +21,12 @@ std::string step_description(std::int64_t step) {
 }  // namespace
 
 ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptions options,
-                           MessageStream stream, std::unique_ptr<ControlHub> hub, SteadyTime deadline)
+                           const std::atomic<bool>& survives, MessageStream stream,
+                           std::unique_ptr<ControlHub> hub, SteadyTime deadline)
     : rank_(environment.rank),
       size_(environment.size),
       options_(std::move(options)),
+      survives_(survives),
       hub_(std::move(hub)),
       stream_(std::move(stream)),
       last_message_(SteadyClock::now()),
@@ -33,14 +35,14 @@ ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptio
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return complete_ || lost_; });
     if (complete_ && !lost_) return;
-    const std::string line = lost_ ? *lost_
-                                   : concat(missing_.empty() ? "others" : missing_,
-                                            " did not connect within ", options_.timeout, " s");
+    const Loss loss = lost_ ? *lost_
+                            : Loss{.line = concat(missing_.empty() ? "others" : missing_,
+                                                  " did not connect within ", options_.timeout, " s")};
     stop_ = true;
     lock.unlock();
     wake_.notify();
     thread_.join();
-    throw Error(concat("start failed: ", line));
+    throw RankLost(concat("start failed: ", loss.line), loss.rank, RankLost::Phase::start);
 }
 
 ProcessGroup::Watch::~Watch() {
@@ -62,7 +64,12 @@ void ProcessGroup::Watch::queue(Message message) {
 template <class Done>
 void ProcessGroup::Watch::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
     changed_.wait(lock, [&] { return done() || lost_; });
-    if (!done()) throw Error(*lost_);
+    if (!done()) throw_error(*lost_);
+}
+
+void ProcessGroup::Watch::throw_error(const Loss& loss) {
+    if (loss.failed) throw Error(loss.line);
+    throw RankLost(loss.line, loss.rank);
 }
 
 std::vector<std::string> ProcessGroup::Watch::exchange(const std::string& text) {
@@ -106,6 +113,14 @@ void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, FaultPr
 void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
     const std::scoped_lock lock(probes_mutex_);
     probes_.erase(&inspection);
+}
+
+void ProcessGroup::Watch::throw_loss() {
+    constexpr auto grace = Seconds(5.0);  // a hanging process is reported at most this long after the timeout
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, Seconds(options_.timeout) + grace, [&] { return lost_.has_value(); });
+    if (lost_) throw_error(*lost_);
+    throw RankLost("the connection to another process has broken", -1);
 }
 
 void ProcessGroup::Watch::leave() {
@@ -220,11 +235,11 @@ void ProcessGroup::Watch::handle(const Message& message) {
 /// "rank 2 was lost at step 41 (its connection closed); rank 0 waited for it in the all-reduce"
 void ProcessGroup::Watch::handle_loss(const Message& loss) {
     std::string line = loss.text;
+    const bool failed = loss.text.ends_with("failed");
     bool known = false;
     {
         const std::scoped_lock lock(mutex_);
         if (lost_ || left_) return;  // only the first loss is reported: later ones follow from it
-        const bool failed = loss.text.ends_with("failed");
         const std::string why = loss.texts.empty() ? "" : loss.texts[0];
         if (!why.empty()) {
             // All processes are at the same step, so this process's step stands in for an unknown one.
@@ -239,7 +254,7 @@ void ProcessGroup::Watch::handle_loss(const Message& loss) {
         known = own_failure_ && failed && (loss.rank == rank_ || why == *own_failure_);
         printed_by_other_rank_ = known && loss.rank != rank_;
     }
-    record_loss(line, !known);
+    record_loss({std::move(line), static_cast<int>(loss.rank), failed}, !known);
 }
 
 void ProcessGroup::Watch::handle_loss_of_root(const std::string& why) {
@@ -247,18 +262,20 @@ void ProcessGroup::Watch::handle_loss_of_root(const std::string& why) {
 }
 
 /// Records the loss and ends the message loop.
-void ProcessGroup::Watch::record_loss(const std::string& line, bool notify) {
+void ProcessGroup::Watch::record_loss(Loss loss, bool notify) {
     {
         const std::scoped_lock lock(mutex_);
         if (lost_ || left_) return;
-        notify = notify && complete_;  // while processes connect, the constructor throws the line instead
+        // While processes connect, the constructor throws the line instead.
+        notify = notify && complete_ && (loss.failed || !survives_);
     }
     // Called before lost_ is set: the callback may end the process, and the main thread must not print the
     // line a second time.
-    if (notify && options_.on_loss) options_.on_loss(line);
+    if (notify && options_.on_loss) options_.on_loss(loss.line);
     const std::scoped_lock lock(mutex_);
-    lost_ = line;
+    lost_ = std::move(loss);
     changed_.notify_all();
+    loss_reported_.notify();
 }
 
 }  // namespace gradtile

@@ -89,8 +89,8 @@ struct Connection {
     std::unique_ptr<KeyFile> key_file = {};  // removed once all processes are connected
 };
 
-Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTime deadline,
-                    std::size_t max_bytes) {
+Connection open_hub(const RankEnvironment& environment, const ProcessGroupOptions& options,
+                    SteadyTime deadline, std::size_t max_bytes) {
     Listener listener = listen_at(listen_host(environment), environment.port,
                                   std::min(deadline, SteadyClock::now() + max_wait_for_port));
     std::string key = environment.key;
@@ -105,9 +105,13 @@ Connection open_hub(const RankEnvironment& environment, double timeout, SteadyTi
     }
     auto [own, hub_end] = connected_pair();
     const SessionKeys keys{random_digest(), random_digest()};
-    auto hub = std::make_unique<ControlHub>(
-        std::move(listener), MessageStream(std::move(hub_end), keys.mirrored(), max_bytes),
-        ControlHub::Options{.size = environment.size, .timeout = timeout, .version = version(), .key = key});
+    auto hub = std::make_unique<ControlHub>(std::move(listener),
+                                            MessageStream(std::move(hub_end), keys.mirrored(), max_bytes),
+                                            ControlHub::Options{.size = environment.size,
+                                                                .timeout = options.timeout,
+                                                                .keeps_place = options.replaces_rank,
+                                                                .version = version(),
+                                                                .key = key});
     return {MessageStream(std::move(own), keys, max_bytes), std::move(hub), std::move(key_file)};
 }
 
@@ -144,7 +148,7 @@ Connection connect(const RankEnvironment& environment, const ProcessGroupOptions
     }
     const auto size = static_cast<std::size_t>(environment.size);
     const std::size_t max_bytes = size * max_exchanged_bytes + message_bytes_without_texts * size;
-    return environment.rank == 0 ? open_hub(environment, options.timeout, deadline, max_bytes)
+    return environment.rank == 0 ? open_hub(environment, options, deadline, max_bytes)
                                  : connect_to_hub(environment, deadline, max_bytes);
 }
 
@@ -174,24 +178,28 @@ std::string difference(const std::string& root, const std::string& mine, int ran
 ProcessGroup::ProcessGroup() = default;
 
 ProcessGroup::ProcessGroup(const RankEnvironment& environment, ProcessGroupOptions options)
-    : environment_(environment) {
+    : environment_(environment), options_(std::move(options)) {
     constexpr double max_timeout = 1e7;
-    check(options.timeout > 0.0 && options.timeout <= max_timeout, "timeout: ", options.timeout,
+    check(options_.timeout > 0.0 && options_.timeout <= max_timeout, "timeout: ", options_.timeout,
           "; expected seconds, more than 0 and at most ", max_timeout);
     if (is_alone()) return;
     require_key(environment);
-    const SteadyTime deadline = after(SteadyClock::now(), options.timeout);
-    Connection connection = connect(environment, options, deadline);
+    connect_all();
+}
+
+void ProcessGroup::connect_all() {
+    const SteadyTime deadline = after(SteadyClock::now(), options_.timeout);
+    Connection connection = connect(environment_, options_, deadline);
     // The hub's message at the deadline names the missing ranks. This process waits two seconds longer for
     // that message.
-    watch_ = std::make_unique<Watch>(environment, std::move(options), std::move(connection.stream),
+    watch_ = std::make_unique<Watch>(environment_, options_, survives_, std::move(connection.stream),
                                      std::move(connection.hub), deadline + std::chrono::seconds(2));
 }
 
 ProcessGroup::~ProcessGroup() = default;
 
-std::string ProcessGroup::broadcast(const std::string& text) {
-    return watch_ ? watch_->exchange(is_root() ? text : "").front() : text;
+std::string ProcessGroup::broadcast(const std::string& text, int root) {
+    return watch_ ? watch_->exchange(rank() == root ? text : "").at(static_cast<std::size_t>(root)) : text;
 }
 
 std::vector<std::string> ProcessGroup::all_gather(const std::string& text) {
@@ -206,6 +214,7 @@ void ProcessGroup::require_equal(const std::string& what, const std::string& tex
 }
 
 void ProcessGroup::report_step(std::int64_t step) {
+    step_ = step;
     if (watch_) watch_->report_step(step);
 }
 
@@ -215,6 +224,33 @@ ProcessGroup::Waiting ProcessGroup::waiting(const char* what) {
 
 ProcessGroup::Inspection ProcessGroup::inspect(FaultProbe probe) {
     return {watch_.get(), std::move(probe)};
+}
+
+ProcessGroup::Survival ProcessGroup::survive_losses() {
+    check(can_regroup(), "process group: lost processes are not replaced");
+    return Survival(survives_);
+}
+
+void ProcessGroup::regroup(const RankLost& loss) {
+    watch_.reset();  // the loss message was sent to all before this process received it
+    environment_ = options_.next_environment(loss, step_);
+    options_.replaces_rank = true;
+    try {
+        connect_all();
+    } catch (const RankLost&) {
+        throw;
+    } catch (const Error& error) {
+        throw RankLost(error.what(), -1, RankLost::Phase::start);
+    }
+}
+
+int ProcessGroup::loss_descriptor() const {
+    return watch_ ? watch_->loss_descriptor() : -1;
+}
+
+void ProcessGroup::throw_loss() {
+    check(watch_ != nullptr, "process group: one process waits for another");
+    watch_->throw_loss();
 }
 
 void ProcessGroup::leave() {

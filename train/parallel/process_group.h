@@ -7,12 +7,15 @@
 /// detected at once by its closed connection. A process that hangs is detected after `timeout`, by missing
 /// heartbeats or because the others wait for it. Every remaining process is then told the rank, the step and
 /// the operation that waited.
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <gradtile/core/check.h>
 
 namespace gradtile {
 
@@ -45,12 +48,34 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup);
 /// Reads this process's environment.
 RankEnvironment read_rank_environment();
 
+/// Another process was lost: it died, hangs or is not reachable. what() is the line that on_loss receives.
+class RankLost : public Error {
+  public:
+    /// When the process was lost: once all were connected, or before.
+    enum class Phase { connected, start };
+    RankLost(const std::string& line, int rank, Phase phase = Phase::connected)
+        : Error(line), rank_(rank), phase_(phase) {}
+    /// The lost process; -1: several, or not known.
+    int rank() const { return rank_; }
+    Phase phase() const { return phase_; }
+
+  private:
+    int rank_;
+    Phase phase_;
+};
+
 struct ProcessGroupOptions {
     double timeout = 300.0;  ///< maximum seconds without a heartbeat, or in one wait for another process
     /// Called with one line once a process is lost, or when MPI's start exceeds the timeout. The call is made
     /// on another thread, and the main thread may be stuck in a call that never ends, so on_loss must end the
     /// process and not return.
     std::function<void(const std::string& line)> on_loss = {};
+    /// Called by regroup(), with the newest step that this process has reported. Returns the environment of
+    /// the new group, in which this process keeps its rank. Empty: lost processes are not replaced.
+    std::function<RankEnvironment(const RankLost& loss, std::int64_t step)> next_environment = {};
+    /// Whether this process replaces a lost one. Until such a group is complete, a process whose connection
+    /// closes is not reported: another one may take its place.
+    bool replaces_rank = false;
 };
 
 class ProcessGroup {
@@ -74,8 +99,8 @@ class ProcessGroup {
     const RankEnvironment& environment() const { return environment_; }
 
     // Collective exchanges: every process calls them in the same order, from its main thread.
-    /// Returns rank 0's text in every process.
-    std::string broadcast(const std::string& text);
+    /// Returns rank `root`'s text in every process.
+    std::string broadcast(const std::string& text, int root = 0);
     /// Returns all processes' texts, by rank.
     std::vector<std::string> all_gather(const std::string& text);
     /// Throws the same Error in every process when one process's text differs from rank 0's: "WHAT differs
@@ -95,6 +120,24 @@ class ProcessGroup {
     using FaultProbe = std::function<std::optional<std::string>()>;
     [[nodiscard]] Inspection inspect(FaultProbe probe);
 
+    /// Whether lost processes can be replaced.
+    bool can_regroup() const { return static_cast<bool>(options_.next_environment); }
+    /// While the returned object exists, the main thread gets a lost process as RankLost from its next call
+    /// that waits for other processes, and on_loss is not called. A process that fails with an error still
+    /// ends all processes. Throws Error unless can_regroup().
+    class Survival;
+    [[nodiscard]] Survival survive_losses();
+    /// Collective, after a RankLost: leaves this group, and connects the remaining processes and those that
+    /// replace the lost ones. Throws RankLost when another process is lost meanwhile.
+    void regroup(const RankLost& loss);
+
+    /// Becomes readable once a process is lost, for a wait for other processes in poll(). -1: this process is
+    /// alone.
+    int loss_descriptor() const;
+    /// Called when a connection to another process has broken: waits until the loss is reported, and throws
+    /// it as RankLost, or as Error if the other process failed with an error.
+    [[noreturn]] void throw_loss();
+
     /// Ends the run: returns once all processes have called it.
     void leave();
     /// Notifies the others that this process is about to end with an error. Returns false if all processes
@@ -103,8 +146,25 @@ class ProcessGroup {
 
   private:
     struct Watch;
+    void connect_all();
+
     RankEnvironment environment_;
+    ProcessGroupOptions options_;
+    std::atomic<bool> survives_{false};
+    std::int64_t step_ = -1;
     std::unique_ptr<Watch> watch_;  // null with one process
+};
+
+class ProcessGroup::Survival {
+  public:
+    ~Survival() { survives_ = false; }
+    Survival(const Survival&) = delete;
+    Survival& operator=(const Survival&) = delete;
+
+  private:
+    friend class ProcessGroup;
+    explicit Survival(std::atomic<bool>& survives) : survives_(survives) { survives_ = true; }
+    std::atomic<bool>& survives_;
 };
 
 class ProcessGroup::Waiting {

@@ -194,7 +194,7 @@ std::string text_of(const Address& address) {
     return concat(address.host, " port ", address.port);
 }
 
-Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline) {
+Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline, int rank) {
     std::string problem = "no time to try", place;
     while (true) {
         for (const Address& address : addresses) {
@@ -205,7 +205,7 @@ Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime de
             place = text_of(address);
         }
         if (SteadyClock::now() >= deadline)
-            throw Error(concat("rank 0 does not answer at ", place, ": ", problem));
+            throw Error(concat("rank ", rank, " does not answer at ", place, ": ", problem));
         std::this_thread::sleep_for(std::min<SteadyClock::duration>(
             milliseconds(100),
             std::max(deadline - SteadyClock::now(), SteadyClock::duration(milliseconds(1)))));

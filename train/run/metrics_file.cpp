@@ -93,7 +93,7 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
-    if (!has_event) kept.add(event_line(checkpoint_event, last_step));
+    if (!has_event && last != MetricsFile::Last::unsaved) kept.add(event_line(checkpoint_event, last_step));
     file.commit(kept.flush());
     return wall_s;
 }

@@ -37,9 +37,10 @@ class MetricsFile {
     /// that the file had when that step's checkpoint was saved: removes later steps' lines, a truncated last
     /// line, and lines that are not JSON or longer than max_line_bytes, and adds the checkpoint's event if it
     /// is missing. Last::unwritten means that the checkpoint was saved before last_step's line was written;
-    /// that line is then removed, too. Throws Error when the file does not belong to this user alone (see
-    /// open_own_file()).
-    enum class Last { written, unwritten };
+    /// that line is then removed, too. Last::unsaved means that there is no checkpoint of last_step: its
+    /// lines are kept, and no event is added. Throws Error when the file does not belong to this user alone
+    /// (see open_own_file()).
+    enum class Last { written, unwritten, unsaved };
     explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1,
                          Last last = Last::written);
 

@@ -14,11 +14,11 @@ namespace gradtile {
 
 struct Start {
     std::string source;                         ///< the checkpoint's file name, for messages
-    std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only rank 0 has the tensors
+    std::optional<Checkpoint> checkpoint = {};  ///< empty: start from step 0; only the root has the tensors
 };
 
-/// Returns rank 0's `read` result in every process. The other ranks do not call `read`.
-Start shared_start(ProcessGroup& group, const std::function<Start()>& read);
+/// Returns rank `root`'s `read` result in every process. The other ranks do not call `read`.
+Start shared_start(ProcessGroup& group, const std::function<Start()>& read, int root = 0);
 
 /// Returns the settings in rank 0's `directory`; the other ranks need no directory.
 TrainConfig shared_config(ProcessGroup& group, const std::optional<RunDirectory>& directory);

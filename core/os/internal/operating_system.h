@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace gradtile::os {
 
@@ -58,8 +57,6 @@ std::string own_program();
 /// Makes the system send `signal` to this process when its parent ends. Does nothing where no system call
 /// does this.
 void end_with_parent(int signal);
-/// The processes that `process` has started and that have not ended; none if the system does not say.
-std::vector<pid_t> children_of(pid_t process);
 /// Whether a signal has stopped the process; false if the system does not say.
 bool is_stopped(pid_t process);
 

@@ -41,8 +41,6 @@ TEST(Launcher, RefusesInOneLine) {
     expect_refused(run(training + Arguments{"--gpus", "2", "--processes", "2"}),
                    {"expected only one of them"});
     expect_refused(run(training + Arguments{"--restarts", "-1"}), {"--restarts: -1; expected 0 to "});
-    expect_refused(run(training + Arguments{"--processes", "2"}, with_environment({{"PATH", "/nowhere"}})),
-                   {"--processes: mpirun is not in PATH"});
     expect_refused(run(training + Arguments{"--restarts", "1", "--steps", "0"}), {"steps: 0"});
     for (const char* flag : {"--gpus", "--processes", "--restarts"})
         expect_refused(run(automatic + Arguments{flag, "1"}, with_environment(rank_1_of_2)),
@@ -95,50 +93,23 @@ TEST(Launcher, TimesOutWhenMpirunAlsoStartsAnotherProgram) {
                                        "still waits for a process that mpirun has started\n"));
 }
 
-/// Writes `script` as a program named mpirun and returns a PATH that finds it first.
-std::pair<std::string, std::string> path_with_mpirun(const TemporaryDirectory& place,
-                                                     const std::string& script) {
-    const std::string file = place.write("mpirun", "#!/bin/sh\n" + script);
-    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
-    return {"PATH", concat(place.path().string(), ':', std::getenv("PATH"))};
-}
-
 /// The launcher itself blocks and ignores signals.
 TEST(Launcher, StartsProcessesWithNoSignalBlockedOrIgnored) {
     const TemporaryDirectory place;
-    const auto path = path_with_mpirun(place, "grep -E 'SigBlk|SigIgn' /proc/self/status\n");
     const Arguments training = tiny_training(write_stories(place), place / "run");
-    const Outcome outcome = run(training + Arguments{"--processes", "2"}, with_environment({path}));
+    const Outcome outcome = run(training + Arguments{"--processes", "1"},
+                                with_environment({{"LD_PRELOAD", GRADTILE_START_SIGNALS_MODULE}}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     // The last three bits are SIGHUP, SIGINT and SIGQUIT, which are ignored if the test runs under nohup.
-    EXPECT_THAT(outcome.out, MatchesRegex("SigBlk:\t0000000000000000\nSigIgn:\t000000000000000[0-7]\n"));
+    EXPECT_THAT(outcome.err, MatchesRegex("SigBlk:\t0000000000000000\nSigIgn:\t000000000000000[0-7]\n"));
 }
 
-TEST(Launcher, AllowsMpirunToRunAsRootAndPrintsThatOnce) {
-    const TemporaryDirectory place;
-    const auto path =
-        path_with_mpirun(place, "echo $OMPI_ALLOW_RUN_AS_ROOT $OMPI_ALLOW_RUN_AS_ROOT_CONFIRM; exit 9\n");
-    const Arguments training = tiny_training(write_stories(place), place / "run");
-    const Outcome outcome = run(
-        training + Arguments{"--processes", "2", "--restarts", "1"},
-        with_environment({path, {"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
-    EXPECT_EQ(outcome.exit_code, 9);
-    const bool is_root = ::geteuid() == 0;
-    EXPECT_EQ(outcome.out, is_root ? "1 1\n1 1\n" : "0 0\n0 0\n");
-    const std::string line =
-        "gradtile: --processes: this user is root; OMPI_ALLOW_RUN_AS_ROOT is set for mpirun\n";
-    EXPECT_EQ(outcome.err.find(line) != std::string::npos, is_root) << outcome.err;
-    EXPECT_EQ(outcome.err.find(line), outcome.err.rfind(line)) << outcome.err;
-}
-
-TEST(Launcher, StartsMoreProcessesThanCoresAsAnyUser) {
-    if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
+/// No MPI is needed: PATH has no mpirun.
+TEST(Launcher, StartsMoreProcessesThanCoresWithoutMpi) {
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run");
     const Outcome outcome =
-        run(training + Arguments{"--processes", "4"},
-            with_environment({{"OMPI_ALLOW_RUN_AS_ROOT", "0"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "0"}}));
+        run(training + Arguments{"--processes", "4"}, with_environment({{"PATH", "/nowhere"}}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_EQ(steps_of(place / "run").size(), 8u);
 }

@@ -1,5 +1,6 @@
 // Training with several processes when one is killed, stopped, signalled or started with other settings. Runs
-// on the CPU through mpirun, or with GRADTILE_FAULT_GPUS=N on N GPUs of this host.
+// on the CPU through mpirun and through gradtile's launcher, or with GRADTILE_FAULT_GPUS=N on N GPUs of this
+// host.
 #include <csignal>
 #include <fstream>
 #include <random>
@@ -33,6 +34,9 @@ int number_in_environment(const char* name, int otherwise) {
 }
 const int fault_rounds = number_in_environment("GRADTILE_FAULT_ROUNDS", 2);
 const int gpus = number_in_environment("GRADTILE_FAULT_GPUS", 0);
+
+// Processes in the tests of lost ranks; 0: 2 to 4 in turn.
+const int fault_processes = number_in_environment("GRADTILE_FAULT_PROCESSES", 0);
 
 class Processes : public testing::Test {
   protected:
@@ -89,10 +93,10 @@ class Processes : public testing::Test {
         }
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
-        if (gpus > 0) return find_process(out, concat("RANK=", rank));
-        const pid_t open_mpi_process = find_process(out, concat("OMPI_COMM_WORLD_RANK=", rank));
-        return open_mpi_process > 0 ? open_mpi_process
-                                    : find_process(out, concat("PMI_RANK=", rank));  // MPICH
+        // Variables of gradtile's launcher, of Open MPI and of MPICH.
+        for (const char* const variable : {"RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK="})
+            if (const pid_t process = find_process(out, concat(variable, rank)); process > 0) return process;
+        return -1;
     }
     static bool has_checkpoint(const std::filesystem::path& out) {
         std::error_code not_there_yet;
@@ -391,8 +395,7 @@ TEST_F(Processes, SignalToTheLauncherEndsAllAfterTheSameStep) {
         wait_for_steps(program, out, 1 + random_below(200));
         program.send(SIGTERM);
         const Outcome outcome = program.wait();
-        EXPECT_EQ(outcome.exit_code, 0)
-            << outcome.err;  // not expect_success(): mpirun may print its own line
+        expect_success(outcome);
         EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
         expect_resumable(out);
     }
@@ -417,6 +420,139 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
     EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
     EXPECT_EQ(steps_of(out).size(), 100u);
     expect_resumable(out);
+}
+
+/// Runs in which ranks are lost and replaced. Each round loses one rank, each rank in its turn.
+class ReplacedRanks : public Processes {
+  protected:
+    void SetUp() override {
+        if (gpus > 0) GTEST_SKIP() << "ranks on GPUs are not replaced";
+        Processes::SetUp();
+    }
+
+    /// The seconds until two more steps are done: one may have been done without the lost rank's help.
+    static double seconds_to_next_step(Program& program, const std::filesystem::path& out,
+                                       std::int64_t steps_before) {
+        const auto since = steady_clock::now();
+        wait_until(program, [&] { return step_lines(out) >= steps_before + 2; });
+        if (!program.running()) throw Error("the run ended: " + program.wait().err);
+        return seconds_since(since);
+    }
+    static std::int64_t step_lines(const std::filesystem::path& out) { return std::ssize(steps_of(out)); }
+
+    /// Loses one rank in each round, and expects the results of an undisturbed run.
+    void lose_ranks(int signal, double timeout, const Arguments& settings) {
+        extra_settings_ = settings;
+        const std::filesystem::path out = place_ / concat("run", counter_++);
+        Program program = launch(training(out, timeout));
+        wait_for_steps(program, out, 30);
+        double slowest = 0.0;
+        for (int round = 0; round < std::max(fault_rounds, ranks_); ++round) {
+            const std::int64_t before = step_lines(out);
+            wait_for_steps(program, out, steps_done(out) + random_below(30));
+            signal_process(process_of(out, round % ranks_), signal);
+            const double seconds = seconds_to_next_step(program, out, std::max(before, step_lines(out)));
+            slowest = std::max(slowest, seconds);
+            EXPECT_LT(seconds, (signal == SIGSTOP ? timeout : 0.0) + 5.0 + 15.0);
+        }
+        RecordProperty("slowest_seconds", std::to_string(slowest));
+        program.send(SIGTERM);
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
+        for (int rank = 0; rank < ranks_; ++rank)
+            EXPECT_THAT(outcome.err,
+                        ContainsRegex(concat("rank ", rank, " was lost at step [0-9]+ \\(.*\\).*; ",
+                                             "the run continues with a new process\n")));
+        expect_resumable(out);
+    }
+};
+
+TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
+    const std::vector<Arguments> settings = {
+        {"--eval-every", "7"},
+        {"--average-decay", "0.9", "--eval-every", "3", "--optimizer", "muon"},
+        {"--dtype", "bf16", "--micro-batch", "1"}};
+    for (int ranks = 2; ranks <= 4; ++ranks) {
+        ranks_ = fault_processes > 0 ? fault_processes : ranks;
+        lose_ranks(SIGKILL, 60.0, settings[static_cast<std::size_t>(ranks - 2)]);
+        if (fault_processes > 0) break;
+    }
+}
+
+TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
+    ranks_ = fault_processes > 0 ? fault_processes : 2;
+    lose_ranks(SIGSTOP, /*timeout=*/5.0, {"--eval-every", "7"});
+}
+
+TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
+    ranks_ = 4;
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    for (const auto& [first, second] : {std::pair{0, 1}, {2, 3}, {0, 3}}) {
+        wait_for_steps(program, out, steps_done(out) + 20);
+        const std::int64_t before = step_lines(out);
+        for (const int rank : {first, second}) signal_process(process_of(out, rank), SIGKILL);
+        EXPECT_LT(seconds_to_next_step(program, out, before), 5.0 + 15.0);
+    }
+    program.send(SIGTERM);
+    EXPECT_EQ(program.wait().exit_code, 0);
+    expect_resumable(out);
+}
+
+/// A process that dies again and again does not keep the run busy for ever.
+TEST_F(ReplacedRanks, EndTheRunWhenTheyAreLostWithoutAStepBetween) {
+    ranks_ = 2;
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    wait_for_steps(program, out, 20);
+    const auto since = steady_clock::now();
+    for (pid_t killed = -1; program.running() && seconds_since(since) < 60.0;) {
+        const pid_t process = process_of(out, 1);
+        if (process > 0 && process != killed) signal_process(killed = process, SIGKILL);
+    }
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+    EXPECT_THAT(outcome.err, HasSubstr("ranks were lost 6 times without a step between; the run ends\n"));
+    expect_resumable(out);
+}
+
+/// An error is not a loss: the data of a replaced rank differs.
+TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
+    ranks_ = 2;
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    wait_for_steps(program, out, 20);
+    const std::string text = contents_of(stories_);
+    place_.write(std::filesystem::path(stories_).filename().string(), text + text);
+    signal_process(process_of(out, 1), SIGKILL);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
+}
+
+TEST_F(ReplacedRanks, AreOffOnRequestAndWithAShardedState) {
+    for (const Arguments& settings : {Arguments{"--on-loss", "stop"}, {"--zero", "1"}}) {
+        extra_settings_ = settings;
+        const std::filesystem::path out = place_ / settings[0];
+        Program program = launch(training(out));
+        wait_for_steps(program, out, 20);
+        signal_process(process_of(out, 1), SIGKILL);
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+        expect_victim_named(outcome, 1);
+    }
+}
+
+TEST_F(ReplacedRanks, AreRefusedByName) {
+    const Arguments settings = training(place_ / "run") + Arguments{"--on-loss", "continue"};
+    expect_refused(run(settings), {"--on-loss: needs --processes"});
+    expect_refused(run(settings + Arguments{"--processes", "1"}),
+                   {"--on-loss continue: expected --processes"});
+    expect_refused(run(settings + Arguments{"--processes", "3", "--zero", "1"}),
+                   {"--on-loss continue: zero is 1; expected 0"});
+    expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
+                   {"--on-loss 'maybe'; expected continue or stop"});
 }
 
 TEST_F(Processes, RestartsAfterAProcessWasKilled) {

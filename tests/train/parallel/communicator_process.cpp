@@ -1,6 +1,6 @@
 // Compares every collective's results with values that each process computes alone. This program is one rank;
-// communicator_test.cpp starts it through mpirun. On GPUs it is started by hand: communicator_process cuda,
-// with RANK and WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
+// communicator_test.cpp starts it. On GPUs it is started by hand: communicator_process cuda, with RANK and
+// WORLD_SIZE set. Wrong results are printed; the exit code is their number, at most 100.
 #include <unistd.h>
 
 #include <cmath>
@@ -150,6 +150,19 @@ int differences(const Context& ctx, const Communicator& communicator, ProcessGro
     return wrong_results;
 }
 
+/// Rank 0 prints the bits of sums whose addends cause rounding.
+void print_sums(const Context& ctx, const Communicator& communicator) {
+    std::vector<double> values;
+    for (int i = 0; i < 1000; ++i) values.push_back(std::sin(1.0 + i + 17.0 * communicator.rank()));
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        const Tensor x = cast(ctx, from_host(ctx, values, {std::ssize(values)}, DType::f64), dtype);
+        communicator.all_reduce(ctx, x);
+        if (communicator.rank() != 0) continue;
+        std::cout << std::hexfloat;
+        for (const double sum : to_host(ctx, x)) std::cout << sum << '\n';
+    }
+}
+
 /// Rank 1 leaves a ring of two without a word. The other one must end with the line that names it.
 void lose_a_neighbour(const Context& ctx, std::optional<ProcessGroup>& group) {
     {
@@ -181,7 +194,9 @@ int main(int argc, char** argv) {
                                 .with_deterministic(true);
         if (argc > 1 && std::string(argv[1]) == "lost") lose_a_neighbour(ctx, connected);
         int wrong_results = 0;
-        {
+        if (argc > 1 && std::string(argv[1]) == "sums") {
+            print_sums(ctx, *make_communicator(ctx, group));
+        } else {
             const auto communicator = make_communicator(ctx, group);
             const auto symmetric = communicator->symmetric_memory(ctx);
             std::vector<Context> contexts = {ctx};

@@ -73,6 +73,11 @@ class ForkedRanks {
     /// If there is no key, rank 0 distributes one to the other processes through a KeyFile.
     void set_key(const std::string& key) { key_ = key; }
 
+    /// Sets how processes that are started later find the group that replaces theirs.
+    void set_next_environment(decltype(ProcessGroupOptions::next_environment) next_environment) {
+        next_environment_ = std::move(next_environment);
+    }
+
     void start(int rank, const Body& body) { start(environment(rank), rank, body); }
     /// `place` is the process's index in exits().
     void start(const RankEnvironment& environment, int place, const Body& body) {
@@ -89,7 +94,8 @@ class ForkedRanks {
         };
         try {
             ProcessGroup group(environment, {.timeout = timeout_,
-                                             .on_loss = [&](const std::string& line) { end(3, line); }});
+                                             .on_loss = [&](const std::string& line) { end(3, line); },
+                                             .next_environment = next_environment_});
             set_mark(place, "connected");
             body(group);
         } catch (const std::exception& error) {
@@ -155,6 +161,7 @@ class ForkedRanks {
     double timeout_;
     int port_;
     std::string key_;
+    decltype(ProcessGroupOptions::next_environment) next_environment_;
     TemporaryDirectory directory_;
     std::vector<std::pair<pid_t, int>> running_;
 };

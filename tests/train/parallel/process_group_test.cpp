@@ -71,6 +71,71 @@ TEST(ProcessGroup, ExchangesTexts) {
     }
 }
 
+/// Each rank is lost in turn. The others throw RankLost with its rank from the exchange in which they wait,
+/// and exchange texts with the process that takes its place.
+TEST(ProcessGroup, SurvivorsRegroupWithANewProcess) {
+    for (int lost_rank = 0; lost_rank < 3; ++lost_rank) {
+        ForkedRanks ranks(3, 60.0);
+        const int next_port = free_port();
+        ranks.set_key(random_key());
+        const auto next_environment = [&](int rank) {
+            RankEnvironment environment = ranks.environment(rank);
+            environment.port = next_port;
+            return environment;
+        };
+        const auto exchange = [](ProcessGroup& group) {
+            const std::vector<std::string> all = group.all_gather(concat("new ", group.rank()));
+            check(all == std::vector<std::string>{"new 0", "new 1", "new 2"}, "all_gather after the loss");
+            group.leave();
+        };
+        for (int rank = 0; rank < 3; ++rank) {
+            ranks.set_next_environment([=](const RankLost& loss, std::int64_t step) {
+                check(loss.rank() == lost_rank, "lost rank ", loss.rank(), ", not ", lost_rank);
+                check(step == 7, "step ", step, ", not 7");
+                return next_environment(rank);
+            });
+            ranks.start(rank, [&](ProcessGroup& group) {
+                const auto survival = group.survive_losses();
+                group.report_step(7);
+                ranks.set_mark(group.rank(), "ready");
+                try {
+                    for (;;) group.all_gather("old");
+                } catch (const RankLost& loss) {
+                    group.regroup(loss);
+                }
+                exchange(group);
+            });
+        }
+        ranks.wait_for_mark_of_all("ready");
+        ranks.send(lost_rank, SIGKILL);
+        ranks.start(next_environment(lost_rank), 3, exchange);
+        const std::vector<Exit> exits = ranks.exits();
+        for (int place = 0; place < 4; ++place) {
+            const Exit& exit = exits[static_cast<std::size_t>(place)];
+            EXPECT_EQ(exit.exit_code, place == lost_rank ? -1 : 0) << exit.output;
+        }
+    }
+}
+
+/// An error is not a loss: it ends processes that survive losses, too.
+TEST(ProcessGroup, SurvivorsEndWithTheErrorOfAnother) {
+    ForkedRanks ranks(3, 60.0);
+    ranks.set_next_environment([](const RankLost&, std::int64_t) { return RankEnvironment{}; });
+    ranks.start_all([](ProcessGroup& group) {
+        const auto survival = group.survive_losses();
+        if (group.rank() == 1) {
+            group.fail("a full disk");
+            throw Error("a full disk");
+        }
+        group.all_gather("x");
+    });
+    const std::vector<Exit> exits = ranks.exits();
+    for (const int rank : {0, 2}) {
+        EXPECT_EQ(exits[static_cast<std::size_t>(rank)].exit_code, 3);
+        EXPECT_THAT(exits[static_cast<std::size_t>(rank)].output, HasSubstr("rank 1 failed"));
+    }
+}
+
 TEST(ProcessGroup, AStartMayHaveATokenizerLongerThanAMessage) {
     ForkedRanks ranks(2, 60.0);
     ranks.start_all([](ProcessGroup& group) {

@@ -105,6 +105,21 @@ TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
 }
 
+TEST(MetricsFile, AddsNoEventForAStepThatWasNotSaved) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    {
+        MetricsFile metrics(path);
+        for (std::int64_t step = 1; step <= 4; ++step) metrics.write(report(step));
+        metrics.write_checkpoint_event(2);
+        metrics.write_checkpoint_event(4);
+    }
+    MetricsFile metrics(path, 3, MetricsFile::Last::unsaved);
+    EXPECT_EQ(lines_of(path),
+              (std::vector<std::string>{metrics_line(report(1)), metrics_line(report(2)),
+                                        metrics_line(report(3)), R"({"event":"checkpoint","step":2})"}));
+}
+
 TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";

@@ -5,7 +5,7 @@
 #include <gradtile/train/parallel/communicator.h>
 
 namespace gradtile::cpu {
-std::unique_ptr<Communicator> make_mpi_communicator(ProcessGroup& group);
+std::unique_ptr<Communicator> make_cpu_communicator(ProcessGroup& group);
 }
 
 namespace gradtile {

@@ -18,6 +18,7 @@ class ControlHub {
     struct Options {
         int size = 1;
         double timeout = 300.0;
+        bool keeps_place = false;  ///< until all are connected, a closed connection is not a loss
         std::string version, key;  ///< every process must send this value
     };
     /// `own` is the hub's end of rank 0's own connection, which needs no handshake.

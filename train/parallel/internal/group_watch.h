@@ -14,8 +14,8 @@ namespace gradtile {
 struct ProcessGroup::Watch {
     /// `stream` has completed its handshake. `hub` is null except on rank 0. Returns once all processes are
     /// connected.
-    Watch(const RankEnvironment& environment, ProcessGroupOptions options, MessageStream stream,
-          std::unique_ptr<ControlHub> hub, SteadyTime deadline);
+    Watch(const RankEnvironment& environment, ProcessGroupOptions options, const std::atomic<bool>& survives,
+          MessageStream stream, std::unique_ptr<ControlHub> hub, SteadyTime deadline);
     ~Watch();
 
     /// Returns all processes' texts, by rank.
@@ -27,6 +27,8 @@ struct ProcessGroup::Watch {
     void begin_inspection(const Inspection& inspection, FaultProbe probe);
     /// Removes the inspection's probe. Returns once the thread is no longer calling the probe.
     void end_inspection(const Inspection& inspection);
+    int loss_descriptor() const { return loss_reported_.descriptor(); }
+    [[noreturn]] void throw_loss();
     void leave();
     bool fail(const std::string& message);
 
@@ -38,7 +40,14 @@ struct ProcessGroup::Watch {
     void handle(const Message& message);
     void handle_loss(const Message& loss);
     void handle_loss_of_root(const std::string& why);
-    void record_loss(const std::string& line, bool notify);
+    /// What the main thread throws.
+    struct Loss {
+        std::string line;
+        int rank = -1;
+        bool failed = false;  // the other process ends with an error
+    };
+    void record_loss(Loss loss, bool notify);
+    [[noreturn]] static void throw_error(const Loss& loss);
     void queue(Message message);
     /// Waits for the thread to make `done` true; throws Error if a process is lost meanwhile.
     template <class Done>
@@ -46,8 +55,10 @@ struct ProcessGroup::Watch {
 
     const int rank_, size_;
     const ProcessGroupOptions options_;
+    const std::atomic<bool>& survives_;
     const std::unique_ptr<ControlHub> hub_;
     WakeUp wake_;
+    WakeUp loss_reported_;  // for the main thread
 
     // Used by the thread only.
     MessageStream stream_;
@@ -67,7 +78,7 @@ struct ProcessGroup::Watch {
     std::string missing_;
     std::int64_t exchange_ = 0;
     std::optional<std::vector<std::string>> result_;
-    std::optional<std::string> lost_;
+    std::optional<Loss> lost_;
     std::optional<std::string> own_failure_;
     bool printed_by_other_rank_ = false;  // another rank prints own_failure_
 

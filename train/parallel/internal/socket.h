@@ -1,5 +1,5 @@
 #pragma once
-/// TCP sockets for the control connection: non-blocking, closed on exec, IPv4 and IPv6.
+/// TCP sockets between processes: non-blocking, closed on exec, IPv4 and IPv6.
 #include <chrono>
 #include <string>
 #include <vector>
@@ -52,9 +52,9 @@ struct Connected {
     Descriptor socket;
     Address address;
 };
-/// Tries the addresses in turn until one answers. At the deadline throws Error with the last attempt's
-/// problem.
-Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline);
+/// Tries the addresses of a rank in turn until one answers. At the deadline throws Error with the last
+/// attempt's problem.
+Connected connect_to_one_of(const std::vector<Address>& addresses, SteadyTime deadline, int rank = 0);
 
 /// Addresses under which other hosts may reach this one: its interfaces' addresses and its name.
 std::vector<std::string> local_addresses();

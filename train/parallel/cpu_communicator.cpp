@@ -1,19 +1,20 @@
-// Collectives between processes on CPUs. MPI (through its plug-in) moves the bytes. The sums are computed
-// here, in rank order, so that results do not depend on the algorithm that an MPI library chooses for a
-// message size.
+// Collectives between processes on CPUs. A ByteTransport moves the bytes. The sums are computed here, in rank
+// order, so that results depend neither on the transport nor on the algorithm that an MPI library chooses for
+// a message size.
 #include <algorithm>
 #include <vector>
 
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/byte_transport.h>
 #include <gradtile/train/parallel/internal/communicator_backend.h>
-#include <gradtile/train/parallel/internal/mpi.h>
 
 namespace gradtile {
 namespace {
 
-using mpi::mpi_check;
+using cpu::ByteParts;
+using cpu::ByteTransport;
 
-/// Upper bound on the bytes in one MPI call, over all processes. MPI counts bytes and offsets in int, and a
+/// Upper bound on the bytes in one exchange, over all processes. MPI counts bytes and offsets in int, and a
 /// small bound keeps scratch memory small.
 constexpr std::int64_t max_exchange_bytes = 32 << 20;
 
@@ -51,33 +52,42 @@ void visit_summable(DType dtype, Visit&& visit) {
 }
 
 /// `processes` neighbouring ranks.
-class MpiRing final : public attention::Ring {
+class CpuRing final : public attention::Ring {
   public:
-    MpiRing(ProcessGroup& group, int processes)
-        : Ring(group.rank() % processes, processes), group_(group), first_(group.rank() - rank()) {}
+    CpuRing(ProcessGroup& group, ByteTransport& transport, int processes)
+        : Ring(group.rank() % processes, processes),
+          group_(group),
+          transport_(transport),
+          first_(group.rank() - rank()) {}
 
   private:
     void do_start_shift(const Context&, const Tensor& sent, const Tensor& received) const override {
         const auto bytes = static_cast<std::int64_t>(sent.bytes());
         const int next = first_ + (rank() + 1) % size(), previous = first_ + (rank() + size() - 1) % size();
         for (std::int64_t begin = 0; begin < bytes; begin += max_exchange_bytes)
-            mpi_check(mpi::functions().start_transfer(
-                          sent.raw_data() + begin, next, received.raw_data() + begin, previous,
-                          static_cast<int>(std::min(max_exchange_bytes, bytes - begin))),
-                      "start of a transfer");
+            transport_.start_transfer(sent.raw_data() + begin, next, received.raw_data() + begin, previous,
+                                      static_cast<int>(std::min(max_exchange_bytes, bytes - begin)));
     }
     void do_finish_shifts(const Context&) const override {
         const auto waiting = group_.waiting("a shift in a ring");
-        mpi_check(mpi::functions().finish_transfers(), "transfer");
+        transport_.finish_transfers();
     }
 
     ProcessGroup& group_;
+    ByteTransport& transport_;
     int first_;  // the ring's first rank in the group
 };
 
-class MpiCommunicator final : public Communicator {
+class CpuCommunicator final : public Communicator {
   public:
-    explicit MpiCommunicator(ProcessGroup& group) : Communicator(group.rank(), group.size()), group_(group) {}
+    CpuCommunicator(ProcessGroup& group, std::unique_ptr<ByteTransport> transport)
+        : Communicator(group.rank(), group.size()), group_(group), transport_(std::move(transport)) {}
+
+    bool can_reconnect() const override { return transport_->can_reconnect(); }
+    void reconnect() override {
+        if (!can_reconnect()) Communicator::reconnect();
+        transport_->reconnect();
+    }
 
   private:
     void do_all_reduce(const Context& ctx, const Tensor& x) const override {
@@ -124,11 +134,11 @@ class MpiCommunicator final : public Communicator {
 
     void do_barrier(const Context&) const override {
         const auto waiting = group_.waiting("a barrier");
-        mpi_check(mpi::functions().barrier(), "barrier");
+        transport_->barrier();
     }
 
     std::unique_ptr<attention::Ring> make_ring(const Context&, int processes) const override {
-        return std::make_unique<MpiRing>(group_, processes);
+        return std::make_unique<CpuRing>(group_, *transport_, processes);
     }
 
     static Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
@@ -139,17 +149,13 @@ class MpiCommunicator final : public Communicator {
     /// `mine` = this process's share of the sum of all processes' x.
     void sum_share(const Context& ctx, const Tensor& x, const Shares& shares, const Tensor& mine) const {
         const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
-        std::vector<int> send_bytes, send_at, receive_bytes, receive_at;
+        ByteParts received_parts;
         for (int r = 0; r < size(); ++r) {
-            send_bytes.push_back(static_cast<int>(element * shares.length(r)));
-            send_at.push_back(static_cast<int>(element * shares.begin(r)));
-            receive_bytes.push_back(static_cast<int>(element * mine.elements()));
-            receive_at.push_back(static_cast<int>(element * mine.elements() * r));
+            received_parts.sizes.push_back(static_cast<int>(element * mine.elements()));
+            received_parts.offsets.push_back(static_cast<int>(element * mine.elements() * r));
         }
         std::vector<std::byte> received(static_cast<std::size_t>(element * mine.elements() * size()));
-        mpi_check(mpi::functions().all_to_all(x.raw_data(), send_bytes.data(), send_at.data(),
-                                              received.data(), receive_bytes.data(), receive_at.data()),
-                  "all-to-all");
+        transport_->all_to_all(x.raw_data(), byte_parts(shares, element), received.data(), received_parts);
         visit_summable(x.dtype(), [&]<class T>(TypeTag<T>) {
             parallel_ranges(ctx, mine.elements(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
                 for (std::int64_t i = begin; i < end; ++i)
@@ -158,37 +164,38 @@ class MpiCommunicator final : public Communicator {
         });
     }
 
-    void gather_shares(const Tensor& x, const Shares& shares) const {
-        const auto element = static_cast<std::int64_t>(size_of(x.dtype()));
-        std::vector<int> bytes, offsets;
+    ByteParts byte_parts(const Shares& shares, std::int64_t element) const {
+        ByteParts parts;
         for (int r = 0; r < size(); ++r) {
-            bytes.push_back(static_cast<int>(element * shares.length(r)));
-            offsets.push_back(static_cast<int>(element * shares.begin(r)));
+            parts.sizes.push_back(static_cast<int>(element * shares.length(r)));
+            parts.offsets.push_back(static_cast<int>(element * shares.begin(r)));
         }
-        mpi_check(mpi::functions().all_gather(x.raw_data(), bytes.data(), offsets.data()), "all-gather");
+        return parts;
+    }
+
+    void gather_shares(const Tensor& x, const Shares& shares) const {
+        transport_->all_gather(x.raw_data(),
+                               byte_parts(shares, static_cast<std::int64_t>(size_of(x.dtype()))));
     }
 
     void send_bytes(const Tensor& x, int root) const {
         const auto bytes = static_cast<std::int64_t>(x.bytes());
         for (std::int64_t begin = 0; begin < bytes; begin += max_exchange_bytes)
-            mpi_check(mpi::functions().broadcast(
-                          x.raw_data() + begin, static_cast<int>(std::min(max_exchange_bytes, bytes - begin)),
-                          root),
-                      "broadcast");
+            transport_->broadcast(x.raw_data() + begin,
+                                  static_cast<int>(std::min(max_exchange_bytes, bytes - begin)), root);
     }
 
     ProcessGroup& group_;
+    std::unique_ptr<ByteTransport> transport_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> cpu::make_mpi_communicator(ProcessGroup& group) {
-    const auto waiting = group.waiting("the start of MPI");
-    const mpi::World world = mpi::start();
-    check(world.size == group.size() && world.rank == group.rank(), "mpi: MPI reports rank ", world.rank,
-          " of ", world.size, ", the process group rank ", group.rank(), " of ", group.size(),
-          "; expected a start by mpirun (or srun with MPI support)");
-    return std::make_unique<MpiCommunicator>(group);
+std::unique_ptr<Communicator> cpu::make_cpu_communicator(ProcessGroup& group) {
+    const std::string& launcher = group.environment().launcher;
+    const bool has_mpi = launcher == "mpirun" || launcher == "srun";
+    return std::make_unique<CpuCommunicator>(
+        group, has_mpi ? make_mpi_transport(group) : make_socket_transport(group));
 }
 
 }  // namespace gradtile
