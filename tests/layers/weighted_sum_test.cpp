@@ -149,10 +149,6 @@ TEST(WeightedSum, RefusesOperandsThatItDoesNotSupport) {
 
 using OnCuda = test::OnCuda;
 
-TEST_F(OnCuda, AFactorOfOneIsNotLearnedOnAGpu) {
-    for (const std::int64_t elements : {3, 64}) expect_a_factor_of_one(gpu(), elements);
-}
-
 TEST_F(OnCuda, WeightedSumMatchesTheCpu) {
     for (const std::int64_t width : {37, 64})
         test::check_layer_on_cuda(
