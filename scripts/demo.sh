@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a tokenizer and the demo model on the CPU (one to three minutes on two cores) and prints samples. usage: scripts/demo.sh [DIR]
+# Trains a tokenizer and the demo model on the CPU (one to four minutes on two cores) and prints samples. usage: scripts/demo.sh [DIR]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ corpus=$run-corpus.txt
 tokenizer=$run-tokenizer.json
 mkdir -p "$(dirname "$run")"
 
-echo "--- generates stories and trains a tokenizer and a model on them (one to three minutes on two cores) ---"
+echo "--- generates stories and trains a tokenizer and a model on them (one to four minutes on two cores) ---"
 $gradtile corpus --characters 1000000 --seed 1 --out "$corpus"
 $gradtile tokenizer train --data "$corpus" --vocabulary 512 --out "$tokenizer"
 $gradtile train --preset demo --data "$corpus" --tokenizer "$tokenizer" --out "$run" --device cpu

@@ -8,7 +8,7 @@
 namespace gradtile {
 namespace {
 
-/// Learns stories from `gradtile corpus` in one to three minutes on two cores. Made for a tokenizer of 512
+/// Learns stories from `gradtile corpus` in one to four minutes on two cores. Made for a tokenizer of 512
 /// tokens, see scripts/demo.sh.
 TrainConfig demo() {
     TrainConfig c;
